@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +10,7 @@ from hypothesis import strategies as st
 from support.arena import ArenaRecorder
 from support.counted_graphs import counting
 from support.hop_samples import edge_list, reference
+from support.killed_run import killed_at
 from torch_geometric.nn import SAGEConv
 
 from staticgraph.errors import NotStatic
@@ -22,6 +20,7 @@ from staticgraph.outofcore import (
     EncodedLinkTrainer,
     InMemory,
     LinkConfig,
+    PartitionedGraph,
     SampledGNN,
     evaluate_links,
     partition,
@@ -256,29 +255,18 @@ def test_a_buffer_for_everything_is_in_memory_training_bit_for_bit(graph, tmp_pa
 # ---------------------------------------------------------------------- killed and restarted
 
 
+def trained(graph_folder, folder) -> None:
+    trainer = made(PartitionedGraph(graph_folder), Comet(4, 3), folder)
+    for _ in range(3):
+        trainer.train_epoch()
+
+
 @pytest.mark.parametrize(("call", "number"), [("pwrite", 3), ("pwrite", 20), ("replace", 2)])
 def test_a_killed_run_goes_on_from_its_last_epoch(graph, tmp_path, call, number):
     whole = made(graph, Comet(4, 3), tmp_path / "whole")
     for _ in range(3):
         whole.train_epoch()
-    child = os.fork()
-    if not child:
-        try:
-            real, seen = getattr(os, call), [0]
-
-            def fatal(*arguments):
-                seen[0] += 1
-                if seen[0] == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments)
-
-            setattr(os, call, fatal)
-            trainer = made(graph, Comet(4, 3), tmp_path / "killed")
-            for _ in range(3):
-                trainer.train_epoch()
-        finally:
-            os._exit(0)
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert killed_at(call, number, False, trained, graph.folder, tmp_path / "killed")
     trainer = made(graph, Comet(4, 3), tmp_path / "killed")
     assert trainer.epoch < 3
     while trainer.epoch < 3:
