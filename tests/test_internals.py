@@ -602,6 +602,24 @@ def test_guards_are_looked_at_without_a_mode_that_watches():
         assert tracing.watched()
 
 
+def test_hooks_of_a_mode_that_counts_are_away_and_come_back_in_their_order():
+    """Those of a user stay: torch guards that there are none, and so must a captured step."""
+    kept = torch.nn.modules.module._global_forward_hooks
+    own = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with FlopCounterMode(display=False):
+            before = list(kept)
+            assert len(before) > 1
+            with tracing.unwatched():
+                assert list(kept) == [own.id]
+            assert list(kept) == before
+        with tracing.unwatched():
+            assert list(kept) == [own.id]
+    finally:
+        own.remove()
+    assert not kept
+
+
 def test_a_stance_is_seen():
     assert tracing.as_usual()
     with torch.compiler.set_stance("force_eager"):
