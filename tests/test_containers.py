@@ -29,6 +29,18 @@ class Frozen:
     node: torch.Tensor
 
 
+@dataclass(slots=True)
+class Slotted:
+    graph: torch.Tensor
+    node: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSlotted:
+    graph: torch.Tensor
+    node: torch.Tensor
+
+
 class Own:
     def __init__(self, graph, node):
         self.graph, self.node = graph, node
@@ -50,6 +62,8 @@ KINDS = {
     "ordered dict": ordered,
     "dataclass": Fields,
     "frozen dataclass": Frozen,
+    "slotted dataclass": Slotted,
+    "frozen slotted dataclass": FrozenSlotted,
     "nested": nested,
 }
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from support.first_use import make_tables
 from support.forked import run_forked
 from support.forked_runs import pieces
 from support.patience import patience
@@ -142,3 +144,16 @@ def test_no_test_is_lost_or_doubled(request: pytest.FixtureRequest):
     items = request.session.items
     given = [number for piece in pieces(items, {}) for number in piece]
     assert sorted(given) == list(range(len(items)))
+
+
+def test_no_gradient_is_followed_back_before_the_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would start torch's threads for a GPU's gradients, of which a fork has none."""
+    ran: list[str] = []
+    for name in ("grad", "backward"):
+        stock = getattr(torch.autograd, name)
+        noted = lambda *given, name=name, stock=stock, **named: (  # noqa: E731
+            ran.append(name) or stock(*given, **named)
+        )
+        monkeypatch.setattr(torch.autograd, name, noted)
+    make_tables()
+    assert ran == []

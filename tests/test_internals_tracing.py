@@ -3,12 +3,14 @@ traced function that is called without it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.utils.checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from staticgraph.internals import checkpoints, tracing
+from staticgraph.internals import checkpoints, copies, tracing
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -79,6 +81,38 @@ def test_options_that_are_not_there_are_left_out():
         assert not hasattr(torch._dynamo.config, "no_such_option")
 
 
+@dataclass
+class Plain:
+    x: torch.Tensor
+
+    def __post_init__(self):
+        self.beside = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    x: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [Plain, Slotted])
+def test_a_copy_of_an_instance_is_traced(kind):
+    def changed(x):
+        instance = kind(x)
+        made = copies.copied(instance)
+        object.__setattr__(made, "x", x + 1)
+        return made, instance
+
+    for call in (changed, torch.compile(changed, backend="eager", fullgraph=True, dynamic=False)):
+        made, instance = call(torch.zeros(2))
+        assert type(made) is kind
+        assert made is not instance
+        assert made.x.tolist() == [1.0, 1.0]
+        assert instance.x.tolist() == [0.0, 0.0]
+        if kind is Plain and (call is changed or copies._LOOKS_INTO_OBJECTS):
+            assert made.beside == 5
+    tracing.forget_compiled()
+
+
 def test_a_traced_function_is_called_without_frame_evaluation_where_its_guards_hold():
     tracing.forget_compiled()
     factor = [2]
@@ -124,6 +158,24 @@ def test_guards_are_looked_at_without_a_mode_that_watches():
             assert found.holds({"tensors": (x,)})
             assert not found.holds({"tensors": (x.double(),)})
         assert tracing.watched()
+
+
+def test_hooks_of_a_mode_that_counts_are_away_and_come_back_in_their_order():
+    """Those of a user stay: torch guards that there are none, and so must a captured step."""
+    kept = torch.nn.modules.module._global_forward_hooks
+    own = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with FlopCounterMode(display=False):
+            before = list(kept)
+            assert len(before) > 1
+            with tracing.unwatched():
+                assert list(kept) == [own.id]
+            assert list(kept) == before
+        with tracing.unwatched():
+            assert list(kept) == [own.id]
+    finally:
+        own.remove()
+    assert not kept
 
 
 def test_a_stance_is_seen():

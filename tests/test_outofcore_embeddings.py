@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
-import signal
 
 import numpy as np
 import pytest
 import torch
+from support.killed_run import killed_at
 
 from staticgraph.errors import StoreCorrupt
-from staticgraph.outofcore import Beta, Comet, InMemory, LinkConfig, LinkTrainer, partition
+from staticgraph.outofcore import (
+    Beta,
+    Comet,
+    InMemory,
+    LinkConfig,
+    LinkTrainer,
+    PartitionedGraph,
+    partition,
+)
 from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 from staticgraph.outofcore.training.adagrad import adagrad_rows
@@ -116,31 +124,10 @@ def test_a_commit_waits_for_the_data_before_it_counts(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- killed and restarted
 
 
-def killed_while_training(graph, folder, call: str, number: int, partly: bool) -> bool:
-    """Trains two epochs in a child that kills itself at its n-th ``os.<call>``; whether it did."""
-    child = os.fork()
-    if not child:
-        try:
-            real, seen = getattr(os, call), [0]
-
-            def fatal(*arguments):
-                seen[0] += 1
-                if seen[0] == number:
-                    if partly and call == "pwrite":
-                        real(arguments[0], arguments[1][: arguments[1].nbytes // 2], arguments[2])
-                    elif partly:
-                        real(*arguments)
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments)
-
-            setattr(os, call, fatal)
-            trainer = LinkTrainer(graph, Comet(4, 3), SMALL, folder)
-            while trainer.epoch < 2:
-                trainer.train_epoch()
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
+def trained(graph_folder, folder) -> None:
+    trainer = LinkTrainer(PartitionedGraph(graph_folder), Comet(4, 3), SMALL, folder)
+    while trainer.epoch < 2:
+        trainer.train_epoch()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +144,7 @@ def test_a_kill_anywhere_loses_nothing_committed(graph, tmp_path, call, numbers,
     killed = 0
     for number in numbers:
         folder = tmp_path / f"{call}-{number}"
-        killed += killed_while_training(graph, folder, call, number, partly)
+        killed += killed_at(call, number, partly, trained, graph.folder, folder)
         trainer = LinkTrainer(graph, Comet(4, 3), SMALL, folder)
         assert trainer.epoch <= 2
         while trainer.epoch < 3:

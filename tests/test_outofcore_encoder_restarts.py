@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import numpy as np
 import pytest
 from support.encoder_trainers import N, everything, generated, made
+from support.killed_run import killed_at
 
-from staticgraph.outofcore import Comet, partition
+from staticgraph.outofcore import Comet, PartitionedGraph, partition
 
 
 @pytest.fixture(scope="module")
@@ -17,29 +15,18 @@ def graph(tmp_path_factory):
     return partition(generated(), N, 6, tmp_path_factory.mktemp("graph") / "g")
 
 
+def trained(graph_folder, folder) -> None:
+    trainer = made(PartitionedGraph(graph_folder), Comet(4, 3), folder)
+    for _ in range(3):
+        trainer.train_epoch()
+
+
 @pytest.mark.parametrize(("call", "number"), [("pwrite", 3), ("pwrite", 20), ("replace", 2)])
 def test_a_killed_run_goes_on_from_its_last_epoch(graph, tmp_path, call, number):
     whole = made(graph, Comet(4, 3), tmp_path / "whole")
     for _ in range(3):
         whole.train_epoch()
-    child = os.fork()
-    if not child:
-        try:
-            real, seen = getattr(os, call), [0]
-
-            def fatal(*arguments):
-                seen[0] += 1
-                if seen[0] == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments)
-
-            setattr(os, call, fatal)
-            trainer = made(graph, Comet(4, 3), tmp_path / "killed")
-            for _ in range(3):
-                trainer.train_epoch()
-        finally:
-            os._exit(0)
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert killed_at(call, number, False, trained, graph.folder, tmp_path / "killed")
     trainer = made(graph, Comet(4, 3), tmp_path / "killed")
     assert trainer.epoch < 3
     while trainer.epoch < 3:

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.internals.copies import copied
+
 _PLAIN = (
     type(None), bool, int, float, complex, str, bytes,
     torch.dtype, torch.device, torch.Size, enum.Enum,
@@ -47,13 +49,14 @@ def with_parts(out: Any, values: Sequence[Any]) -> Any:
         return kind(*values) if hasattr(out, "_fields") else kind(values)
     if kind is OrderedDict:  # no copy of one is traced on torch 2.15
         return OrderedDict(zip(out, values, strict=True))
-    made = copy.copy(out)
     if isinstance(out, dict):
+        made = copy.copy(out)
         for key, value in zip(list(out), values, strict=True):
             made[key] = value
-    else:  # a frozen one, too
-        for field, value in zip(dataclasses.fields(out), values, strict=True):
-            object.__setattr__(made, field.name, value)
+        return made
+    made = copied(out)
+    for field, value in zip(dataclasses.fields(out), values, strict=True):
+        object.__setattr__(made, field.name, value)  # of a frozen one, too
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -16,10 +16,12 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
+from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
 )
+from torch.utils.module_tracker import ModuleTracker
 
 __all__ = [
     "ConstantSource",
@@ -68,8 +70,23 @@ def watched() -> bool:
     return any(not mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
 
 
-# Inside, no such mode is.
-unwatched: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Inside, no such mode is; nor are the hooks of all modules by which such modes know which one
+    runs, of which torch 2.11 guards that there are none."""
+    with _disable_current_modes(), ExitStack() as stack:
+        for kept in (hooks._global_forward_pre_hooks, hooks._global_forward_hooks):
+            if any(_tracks(hook) for hook in kept.values()):
+                stack.callback(kept.update, dict(kept))  # in their order
+                stack.callback(kept.clear)
+                others = {key: hook for key, hook in kept.items() if not _tracks(hook)}
+                kept.clear()
+                kept.update(others)
+        yield
+
+
+def _tracks(hook: Any) -> bool:
+    return isinstance(getattr(hook, "__self__", None), ModuleTracker)
 
 
 def as_usual() -> bool:

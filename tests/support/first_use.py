@@ -21,12 +21,16 @@ def _nothing(x: torch.Tensor) -> torch.Tensor:
 def make_tables() -> None:
     """torch's compiler and numba's, imported and their tables made; no thread is left running.
 
+    No gradient is followed back: a torch that knows of a GPU's kind starts threads for that, in a
+    trace too and where there is no GPU, and what forks from it then can follow none back.
+
     What parts of torch say there, of others that are deprecated, is for nobody who runs tests.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = torch.compile(_nothing, backend="aot_eager", dynamic=False)
-        compiled(torch.ones(2, requires_grad=True))
+        with torch.no_grad():
+            compiled(torch.ones(2))
         torch._dynamo.reset()
         for part in ("compile_fx", "lowering", "codegen.cpp"):
             importlib.import_module(f"torch._inductor.{part}")

@@ -1,0 +1,62 @@
+"""Runs what trains in a process that kills itself at its n-th call of a function of ``os``.
+
+The process forks from the server of forks (:mod:`support.fork_server`), not from the test's. Where
+torch knows of a kind of GPU, a fork of a process that followed a gradient back can follow none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from support.fork_server import process, show
+
+
+def killed_at(
+    call: str, number: int, partly: bool, train: Callable[..., None], *args: object
+) -> bool:
+    """Whether it was killed; False where it made fewer calls and ended well.
+
+    Args:
+        call: a function of ``os``.
+        number: of the call that is its last, from 1.
+        partly: whether that call is carried out; of what it should write only the first half.
+        train: a function of a module's own level, and its arguments, which pickle.
+
+    Raises:
+        AssertionError: it failed; what it said is printed.
+    """
+    with tempfile.TemporaryDirectory(prefix="killed-") as name:
+        said = Path(name) / "said"
+        child = process(_run, call, number, partly, train, args, said=said)
+        child.start()
+        child.join()
+        if child.exitcode == -signal.SIGKILL:
+            return True
+        show(said)
+        assert child.exitcode == 0, f"exit status {child.exitcode}"
+        return False
+
+
+def _run(call: str, number: int, partly: bool, train: Callable[..., None], args: Any) -> None:
+    torch.set_num_threads(1)  # as the test's process has it
+    real, seen = getattr(os, call), [0]
+
+    def fatal(*given: Any) -> Any:
+        seen[0] += 1
+        if seen[0] == number:
+            if partly and call == "pwrite":
+                real(given[0], given[1][: given[1].nbytes // 2], given[2])
+            elif partly:
+                real(*given)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given)
+
+    setattr(os, call, fatal)
+    train(*args)
