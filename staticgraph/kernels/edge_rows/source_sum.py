@@ -21,6 +21,7 @@ class SourceSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
+        """``[N, F]`` as :func:`source_sum` gives it."""
         rows, src, dst, row_ptr, col_ptr, transpose = inputs
         ctx.save_for_backward(src, dst)
         pointers = row_ptr, col_ptr, transpose
@@ -29,6 +30,7 @@ class SourceSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once("source_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradient of ``rows``, ``[E, F]``."""
         src, dst = ctx.saved_tensors
         return rows_of_ends(grads[0].contiguous(), None, None, None, src, dst), *(None,) * 5
 

@@ -117,9 +117,10 @@ def _on_cuda(x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_eps, tra
 def _backward_on_cuda(grad, x, edge, code, src, *rest):
     from staticgraph.kernels.neighbour_sum import gpu
 
-    # Without a gradient of the weights there is no way of its own.
-    rest = ["multiply" if isinstance(one, str) and one == "weighed" else one for one in rest]
-    return gpu.backward(grad, x, edge, code, *rest)
+    given: list[Any] = list(rest)
+    if given[-3] == "weighed":  # there is no loop of its own
+        given[-3] = "multiply"
+    return gpu.backward(grad, x, edge, code, *given)
 
 
 _OPERANDS = (
