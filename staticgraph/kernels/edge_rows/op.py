@@ -8,6 +8,7 @@ of a batch are sorted, so both are one pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def _fake_backward(grad, code, src, row_ptr, col_ptr, transpose, entries, source
     )
 
 
-sums_of_ends = operator(
+sums_of_ends: Callable[..., tuple[Tensor, Tensor, Tensor]] = operator(
     "edge_rows_backward(Tensor grad, Tensor? code, Tensor src, Tensor row_ptr, Tensor col_ptr, "
     "Tensor transpose, SymInt entries, bool source, bool target, bool edge) "
     "-> (Tensor, Tensor, Tensor)",
@@ -100,7 +101,7 @@ sums_of_ends = operator(
     cuda=_backward_on_cuda,
     fake=_fake_backward,
 )
-rows_of_ends = operator(
+rows_of_ends: Callable[..., Tensor] = operator(
     "edge_rows(Tensor? source, Tensor? target, Tensor? edge, Tensor? code, Tensor src, Tensor dst) "
     "-> Tensor",
     cpu=_on_cpu,
