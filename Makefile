@@ -6,11 +6,11 @@ DOCS   := $(VENV)/.docs-installed
 # What the demo needs, without the developers' tools; an environment that has these has it too.
 TRAINS := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-train)
 # One more than two cores, since some tests sleep and processes wait for each other's ends.
-# Inductor's own pool, a process with torch beside each that compiles, serves Triton on a GPU alone.
+# Inductor's own pool, a process with torch next to each that compiles, serves Triton on a GPU alone.
 TESTS  := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
           $(PY) -m pytest --forks 3
 
-# Where a container asks for none, every process would compile all that it imports anew: seconds
+# Where a container asks for none, every process would compile all that it imports again: seconds
 # for this library alone, four times as many where torch was just installed.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -26,7 +26,7 @@ $(VENV)/.installed-train: pyproject.toml constraints.txt
 	@python3 tools/install.py $(VENV) --constraint constraints.txt --editable ".[train]"
 	@touch $@
 
-# Threads that wait must not spin: beside other work that makes a step ten times slower.
+# Threads that wait must not spin: next to other work that makes a step ten times slower.
 demo: $(TRAINS)
 	@OMP_WAIT_POLICY=PASSIVE $(PY) -m staticgraph.cli train --data examples/data/hiv.npz \
 	    --model gps --hidden 32 --layers 3 --batch-size 128 --epochs 2 --seed 0 \
@@ -56,7 +56,7 @@ quick: $(STAMP)
 tiers: $(STAMP)
 	$(TESTS) --write-tiers
 
-# All of them, half a minute of the fuzzer and the site: the checks one after the other beside the
+# All of them, half a minute of the fuzzer and the site: the checks one after the other next to the
 # tests, which leave no core idle. FUZZ_SEED=random draws other cases.
 FUZZ_SEED ?= 2
 test-all: $(DOCS)
