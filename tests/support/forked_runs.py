@@ -96,7 +96,8 @@ def _make_what_all_need() -> None:
     SimpleConv()
     gc.collect()
     gc.freeze()  # of no process that forks need these be looked through again
-    if {"support.ranks", "support.forked"} & sys.modules.keys():  # some test needs it
+    needing = {"support.ranks", "support.forked", "support.killed_run"}
+    if needing & sys.modules.keys():  # some test needs it
         fork_server.ensure_running()
 
 
