@@ -131,7 +131,7 @@ def test_linear_layers(rows, inputs, outputs, relu):
         torch.testing.assert_close(one.double(), two, atol=5e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [3, 700])
+@pytest.mark.parametrize("rows", [3, 30, 700])
 def test_tables(rows):
     torch.manual_seed(0)
     index, offsets = torch.randint(4, (rows, 3)), torch.tensor([0, 4, 8, 12])
