@@ -103,6 +103,23 @@ def test_validation_losses_are_within_the_picture_wherever_they_lie():
         assert low <= min(step.loss for step in steps)
 
 
+@pytest.mark.parametrize(("metrics", "share"), [([0.708, 0.696], 0.1), ([0.5, 0.5], 0.1)])
+def test_a_metric_that_hardly_changes_is_drawn_so(metrics, share):
+    axes = Figure().add_subplot()
+    plots.draw_metric(axes, "ROC-AUC", np.arange(2), np.array(metrics))
+    low, high = axes.get_ylim()
+    assert low < min(metrics)
+    assert max(metrics) < high
+    assert max(metrics) - min(metrics) < share * (high - low)
+
+
+def test_a_metric_that_changes_fills_its_axis():
+    axes = Figure().add_subplot()
+    plots.draw_metric(axes, "ROC-AUC", np.arange(2), np.array([0.5, 0.9]))
+    low, high = axes.get_ylim()
+    assert high - low < 2 * 0.4
+
+
 def test_filling_is_real_over_physical_rows():
     axes = Figure().add_subplot()
     plots.draw_filling(axes, steps_of(1), CAPACITIES)

@@ -25,6 +25,8 @@ LOSS, METRIC, PADDING = "#0072B2", "#D55E00", "#DDDDDD"
 LOSS_LABEL = "training loss per batch"
 # The smoothed loss averages over this share of all steps.
 SMOOTHING = 0.04
+# What the axis of a metric shows at least, as a share of its largest value.
+LEAST_SPAN = 0.2
 
 
 def save_picture(
@@ -113,7 +115,15 @@ def draw_metric(axes: Axes, name: str, ends: np.ndarray, metrics: np.ndarray) ->
     )
     axes.set_ylabel(f"validation {name}", color=METRIC)
     axes.margins(y=0.4)
+    _no_narrower(axes, LEAST_SPAN * float(np.abs(metrics).max()))
     return line
+
+
+def _no_narrower(axes: Axes, span: float) -> None:
+    """An axis of at least this span, so that what hardly changes looks like it."""
+    low, high = axes.get_ylim()
+    missing = max(0.0, span - (high - low)) / 2
+    axes.set_ylim(low - missing, high + missing)
 
 
 def draw_filling(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity]) -> None:
