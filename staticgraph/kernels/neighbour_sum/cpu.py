@@ -24,6 +24,7 @@ from staticgraph.kernels.neighbour_sum.cpu_backward import (
     relu_add_backward,
     weighed_backward,
 )
+from staticgraph.kernels.neighbour_sum.own_term import own_term
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
@@ -55,17 +56,12 @@ def _copy(
     scale: float,
     mean: bool,
 ) -> None:
-    width, zero, factor = x.shape[1], x.dtype.type(0), x.dtype.type(scale)
+    width = x.shape[1]
     begin, end = portion(len(x), 1, thread, threads)
     for i in range(begin, end):
         first, last = row_ptr[i], row_ptr[i + 1]
         share = x.dtype.type(1) / x.dtype.type(max(last - first, 1) if mean else 1)
-        if scale == 0.0:
-            for f in range(width):
-                out[i, f] = zero
-        else:
-            for f in range(width):
-                out[i, f] = factor * x[i, f]
+        own_term(x, i, scale, out)
         for e in range(first, last):
             j = src[e]
             for f in range(width):
@@ -85,18 +81,13 @@ def _multiply(
     scale: float,
     mean: bool,
 ) -> None:
-    width, zero, factor = x.shape[1], x.dtype.type(0), x.dtype.type(scale)
+    width = x.shape[1]
     coded, scalar = len(code) > 0, edge.shape[1] == 1
     begin, end = portion(len(x), 1, thread, threads)
     for i in range(begin, end):
         first, last = row_ptr[i], row_ptr[i + 1]
         share = x.dtype.type(1) / x.dtype.type(max(last - first, 1) if mean else 1)
-        if scale == 0.0:
-            for f in range(width):
-                out[i, f] = zero
-        else:
-            for f in range(width):
-                out[i, f] = factor * x[i, f]
+        own_term(x, i, scale, out)
         for e in range(first, last):
             j, r = src[e], code[e] if coded else e
             if scalar:
@@ -121,18 +112,13 @@ def _relu_add(
     scale: float,
     mean: bool,
 ) -> None:
-    width, zero, factor = x.shape[1], x.dtype.type(0), x.dtype.type(scale)
+    width, zero = x.shape[1], x.dtype.type(0)
     coded = len(code) > 0
     begin, end = portion(len(x), 1, thread, threads)
     for i in range(begin, end):
         first, last = row_ptr[i], row_ptr[i + 1]
         share = x.dtype.type(1) / x.dtype.type(max(last - first, 1) if mean else 1)
-        if scale == 0.0:
-            for f in range(width):
-                out[i, f] = zero
-        else:
-            for f in range(width):
-                out[i, f] = factor * x[i, f]
+        own_term(x, i, scale, out)
         for e in range(first, last):
             j, r = src[e], code[e] if coded else e
             for f in range(width):

@@ -8,6 +8,7 @@ import numpy as np
 from staticgraph.kernels.addresses import carray, pointer
 from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import dot
+from staticgraph.kernels.neighbour_sum.own_term import own_term
 from staticgraph.kernels.table_sum.pieces import join, of_pieces
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
@@ -50,15 +51,10 @@ def _copy(
     scale: float,
     mean: bool,
 ) -> None:
-    width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
+    width = grad.shape[1]
     first, last = portion(len(grad), 1, thread, threads)
     for j in range(first, last):
-        if scale == 0.0:
-            for f in range(width):
-                dx[j, f] = zero
-        else:
-            for f in range(width):
-                dx[j, f] = factor * grad[j, f]
+        own_term(grad, j, scale, dx)
         if len(into_x) > 0:
             for f in range(width):
                 dx[j, f] += into_x[j, f]
@@ -87,16 +83,11 @@ def _weigh(
     scale: float,
     mean: bool,
 ) -> None:
-    width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
+    width = grad.shape[1]
     coded = len(code) > 0
     first, last = portion(len(grad), 1, thread, threads)
     for j in range(first, last):
-        if scale == 0.0:
-            for f in range(width):
-                dx[j, f] = zero
-        else:
-            for f in range(width):
-                dx[j, f] = factor * grad[j, f]
+        own_term(grad, j, scale, dx)
         if len(into_x) > 0:
             for f in range(width):
                 dx[j, f] += into_x[j, f]
@@ -130,7 +121,7 @@ def _multiply(
     scale: float,
     mean: bool,
 ) -> None:
-    width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
+    width, zero = grad.shape[1], grad.dtype.type(0)
     coded, scalar = len(code) > 0, edge.shape[1] == 1
     grads, rows = grad.reshape(-1), x.reshape(-1)
     begin, end = portion(pieces, 1, thread, threads)
@@ -140,12 +131,7 @@ def _multiply(
         if coded:
             table[:] = 0
         for j in range(first, last):
-            if scale == 0.0:
-                for f in range(width):
-                    dx[j, f] = zero
-            else:
-                for f in range(width):
-                    dx[j, f] = factor * grad[j, f]
+            own_term(grad, j, scale, dx)
             if len(into_x) > 0:
                 for f in range(width):
                     dx[j, f] += into_x[j, f]
@@ -191,7 +177,7 @@ def _relu_add(
     scale: float,
     mean: bool,
 ) -> None:
-    width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
+    width, zero = grad.shape[1], grad.dtype.type(0)
     coded = len(code) > 0
     begin, end = portion(pieces, 1, thread, threads)
     for piece in range(begin, end):
@@ -200,12 +186,7 @@ def _relu_add(
         if coded:
             table[:] = 0
         for j in range(first, last):
-            if scale == 0.0:
-                for f in range(width):
-                    dx[j, f] = zero
-            else:
-                for f in range(width):
-                    dx[j, f] = factor * grad[j, f]
+            own_term(grad, j, scale, dx)
             if len(into_x) > 0:
                 for f in range(width):
                     dx[j, f] += into_x[j, f]

@@ -1,0 +1,18 @@
+"""What a row of a sum over neighbours starts from, forward and backward."""
+
+from __future__ import annotations
+
+from staticgraph.kernels.jit import inlined
+from staticgraph.store.columns import Array
+
+
+@inlined
+def own_term(rows: Array, i: int, scale: float, out: Array) -> None:
+    """``out[i] = scale * rows[i]``; zero where the scale is, whatever stands in the row."""
+    zero, factor = rows.dtype.type(0), rows.dtype.type(scale)
+    if scale == 0.0:
+        for f in range(rows.shape[1]):
+            out[i, f] = zero
+    else:
+        for f in range(rows.shape[1]):
+            out[i, f] = factor * rows[i, f]
