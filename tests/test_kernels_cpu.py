@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.kernel_oracle import DTYPES, agree, graphs
+from support.kernel_oracle import DTYPES, agree
 
 from staticgraph.kernels import (
     batch_norm,
@@ -16,7 +14,6 @@ from staticgraph.kernels import (
     table_sum,
 )
 from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on, batch_norm_reference
-from staticgraph.kernels.edge_rows import source_sum
 from staticgraph.kernels.head_blocks import (
     nodes_of_blocks,
     nodes_of_blocks_reference,
@@ -24,96 +21,8 @@ from staticgraph.kernels.head_blocks import (
     qkv_blocks_reference,
 )
 from staticgraph.kernels.linear import available, linear_handed_on, linear_reference
-from staticgraph.kernels.neighbour_sum import (
-    each_edge,
-    neighbour_sum_handed_on,
-    neighbour_sum_reference,
-)
 from staticgraph.kernels.segments import segment_sum_reference
 from staticgraph.kernels.table_sum import fold_codes, table_sum_reference
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    graph=graphs(),
-    dtype=st.sampled_from(DTYPES),
-    width=st.sampled_from([1, 2, 3, 4, 5, 8, 19]),
-    mean=st.booleans(),
-    eps=st.sampled_from([None, 0.0, 0.4, -1.0]),
-    operand=st.sampled_from(["none", "scalar", "fixed", "edge", "relu", "table", "relu table"]),
-)
-def test_neighbour_sum(graph, dtype, width, mean, eps, operand):
-    nodes, src, dst, *pointers = graph
-    table = "table" in operand
-    code = torch.randint(3, src.shape) if table else None
-    rows = 3 if table else len(src)
-    edge = None
-    if operand != "none":
-        single = operand in ("scalar", "fixed")
-        edge = torch.randn((rows,) if single else (rows, width)).to(dtype)
-    kind = "copy" if edge is None else "relu_add" if "relu" in operand else "multiply"
-    self_eps = None if eps is None else torch.tensor([eps])
-
-    def kernel(x, edge=None):
-        return neighbour_sum(
-            x, edge, src, dst, *pointers, code=code, self_eps=self_eps, transform=kind, mean=mean
-        )
-
-    def reference(x, edge=None):
-        return neighbour_sum_reference(x, edge, code, src, dst, self_eps, kind, mean)
-
-    x = torch.randn(nodes, width).to(dtype)
-    terms = 4 + len(src) + width
-    if operand == "fixed":  # of weights without a gradient nothing goes back
-        fixed = edge
-        agree(lambda x: kernel(x, fixed), lambda x: reference(x, fixed.to(x)), [x], terms=terms)
-    else:
-        agree(kernel, reference, [x] if edge is None else [x, edge], terms=terms)
-
-
-@settings(max_examples=20, deadline=None)
-@given(graph=graphs(), dtype=st.sampled_from(DTYPES), width=st.integers(1, 5))
-def test_source_sum(graph, dtype, width):
-    nodes, src, dst, *pointers = graph
-
-    def reference(rows):
-        wide = torch.promote_types(rows.dtype, torch.float32)
-        return rows.new_zeros(nodes, width, dtype=wide).index_add(0, src, rows.to(wide)).to(rows)
-
-    rows = torch.randn(len(src), width).to(dtype)
-    agree(lambda r: source_sum(r, src, dst, *pointers), reference, [rows], terms=4 + len(src))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["copy", "multiply", "relu_add"])
-def test_neighbour_sum_has_a_gradient_by_eps(dtype, kind):
-    """Of a parameter ``[1]``, as PyG's layers have it, in its own dtype."""
-    src, dst = torch.tensor([1, 2, 0, 2, 1]), torch.tensor([0, 0, 1, 1, 2])
-    row_ptr, col_ptr = torch.tensor([0, 2, 4, 5]).int(), torch.tensor([0, 1, 3, 5]).int()
-    transpose = src.argsort(stable=True).int()
-    x, eps = torch.randn(3, 4).to(dtype), torch.randn(1).to(dtype)
-    edge = None if kind == "copy" else torch.randn(5, 4).to(dtype)
-
-    def kernel(x, edge, eps):
-        pointers = (src, dst, row_ptr, col_ptr, transpose)
-        return neighbour_sum(x, edge, *pointers, self_eps=eps, transform=kind, mean=True)
-
-    def reference(x, edge, eps):
-        return neighbour_sum_reference(x, edge, None, src, dst, eps, kind, True)
-
-    agree(kernel, reference, [x, edge, eps], terms=24)
-
-
-def test_neighbour_sum_keeps_a_nan_and_refuses_a_wrong_operand():
-    one = torch.tensor([0])
-    pointers = (torch.tensor([0, 1]).int(), torch.tensor([0, 1]).int(), one.int())
-    x = torch.full((1, 2), float("nan"))
-    out = neighbour_sum(x, torch.zeros(1, 2), one, one, *pointers, transform="relu_add")
-    assert out.isnan().all()
-    with pytest.raises(ValueError, match="'relu_add' needs an edge operand"):
-        neighbour_sum(x, None, one, one, *pointers, transform="relu_add")
-    with pytest.raises(ValueError, match="choose one of copy, multiply, relu_add"):
-        neighbour_sum(x, None, one, one, *pointers, transform="max")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -315,55 +224,6 @@ ARGUMENTS = {
 def test_registration_is_sound(name):
     """torch's own checks: schema, fake shapes, autograd, and tracing through AOTAutograd."""
     torch.library.opcheck(getattr(torch.ops.staticgraph, name).default, ARGUMENTS[name]())
-
-
-def random_graph(nodes: int, edges: int):
-    generator = torch.Generator().manual_seed(3)
-    src = torch.randint(nodes, (edges,), generator=generator)
-    dst = torch.randint(nodes, (edges,), generator=generator).sort().values
-    everything, order = torch.arange(nodes + 1), torch.argsort(src, stable=True)
-    starts = [torch.searchsorted(by, everything).int() for by in (dst, src[order].contiguous())]
-    return src, dst, *starts, order.int()
-
-
-@pytest.mark.parametrize("operand", ["none", "edge", "table", "each"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_operands_handed_on_take_all_their_gradients(operand, dtype):
-    """A chain of two layers with residuals: as autograd adds them up in float64."""
-    torch.manual_seed(0)
-    pointers, code = random_graph(40, 90), None
-    x, edge = torch.randn(40, 5).to(dtype), None
-    if operand != "none":
-        edge = torch.randn(90 if operand == "edge" else 7, 5).to(dtype)
-    if operand in ("table", "each"):
-        code = torch.randint(7, (90,))
-    transform = "copy" if edge is None else "relu_add"
-    options = {"code": code, "self_eps": torch.tensor([0.2]), "transform": transform}
-
-    def kernel(x, edge=None):
-        rows, each = edge, each_edge(edge, code) if operand == "each" else None
-        out, x, after = neighbour_sum_handed_on(
-            x, rows, *pointers, edge_too=True, each=each, **options
-        )
-        h = out.tanh() + x
-        if each is None:
-            rows = after
-        else:
-            each = after
-        again = neighbour_sum_handed_on(h, rows, *pointers, each=each, **options)
-        return again.out + again.x
-
-    def reference(x, edge=None):
-        def layer(value):
-            return neighbour_sum_reference(
-                value, edge, code, *pointers[:2], options["self_eps"], transform, False
-            )
-
-        h = layer(x).tanh() + x
-        return layer(h) + h
-
-    tensors = [x] if edge is None else [x, edge]
-    agree(kernel, reference, tensors, terms=200)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

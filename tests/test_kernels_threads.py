@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from support.kernel_oracle import random_graph
 from torch import Tensor
 
 from staticgraph.kernels import batch_norm, graph_attention, neighbour_sum, table_sum
@@ -25,16 +26,6 @@ def every_loop_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-def random_graph(nodes: int, edges: int) -> tuple[Tensor, ...]:
-    """``src, dst, row_ptr, col_ptr, transpose``."""
-    src = torch.randint(nodes, (edges,))
-    dst = torch.randint(nodes, (edges,)).sort().values
-    order = src.argsort(stable=True)
-    counts = (torch.bincount(ends, minlength=nodes) for ends in (dst, src))
-    starts = (torch.cat([torch.zeros(1, dtype=torch.int64), n.cumsum(0)]).int() for n in counts)
-    return src, dst, *starts, order.int()
 
 
 def on_each_number(function) -> list[Tensor]:

@@ -46,3 +46,13 @@ def graphs(draw):
         torch.searchsorted(src[transpose].contiguous(), everything).int(),
         transpose.int(),
     )
+
+
+def random_graph(nodes: int, edges: int) -> tuple[torch.Tensor, ...]:
+    """``src, dst, row_ptr, col_ptr, transpose`` of a graph, its edges sorted by destination."""
+    generator = torch.Generator().manual_seed(3)
+    src = torch.randint(nodes, (edges,), generator=generator)
+    dst = torch.randint(nodes, (edges,), generator=generator).sort().values
+    everything, order = torch.arange(nodes + 1), torch.argsort(src, stable=True)
+    starts = [torch.searchsorted(by, everything).int() for by in (dst, src[order].contiguous())]
+    return src, dst, *starts, order.int()
