@@ -63,7 +63,7 @@ def test_what_padding_reaches_is_an_error_that_names_it(kind):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_supported_layer_is_flagged(case):
     for mode in ("eager", "default"):
-        check = runner_of(model_of(case), mode=mode)._padding
+        check = runner_of(model_of(case), mode=mode)._intake._padding
         check.of(BATCH, "step")
         assert not check.wanted("step")
 
@@ -83,7 +83,7 @@ def test_no_model_of_the_zoo_is_flagged(hiv, name, dropout):
         optimizer=torch.optim.Adam(model.parameters()),
     )
     runner.warmup(hiv)
-    assert not runner._padding.wanted("step")
+    assert not runner._intake._padding.wanted("step")
 
 
 def test_random_numbers_are_drawn_alike_and_a_leak_beside_them_is_found():
@@ -114,7 +114,7 @@ def test_whole_floats_and_integers_stay_categories():
             return self.head(global_mean_pool(h, batch)).to(x.dtype)
 
     model = made_any(Table)
-    check = runner_of(model)._padding
+    check = runner_of(model)._intake._padding
     check.of(BATCH, "step")
     assert not check.wanted("step")
 

@@ -118,13 +118,17 @@ def test_where_a_model_is():
 def test_auto_is_a_mode_and_the_word_means_its_default():
     for mode in ("auto", sg.Auto()):
         runner = sg.StaticGraphRunner(Net(), CAPACITIES, mode)
-        assert runner._auto.ways == ("eager", "fused"), "on a CPU nothing is compiled unasked"
+        assert runner._execution.auto.ways == ("eager", "fused"), (
+            "on a CPU nothing is compiled unasked"
+        )
         assert runner.mode.name == "eager"
     runner = sg.StaticGraphRunner(Net(), CAPACITIES, sg.Auto(on_cpu=True, rounds=7))
-    assert runner._auto == sg.Auto(on_cpu=True, rounds=7, ways=("eager", "fused", "default"))
+    assert runner._execution.auto == sg.Auto(
+        on_cpu=True, rounds=7, ways=("eager", "fused", "default")
+    )
     able = sg.Recording(recorder=TapeRecorder)
     runner = sg.StaticGraphRunner(Net(), CAPACITIES, sg.Auto(on_cpu=True), recording=able)
-    assert runner._auto.ways == ("eager", "fused", "default", "cuda-graph")
+    assert runner._execution.auto.ways == ("eager", "fused", "default", "cuda-graph")
 
 
 def test_a_recording_records_with_cuda_graphs_unless_told():

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck
-from staticgraph.distributed.ranks import Ranks, check_not_wrapped, ranks_for
+from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.distributed.smallest_budget import smallest_budget
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.memory.budget import MemoryBudget
@@ -34,30 +33,25 @@ from staticgraph.recording.recording import Recording
 from staticgraph.runner.account import Account
 from staticgraph.runner.auto import Auto
 from staticgraph.runner.commitments import Commitments, RunnerStats
+from staticgraph.runner.data_fields import DataFields
+from staticgraph.runner.execution import Execution
 from staticgraph.runner.export import export
+from staticgraph.runner.intake import Intake
 from staticgraph.runner.prediction import predict, require_rows
 from staticgraph.runner.report import Report
-from staticgraph.runner.shared_stopwatch import shared
 from staticgraph.runner.turns import Turns, check_not_traced
 from staticgraph.runner.verification import Verification, verify
 from staticgraph.runner.warming import Warming
 from staticgraph.runner.ways import Steps
-from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
 from staticgraph.steps.evaluation import Evaluation, settle_training
 from staticgraph.steps.losses import Loss
-from staticgraph.steps.modes import FUSED, OWN, Mode, resolve, without_fused
+from staticgraph.steps.modes import Mode
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
-from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
-
-UNKNOWN_FIELDS = (
-    "the plan is a plain list of capacities, which does not say what fields a graph has: pass {}, "
-    "or use plan_buckets(store, ...)"
-)
 
 
 class EvalResult(NamedTuple):
@@ -131,20 +125,10 @@ class StaticGraphRunner:
         )
         self.plan: BucketPlan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         self.device: torch.device = subject.device
-        recording = recording or Recording()
-        if subject.accumulate > 1 and recording.scope == "step":
-            recording = replace(recording, scope="forward_backward")
-        auto = Auto.of(mode)
-        self.ranks: Ranks | None = ranks_for(distributed) if subject.trains else None
-        self._auto = shared(
-            auto and auto.on(self.device, recording.records_on(self.device)), self.ranks
-        )
-        name = mode if isinstance(mode, str) else "auto"
-        self.mode: Mode = resolve(name, self.device.type, recording.anywhere)
-        if self.mode.fused and (why := without_fused(subject.differentiable)):
-            raise ValueError(f"mode='fused' cannot be: {why}; give mode='eager', or a compiled one")
-        records = self.mode.own or (self._auto is not None and OWN in self._auto.ways)
-        if recording.scope == "step" and records:
+        self._execution = execution = Execution.of(subject, mode, recording, distributed)
+        self.mode: Mode = execution.mode
+        self.ranks: Ranks | None = execution.ranks
+        if execution.records_step:
             make_recordable(subject.optimizer)
         self._turns = Turns(subject.model)
         self._evaluating = Evaluation(subject.model)
@@ -155,27 +139,24 @@ class StaticGraphRunner:
             check_not_wrapped(subject.model)
             alike = {"the plan": list(map(str, self.plan.capacities)), "the mode": self.mode.name}
             self.ranks.check_alike(**alike)
-        tries_fused = self._auto is not None and FUSED in self._auto.ways
-        self._steps = Steps(
-            subject, self.plan.capacities, self.mode, recording, tries_fused, self.ranks
-        )
+        self._steps = Steps(subject, self.plan.capacities, execution)
         self._computation = self._steps.computation
-        compiled = self.mode.compiled and self._auto is None
-        self._padding = (
+        self._fields = DataFields(self.plan.schema)
+        compiled = self.mode.compiled and execution.auto is None
+        padding = (
             PaddingCheck(subject, self._computation, compiled) if subject.check_padding else None
         )
-        self._schema: Schema | None = self.plan.schema
         self._commitments = budget and Commitments.of(
-            subject,
-            self.plan,
-            smallest_budget(budget, self.ranks),
-            records and recording.scope != "forward",
+            subject, self.plan, smallest_budget(budget, self.ranks), execution.records_gradients
         )
         self._warming = Warming(
-            subject, self.plan, self.mode, self._auto, self._steps, self._commitments
+            subject, self.plan, execution, self._steps, self._commitments, padding, self._fields
         )
         self._account = Account(
             subject, self.plan, self.mode, self._steps, self._warming, self._commitments
+        )
+        self._intake = Intake(
+            self._steps, self._account.statistics, self._warming, self._commitments, padding
         )
 
     @property
@@ -201,7 +182,7 @@ class StaticGraphRunner:
     @property
     def measures(self) -> bool:
         """Whether ``warmup()`` times the ways of each bucket, given graphs to time them with."""
-        return self._auto is not None
+        return self._execution.auto is not None
 
     # ------------------------------------------------------------------ loading
 
@@ -261,7 +242,7 @@ class StaticGraphRunner:
         """As a ``with`` block: inside, the model may be called as it is, on a batch of this
         runner's plan, in eager; see :class:`staticgraph.bound`."""
         check_not_traced("bind()")
-        with self._turns.forward, bound(self.model, self._own(batch, "forward")) as data:
+        with self._turns.forward, bound(self.model, self._intake.take(batch, "forward")) as data:
             yield data
 
     def step(self, batch: StaticBatch) -> Tensor:
@@ -285,7 +266,7 @@ class StaticGraphRunner:
         if torch.compiler.is_compiling():
             check_not_traced("step()")
         with self._turns.step:
-            batch = self._own(batch, "step")
+            batch = self._intake.take(batch, "step")
             statistics = self._account.statistics[batch.bucket]
             started = statistics.started()
             loss = self._steps.train(batch)
@@ -358,7 +339,7 @@ class StaticGraphRunner:
             BadGraph: a graph lacks a field, or has one of another dtype or width.
         """
         check_not_traced("predict()")
-        return predict(self, graphs, self._schema)
+        return predict(self, graphs, self._fields.schema)
 
     def predict_batch(self, batch: StaticBatch) -> Any:
         """The output of one batch in evaluation mode, without gradients and without a loss.
@@ -372,7 +353,9 @@ class StaticGraphRunner:
         """
         check_not_traced("predict_batch()")
         with self._turns.forward, self._evaluating():
-            return self._rows(batch)
+            out = self._run("forward", batch)
+            require_rows(out, self._computation.levels(out, batch))
+        return out
 
     def export(
         self,
@@ -402,16 +385,13 @@ class StaticGraphRunner:
             ValueError: the fields of the data are not known.
         """
         check_not_traced("export()")
-        schema = self._schema if example is None else _schema_of(example)
-        if schema is None:
-            raise ValueError(UNKNOWN_FIELDS.format("export(folder, example=store)"))
-        plan = replace(self.plan, schema=schema)
+        schema = self._fields.of(example, "export(folder, example=store)")
         with self._turns.whole:
             return export(
                 folder,
                 self._computation,
                 self.subject,
-                plan,
+                replace(self.plan, schema=schema),
                 schema,
                 overwrite=overwrite,
                 progress=progress,
@@ -451,30 +431,7 @@ class StaticGraphRunner:
             PaddingLeaks: padding reaches real rows.
         """
         with self._turns.warmup:
-            return self._warmup(example, phases, progress, cache, choices)
-
-    def _warmup(
-        self,
-        given: StaticBatch | GraphStore | DeviceStore | None,
-        phases: Iterable[str] | None,
-        progress: bool,
-        cache: str | Path | bool | None,
-        choices: str | Path | None,
-    ) -> StaticGraphRunner:
-        example: StaticBatch | GraphColumns | None
-        if isinstance(given, DeviceStore):
-            self._steps.store, example = given, given.host
-        else:
-            example = given
-        if example is not None:
-            self._schema = _schema_of(example)
-        warming = self._warming
-        self._check_example(example, made_up=warming.compiles and not warming.only_fused)
-        if not warming.compiles or (self._schema is None and warming.only_fused):
-            return self
-        if self._schema is None:
-            raise ValueError(UNKNOWN_FIELDS.format("warmup(example=store) or a batch"))
-        warming.run(self._schema, example, phases, progress, cache, choices)
+            self._warming.run(example, phases, progress, cache, choices)
         return self
 
     def close(self) -> None:
@@ -496,42 +453,4 @@ class StaticGraphRunner:
     # ------------------------------------------------------------------ inside
 
     def _run(self, work: str, batch: StaticBatch) -> Any:
-        return self._steps.run(work, self._own(batch, work))
-
-    def _rows(self, batch: StaticBatch) -> Any:
-        """The output, each tensor of which must be rows of the batch."""
-        out = self._run("forward", batch)
-        require_rows(out, self._computation.levels(out, batch))
-        return out
-
-    def _own(self, batch: StaticBatch, work: str) -> StaticBatch:
-        """A batch as this runner's steps take it, counted; refused where it is another plan's."""
-        batch = self._steps.accept(batch)
-        if self._commitments is not None:
-            self._commitments.use(batch.bucket)
-        if batch.real is not None:
-            self._account.statistics[batch.bucket].count(batch.real, work)
-        if self._padding is not None and self._padding.wanted(work):
-            # Beside recordings there is no memory for another step.
-            trees = self.mode.recording and self._warming.seconds is not None
-            if self._steps.recorded is None and not trees:
-                self._padding.of(batch, work)
-        return batch
-
-    def _check_example(self, example: StaticBatch | GraphColumns | None, made_up: bool) -> None:
-        """The check of padding before anything is compiled; on made-up graphs, where there is no
-        example, and then on the first batch as well unless that is replayed."""
-        if self._padding is None or (example is None and not made_up):
-            return
-        batch = example_of(self.plan, self._schema, example, self.subject.pointers)
-        if batch is None:
-            return
-        phase = "step" if self.subject.trains else "eval"
-        self._padding.of(batch.to(self.device), phase, example is not None)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-
-def _schema_of(example: StaticBatch | GraphColumns) -> Schema:
-    """The fields of a batch or a store."""
-    return example.layout.schema if isinstance(example, StaticBatch) else example.schema
+        return self._steps.run(work, self._intake.take(batch, work))

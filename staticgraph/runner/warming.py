@@ -3,6 +3,7 @@
 The problem: what compiles late costs a minute in the middle of an epoch, and what records late
 finds the memory taken. Here all keys are prepared at once, largest first, under the budget, with
 model, optimizer and random state as before afterwards; ``auto`` times its ways on that occasion.
+What padding does to the model is looked at first, since a model that it reaches need not compile.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.checking.example_batch import example_of
+from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.runner import warm_start
-from staticgraph.runner.auto import Auto
 from staticgraph.runner.choice import WayChoice
 from staticgraph.runner.commitments import Commitments
+from staticgraph.runner.data_fields import DataFields
+from staticgraph.runner.execution import Execution
 from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
-from staticgraph.steps.modes import FUSED, OWN, Mode
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import untouched
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.progress import bar
 
 
@@ -43,47 +50,76 @@ class Warming:
         self,
         subject: Subject,
         plan: BucketPlan,
-        mode: Mode,
-        auto: Auto | None,
+        execution: Execution,
         steps: Steps,
         commitments: Commitments | None,
+        padding: PaddingCheck | None,
+        fields: DataFields,
     ) -> None:
         self.choices: tuple[WayChoice, ...] = ()
         self.notes: list[str] = []
         self.seconds: float | None = None
         self.cold_s: float | None = None
-        self._subject, self._plan, self._mode, self._auto = subject, plan, mode, auto
+        self._subject, self._plan, self._execution = subject, plan, execution
         self._steps, self._commitments = steps, commitments
-
-    @property
-    def compiles(self) -> bool:
-        """Whether there is anything to prepare."""
-        return self._mode.compiled or self._auto is not None
-
-    @property
-    def only_fused(self) -> bool:
-        """Whether ``auto`` has nothing to measure but the rewritten graph, which nobody asked
-        for: where that cannot be captured, all runs in eager."""
-        return self._auto is not None and set(self._auto.ways) <= {"eager", FUSED}
+        self._padding, self._fields = padding, fields
 
     def run(
         self,
-        schema: Schema,
-        example: StaticBatch | GraphColumns | None,
+        given: StaticBatch | GraphStore | DeviceStore | None,
         phases: Iterable[str] | None,
         progress: bool,
         cache: str | Path | bool | None,
         choices: str | Path | None,
     ) -> None:
         """Prepares every bucket in every phase; see :meth:`StaticGraphRunner.warmup`."""
+        example: StaticBatch | GraphColumns | None
+        if isinstance(given, DeviceStore):
+            self._steps.store, example = given, given.host
+        else:
+            example = given
+        if example is not None:
+            self._fields.learn(example)
+        self._check_padding(example)
+        execution = self._execution
+        if not execution.compiles or (self._fields.schema is None and execution.only_fused):
+            return
+        schema = self._fields.of(None, "warmup(example=store) or a batch")
         if phases is None:
             phases = ("step", "eval") if self._subject.trains else ("eval",)
-        phases = tuple(phases)
+        self._prepare_all(schema, example, tuple(phases), progress, cache, choices)
+
+    def _check_padding(self, example: StaticBatch | GraphColumns | None) -> None:
+        """The check of padding before anything is compiled; on made-up graphs, where there is no
+        example, and then on the first batch as well unless that is replayed."""
+        execution = self._execution
+        made_up = execution.compiles and not execution.only_fused
+        if self._padding is None or (example is None and not made_up):
+            return
+        device, schema = self._subject.device, self._fields.schema
+        batch = example_of(self._plan, schema, example, self._subject.pointers)
+        if batch is None:
+            return
+        phase = "step" if self._subject.trains else "eval"
+        self._padding.of(batch.to(device), phase, example is not None)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _prepare_all(
+        self,
+        schema: Schema,
+        example: StaticBatch | GraphColumns | None,
+        phases: tuple[str, ...],
+        progress: bool,
+        cache: str | Path | bool | None,
+        choices: str | Path | None,
+    ) -> None:
         # Largest first: later, smaller recordings fit into the memory of earlier ones.
         keys = [(b, p) for b in reversed(range(len(self._plan.capacities))) for p in phases]
-        device = self._subject.device
+        device, auto = self._subject.device, self._execution.auto
         if isinstance(cache, bool):
-            what = (self._subject.model, self._plan.capacities, schema, self._mode.name, device)
+            name = self._execution.mode.name
+            what = (self._subject.model, self._plan.capacities, schema, name, device)
             cache = warm_start.default_path(*what) if cache else None
         started = time.perf_counter()
         self.cold_s = None if cache is None else warm_start.load(cache, device)
@@ -96,12 +132,12 @@ class Warming:
             self._steps.accumulated.kept(),
             bar(keys, desc="warming up", unit="", show=progress) as shown,
         ):
-            if self._auto is None:
+            if auto is None:
                 for bucket, phase in shown:
                     shown.set_postfix_str(f"bucket {bucket} {phase}")
                     prepare(self._steps.mode.name, bucket, phase)
             else:
-                trials = Trials(self._subject, self._steps, self._auto, prepare)
+                trials = Trials(self._subject, self._steps, auto, prepare)
                 file = f"{cache}.choices.json" if choices is None and cache else choices
                 batches = partial(trial_batch, example=example, device=device)
                 self.choices = trials.run(keys, schema, batches, file, shown)
@@ -129,6 +165,6 @@ class Warming:
         buckets = len(self._plan.capacities)
         if "step" in phases and self._steps.joins_collation:
             self._commitments.steps_from_ids(buckets)
-        own = self._mode.own or (self._auto is not None and OWN in self._auto.ways)
-        if "forward" in phases and own and self._steps.records("forward"):
+        own = self._execution.records and self._steps.records("forward")
+        if "forward" in phases and own:
             self._commitments.pairs(buckets)

@@ -25,6 +25,7 @@ from staticgraph.distributed.share import Share
 from staticgraph.errors import NotStatic
 from staticgraph.recording.recorded import RecordedSteps
 from staticgraph.recording.recording import Recording, Scope
+from staticgraph.runner.execution import Execution
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.accumulation import Accumulation
@@ -52,16 +53,15 @@ class Steps:
     Args:
         subject: what is run.
         capacities: of the buckets.
-        mode: how a bucket runs unless ``ways`` says otherwise.
-        recording: how steps are recorded, where they are.
-        tries_fused: ``fused`` may be among the ways, so batches carry row pointers.
-        ranks: the processes that train the model together; None for this one alone.
+        execution: how a bucket runs unless ``ways`` says otherwise, how steps are recorded, and
+            with which ranks. Where ``fused`` may be among the ways, batches carry row pointers.
 
     Attributes:
         computation: forward, or forward and mean loss, of a batch.
         accumulated: gradients of batches that have not been followed by an update.
         finite: watches the losses of training steps.
         single_rows: watches their norms.
+        mode: of a bucket, unless ``ways`` says otherwise.
         recording: as given, or with the scope that :meth:`fit_scope` found.
         ways: the chosen way of (bucket, phase), where there was a choice.
         recorded: the recordings, once there are any.
@@ -76,15 +76,13 @@ class Steps:
         self,
         subject: Subject,
         capacities: Sequence[Capacity],
-        mode: Mode,
-        recording: Recording,
-        tries_fused: bool = False,
-        ranks: Ranks | None = None,
+        execution: Execution,
     ) -> None:
+        mode, ranks = execution.mode, execution.ranks
         self.ways: dict[tuple[int, str], str] = {}
         self.computation: Computation = Computation(subject)
-        self.recording: Recording = recording
-        self.mode = mode
+        self.recording: Recording = execution.recording
+        self.mode: Mode = mode
         self._way = mode.name
         self.recorded: RecordedSteps | None = None
         self.store: DeviceStore | None = None
@@ -94,8 +92,8 @@ class Steps:
         self._model = subject.model
         self._device = subject.device
         self._pointers = subject.pointers
-        self._tries_fused = tries_fused
-        self._may_rewrite = tries_fused or mode.fused or self.computation.context.kernels
+        self._tries_fused = execution.tries_fused
+        self._may_rewrite = execution.tries_fused or mode.fused or self.computation.context.kernels
         self._update = Update(subject)
         self.accumulated: Accumulation = Accumulation(subject)
         self._capacities = capacities
@@ -103,11 +101,11 @@ class Steps:
         self.finite: FiniteLosses = FiniteLosses(capacities, self._device, subject.check_finite)
         self.single_rows: SingleRows = SingleRows(self._model)
         self._recorded_whole: set[tuple[str, int, str]] = set()
-        self.ranks = ranks
+        self.ranks: Ranks | None = ranks
         self.averaging: Averaging | None = None if ranks is None else Averaging(subject, ranks)
         self.computation.shared = ranks is not None
         if ranks is not None and not ranks.can_record(self._device) and self.scope == "step":
-            self.recording = replace(recording, scope="forward_backward")
+            self.recording = replace(execution.recording, scope="forward_backward")
 
     @property
     def joins_collation(self) -> bool:

@@ -1,0 +1,93 @@
+"""How a runner executes its steps: settled once, from what it was asked and where the model is.
+
+A mode alone does not say it. ``auto`` measures on some devices and on others has one way only, a
+step that gradients accumulate over is recorded without its update, and several ranks decide by the
+same times. What is settled here does not change any more; :class:`staticgraph.runner.ways.Steps`
+records less where an optimizer, or a sum over ranks, cannot be recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from staticgraph.distributed.ranks import Ranks, ranks_for
+from staticgraph.recording.recording import Recording
+from staticgraph.runner.auto import Auto
+from staticgraph.runner.shared_stopwatch import shared
+from staticgraph.steps.modes import FUSED, OWN, Mode, resolve, without_fused
+from staticgraph.steps.subject import Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How the steps of one runner are executed.
+
+    Attributes:
+        mode: what every bucket runs in, with ``auto`` until it has measured.
+        auto: how the ways of each bucket are measured; None where there is nothing to choose.
+        recording: how, and how much, is recorded.
+        ranks: the processes that train the model together; None for this one alone.
+    """
+
+    mode: Mode
+    auto: Auto | None
+    recording: Recording
+    ranks: Ranks | None
+
+    @classmethod
+    def of(
+        cls,
+        subject: Subject,
+        mode: str | Auto,
+        recording: Recording | None,
+        distributed: str | torch.distributed.ProcessGroup,
+    ) -> Execution:
+        """Settles it; the arguments are those of :class:`staticgraph.StaticGraphRunner`.
+
+        Raises:
+            ValueError: an unknown mode, or one that cannot be on this device or for this model.
+        """
+        recording, device = recording or Recording(), subject.device
+        if subject.accumulate > 1 and recording.scope == "step":
+            recording = replace(recording, scope="forward_backward")
+        auto = Auto.of(mode)
+        ranks = ranks_for(distributed) if subject.trains else None
+        auto = shared(auto and auto.on(device, recording.records_on(device)), ranks)
+        name = mode if isinstance(mode, str) else "auto"
+        resolved = resolve(name, device.type, recording.anywhere)
+        if resolved.fused and (why := without_fused(subject.differentiable)):
+            raise ValueError(f"mode='fused' cannot be: {why}; give mode='eager', or a compiled one")
+        return cls(resolved, auto, recording, ranks)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether there is anything to prepare before the first step."""
+        return self.mode.compiled or self.auto is not None
+
+    @property
+    def records(self) -> bool:
+        """Whether this library may record."""
+        return self.mode.own or (self.auto is not None and OWN in self.auto.ways)
+
+    @property
+    def records_step(self) -> bool:
+        """Whether what it may record of a training step holds the update."""
+        return self.records and self.recording.scope == "step"
+
+    @property
+    def records_gradients(self) -> bool:
+        """Whether what it may record of a training step holds its backward."""
+        return self.records and self.recording.scope != "forward"
+
+    @property
+    def tries_fused(self) -> bool:
+        """Whether ``auto`` measures the rewritten graph."""
+        return self.auto is not None and FUSED in self.auto.ways
+
+    @property
+    def only_fused(self) -> bool:
+        """Whether ``auto`` has nothing to measure but the rewritten graph, which nobody asked
+        for: where that cannot be captured, all runs in eager."""
+        return self.auto is not None and set(self.auto.ways) <= {"eager", FUSED}

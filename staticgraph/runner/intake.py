@@ -1,0 +1,65 @@
+"""A batch on its way into a runner's steps: refused, committed, counted, its padding looked at.
+
+Every call of a runner takes its batch in here, but those that are a reference (``eager_step``,
+``eager_forward``), which leave no trace in a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.checking.padding_check import PaddingCheck
+from staticgraph.runner.commitments import Commitments
+from staticgraph.runner.statistics import BucketStatistics
+from staticgraph.runner.warming import Warming
+from staticgraph.runner.ways import Steps
+
+
+class Intake:
+    """Takes the batches of one runner in.
+
+    Args:
+        steps: say what a batch must be.
+        statistics: of each bucket, which count it.
+        warming: knows whether the runner has been warmed up.
+        commitments: under its budget, where it has one; enter the bucket.
+        padding: the check of the first batches; None where the user wants none.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        statistics: Sequence[BucketStatistics],
+        warming: Warming,
+        commitments: Commitments | None,
+        padding: PaddingCheck | None,
+    ) -> None:
+        self._steps, self._statistics, self._warming = steps, statistics, warming
+        self._commitments, self._padding = commitments, padding
+
+    def take(self, batch: StaticBatch, work: str) -> StaticBatch:
+        """The batch as the steps take it.
+
+        Args:
+            batch: of a bucket of the plan.
+            work: ``step`` or ``forward``.
+
+        Raises:
+            TypeError, ValueError: as :meth:`staticgraph.runner.ways.Steps.accept`.
+            PaddingLeaks: padding reaches real rows.
+        """
+        batch = self._steps.accept(batch)
+        if self._commitments is not None:
+            self._commitments.use(batch.bucket)
+        if batch.real is not None:
+            self._statistics[batch.bucket].count(batch.real, work)
+        if self._padding is not None and self._padding.wanted(work) and not self._recorded:
+            self._padding.of(batch, work)
+        return batch
+
+    @property
+    def _recorded(self) -> bool:
+        """Whether there are recordings: beside them there is no memory for another step."""
+        trees = self._steps.mode.recording and self._warming.seconds is not None
+        return trees or self._steps.recorded is not None
