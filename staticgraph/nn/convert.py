@@ -44,7 +44,7 @@ def convert(
         raise ValueError(f"kernels={kernels!r}; choose of False, True, 'all'")
     context = context_of(model)
     if attention is not None:
-        context.choose_attention(attention)
+        context.attention.ask(attention)
     if kernels:
         from staticgraph.nn.fused import fuse
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.attention.paths import attend, setting_of
-from staticgraph.nn.context.batch_context import BatchContext, attention_key
+from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
 from staticgraph.sizes.attention import Setting, rivals
 from staticgraph.sizes.capacity import Capacity
@@ -45,9 +45,8 @@ class AttentionTrial:
 
     def contenders(self, capacity: Capacity, training: bool) -> tuple[str, ...]:
         """Paths to time, simplest first; fewer than two where there is nothing to choose."""
-        context = self._context
-        known = attention_key(capacity, training) in context.timed
-        if known or context.attention != "auto" or not self._layers:
+        choice = self._context.attention
+        if choice.is_timed(capacity, training) or choice.asked != "auto" or not self._layers:
             return ()
         settings = {self._setting(attn, training) for attn in self._layers}
         found = {rivals(capacity, setting) for setting in settings}
@@ -55,7 +54,7 @@ class AttentionTrial:
 
     def choose(self, capacity: Capacity, training: bool, path: str) -> None:
         """Lets the model's attention take a path in a bucket from now on."""
-        self._context.timed[attention_key(capacity, training)] = path
+        self._context.attention.take(capacity, training, path)
 
     def function(self, batch: StaticBatch, training: bool) -> Callable[[str], Any]:
         """Runs every layer once by a path: in training forward and backward, else forward.
@@ -64,7 +63,7 @@ class AttentionTrial:
             batch: of the bucket, on the device.
             training: the mode that the model is in.
         """
-        key = attention_key(batch.capacity, training)
+        choice, capacity = self._context.attention, batch.capacity
         batch = StaticBatch(batch.layout, batch.tensors())  # in the shapes that are compiled
         inputs = [
             torch.randn(
@@ -77,7 +76,7 @@ class AttentionTrial:
         ]
 
         def run(path: str) -> Any:
-            self._context.timed[key] = path
+            choice.take(capacity, training, path)
             try:
                 with Restored(), self._precision(), torch.set_grad_enabled(training):
                     self._context.enter(batch)
@@ -86,7 +85,7 @@ class AttentionTrial:
                         for attn, x in zip(self._layers, inputs, strict=True)
                     ]
             finally:
-                del self._context.timed[key]
+                choice.forget(capacity, training)
 
         return run
 

@@ -14,7 +14,7 @@ from staticgraph.nn.aggr.set_transformer import (
 from staticgraph.nn.attention.paths import setting_of
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.conv.gps import StaticGPSConv
-from staticgraph.sizes.attention import AttentionPath, attention_path
+from staticgraph.sizes.attention import AttentionPath
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.attention_row import AttentionRow
 
@@ -43,14 +43,13 @@ def attention_choices(
     for name, context, attn in attending_layers(model):
         for bucket, capacity in enumerate(capacities, first_bucket):
             if attn is None:
-                path = pooling_path(capacity, context.attention)
+                path = pooling_path(capacity, context.attention.asked)
             else:
                 own = attn.out_proj.weight.dtype if dtype is None else dtype
                 setting = setting_of(attn, device.type, own, training, compiled, context.kernels)
-                if setting.forbids(context.attention):
+                if setting.forbids(context.attention.asked):
                     setting = setting._replace(dropout=0.0)  # then it was only evaluated
-                timed = context.timed_in(capacity, setting)
-                path = attention_path(capacity, context.attention, setting, timed)
+                path = context.attention.path_in(capacity, setting)
             found.setdefault((bucket, path), []).append(name)
     return tuple(
         AttentionRow(

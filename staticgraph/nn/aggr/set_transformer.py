@@ -41,7 +41,7 @@ def _blocks_for(
     batch = context.present
     if index is not batch.batch or dim_size not in (None, batch.num_graphs):
         return None
-    name = pooling_path(batch.capacity, context.attention).name
+    name = pooling_path(batch.capacity, context.attention.asked).name
     return context.classed(name) if name == "size-classed" else None
 
 

@@ -23,22 +23,15 @@ from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.asked import APART, asked
+from staticgraph.nn.context.attention_choice import AttentionChoice
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.document_mask import DocumentLayout
 from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.context.present import bind, present, unbind
 from staticgraph.nn.context.rows import Rows, rows_of_batch
 from staticgraph.nn.context.size_classes import ClassedLayout
-from staticgraph.sizes.attention import PATHS, AttentionPath, Setting, attention_path
-from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.attention import AttentionPath, Setting, attention_path
 from staticgraph.text.how_many import how_many
-
-
-def attention_key(capacity: Capacity, training: bool) -> Hashable:
-    """What a time of attention belongs to: the numbers of a bucket, and the mode."""
-    numbers = capacity.nodes, capacity.graphs, capacity.max_graph_nodes
-    return (*numbers, capacity.order_statistics, training)
-
 
 EDGE_GRAPHS = (
     "an index over edges without a size is taken to name nodes, and this one names graphs "
@@ -50,12 +43,10 @@ EDGE_GRAPHS = (
 class BatchContext:
     """One model's settings, and the batch that is present in the thread that asks, or none."""
 
-    __slots__ = ("apart", "attention", "kernels", "timed")
+    __slots__ = ("apart", "attention", "kernels")
 
     def __init__(self) -> None:
-        self.attention: str = "auto"
-        # What was fastest on the device, by what tells a bucket's attention from another's.
-        self.timed: dict[Hashable, str] = {}
+        self.attention: AttentionChoice = AttentionChoice()
         # Leading sizes of the model's own, each with the layer that asked about it.
         self.apart: dict[int, str] = {}
         self.kernels: bool = False
@@ -329,30 +320,13 @@ class BatchContext:
         """Where each node stands in a ``[graphs, M]`` block; made once a forward."""
         return self.once("dense", lambda: DenseLayout.of(self.present))
 
-    def choose_attention(self, path: str) -> None:
-        """Chooses the layout of attention for the steps to come.
-
-        Raises:
-            ValueError: no such path.
-        """
-        if path not in PATHS:
-            raise ValueError(f"attention={path!r}; choose of {', '.join(PATHS)}")
-        self.attention = path
-
     def attention_path(self, setting: Setting | None) -> AttentionPath:
         """How attention goes in the present bucket, of a layer in this setting.
 
         Raises:
             NotStatic: a path was asked for that is impossible there.
         """
-        capacity = self.present.capacity
-        return attention_path(capacity, self.attention, setting, self.timed_in(capacity, setting))
-
-    def timed_in(self, capacity: Capacity, setting: Setting | None) -> str:
-        """The path that was fastest in a bucket; empty where none was timed."""
-        if setting is None or not self.timed:
-            return ""
-        return self.timed.get(attention_key(capacity, setting.training), "")
+        return self.attention.path_in(self.present.capacity, setting)
 
     def classed(self, name: str) -> ClassedLayout:
         """Where each node stands in the blocks of ``dense`` or ``size-classed``; made once a

@@ -22,21 +22,16 @@ from torch import Tensor
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level, Schema
-from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
-from staticgraph.store.columns import Array, IndexRule, native
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import Array, IndexRule
 from staticgraph.store.graph_columns import GraphColumns, Kept
 from staticgraph.store.pyg.asking_again import counted_by
 from staticgraph.store.pyg.counting import CountedFields
+from staticgraph.store.pyg.names import level_by_name, level_in
 from staticgraph.store.pyg.odd_rows import odd_rows
 from staticgraph.store.pyg.rules import Said, asks_nothing, has_stock_rules, said_by
+from staticgraph.store.pyg.values import as_array, as_tensor, whole_count
 from staticgraph.text.how_many import how_many
-
-# What tells rows of nodes and of edges apart by name: a part of it, or all of it.
-OF_EDGES = ("edge", "bond")
-OF_NODES = ("node", "atom", "mask")
-NODE_NAMES = frozenset(
-    {"x", "y", "z", "h", "pos", "vel", "norm", "force", "forces", "charge", "charges", "mass"}
-)
 
 
 class PygReader(CountedFields):
@@ -171,10 +166,8 @@ class PygReader(CountedFields):
         """What is neither told by nodes nor by edges, as many as there are: rows of the number in
         each graph that says how many, whose name may tell that it means the one or the other."""
         name = self._named_by_number(np.asarray(self.nodes))
-        if any(part in name for part in OF_EDGES):
-            return "edge"
-        if any(part in name for part in OF_NODES):
-            return "node"
+        if said := level_in(name):
+            return said
         if name:
             self.axes[name] = np.asarray(self.nodes)
         return name
@@ -251,7 +244,7 @@ class PygReader(CountedFields):
             self._check_rows(key, tensors)
             if level == "graph":
                 rows[key] = count
-            fields[key] = (level, _numpy(key, torch.cat(tensors)))
+            fields[key] = (level, as_array(key, torch.cat(tensors)))
         fields = {key: fields[key] for key in self.values}
         store = self._built(kind, fields, rows, counts, check_finite)
         store = replace(store, objects=self.objects(store.schema))
@@ -267,7 +260,7 @@ class PygReader(CountedFields):
         counts: Mapping[str, tuple[Level, ...]],
         check_finite: bool | tuple[str, ...],
     ) -> Kept:
-        edge_index = _numpy("edge_index", torch.cat(self.edge_index, dim=1))
+        edge_index = as_array("edge_index", torch.cat(self.edge_index, dim=1))
         return kind.from_arrays(
             np.asarray(self.nodes, dtype=np.int64),
             np.asarray(self.edges, dtype=np.int64),
@@ -314,7 +307,7 @@ class PygReader(CountedFields):
         if key == "y" and constant and lengths[0] == 1:
             return "graph", 1  # even where every graph has one node, or one edge
         if is_edge and is_node:
-            return self._told_by_name(key, int(sum(self.nodes))), 1
+            return level_by_name(key, int(sum(self.nodes))), 1
         if is_edge:
             return "edge", 1
         if is_node:
@@ -326,20 +319,6 @@ class PygReader(CountedFields):
             return self._on_axis(key, shared[0] if shared else key, lengths), 1
         levels = {"node": np.asarray(self.nodes), "edge": np.asarray(self.edges)}
         raise BadGraph(odd_rows(key, lengths, levels))
-
-    def _told_by_name(self, key: str, rows: int) -> Level:
-        """The level of a field where every graph has as many nodes as edges: names that PyG and
-        its data sets use tell. Edges are sorted and padded apart from nodes, so a guess would put
-        some fields' rows in the wrong order."""
-        if any(part in key for part in OF_EDGES):
-            return "edge"
-        if any(part in key for part in OF_NODES) or key in NODE_NAMES or not rows:
-            return "node"
-        raise BadGraph(
-            f"{key!r} has a row per node and one per edge, since every graph has as many of both, "
-            f"and its name does not tell: pass levels={{{key!r}: 'node'}} or "
-            f"levels={{{key!r}: 'edge'}}"
-        )
 
     def _check_lengths(self, key: str, lengths: IntArray) -> None:
         """Refuses a graph with another number of rows than the schema's level asks for."""
@@ -380,32 +359,3 @@ class PygReader(CountedFields):
                     f"graph 0 has {item.name!r} as {found.describe()}; the plan was made for "
                     f"{item.describe()}: convert the new graphs as the training data was"
                 )
-
-
-def whole_count(nodes: Any, number: int) -> int:
-    """``num_nodes`` of one graph, which PyG lets be anything."""
-    if nodes is None or type(nodes) is int:
-        return nodes or 0
-    nodes = nodes.item() if isinstance(nodes, Tensor) and nodes.numel() == 1 else nodes
-    return int(whole_numbers(nodes, f"graph {number}: num_nodes", BadGraph).reshape(-1)[0])
-
-
-def as_tensor(value: Any, key: str = "edge_index") -> Tensor | None:
-    """A tensor for numbers, arrays and tensors; None for what a batch cannot carry (strings)."""
-    if isinstance(value, Tensor):
-        if value.layout != torch.strided:
-            raise BadGraph(
-                "sparse adjacency matrices are not supported: store edge_index instead of adj_t"
-            )
-        return torch.atleast_1d(value.detach().cpu())
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-        return torch.atleast_1d(torch.from_numpy(native(np.atleast_1d(value), key)))
-    if isinstance(value, bool | int | float):
-        return torch.tensor([value])
-    return None
-
-
-def _numpy(key: str, tensor: Tensor) -> Array:
-    if tensor.dtype == torch.bfloat16:
-        raise BadGraph(f"{key!r} is bfloat16, which a store cannot keep; give it as float32")
-    return tensor.contiguous().numpy()

@@ -1,0 +1,56 @@
+"""What stands in a PyG graph, of whatever make, as tensors, arrays and whole numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.errors import BadGraph
+from staticgraph.sizes.whole_numbers import whole_numbers
+from staticgraph.store.columns import Array, native
+
+
+def whole_count(nodes: Any, number: int) -> int:
+    """``num_nodes`` of one graph, which PyG lets be anything.
+
+    Raises:
+        BadGraph: it is no whole number.
+    """
+    if nodes is None or type(nodes) is int:
+        return nodes or 0
+    nodes = nodes.item() if isinstance(nodes, Tensor) and nodes.numel() == 1 else nodes
+    return int(whole_numbers(nodes, f"graph {number}: num_nodes", BadGraph).reshape(-1)[0])
+
+
+def as_tensor(value: Any, key: str = "edge_index") -> Tensor | None:
+    """A tensor on the CPU, of one dimension or more, for numbers, arrays and tensors; None for what
+    a batch cannot carry (strings).
+
+    Raises:
+        BadGraph: a sparse tensor, or an array of a dtype that torch does not have.
+    """
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise BadGraph(
+                "sparse adjacency matrices are not supported: store edge_index instead of adj_t"
+            )
+        return torch.atleast_1d(value.detach().cpu())
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        return torch.atleast_1d(torch.from_numpy(native(np.atleast_1d(value), key)))
+    if isinstance(value, bool | int | float):
+        return torch.tensor([value])
+    return None
+
+
+def as_array(key: str, tensor: Tensor) -> Array:
+    """The array of a field, over all graphs, as a store keeps it.
+
+    Raises:
+        BadGraph: numpy has no such dtype.
+    """
+    if tensor.dtype == torch.bfloat16:
+        raise BadGraph(f"{key!r} is bfloat16, which a store cannot keep; give it as float32")
+    return tensor.contiguous().numpy()
