@@ -13,6 +13,7 @@ from staticgraph.text.progress import Status, say
 
 if TYPE_CHECKING:
     from staticgraph.outofcore import LinkConfig
+    from staticgraph.outofcore.training.ranking import LinkScore
 
 
 def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | None]:
@@ -22,7 +23,6 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         Beta,
         Comet,
         InMemory,
-        LinkConfig,
         LinkTrainer,
         evaluate_links,
         tune,
@@ -32,16 +32,7 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     from staticgraph.text.table import table
 
     triples = data.open_links(args.data)
-    config = LinkConfig(
-        decoder=args.decoder,
-        dimension=args.dimension,
-        batch_size=given(args.batch_size, 1000),
-        chunks=given(args.chunks, 1 if args.encoder else 10),
-        negatives=args.negatives,
-        degree_fraction=args.degree_fraction,
-        rate=given(args.rate, 0.1),
-        seed=args.seed,
-    )
+    config = _config_of(args)
     tuned = None
     if args.memory is not None:
         tuned = tune(triples.num_nodes, triples.train.shape[1], 8 * args.dimension, 12, args.memory)
@@ -59,13 +50,7 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         timeline.plot(trainer.buffer.times, p, args.out / PICTURE)
     if diverged is None:
         score = evaluate_links(trainer, triples.test, triples.known)
-        if score.not_finite:
-            diverged = Diverged(
-                f"the training diverged by epoch {trainer.epoch}: {score.not_finite} of "
-                f"{2 * score.edges} tested ends have a score that is not finite. Train again with "
-                "a lower --rate",
-                trainer.epoch,
-            )
+        diverged = _diverged_by(trainer.epoch, score)
     epochs = [asdict(epoch) for epoch in trainer.history]
     trainer.close()
     rows = [("diverged", f"in epoch {diverged.epoch}")] if diverged else []
@@ -83,6 +68,33 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         "test": asdict(score) if score else None,
     }  # fmt: skip
     return report, table((title, "filtered test"), rows), diverged
+
+
+def _config_of(args: argparse.Namespace) -> LinkConfig:
+    """How the options want links trained."""
+    from staticgraph.outofcore import LinkConfig
+
+    return LinkConfig(
+        decoder=args.decoder,
+        dimension=args.dimension,
+        batch_size=given(args.batch_size, 1000),
+        chunks=given(args.chunks, 1 if args.encoder else 10),
+        negatives=args.negatives,
+        degree_fraction=args.degree_fraction,
+        rate=given(args.rate, 0.1),
+        seed=args.seed,
+    )
+
+
+def _diverged_by(epoch: int, score: LinkScore) -> Diverged | None:
+    """A divergence that only the test shows."""
+    if not score.not_finite:
+        return None
+    return Diverged(
+        f"the training diverged by epoch {epoch}: {score.not_finite} of {2 * score.edges} tested "
+        "ends have a score that is not finite. Train again with a lower --rate",
+        epoch,
+    )
 
 
 def _train(trainer: Any, epochs: int) -> Diverged | None:

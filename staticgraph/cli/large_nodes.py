@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli.large_run import GRAPH, PICTURE, given, graph_of, sizes_of
 from staticgraph.errors import Diverged
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import say
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+    from staticgraph.outofcore import NodeTrainer
+    from staticgraph.outofcore.disk.data import NodeData
+    from staticgraph.outofcore.sampling.hops import HopStatistics
 
 
 def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | None]:
@@ -57,26 +65,8 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         args.model, found.features.shape[1], args.hidden, classes, len(fanouts), args.dropout
     )
     trainer = NodeTrainer(model, loader, rate=given(args.rate, 0.01))
-    epochs: list[dict[str, Any]] = []
-    diverged: Diverged | None = None
-    best, chosen = -1.0, {k: v.clone() for k, v in model.state_dict().items()}
-    for _ in range(given(args.epochs, 50)):
-        try:
-            done = asdict(trainer.train_epoch())
-        except Diverged as error:
-            diverged = error
-            break
-        done["valid"] = trainer.evaluate_whole(found.valid, found.labels)
-        if done["valid"] > best:
-            best, chosen = done["valid"], {k: v.clone() for k, v in model.state_dict().items()}
-        epochs.append(done)
-        say(
-            f"epoch {done['epoch']:3}  loss {done['loss']:.4f}  train {done['accuracy']:.3f}  "
-            f"valid {done['valid']:.3f}  {how_many(done['partitions_read'], 'read')}  "
-            f"{done['seconds']:.2f} s  waited {done['waited_s']:.2f} s"
-        )
+    epochs, best, diverged = _train(trainer, model, found, given(args.epochs, 50))
     timeline.plot(loader.states.times, p, args.out / PICTURE)
-    model.load_state_dict(chosen)
     accuracy = None
     if diverged is None:
         accuracy = trainer.evaluate_whole(found.test, found.labels)
@@ -85,13 +75,7 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     rows = [("diverged", f"in epoch {diverged.epoch}")] if diverged else []
     rows += [("best validation accuracy", f"{best:.4f}")] if epochs else []
     rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
-    if statistics is not None:
-        rows += [
-            ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
-            ("batches split", f"{statistics.splits}"),
-            ("batches in eager", f"{statistics.eager}"),
-            ("rows that are real", f"{statistics.efficiency:.1%}"),
-        ]
+    rows += _of_batches(statistics)
     report = {
         "task": "node", "data": found.name, "policy": str(policy), "partitions": p,
         "model": args.model, "fanouts": fanouts, "seed": args.seed, "epochs": epochs,
@@ -102,3 +86,46 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     place = f"{how_many(policy.slots(p), 'partition')} of {p} in memory"
     title = f"{found.name}, {args.policy}, {place}, {args.model}"
     return report, table((title, ""), rows), diverged
+
+
+def _train(
+    trainer: NodeTrainer, model: Module, found: NodeData, epochs: int
+) -> tuple[list[dict[str, Any]], float, Diverged | None]:
+    """Trains, and leaves the model as it was at its best validation: what each epoch said, that
+    validation (-1 without an epoch), and what ended it early."""
+    done: list[dict[str, Any]] = []
+    best, chosen = -1.0, _copied(model)
+    diverged: Diverged | None = None
+    for _ in range(epochs):
+        try:
+            epoch = asdict(trainer.train_epoch())
+        except Diverged as error:
+            diverged = error
+            break
+        epoch["valid"] = trainer.evaluate_whole(found.valid, found.labels)
+        if epoch["valid"] > best:
+            best, chosen = epoch["valid"], _copied(model)
+        done.append(epoch)
+        say(
+            f"epoch {epoch['epoch']:3}  loss {epoch['loss']:.4f}  train {epoch['accuracy']:.3f}  "
+            f"valid {epoch['valid']:.3f}  {how_many(epoch['partitions_read'], 'read')}  "
+            f"{epoch['seconds']:.2f} s  waited {epoch['waited_s']:.2f} s"
+        )
+    model.load_state_dict(chosen)
+    return done, best, diverged
+
+
+def _copied(model: Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def _of_batches(statistics: HopStatistics | None) -> list[tuple[str, str]]:
+    """Rows of the table on the shapes that batches took."""
+    if statistics is None:
+        return []
+    return [
+        ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
+        ("batches split", f"{statistics.splits}"),
+        ("batches in eager", f"{statistics.eager}"),
+        ("rows that are real", f"{statistics.efficiency:.1%}"),
+    ]

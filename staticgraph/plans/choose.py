@@ -25,7 +25,7 @@ from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.pack import Packing
 from staticgraph.packing.packer import TIME_LIMIT, PackingEffort
 from staticgraph.plans.by_memory import MIN_STEPS, sized_plan
-from staticgraph.plans.chosen import Sizes
+from staticgraph.plans.chosen import Chosen, Sizes
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.exact import exact_capacities, with_order_statistics
 from staticgraph.plans.packed import several_capacities, stream_capacity
@@ -103,11 +103,8 @@ def plan_buckets(
     """
     sizes = sizes_of(source)
     trained = _trained(sizes, indices)
-    if effort != "fast" and (batch_size is not None or memory is not None or budget is not None):
-        raise ValueError(
-            f"effort={effort!r} is of packs of a varying number of graphs; batches of an exact "
-            "number are drawn again each epoch: give graphs= and no batch_size, memory or budget"
-        )
+    if effort != "fast":
+        _check_packs_asked(effort, batch_size, memory, budget)
     if memory is None and budget is not None:
         memory = budget.memory
     if memory is not None or budget is not None:
@@ -143,14 +140,9 @@ def plan_buckets(
         chosen = exact_capacities(
             data, batch_size, margin, num_buckets, price, seed, whole=indices is not None
         )
-    elif num_buckets == 1 and effort == "fast":
-        chosen = stream_capacity(data, graphs, seed)
     else:
-        chosen = several_capacities(data, num_buckets, graphs, price, fits)
-        if len(chosen.capacities) > 1:
-            chosen = chosen._replace(note=_of_coarsening(histogram))
-        elif effort == "fast":
-            chosen = stream_capacity(data, graphs, seed)
+        streamed = effort == "fast"
+        chosen = _for_packs(data, histogram, num_buckets, graphs, price, fits, streamed, seed)
     capacities = tuple(sorted(with_reserves(each, schema) for each in chosen.capacities))
     if chosen.batch_size is not None and attention in ("auto", "size-classed"):
         capacities = with_order_statistics(capacities, data.trained[:, 0], chosen.batch_size, seed)
@@ -186,6 +178,40 @@ def _trained(sizes: IntArray, indices: ArrayLike | None) -> IntArray:
     if not len(trained):
         raise ValueError("indices is empty; a plan needs at least one graph to train on")
     return trained
+
+
+def _check_packs_asked(
+    effort: PackingEffort,
+    batch_size: int | None,
+    memory: MemoryModel | None,
+    budget: MemoryBudget | None,
+) -> None:
+    """Refuses an effort for batches that are not kept as packs."""
+    if batch_size is not None or memory is not None or budget is not None:
+        raise ValueError(
+            f"effort={effort!r} is of packs of a varying number of graphs; batches of an exact "
+            "number are drawn again each epoch: give graphs= and no batch_size, memory or budget"
+        )
+
+
+def _for_packs(
+    data: Sizes,
+    histogram: SizeHistogram,
+    num_buckets: int | None,
+    graphs: int,
+    cost: StepCost,
+    fits: Callable[[Capacity], bool] | None,
+    streamed: bool,
+    seed: int,
+) -> Chosen:
+    """The capacities for packs of about ``graphs`` graphs: one, or several where that is cheaper.
+    One is measured by the stream that fills it, unless (not ``streamed``) its packs are kept."""
+    if num_buckets == 1 and streamed:
+        return stream_capacity(data, graphs, seed)
+    chosen = several_capacities(data, num_buckets, graphs, cost, fits)
+    if len(chosen.capacities) > 1:
+        return chosen._replace(note=_of_coarsening(histogram))
+    return stream_capacity(data, graphs, seed) if streamed else chosen
 
 
 def _of_coarsening(histogram: SizeHistogram) -> str:

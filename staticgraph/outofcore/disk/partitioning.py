@@ -100,10 +100,7 @@ def partition(
     with replacing(folder, KIND, overwrite) as scratch:
         node_ids = _order(num_nodes, first, seed)
         if near:
-            # In float32, so that nodes that are as near differ by chance and not by the chunks.
-            reached = visits(source, first, num_nodes, near).astype(np.float32)
-            rest = node_ids[len(first) :]
-            node_ids[len(first) :] = rest[np.argsort(-reached[rest], kind="stable")]
+            _nearest_first(node_ids, len(first), visits(source, first, num_nodes, near))
         small = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
         new_ids = np.empty(num_nodes, small)
         new_ids[node_ids] = np.arange(num_nodes, dtype=small)
@@ -111,17 +108,8 @@ def partition(
             source, new_ids, p, size, scratch, chunk=chunk, dtype=small,
             progress=progress or (lambda stage, done: None),
         )  # fmt: skip
-        row = columns * small.itemsize
-        np.save(scratch / NODE_IDS, node_ids)
-        np.save(scratch / OFFSETS, offsets)
-        cells = FileRecord.of(scratch / EDGES, (offsets[:-1] * row).tolist())
-        np.save(scratch / SUMS, np.array(cells.crc32, np.uint32))
-        files = {
-            EDGES: FileRecord.of(scratch / EDGES, (offsets[:-1:p] * row).tolist()),
-            NODE_IDS: FileRecord.of(scratch / NODE_IDS),
-            OFFSETS: FileRecord.of(scratch / OFFSETS),
-            SUMS: FileRecord.of(scratch / SUMS),
-        }
+        places = offsets * (columns * small.itemsize)
+        files = _write_tables(scratch, node_ids, offsets, places, p)
         described = None
         if features is not None:
             _write_features(features, node_ids, size, scratch / FEATURES)
@@ -186,6 +174,41 @@ def _order(num_nodes: int, first: NDArray[np.int64], seed: int) -> NDArray[np.in
     rest = np.ones(num_nodes, dtype=bool)
     rest[first] = False
     return np.concatenate([rng.permutation(first), rng.permutation(np.flatnonzero(rest))])
+
+
+def _nearest_first(node_ids: NDArray[np.int64], begin: int, reached: NDArray[np.float64]) -> None:
+    """Sorts the nodes from ``begin`` on by how often they are reached, in place."""
+    # In float32, so that nodes that are as near differ by chance and not by the chunks.
+    often, rest = reached.astype(np.float32), node_ids[begin:]
+    node_ids[begin:] = rest[np.argsort(-often[rest], kind="stable")]
+
+
+def _write_tables(
+    folder: Path,
+    node_ids: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    places: NDArray[np.int64],
+    p: int,
+) -> dict[str, FileRecord]:
+    """Writes what finds nodes and cells, and the sums of the cells, beside the sorted edges.
+
+    Args:
+        folder: holds the edges.
+        node_ids: the caller's number of each new number.
+        offsets: ``[p * p + 1]`` edges before each cell.
+        places: the same in bytes.
+        p: partitions.
+    """
+    np.save(folder / NODE_IDS, node_ids)
+    np.save(folder / OFFSETS, offsets)
+    cells = FileRecord.of(folder / EDGES, places[:-1].tolist())
+    np.save(folder / SUMS, np.array(cells.crc32, np.uint32))
+    return {
+        EDGES: FileRecord.of(folder / EDGES, places[:-1:p].tolist()),
+        NODE_IDS: FileRecord.of(folder / NODE_IDS),
+        OFFSETS: FileRecord.of(folder / OFFSETS),
+        SUMS: FileRecord.of(folder / SUMS),
+    }
 
 
 def _write_features(features: NDArray[Any], ids: NDArray[np.int64], size: int, path: Path) -> None:
