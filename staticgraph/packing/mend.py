@@ -207,38 +207,9 @@ def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter)
             if y >= 0:
                 change[c] += sizes[members[b, y], c]
         before = excess[a] + excess[b]
-        best, gives, takes, ties = np.inf, -2, -2, 0
-        for i in range(-1, held[a]):
-            if i == x and i >= 0:
-                continue
-            for j in range(-1, held[b]):
-                if j >= 0 and j == y:
-                    continue
-                if i < 0 and j < 0 and x < 0 and y < 0:
-                    continue
-                if i >= 0 and j >= 0 and members[a, i] == members[b, j]:
-                    continue
-                after = 0.0
-                for c in range(components):
-                    delta = change[c]
-                    if i >= 0:
-                        delta -= sizes[members[a, i], c]
-                    if j >= 0:
-                        delta += sizes[members[b, j], c]
-                    ours, theirs = load[a, c] + delta, load[b, c] - delta
-                    if ours > limits[c]:
-                        after += (ours - limits[c]) * weights[c]
-                    if theirs > limits[c]:
-                        after += (theirs - limits[c]) * weights[c]
-                    if after > best:
-                        break
-                if after < best:
-                    best, gives, takes, ties = after, i, j, 1
-                elif after == best:
-                    ties += 1
-                    counter += STEP
-                    if below(counter, ties) == 0:
-                        gives, takes = i, j
+        best, gives, takes, counter = _best_pair(
+            members, held, load, sizes, limits, weights, a, b, x, y, change, counter
+        )
         if gives == -2:
             continue
         if best > before + 1e-12:
@@ -267,6 +238,46 @@ def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter)
                 over[place[pack]], place[last] = last, place[pack]
                 place[pack] = -1
     return count, made, counter
+
+
+@numba.njit(inline="always")
+def _best_pair(members, held, load, sizes, limits, weights, a, b, x, y, change, counter):
+    """The graphs ``gives`` of pack ``a`` and ``takes`` of ``b`` (-1 for none; -2 where no exchange
+    is left) after whose exchange, beside that of ``x`` and ``y``, which ``change`` says, the two
+    are least over their limits, and how much; of equally good ones any. And the counter."""
+    best, gives, takes, ties = np.inf, -2, -2, 0
+    for i in range(-1, held[a]):
+        if i == x and i >= 0:
+            continue
+        for j in range(-1, held[b]):
+            if j >= 0 and j == y:
+                continue
+            if i < 0 and j < 0 and x < 0 and y < 0:
+                continue
+            if i >= 0 and j >= 0 and members[a, i] == members[b, j]:
+                continue
+            after = 0.0
+            for c in range(len(limits)):
+                delta = change[c]
+                if i >= 0:
+                    delta -= sizes[members[a, i], c]
+                if j >= 0:
+                    delta += sizes[members[b, j], c]
+                ours, theirs = load[a, c] + delta, load[b, c] - delta
+                if ours > limits[c]:
+                    after += (ours - limits[c]) * weights[c]
+                if theirs > limits[c]:
+                    after += (theirs - limits[c]) * weights[c]
+                if after > best:
+                    break
+            if after < best:
+                best, gives, takes, ties = after, i, j, 1
+            elif after == best:
+                ties += 1
+                counter += STEP
+                if below(counter, ties) == 0:
+                    gives, takes = i, j
+    return best, gives, takes, counter
 
 
 @numba.njit(nogil=True, cache=True)

@@ -5,7 +5,9 @@ Each step of a message is a loop of its own over its columns, over few enough ar
 prove that they do not overlap and use the vector unit. Spread is added up around the first message
 of a node, which keeps the digits that a mean of squares would lose. Backward computes the messages
 again and scatters as it goes: one core adds in one order. Measured (one of 2 shared cores,
-2026-11-22, 1,800 nodes, 3,700 edges): see ``docs/rewrites.md``.
+2026-11-22, 1,800 nodes, 3,700 edges): see ``docs/rewrites.md``. Both functions are long because
+more of them in inlined parts took time (the same, 2026-11-23): of what is done once a node a tenth,
+where the maximum is all that is asked for; of what is done for every edge a quarter and more.
 
 Operands that were not given are one row of zeros, which is read for every edge; ``code`` is empty
 where edge ``e`` reads row ``e``. ``kinds`` are places in
