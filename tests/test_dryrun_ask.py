@@ -64,7 +64,6 @@ def test_spilling_kernels_are_listed_among_those_of_inductor():
     quiet = KernelUse("triton_poi_0", "inductor", 20, 0, 0, 4, 0, 0)
     loud = KernelUse("triton_red_1", "inductor", 255, 16, 0, 4, 0, 1)
     made = report(uses=(quiet, loud))
-    assert made.spilling == (loud,)
     assert "triton_red_1" in str(made)
     assert "triton_poi_0" not in str(made)
     assert "2 kernels, at most 255 registers, 1 spill, 1 use atomics" in str(made)

@@ -18,7 +18,7 @@ pytest.importorskip("rdkit", reason="needs the extra smiles")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
 
 from support.browser import PATIENCE_S, Browser, needs_browser, opened, until  # noqa: E402
-from support.served_run import app_of_run  # noqa: E402
+from support.served_app import app_of_run  # noqa: E402
 from support.trained_run import trained_run  # noqa: E402
 
 pytestmark = needs_browser

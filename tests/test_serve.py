@@ -42,7 +42,7 @@ fastapi = pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")
 testclient = pytest.importorskip("starlette.testclient", reason="needs starlette's test client")
 
-from support.served_run import app_of_run  # noqa: E402
+from support.served_app import app_of_run  # noqa: E402
 
 from staticgraph.serving.from_run import reads_smiles  # noqa: E402
 from staticgraph.serving.predict_route import _body, reads_at_once  # noqa: E402

@@ -30,8 +30,10 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")
 testclient = pytest.importorskip("starlette.testclient", reason="needs starlette's test client")
 
+from support.served_app import app_of  # noqa: E402
+
 from staticgraph.serving import from_export  # noqa: E402
-from staticgraph.serving.from_export import app_of_export, service_of_export  # noqa: E402
+from staticgraph.serving.from_export import service_of_export  # noqa: E402
 from staticgraph.serving.ladder import for_serving  # noqa: E402
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
@@ -85,7 +87,7 @@ def loaded(monkeypatch):
 
 def test_graphs_and_smiles_get_the_answers_of_the_model(loaded, tmp_path):
     options = {"digest": "ab", "smiles": True, "task": "binary", "max_wait_ms": 0}
-    app = app_of_export(tmp_path / "hiv", **options)
+    app = app_of(service_of_export(tmp_path / "hiv", **options))
     graphs = [graph_of(smiles) for smiles in SMILES]
     with testclient.TestClient(app) as client:
         answers = [
@@ -106,7 +108,8 @@ def test_graphs_and_smiles_get_the_answers_of_the_model(loaded, tmp_path):
 
 
 def test_the_limits_and_the_categories_of_the_tables_hold(loaded, tmp_path):
-    app = app_of_export(tmp_path, most_graphs=2, most_bytes=3000, max_wait_ms=0)
+    limits = {"most_graphs": 2, "most_bytes": 3000, "max_wait_ms": 0}
+    app = app_of(service_of_export(tmp_path, **limits))
     graph = graph_of("CCO")
     graph["x"][0][0] = 10**6
     with testclient.TestClient(app) as client:

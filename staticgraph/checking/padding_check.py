@@ -320,9 +320,9 @@ class PaddingCheck:
                     values[whole] = part.float() if not part.is_floating_point() else part
                     scales[whole] = largest_of(numbers) if part.is_floating_point() else 1.0
         drew = not torch.equal(before, torch.get_rng_state())
-        return Outcome(values, scales, drew or self._drew_on_device(before))
+        return Outcome(values, scales, drew or self._drew_on_device())
 
-    def _drew_on_device(self, before: Tensor) -> bool:
+    def _drew_on_device(self) -> bool:
         """Whether the generator of the model's own device has moved; its seed was set again."""
         if self._device.type != "cuda":
             return False

@@ -182,11 +182,6 @@ class DryRun:
         """Whether every run is whole."""
         return all(run.ok for run in self.runs)
 
-    @property
-    def spilling(self) -> tuple[KernelUse, ...]:
-        """Kernels whose registers did not suffice."""
-        return tuple(use for use in self.uses if use.spill_bytes)
-
     def run(self, mode: str, phase: str = "step", bucket: int = 0) -> Run:
         """One of the runs.
 

@@ -41,11 +41,11 @@ def form_of(
     if stock is None or (made and issubclass(kind, forms[stock])):
         return None
     form = forms[stock]
-    return form if kind is stock or not made else _joined(kind, form, forms)
+    return form if kind is stock or not made else _joined(kind, form)
 
 
 def _joined(
-    kind: type[torch.nn.Module], form: type[torch.nn.Module], forms: Forms
+    kind: type[torch.nn.Module], form: type[torch.nn.Module]
 ) -> type[torch.nn.Module] | None:
     """The class of both, made once a class."""
     for known in type.__subclasses__(kind):

@@ -177,7 +177,7 @@ def _fill(
             continue
         for c in range(len(limits)):
             room[c] = limits[c]
-        _place(tree, sizes, counts, used, room, types, top, 1, starts[-1])
+        _place(tree, sizes, counts, used, room, types, top, 1)
         while True:
             found = _next(
                 tree, sizes, counts, worth, used, room, chosen, places, early, tries, second_tries
@@ -185,9 +185,9 @@ def _fill(
             if found == 0:
                 break
             if found < 0:  # the same size many times over, far from the end of the pack
-                _place(tree, sizes, counts, used, room, types, chosen[0], -found, starts[-1])
+                _place(tree, sizes, counts, used, room, types, chosen[0], -found)
             for q in range(found):
-                _place(tree, sizes, counts, used, room, types, chosen[q], 1, starts[-1])
+                _place(tree, sizes, counts, used, room, types, chosen[q], 1)
         times = counts[top]
         for q in range(starts[-1], len(types)):
             times = min(times, counts[types[q]] // used[types[q]])
@@ -216,9 +216,8 @@ def _place(
     types: list[int],
     t: int,
     times: int,
-    start: int,
 ) -> None:
-    """Puts ``times`` graphs of type ``t`` into the pack whose pattern begins at ``start``."""
+    """Puts ``times`` graphs of type ``t`` into the pack that is being filled."""
     if used[t] == 0:
         types.append(t)
     used[t] += times

@@ -103,7 +103,7 @@ def _put(captured: Captured, node: Call, found: Weighed) -> None:
     for one in found.weights:
         flat = _vector(captured, node, one, captured.edges)
         weight = flat if weight is None else captured.before(node, MUL, weight, flat, like=flat)
-    last, own = _own_term(captured, node, found)
+    last, own = _own_term(node, found)
     numbers = torch.ones if own else torch.zeros
     loops = captured.once((numbers, x.dtype), numbers, captured.nodes, **_kind(x))
     loops.meta.setdefault("example_value", x.new_empty(captured.nodes))
@@ -129,7 +129,7 @@ def _put(captured: Captured, node: Call, found: Weighed) -> None:
     captured.replace_chain(node, last, made)
 
 
-def _own_term(captured: Captured, node: Call, found: Weighed) -> tuple[Call, bool]:
+def _own_term(node: Call, found: Weighed) -> tuple[Call, bool]:
     """The sum with ``root * root * x``, where that is all that reads it."""
     if not used_once(node):
         return node, False

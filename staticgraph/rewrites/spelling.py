@@ -56,16 +56,16 @@ _FRESH = (ADD, SUB, MUL, DIV, *_UNARY, F.linear, F.embedding, GATHER, SCATTER)
 def spell(captured: Captured) -> None:
     """Rewrites every node that has another word."""
     for node in list(captured.graph.nodes):
-        _alias(captured, node)
+        _alias(node)
     for node in list(captured.graph.nodes):
         _binary(node)
-        _gather(captured, node)
+        _gather(node)
         unstack(captured, node)
         _others(captured, node)
         _reduction(captured, node)
 
 
-def _alias(captured: Captured, node: Call) -> None:
+def _alias(node: Call) -> None:
     """What gives its own operand: conversions to the dtype that is there already."""
     if not is_method(node, "to", "long", "float", "double", "type_as", "contiguous"):
         return
@@ -118,7 +118,7 @@ def _is_zero(number: Any) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and number == 0
 
 
-def _gather(captured: Captured, node: Call) -> None:
+def _gather(node: Call) -> None:
     """``x[index]``, ``index_select`` and ``gather`` of rows, ``x[0]``, ``unbind``: a word each."""
     if calls(node, torch.index_select) or is_method(node, "index_select"):
         given = _arguments(node, ("self", "dim", "index"))

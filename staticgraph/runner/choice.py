@@ -73,9 +73,6 @@ class WayChoice:
         return cls(**{**values, "contenders": contenders})
 
 
-Choice = WayChoice  # as it was called before
-
-
 def choose(
     bucket: int,
     phase: str,

@@ -144,7 +144,7 @@ def store_of(stretches: Sequence[Stretch], schema: Schema) -> GraphStore:
     graphs = together(stretches, schema)
     offsets = {level: graphs.offsets[level] for level in ("node", "edge", "graph")}
     (src, dst), bounds = graphs.edge_index, (offsets["node"], offsets["edge"])
-    order = sort_by_destination(src, dst, *bounds)
+    order = sort_by_destination(dst, *bounds)
     if order is not None:
         src, dst = src[order], dst[order]
     row_ptr, transpose = row_pointers(src, dst, *bounds)

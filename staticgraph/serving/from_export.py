@@ -1,4 +1,4 @@
-"""An exported folder -> an application that answers for its compiled model.
+"""An exported folder -> a service that answers for its compiled model.
 
 An export has the model, its buckets and the fields of a graph. It does not say what a run says of
 its data: whether ``x`` are the features that a SMILES gets here, and what the outputs mean. Who
@@ -9,13 +9,8 @@ be made beside them (``for_serving`` of a plan, before the export).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from fastapi import FastAPI
 
 from staticgraph.runner.exported import load_exported
-from staticgraph.serving.app import make_app
-from staticgraph.serving.asker import Here
 from staticgraph.serving.bodies import Reader
 from staticgraph.serving.server import Server
 from staticgraph.serving.service import ATOMS, BONDS, Service, has_molecules
@@ -58,17 +53,6 @@ def service_of_export(
     reader = Reader(model.schema, model.manifest.categories, smiles, most_graphs, most_bytes)
     server = Server(model, max_wait_ms=max_wait_ms, max_queue=max_queue)
     return Service(server, reader, f"{model.manifest.model} of {folder.name}", task)
-
-
-def app_of_export(folder: Path, **options: Any) -> FastAPI:
-    """The application of an export in this process alone; takes what :func:`service_of_export`
-    takes."""
-    service = service_of_export(folder, **options)
-    try:
-        return make_app(Here(service.server), *service[1:])
-    except BaseException:
-        service.server.close()
-        raise
 
 
 def _described(field: tuple[str, tuple[int, ...], str]) -> str:

@@ -1,4 +1,4 @@
-"""A run's folder -> an application that answers for its model."""
+"""A run's folder -> a service that answers for its model."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def _counting_sort(
 
 
 def sort_by_destination(
-    src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray
+    dst: Array, node_offsets: IntArray, edge_offsets: IntArray
 ) -> IntArray | None:
     """Positions of the edges in destination order, or None where they stand so already."""
     order = np.empty(len(dst), dtype=np.int64)

@@ -110,8 +110,8 @@ def sort_types(
     sorted_columns, origins = dict(columns), {}
     for level, index in schema.edge_fields:
         field = schema[index]
-        source, target = sorted_columns[index].T
-        order = sort_by_destination(source, target, offsets[field.counts[1]], offsets[level])
+        target = sorted_columns[index][:, 1]
+        order = sort_by_destination(target, offsets[field.counts[1]], offsets[level])
         if order is not None:
             sorted_columns = renumbered(schema, sorted_columns, offsets, graphs, level, order)
             origins[level] = order

@@ -82,7 +82,7 @@ class SortedEdges(NamedTuple):
             nodes, edges = offsets["node"], offsets["edge"]
             _check(src, dst, nodes, edges, name)
             moved, orders = dict(columns), {}
-            order = sort_by_destination(src, dst, nodes, edges)
+            order = sort_by_destination(dst, nodes, edges)
             if order is not None:
                 src, dst, orders["edge"] = src[order], dst[order], order
                 moved = renumbered(schema, moved, offsets, graphs, "edge", order)

@@ -1,0 +1,27 @@
+"""The application of a service in this process alone, without workers and without a port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from staticgraph.serving.app import make_app
+from staticgraph.serving.asker import Here
+from staticgraph.serving.from_run import service_of_run
+from staticgraph.serving.service import Service
+
+
+def app_of(service: Service) -> FastAPI:
+    """Closes the service's server where there is none."""
+    try:
+        return make_app(Here(service.server), *service[1:])
+    except BaseException:
+        service.server.close()
+        raise
+
+
+def app_of_run(folder: Path, **options: Any) -> FastAPI:
+    """Takes what :func:`staticgraph.serving.from_run.service_of_run` takes."""
+    return app_of(service_of_run(folder, **options))
