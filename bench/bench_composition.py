@@ -24,7 +24,8 @@ from staticgraph.epochs.strategies import Made
 from staticgraph.packing.exact import exact_bounds
 from staticgraph.packing.place import limits_array, place_batches
 from staticgraph.packing.random import shuffle, stream_of
-from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.table import table
 

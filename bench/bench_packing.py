@@ -30,8 +30,9 @@ from staticgraph.epochs.batcher import Batcher
 from staticgraph.packing import pack_histogram, pack_stream
 from staticgraph.packing.fill import THOROUGH
 from staticgraph.packing.listing import listings
-from staticgraph.plans.choose import plan_buckets, sizes_of
+from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.margin import exact_limits, overflow_rate
+from staticgraph.plans.plan import sizes_of
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.table import table
 from tests.support.packing_problems import alike

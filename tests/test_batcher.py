@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from staticgraph.epochs.batcher import Batcher, BatchIds
 from staticgraph.errors import GraphTooLarge
-from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.packings import packings_for
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 

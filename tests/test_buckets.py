@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.errors import PlanMismatch
-from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.limits import (
     efficiency_map,
     limits_for_efficiency,
     limits_for_graphs,
 )
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.plans.several import choose_buckets, knee
 from staticgraph.schema import Field, Schema
 from staticgraph.sizes.capacity import GraphSize

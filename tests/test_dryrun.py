@@ -13,6 +13,7 @@ import pytest
 import torch
 from support import dryrun_models
 from support.dryrun_models import EDGE_TYPES, NODE_TYPES, WIDTH
+from support.launch_counts import added, counts
 from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
@@ -20,7 +21,6 @@ from staticgraph import cli
 from staticgraph.dryrun import ask
 from staticgraph.dryrun.ask import Child
 from staticgraph.dryrun.availability import release, torch_version
-from staticgraph.dryrun.launched import added, counts
 from staticgraph.dryrun.report import DryRun
 from staticgraph.errors import DryRunUnavailable
 

@@ -10,7 +10,7 @@ import pytest
 from bench.paper.__main__ import main as print_beside
 from bench.paper.reproduction import reproduce
 from staticgraph.cli import main
-from staticgraph.plans.choose import BucketPlan
+from staticgraph.plans.plan import BucketPlan
 
 DATA = Path(__file__).parent / "data" / "histograms"
 ESOL, NCI1 = str(DATA / "esol.csv"), str(DATA / "tu_NCI1.csv")

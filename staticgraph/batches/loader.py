@@ -27,7 +27,7 @@ from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.epochs.epoch import BatchIds
 from staticgraph.errors import PlanMismatch
-from staticgraph.plans.choose import BucketPlan
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import EDGE_INDEX
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_store import GraphStore

@@ -15,7 +15,7 @@ import torch
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import batch_of
-from staticgraph.plans.choose import BucketPlan
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.rewrites.explain import Explanation
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward

@@ -32,7 +32,7 @@ from staticgraph.nn.context.present import Restored
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
-from staticgraph.plans.choose import BucketPlan
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward, forward_of
 from staticgraph.steps.attention_choices import attention_choices

@@ -17,8 +17,8 @@ from staticgraph.text.how_many import how_many
 
 if TYPE_CHECKING:
     from staticgraph.packing.pack import Packing
-    from staticgraph.plans.choose import BucketPlan
     from staticgraph.plans.cost import StepCost
+    from staticgraph.plans.plan import BucketPlan
     from staticgraph.sizes.histogram import SizeHistogram
 
 EXAMPLE = """\

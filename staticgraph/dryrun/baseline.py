@@ -22,7 +22,7 @@ from staticgraph.dryrun.ask import dry_run
 from staticgraph.dryrun.operations import PARTS, Operations, count_step
 from staticgraph.dryrun.report import Run
 from staticgraph.nn import convert
-from staticgraph.plans.choose import BucketPlan
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.capture import CapturedStep
 from staticgraph.steps.computation import Computation

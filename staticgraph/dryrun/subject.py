@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from staticgraph.models.named import made, named
-from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.steps.subject import Subject
 from staticgraph.store.graph_store import GraphStore
 

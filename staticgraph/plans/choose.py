@@ -37,8 +37,6 @@ from staticgraph.sizes.reserves import with_reserves
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 
-__all__ = ["BucketPlan", "histogram_of", "plan_buckets", "sizes_of"]
-
 
 def plan_buckets(
     source: Any,

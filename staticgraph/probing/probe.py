@@ -32,11 +32,11 @@ from staticgraph.errors import FitRefused, ProbeFailed
 from staticgraph.memory.counts import TERMS, Form
 from staticgraph.memory.fit import Point
 from staticgraph.memory.model import BatchBytes, MemoryModel
-from staticgraph.plans.choose import sizes_of
+from staticgraph.plans.plan import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.fitting import Fitting
 from staticgraph.probing.out_of_memory import is_out_of_memory
-from staticgraph.probing.pieces import Fitting
 from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.probing.with_kernels import with_kernels

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import ConstantSource
 from staticgraph.nn.context.leaf import FACTS, batch_facts
-from staticgraph.rewrites.provenance import differentiated, has_line, line_of
+from staticgraph.rewrites.user_code import differentiated, has_line, line_of
 from staticgraph.rewrites.words import SELECT, Call, dtype, is_call, tensor, under_shape
 
 
@@ -24,7 +24,7 @@ class Rewritten(NamedTuple):
 
     Attributes:
         rewrite: its name, which is that of its file.
-        line: where in the user's code; see :func:`staticgraph.rewrites.provenance.line_of`.
+        line: where in the user's code; see :func:`staticgraph.rewrites.user_code.line_of`.
         layer: the module's path, ``""`` in the forward of the model itself.
         reason: the one thing that stood in the way; None where it was rewritten.
     """

@@ -19,7 +19,7 @@ from staticgraph.kernels.segments import segment_max, segment_softmax, segment_s
 from staticgraph.nn.context.batch_context import EDGE_GRAPHS
 from staticgraph.nn.functions import softmaxed
 from staticgraph.rewrites.captured import Captured
-from staticgraph.rewrites.provenance import line_of
+from staticgraph.rewrites.user_code import line_of
 from staticgraph.rewrites.words import GATHER, SCATTER, Call, is_call, is_float, shape
 
 NAME = "segments"

@@ -14,8 +14,8 @@ from staticgraph.runner.commitments import Commitments, RunnerStats
 from staticgraph.runner.device_name import device_name
 from staticgraph.runner.report import BucketReport, Report
 from staticgraph.runner.statistics import BucketStatistics
+from staticgraph.runner.steps import Steps
 from staticgraph.runner.warming import Warming
-from staticgraph.runner.ways import Steps
 from staticgraph.steps.attention_choices import attention_choices
 from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.steps.compiled import skipped_recordings_of

@@ -2,7 +2,7 @@
 
 A mode alone does not say it. ``auto`` measures on some devices and on others has one way only, a
 step that gradients accumulate over is recorded without its update, and several ranks decide by the
-same times. What is settled here does not change any more; :class:`staticgraph.runner.ways.Steps`
+same times. What is settled here does not change any more; :class:`staticgraph.runner.steps.Steps`
 records less where an optimizer, or a sum over ranks, cannot be recorded.
 """
 

@@ -12,8 +12,8 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.runner.commitments import Commitments
 from staticgraph.runner.statistics import BucketStatistics
+from staticgraph.runner.steps import Steps
 from staticgraph.runner.warming import Warming
-from staticgraph.runner.ways import Steps
 
 
 class Intake:
@@ -46,7 +46,7 @@ class Intake:
             work: ``step`` or ``forward``.
 
         Raises:
-            TypeError, ValueError: as :meth:`staticgraph.runner.ways.Steps.accept`.
+            TypeError, ValueError: as :meth:`staticgraph.runner.steps.Steps.accept`.
             PaddingLeaks: padding reaches real rows.
         """
         batch = self._steps.accept(batch)

@@ -28,7 +28,7 @@ from staticgraph.distributed.smallest_budget import smallest_budget
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
-from staticgraph.plans.choose import BucketPlan
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.account import Account
 from staticgraph.runner.auto import Auto
@@ -39,10 +39,10 @@ from staticgraph.runner.export import export
 from staticgraph.runner.intake import Intake
 from staticgraph.runner.prediction import predict, require_rows
 from staticgraph.runner.report import Report
+from staticgraph.runner.steps import Steps
 from staticgraph.runner.turns import Turns, check_not_traced
 from staticgraph.runner.verification import Verification, verify
 from staticgraph.runner.warming import Warming
-from staticgraph.runner.ways import Steps
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
 from staticgraph.steps.evaluation import Evaluation, settle_training

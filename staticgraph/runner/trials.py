@@ -29,7 +29,7 @@ from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.runner.attention_trial import AttentionTrial
 from staticgraph.runner.auto import LEAST_ROUNDS, Auto
 from staticgraph.runner.choice import ATTENTION, WayChoice, choose, load, save
-from staticgraph.runner.ways import Steps
+from staticgraph.runner.steps import Steps
 from staticgraph.schema import Schema
 from staticgraph.steps.modes import FUSED, OWN, without_fused
 from staticgraph.steps.subject import Subject

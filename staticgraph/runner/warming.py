@@ -19,14 +19,14 @@ import torch
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck
-from staticgraph.plans.choose import BucketPlan
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner import warm_start
 from staticgraph.runner.choice import WayChoice
 from staticgraph.runner.commitments import Commitments
 from staticgraph.runner.data_fields import DataFields
 from staticgraph.runner.execution import Execution
+from staticgraph.runner.steps import Steps
 from staticgraph.runner.trials import Trials, trial_batch
-from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import untouched

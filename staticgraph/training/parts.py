@@ -17,7 +17,8 @@ from staticgraph import datasets
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.nn import convert
-from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.subject import Subject

@@ -10,8 +10,8 @@ import numpy as np
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.epoch_stats import EpochStats
 from staticgraph.packing.pack import harmonic_mean
-from staticgraph.plans.choose import BucketPlan, sizes_of
 from staticgraph.plans.cost import StepCost
+from staticgraph.plans.plan import BucketPlan, sizes_of
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table

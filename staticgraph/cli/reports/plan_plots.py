@@ -12,8 +12,8 @@ import numpy as np
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.files import atomic
 from staticgraph.packing.pack import Packing
-from staticgraph.plans.choose import BucketPlan, sizes_of
 from staticgraph.plans.limits import EfficiencyMap, efficiency_map
+from staticgraph.plans.plan import BucketPlan, sizes_of
 from staticgraph.plans.several import SeveralChoice, knee
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.how_many import how_many
