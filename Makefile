@@ -61,7 +61,7 @@ tiers: $(STAMP)
 FUZZ_SEED ?= 2
 test-all: $(DOCS)
 	@$(VENV)/bin/ruff check --quiet .
-	@$(MAKE) --no-print-directory --jobs 2 every-test lint fuzz docs
+	@$(MAKE) --no-print-directory --jobs 2 every-test lint fuzz site
 
 .PHONY: every-test
 every-test: $(STAMP)
@@ -81,9 +81,14 @@ package: $(STAMP)
 bench: $(STAMP)
 	$(PY) -m pytest bench -p no:cacheprovider --benchmark-enable --benchmark-columns=median,iqr,rounds
 
-# The site in build/site, strictly: a dead link or a name that is gone ends it.
+# The site in build/site, strictly: a dead link or a name that is gone ends it. Whether the drawings
+# are what their script draws is among the tests, too.
 docs: $(DOCS)
 	$(PY) -m docs.tools.draw --check
+	@$(MAKE) --no-print-directory site
+
+.PHONY: site
+site: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
