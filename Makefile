@@ -56,12 +56,13 @@ quick: $(STAMP)
 tiers: $(STAMP)
 	$(TESTS) --write-tiers
 
-# All of them, half a minute of the fuzzer and the site: the checks one after the other next to the
-# tests, which leave no core idle. FUZZ_SEED=random draws other cases.
+# All of them, some seconds of the fuzzer and the site: the checks one after the other next to the
+# tests, which leave no core idle. FUZZ_SEED=random draws other cases, FUZZ_SECONDS=600 more of them.
 FUZZ_SEED ?= 2
+FUZZ_SECONDS ?= 15
 test-all: $(DOCS)
 	@$(VENV)/bin/ruff check --quiet .
-	@$(MAKE) --no-print-directory --jobs 2 every-test lint fuzz docs
+	@$(MAKE) --no-print-directory --jobs 2 every-test lint fuzz site
 
 .PHONY: every-test
 every-test: $(STAMP)
@@ -72,7 +73,7 @@ public-types: $(STAMP)
 	$(PY) tools/public_types.py
 
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --seconds 30 $(if $(filter random,$(FUZZ_SEED)),,--seed $(FUZZ_SEED))
+	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS) $(if $(filter random,$(FUZZ_SEED)),,--seed $(FUZZ_SEED))
 
 # Wheel and source distribution, into dist/.
 package: $(STAMP)
@@ -81,9 +82,14 @@ package: $(STAMP)
 bench: $(STAMP)
 	$(PY) -m pytest bench -p no:cacheprovider --benchmark-enable --benchmark-columns=median,iqr,rounds
 
-# The site in build/site, strictly: a dead link or a name that is gone ends it.
+# The site in build/site, strictly: a dead link or a name that is gone ends it. Whether the drawings
+# are what their script draws is among the tests, too.
 docs: $(DOCS)
 	$(PY) -m docs.tools.draw --check
+	@$(MAKE) --no-print-directory site
+
+.PHONY: site
+site: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 

@@ -181,6 +181,34 @@ def test_packs_at_the_limits_of_the_paper():
     assert molpcba.num_packs == molpcba.volume_bound == 30529
 
 
+@pytest.mark.parametrize(
+    ("name", "graphs", "packs"),
+    [
+        ("tu_COLLAB", 5, 1_090),
+        ("ogbg-molpcba_train", 9, 38_960),
+        ("ogbg-molpcba_train", 10, 35_080),
+    ],
+)
+def test_places_for_graphs_run_out_with_the_nodes(name, graphs, packs):
+    """Near the bound where both are short, in packs of a few graphs."""
+    histogram = load(name)
+    packing = pack_histogram(histogram, histogram.maxima, max_graphs=graphs)
+    assert packing.num_packs <= packs
+
+
+def test_a_few_huge_graphs_among_many_small_ones_leave_no_places_empty():
+    """As syntax trees are, 256 a pack of which the largest fits once: largest first alone takes a
+    fifth more packs than the bound."""
+    rng = np.random.default_rng(0)
+    nodes = np.clip(rng.lognormal(4.55, 0.72, 40_000), 11, 1400).astype(np.int64)
+    nodes[:83] = np.geomspace(1400, 36_123, 83)
+    histogram = SizeHistogram.from_sizes(np.stack([nodes, nodes - 1], axis=1))
+    for graphs in (200, 250, 300):
+        packing = fill_histogram(histogram, histogram.maxima, max_graphs=graphs)
+        assert_packed(packing, histogram, histogram.maxima, graphs)
+        assert packing.num_packs <= 1.02 * volume_bound(histogram, histogram.maxima, graphs)
+
+
 def test_order_of_input_does_not_matter():
     rng = np.random.default_rng(0)
     sizes = rng.integers(0, 30, (300, 2))

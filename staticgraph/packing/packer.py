@@ -33,10 +33,10 @@ EFFORTS = ("fast", "best")
 # Seconds that ``effort="best"`` may take.
 TIME_LIMIT = 10.0
 # ``fast`` mends packs of so many graphs, where there are not too many of them, and looks at so many
-# pairs of graphs, about 15 ms; of packs of fewer graphs it mends a sample, unless most graphs are
+# pairs of graphs, about 25 ms; of packs of fewer graphs it mends a sample, unless most graphs are
 # alone.
 FEW_GRAPHS, MANY_GRAPHS = 5, 30
-PAIRS = 800_000
+PAIRS = 1_600_000
 ALONE = 1.5
 
 

@@ -29,7 +29,8 @@ def build(sizes: IntArray, counts: IntArray) -> IntArray:
     tree = np.full((2 * leaves, sizes.shape[1]), GONE, np.int64)
     for t in range(len(sizes)):
         if counts[t] > 0:
-            tree[leaves + t] = sizes[t]
+            for c in range(sizes.shape[1]):
+                tree[leaves + t, c] = sizes[t, c]
     for p in range(leaves - 1, 0, -1):
         _refresh(tree, p)
     return tree
@@ -56,7 +57,8 @@ def remove(tree: IntArray, t: int) -> None:
 def restore(tree: IntArray, t: int, size: IntArray) -> None:
     """Type ``t`` of this size ``[C]`` is found again."""
     p = len(tree) // 2 + t
-    tree[p] = size
+    for c in range(len(size)):
+        tree[p, c] = size[c]
     while p > 1:
         p //= 2
         _refresh(tree, p)

@@ -150,7 +150,8 @@ def _partition_rows(rows, column, size, starts, ordered):
     at = starts[:-1].copy()
     for e in range(rows.shape[0]):
         k = rows[e, column] // size
-        ordered[at[k]] = rows[e]
+        for c in range(rows.shape[1]):
+            ordered[at[k], c] = rows[e, c]
         at[k] += 1
 
 
