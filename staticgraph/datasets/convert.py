@@ -129,7 +129,7 @@ def _source(
         return None, len(store), dict(store.splits), store.name
     path = Path(spec).expanduser()
     if path.suffix == ".csv" and path.exists():
-        table = Table.of(path, target)
+        table = Table.of(path, target, progress)
         splits = table.splits or datasets.random_split(table.graphs, seed)
         return table, table.graphs, splits, path.stem
     store = datasets.open(spec, target=target or None, seed=seed, progress=progress)

@@ -70,8 +70,9 @@ def check_path(path: Path, spec: str, target: str | Sequence[str] | None) -> Non
 def check_no_target(target: str | Sequence[str] | None, spec: str) -> None:
     """Refuses a target for what is no CSV."""
     if target is not None:
+        names = target if isinstance(target, str) else ", ".join(target)
         raise ValueError(
-            f"target={target!r} chooses columns of a CSV, and {spec} is none: its labels are its "
+            f"target={names!r} chooses columns of a CSV, and {spec} is none: its labels are its "
             "y, all of them; leave target (--target) out, or make a store whose graphs have the "
             "labels that you want (graph.y = graph.y[:, [0]], then GraphStore.from_pyg(...))"
         )
