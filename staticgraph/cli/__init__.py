@@ -4,7 +4,7 @@ A command is a module with ``register(subparsers)``, which describes it, and a f
 it, which imports what it needs only then: ``staticgraph --help`` must not wait for torch. Results
 go to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0; 1 where the answer
 is no (a training diverged, a model is not static); 2 with one line for an error that a user can
-correct; anything else is a bug and shows its traceback.
+correct, in a model of theirs too; anything else is a bug and shows its traceback.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from staticgraph import __version__, errors
+from staticgraph.cli.model_failures import failure_of
 
 COMMANDS = (
     *("plan", "probe", "check", "versus", "train", "report"),
@@ -110,7 +111,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        text = _for_the_user(error)
+        text = _for_the_user(error) or failure_of(error, args)
         if text is None:
             raise
         print(f"staticgraph {args.command}: {text}", file=sys.stderr)

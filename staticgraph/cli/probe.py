@@ -182,6 +182,7 @@ def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
     import torch
 
     from staticgraph.dryrun.compiled_probe import probe
+    from staticgraph.models.named import require_trainable
     from staticgraph.nn import convert
     from staticgraph.training.config import takes_kernels
 
@@ -193,6 +194,7 @@ def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
         )
     loss, outputs = loss_of(getattr(args, "loss", None), store)
     model = model_of(args, store, outputs)
+    require_trainable(model, args.model)
     device, like = getattr(args, "device", "cpu"), getattr(args, "like", "cuda")
     model.to(device)
     where = "cuda" if "cuda" in (device, like) else "cpu"

@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     look_for(args.data, args.target)
     import torch
 
+    from staticgraph.models.named import require_trainable
     from staticgraph.training.device import device_of
     from staticgraph.training.versus.picture import save_versus_picture
     from staticgraph.training.versus.versus import versus
@@ -92,8 +93,10 @@ def run(args: argparse.Namespace) -> int:
     store = open_data(args, args.seed)
     loss, outputs = loss_of(args.loss, store)
     torch.manual_seed(args.seed)
+    model = model_of(args, store, outputs)
+    require_trainable(model, args.model)
     report = versus(
-        model_of(args, store, outputs),
+        model,
         store,
         loss=loss,
         batch_size=args.batch_size,
