@@ -113,7 +113,7 @@ def said(words, capsys):
         ("users_models:Short", r"gives \[\d+, 1\], .* row per graph, .*: keep a row per graph"),
         ("users_models:wide", r"gives \[\d+, 7\], .*: give its last layer 1 for regression"),
         ("users_models:Pair", r"gives a tuple, .*: return that alone"),
-        ("users_models:frozen", "it has no parameter with requires_grad: nothing to train"),
+        ("users_models:frozen", "no parameter has requires_grad: nothing to train"),
         ("users_models:Detached", r"depends on nothing that is trained: look for detach\(\)"),
         ("users_models:made", "made is a model already, .*; name its class Net, or a function"),
         ("users_models.py:Net", r"no module 'users_models\.py' here: write users_models:Net"),

@@ -135,9 +135,7 @@ def require_trainable(model: Module, name: str) -> None:
         ValueError: no parameter has ``requires_grad``.
     """
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(
-            f"--model {name}: it has no parameter with requires_grad: nothing to train"
-        )
+        raise ValueError(f"--model {name}: no parameter has requires_grad: nothing to train")
 
 
 def _arguments_needed(build: Any) -> list[str]:
