@@ -67,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     model = made(args.model, store)
     with waiting("running the model on one batch, with and without padding, and capturing it"):
         report = preflight(model, plan, store)
-        rewrites = RewritesReport.of(model, plan, store)
+        if report.ran:
+            rewrites = RewritesReport.of(model, plan, store)
+        else:
+            rewrites = RewritesReport(note=f"not looked for, since {report.parity_note}")
     if args.json:
         print(to_json({**report.to_dict(), "rewrites": rewrites.to_dict()}))
     else:
