@@ -20,6 +20,26 @@ def test_the_command_takes_a_model_of_the_zoo(capsys):
     assert "gcn_sum" in capsys.readouterr().out
 
 
+def test_of_a_model_that_does_not_run_nothing_else_is_told(tmp_path, monkeypatch, capfd):
+    """Neither that it is not static, nor torch's own account of capturing it."""
+    (tmp_path / "of_other_data.py").write_text(
+        "from torch_geometric.nn import GCN\n\n\n"
+        "class Net(GCN):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(5, 4, 1)\n\n"
+        "    def forward(self, x, edge_index):\n"
+        "        return super().forward(x.float(), edge_index)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["check", "--model", "of_other_data:Net", "--data", ESOL]) == 1
+    out, err = capfd.readouterr()
+    assert "1. the model raises: RuntimeError: mat1 and mat2 shapes" in out
+    *_, verdict, nothing, rewrites = out.strip().splitlines()
+    assert verdict == "the model does not run, so nothing else was looked at"
+    assert (nothing, rewrites) == ("", "rewrites: not looked for, since the model does not run")
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("model", "says", "by_itself"),
     [

@@ -73,13 +73,21 @@ def test_a_closed_pipe_ends_quietly(words, expected, tmp_path):
     assert command.wait() == expected
 
 
+def behind(first, second):
+    """An error raised while another was handled, as torch's of a file that cannot be ended."""
+    second.__context__ = first
+    return second
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
         (MemoryError("Unable to allocate 9 TiB"), "out of memory (Unable to allocate 9 TiB)"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes\nframe"), "9 bytes)"),
         (IsADirectoryError(21, "Is a directory", "x"), "x: is a directory"),
-        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError(28, "No space left on device"), "No space left on device: make room, or write"),
+        (OSError("134919 requested and 73600 written"), "No space left on device: make room"),
+        (behind(OSError(28, "No space"), RuntimeError("unexpected pos")), "No space left on dev"),
     ],
 )
 def test_what_a_user_can_mend_is_one_line(error, words, monkeypatch, capsys):

@@ -82,7 +82,7 @@ def test_a_table_in_stretches_is_the_table(tmp_path, capsys):
     ("table", "said"),
     [
         ("a,b\n1,2\n", "one must be called smiles"),
-        ("smiles,a\nC,x\n", "no numeric column"),
+        ("smiles,a\nC,x\n", "no column of numbers"),
         ("smiles,a\n", "no rows"),
         ("smiles,a,split\nC,1,now\n", "split is 'now'"),
         ("smiles,a\nC,1\nC-,2\n", "line 3: RDKit cannot read"),

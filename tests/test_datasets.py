@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from support.command import status_of
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
+from torch_geometric.data.data import BaseData
 
 from staticgraph import GraphStore, datasets
+from staticgraph.datasets.convert import convert
 from staticgraph.datasets.npz import categories
 from staticgraph.datasets.shipped import FOLDER, shipped
 from staticgraph.errors import BadGraph, UnknownDataset
@@ -156,6 +160,66 @@ def test_a_list_of_data_in_a_file(tmp_path):
     assert len(store.splits["val"]) == 1
 
 
+class Kept(InMemoryDataset):
+    """A data set as PyG's tutorial has it."""
+
+    graphs: ClassVar[list[BaseData]]
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.load(self.processed_paths[0], type(self.graphs[0]))
+
+    processed_file_names = ("graphs.pt",)
+
+    def process(self):
+        self.save(self.graphs, self.processed_paths[0])
+
+
+def hetero(nodes: int) -> HeteroData:
+    data = HeteroData(y=torch.rand(1, 2))
+    data["atom"].x = torch.rand(nodes, 3)
+    data["atom", "bond", "atom"].edge_index = torch.zeros(2, nodes, dtype=torch.long)
+    return data
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_data_set_that_pyg_keeps(typed, tmp_path):
+    """By its root, by its file, and converted."""
+    Kept.graphs = [
+        hetero(n) if typed else Data(x=torch.rand(n, 3), y=torch.rand(1, 2), num_nodes=n)
+        for n in range(1, 12)
+    ]
+    root = tmp_path / "mine"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyG tells of its own file
+        Kept(str(root))
+    expected = GraphStore.from_pyg(Kept.graphs, progress=False)
+    file = root / "processed" / "graphs.pt"
+    convert(root, tmp_path / "store", progress=False)
+    for path, name in ((root, "mine"), (file, "graphs"), (tmp_path / "store", "mine")):
+        store = datasets.open(path)
+        assert store.name == name
+        assert store.schema == expected.schema
+        for field, column in expected.columns.items():
+            np.testing.assert_array_equal(store.columns[field], column)
+    torch.save(Kept.graphs, root / "processed" / "second.pt")
+    with pytest.raises(UnknownDataset, match=r"nor one file processed/\*\.pt"):
+        datasets.open(root)
+
+
+@pytest.mark.parametrize("more", [(), (Data,), ({"num_edge_labels": 0}, Data)])
+def test_graphs_side_by_side_in_a_file(more, tmp_path):
+    """As older versions of PyG, the present one, and its TUDataset write them."""
+    graphs = [Data(x=torch.rand(n, 3), y=torch.rand(1, 2)) for n in range(1, 12)]
+    data, slices = InMemoryDataset.collate(graphs)
+    torch.save((data.to_dict() if more else data, slices, *more), tmp_path / "g.pt")
+    torch.save(tuple(graphs), tmp_path / "t.pt")
+    for name in ("g", "t"):
+        store = datasets.open(tmp_path / f"{name}.pt")
+        assert torch.equal(store[4].x, graphs[4].x)
+        assert len(store) == 11
+
+
 class NotData:
     pass
 
@@ -166,6 +230,7 @@ class NotData:
         ({"a": 1}, "holds a dict; expected a list of torch_geometric.data.Data"),
         ([NotData()], "or holds other objects as well"),
         ([], "g is empty"),
+        ((1, 2), "holds a tuple; expected a list of torch_geometric.data.Data"),
         ([torch.ones(3)], "item 0 of g is a Tensor; expected torch_geometric.data.Data"),
     ],
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from staticgraph import datasets
+from staticgraph.datasets.smiles_table import Table
 from staticgraph.errors import BadGraph
 
 
@@ -53,11 +54,15 @@ def test_a_table_of_smiles(chem, tmp_path):
     [
         ("smiles,y\n", None, "has no rows below its header"),
         ("mol,y\nC,1\n", None, "has the columns mol, y; one must be called smiles"),
-        ("smiles,name\nC,a\n", None, "has no numeric column to predict besides its SMILES"),
+        ("smiles,name\nC,a\n", None, "no column of numbers to predict: name (line 2: 'a' is no"),
+        ("smiles,y\nC,\n", None, "no column of numbers to predict: y (empty)"),
+        ("smiles,y\nC,inf\n", None, "line 2: 'inf' is no number"),
+        ("smiles;y\nC;1\n", None, "has cells separated by ';': separate them by commas"),
+        ("smiles_a,smiles_b,y\nC,C,1\n", None, "one must be called smiles"),
         ("smiles,y\nC,1\nCXX,2\n", None, "line 3: RDKit cannot read the SMILES 'CXX'; mend it"),
         ("smiles,y\nC,1\n", "z", "has no column 'z'; it has smiles, y"),
-        ("smiles,y\nC,1\nC,high\n", "y", "line 3: y is 'high', not a number"),
-        ("smiles,y,split\nC,1,dev\n", None, "split is 'dev'; use train, val or test"),
+        ("smiles,y\nC,1\nC,high\n", "y", "line 3: in y, 'high' is no number"),
+        ("smiles,y,split\nC,1,dev\n", None, "line 2: split is 'dev'; use train, val or test"),
     ],
 )
 def test_tables_that_cannot_be_read(chem, tmp_path, table, target, message):
@@ -65,6 +70,27 @@ def test_tables_that_cannot_be_read(chem, tmp_path, table, target, message):
     with pytest.raises(BadGraph) as caught:
         datasets.open(tmp_path / "m.csv", target=target)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [datasets.open, Table.of], ids=["whole", "in stretches"])
+def test_targets_that_were_chosen_are_named(chem, tmp_path, capsys, read):
+    (tmp_path / "m.csv").write_text("id,Canonical_SMILES, logP,name\n1,C,2.5,a\n2,CO,n/a,b\n")
+    found = read(tmp_path / "m.csv", progress=True)
+    assert capsys.readouterr().err == (
+        "m.csv: predicts id, logP; not name (line 2: 'a' is no number)\n"
+    )
+    if read is datasets.open:
+        np.testing.assert_array_equal(found.columns["y"], np.array([[1, 2.5], [2, np.nan]]))
+    else:
+        assert found.targets == ("id", "logP")
+    read(tmp_path / "m.csv", target="logP", progress=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_table_of_another_encoding(tmp_path):
+    (tmp_path / "m.csv").write_text("smiles,y\nC,1\n", encoding="utf-16")
+    with pytest.raises(BadGraph, match=r"is not UTF-8 .*: save it as UTF-8"):
+        datasets.open(tmp_path / "m.csv")
 
 
 def test_progress_is_shown_for_long_work_only(chem, tmp_path, capsys, monkeypatch):

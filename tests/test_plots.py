@@ -130,6 +130,12 @@ def test_filling_is_real_over_physical_rows():
     assert labels[:2] == ["bucket 0: 100 nodes", "bucket 0: 210 edges"]
 
 
+def test_graphs_without_edges_have_a_filling_of_nodes_alone():
+    axes = Figure().add_subplot()
+    plots.draw_spread(axes, [Step(0, 0, 8, 60, 0, 1.0)], [Capacity(100, 0, 9)])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["nodes"]
+
+
 def test_the_running_mean_is_weighted():
     rng = np.random.default_rng(0)
     values, weights = rng.normal(size=30), rng.integers(1, 9, 30)

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tracemalloc
 import urllib.request
 
@@ -262,8 +263,20 @@ def test_stopping_closes_the_server(run_folder, monkeypatch):
     assert closed == [1]
 
 
+def test_what_stays_for_a_while_is_taken_apart_at_the_end():
+    """Or Triton's extension tells of leaks when the process ends."""
+    script = (
+        "import atexit, gc; from staticgraph.serving.own_process import settle\n"
+        "atexit.register(lambda: print(gc.get_freeze_count()))\n"
+        "settle(); print(gc.get_freeze_count() > 0)"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert told.stdout.split() == ["True", "0"]
+
+
 def test_which_runs_were_trained_on_smiles(trained, hiv):
     assert reads_smiles("a/table.csv", hiv.schema)
+    assert reads_smiles("esol", hiv.schema), "it comes with the package, as an .npz"
     assert reads_smiles("ogb:ogbg-molhiv", hiv.schema)
     assert not reads_smiles("molnet:ESOL", hiv.schema), "PyG's features are others"
     assert not reads_smiles("a.csv", sg.GraphStore.from_pyg([sg_graph()]).schema)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -115,6 +116,25 @@ def test_it_prints_one_table_and_json(report):
     assert values["ok"] is True
     assert values["sides"][1]["equal"] is True
     assert values["sides"][1]["memory"]["step_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("winner", "ratio", "head"),
+    [
+        ("eager", 1.7, "fastest: eager, "),
+        ("eager+kernels", 1.2, "to be taken: eager+kernels, "),
+        ("PyG", 1.2, "to be taken: PyG; "),
+        ("PyG", 1.02, "fastest: PyG; "),
+    ],
+)
+def test_the_fastest_is_called_so_alone(report, winner, ratio, head):
+    """A median above that of the side to take is of a gain that was not steady."""
+    rates = {"PyG": 1.0, "eager": ratio, "eager+kernels": 1.0}
+    sides = tuple(replace(side, ratio=rates[side.name]) for side in report.sides)
+    *_, verdict = str(replace(report, sides=sides, winner=winner)).partition("outputs in eval")
+    assert head in verdict
+    unsteady = "eager is faster in the median, but not steadily (see p10 to p90): measure again"
+    assert (unsteady in verdict) == head.startswith("to be")
 
 
 def test_the_model_is_left_as_it_was(few):

@@ -24,7 +24,7 @@ from staticgraph.checking.comparison import TOLERANCE, compare_with_plain, relat
 from staticgraph.checking.example_batch import batch_of, poisoned
 from staticgraph.checking.module_rows import is_layer, module_row
 from staticgraph.checking.plain_batch import plain_batch
-from staticgraph.checking.report import ModuleRow, PreflightReport
+from staticgraph.checking.report import DID_NOT_RUN, ModuleRow, PreflightReport
 from staticgraph.checking.watching import Watch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
@@ -101,7 +101,7 @@ class _Preflight:
         compiles = graphs == 1 and self._static and not by_nature & {"refused", HOST_COPY}
         recordable = compiles and not self._obstacles
         inert = {} if stopped else self._measured()
-        parity, note = (None, "the model does not run") if stopped else self._compared()
+        parity, note = (None, DID_NOT_RUN) if stopped else self._compared()
         if not stopped:
             self._loss_compared()
         attention = self._attention()

@@ -11,6 +11,7 @@ from staticgraph.steps.obstacles import RECORDING_ALONE, RESULTS, Obstacle
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 
+DID_NOT_RUN = "the model does not run"
 _HEADERS = ("module", "layer", "made static", "padding inert")
 
 
@@ -62,6 +63,11 @@ class PreflightReport:
     attention: tuple[AttentionRow, ...] = ()
 
     @property
+    def ran(self) -> bool:
+        """Whether the model ran at all; one that does not is neither static nor otherwise."""
+        return self.parity_note != DID_NOT_RUN
+
+    @property
     def ok(self) -> bool:
         """Whether nothing stands in the way."""
         return not self.obstacles and self.graphs == 1
@@ -107,6 +113,8 @@ class PreflightReport:
             ]
             if obstacle.remedy:
                 lines.append(f"   instead: {obstacle.remedy}")
+        if not self.ran:
+            return "\n".join([*lines, "the model does not run, so nothing else was looked at"])
         lines += [str(row) for row in self.attention]
         difference = "not measured" if self.parity is None else f"{self.parity:.1e}"
         lines += [

@@ -4,22 +4,25 @@ A command is a module with ``register(subparsers)``, which describes it, and a f
 it, which imports what it needs only then: ``staticgraph --help`` must not wait for torch. Results
 go to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0; 1 where the answer
 is no (a training diverged, a model is not static); 2 with one line for an error that a user can
-correct; anything else is a bug and shows its traceback.
+correct, in a model of theirs too; anything else is a bug and shows its traceback.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import importlib.util
 import linecache
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from staticgraph import __version__, errors
+from staticgraph.cli.model_failures import failure_of
 
 COMMANDS = (
     *("plan", "probe", "check", "versus", "train", "report"),
@@ -110,7 +113,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        text = _for_the_user(error)
+        text = _for_the_user(error) or failure_of(error, args)
         if text is None:
             raise
         print(f"staticgraph {args.command}: {text}", file=sys.stderr)
@@ -136,6 +139,8 @@ def parser() -> argparse.ArgumentParser:
 def _for_the_user(error: Exception) -> str | None:
     """The message, where it is one for the user. A ValueError or a TypeError is if our own code
     raised it; one that Python raises of a line of ours (a TypeError) is our fault."""
+    if _is_full(error):
+        return "No space left on device: make room, or write to another place"
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes) and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     if isinstance(error, KNOWN):
@@ -154,6 +159,19 @@ def _for_the_user(error: Exception) -> str | None:
     line = linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
     stated = isinstance(error, ValueError) or line.lstrip().startswith("raise ")
     return str(error) if raised_in == "staticgraph" and stated else None
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether a disk is full: as the system says it, as NumPy does without a number, or behind what
+    torch says of a file that it could not end."""
+    while error is not None:
+        if isinstance(error, OSError) and (
+            error.errno in (errno.ENOSPC, errno.EDQUOT)
+            or re.fullmatch(r"\d+ requested and \d+ written", str(error))
+        ):
+            return True
+        error = error.__context__
+    return False
 
 
 def _is_out_of_memory(error: Exception) -> bool:

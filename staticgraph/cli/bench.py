@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from staticgraph.cli import values
+from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
 from staticgraph.files.json_text import to_json
 from staticgraph.text.progress import waiting
@@ -31,9 +32,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--count-kernels", action="store_true", required=True, help="what is counted; required"
     )
-    parser.add_argument(
-        "--data", required=True, type=values.words, metavar="SPEC", help=values.SPECS
-    )
+    add_data(parser, required=True)
     parser.add_argument(
         "--model", choices=values.MODELS, default="gine",
         help="a model of the zoo (default: gine)",
@@ -53,7 +52,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--autocast", choices=("bfloat16", "float16"), help="mixed precision")
     parser.add_argument(
         "--for",
-        dest="target",
+        dest="gpu",
         choices=("h100", "h200", "a100", "l4"),
         default="h100",
         help="the GPU to compile for (default: h100)",
@@ -72,15 +71,15 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Counts and prints."""
-    look_for(args.data)
+    look_for(args.data, args.target)
     import torch
 
-    from staticgraph import datasets, models
+    from staticgraph import models
     from staticgraph.dryrun import baseline
     from staticgraph.errors import DryRunUnavailable
     from staticgraph.plans.choose import plan_buckets
 
-    store = datasets.open(args.data)
+    store = open_data(args)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
     dtype = None if args.autocast is None else getattr(torch, args.autocast)
 
@@ -99,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             for kernels in (False, True):
                 what = "with kernels" if kernels else "of stock layers"
-                with waiting(f"compiling the step {what} for {args.target}"):
-                    column, label = baseline.launched(model(), plan, args.target, kernels, dtype)
+                with waiting(f"compiling the step {what} for {args.gpu}"):
+                    column, label = baseline.launched(model(), plan, args.gpu, kernels, dtype)
                 columns.append(column)
         except DryRunUnavailable as error:
             print(f"skipped what is compiled: {error}", file=sys.stderr)

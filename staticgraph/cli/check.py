@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from staticgraph.cli import check_for, values
+from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
 from staticgraph.files.json_text import to_json
 from staticgraph.text.progress import waiting
@@ -38,9 +39,7 @@ def register(subparsers: Any) -> None:
         metavar="MODEL",
         help=f"MODULE:NAME of what builds it, or one of {', '.join(values.MODELS)}",
     )
-    parser.add_argument(
-        "--data", required=True, type=values.words, metavar="SPEC", help=values.SPECS
-    )
+    add_data(parser, required=True)
     parser.add_argument(
         "--batch-size",
         type=values.whole(),
@@ -55,21 +54,23 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; 0 where nothing stands in the way."""
-    look_for(args.data)
-    if args.target:
+    look_for(args.data, args.target)
+    if args.gpu:
         return check_for.run(args)
-    from staticgraph import datasets
     from staticgraph.checking.preflight import preflight
     from staticgraph.cli.reports.rewrites import RewritesReport
     from staticgraph.models.named import made
     from staticgraph.plans.choose import plan_buckets
 
-    store = datasets.open(args.data)
+    store = open_data(args)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
     model = made(args.model, store)
     with waiting("running the model on one batch, with and without padding, and capturing it"):
         report = preflight(model, plan, store)
-        rewrites = RewritesReport.of(model, plan, store)
+        if report.ran:
+            rewrites = RewritesReport.of(model, plan, store)
+        else:
+            rewrites = RewritesReport(note=f"not looked for, since {report.parity_note}")
     if args.json:
         print(to_json({**report.to_dict(), "rewrites": rewrites.to_dict()}))
     else:

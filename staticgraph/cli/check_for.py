@@ -23,7 +23,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         "cannot work on this machine, 4 where the model failed.",
     )
     group.add_argument(
-        "--for", dest="target", choices=("h100", "h200", "a100", "l4"), help="compile for this GPU"
+        "--for", dest="gpu", choices=("h100", "h200", "a100", "l4"), help="compile for this GPU"
     )
     group.add_argument(
         "--mode",
@@ -63,11 +63,12 @@ def run(args: argparse.Namespace) -> int:
         return UNAVAILABLE
     modes = tuple(args.mode or MODES)
     try:
-        with waiting(f"compiling the step for {args.target} in mode {', '.join(modes)}"):
+        with waiting(f"compiling the step for {args.gpu} in mode {', '.join(modes)}"):
             report = dry_run(
                 args.model,
-                target=args.target,
+                target=args.gpu,
                 data=args.data,
+                data_target=args.target,
                 batch_size=args.batch_size,
                 modes=modes,
                 kernels=args.kernels,

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from staticgraph.cli import values
+from staticgraph.cli.data_options import add_data
 from staticgraph.cli.loading import look_for
 from staticgraph.files.json_text import to_json
 
@@ -26,10 +27,7 @@ def register(commands: Any) -> None:
         "command continues.",
         epilog=EXAMPLE,
     )
-    parser.add_argument(
-        "--data", type=values.words, required=True, metavar="SPEC",
-        help=values.SPECS,
-    )  # fmt: skip
+    add_data(parser, required=True)
     parser.add_argument(
         "--out",
         type=values.folder_to_write,
@@ -47,9 +45,6 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--shards", action="store_true", help="leave the parts as they are, without a second copy"
-    )
-    parser.add_argument(
-        "--target", type=values.words, metavar="COLUMN", help="of a CSV, the column to predict"
     )
     parser.add_argument(
         "--seed", type=values.seed, default=0, help="of a random split (default: 0)"

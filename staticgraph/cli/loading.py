@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from staticgraph.text.progress import say
@@ -44,7 +45,7 @@ def look_for_graph(data: str) -> None:
     load()
 
 
-def look_for(data: str, target: str | None = None, *, model: bool = True) -> None:
+def look_for(data: str, target: Sequence[str] | None = None, *, model: bool = True) -> None:
     """Refuses a data set that is not there, then loads torch and PyG.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,14 +19,22 @@ def loss_of(spec: str | None, store: GraphStore) -> tuple[Loss, int]:
     """
     from staticgraph.errors import BadGraph
     from staticgraph.models.named import function_named
-    from staticgraph.training.tasks import BatchLoss, task_of
+    from staticgraph.training.task_loss import TaskLoss
+    from staticgraph.training.tasks import task_of
 
     if spec:
-        return function_named(spec, "--loss"), 1
+        loss = function_named(spec, "--loss")
+        try:
+            inspect.signature(loss).bind("out", "batch")
+        except TypeError as error:
+            raise ValueError(f"--loss {spec}: it is called as loss(out, batch): {error}") from None
+        except ValueError:  # of a function in C, which does not tell
+            pass
+        return loss, 1
     try:
         task = task_of(store)
     except BadGraph as error:
         raise BadGraph(
             f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
         ) from None
-    return BatchLoss(task.row_loss), task.num_outputs
+    return TaskLoss(task), task.num_outputs

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
+from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
 from staticgraph.cli.model_options import check_sizes
 from staticgraph.cli.probe import add_training
@@ -46,7 +47,7 @@ def register(subparsers: Any) -> None:
         description="Choose the few capacities that carry a data set, or pack it at given limits.",
         epilog=EXAMPLE,
     )
-    _add_source(parser.add_argument_group("data (one of)"))
+    _add_source(parser.add_argument_group("data (one of --data and --histogram)"))
     _add_target(parser.add_argument_group("what to plan (one of; --graphs 128 by default)"))
     _add_memory(parser.add_argument_group("memory (with --data; the largest batches that fit)"))
     add_training(parser)
@@ -57,7 +58,7 @@ def register(subparsers: Any) -> None:
 
 def _add_source(source: Any) -> None:
     """Whose graphs are planned for."""
-    source.add_argument("--data", type=values.words, metavar="SPEC", help=values.SPECS)
+    add_data(source)
     source.add_argument(
         "--histogram", type=values.file_to_read, metavar="FILE", help="sizes and counts as CSV"
     )
@@ -161,6 +162,8 @@ def _check(args: argparse.Namespace) -> None:
     check_sizes(args)
     if bool(args.data) == bool(args.histogram):
         args.parser.error("give one of --data and --histogram")
+    if args.target and args.histogram:
+        args.parser.error("--target is of a CSV with --data: leave it out")
     targets = [args.batch_size, args.graphs, args.efficiency, args.limits]
     if sum(target is not None for target in targets) > 1:
         args.parser.error("give one of --batch-size, --graphs, --efficiency and --limits")
@@ -189,10 +192,8 @@ def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
     if args.histogram:
         histogram = SizeHistogram.from_csv(args.histogram)
         return histogram, histogram
-    look_for(args.data, model=bool(args.max_memory))
-    from staticgraph import datasets
-
-    store = datasets.open(args.data)
+    look_for(args.data, args.target, model=bool(args.max_memory))
+    store = open_data(args)
     return store.histogram, store
 
 

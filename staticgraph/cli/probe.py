@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
+from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
 from staticgraph.cli.loss_option import loss_of
 from staticgraph.cli.model_options import add_model, check_sizes, model_of
@@ -42,9 +43,7 @@ def register(subparsers: Any) -> None:
         description="Find the memory of a training step as a function of nodes, edges and graphs.",
         epilog=EXAMPLE,
     )
-    parser.add_argument(
-        "--data", type=values.words, metavar="SPEC", required=True, help=values.SPECS
-    )
+    add_data(parser, required=True)
     add_training(parser)
     how = parser.add_argument_group("how")
     how.add_argument(
@@ -68,7 +67,7 @@ def register(subparsers: Any) -> None:
     )
     how.add_argument(
         "--for",
-        dest="target",
+        dest="gpu",
         choices=("h100", "h200", "a100", "l4"),
         default="h100",
         help="with --compiled: the device to compile for (default: h100)",
@@ -137,10 +136,9 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--compiled counts a step for a GPU that is not here: give --like cuda")
     if args.compiled and args.path == "counted":
         args.parser.error("--compiled reads recorded shapes alone: leave --path counted out")
-    look_for(args.data)
+    look_for(args.data, args.target)
     import torch
 
-    from staticgraph import datasets
     from staticgraph.memory.budget import MemoryBudget
 
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -149,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
             "as a GPU's allocator would"
         )
     budget = MemoryBudget(args.max_memory) if args.max_memory else None
-    store = datasets.open(args.data)
+    store = open_data(args)
     begin = time.perf_counter()
     measure = probe_of(store, args)
     with waiting(f"measuring steps of {args.model}" + (" as compiled" if args.compiled else "")):
@@ -184,6 +182,7 @@ def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
     import torch
 
     from staticgraph.dryrun.compiled_probe import probe
+    from staticgraph.models.named import require_trainable
     from staticgraph.nn import convert
     from staticgraph.training.config import takes_kernels
 
@@ -195,6 +194,7 @@ def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
         )
     loss, outputs = loss_of(getattr(args, "loss", None), store)
     model = model_of(args, store, outputs)
+    require_trainable(model, args.model)
     device, like = getattr(args, "device", "cpu"), getattr(args, "like", "cuda")
     model.to(device)
     where = "cuda" if "cuda" in (device, like) else "cpu"
@@ -213,7 +213,7 @@ def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
         form=getattr(args, "form", "auto"),
         autocast=torch.bfloat16 if args.autocast else None,
         accumulate=args.accumulate,
-        target=getattr(args, "target", "h100"),
+        target=getattr(args, "gpu", "h100"),
         path=getattr(args, "path", "recorded"),
         **how,
     )

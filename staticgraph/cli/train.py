@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.cli import DIVERGED, INTERRUPTED, values
+from staticgraph.cli.data_options import add_data
 from staticgraph.cli.loading import load, look_for
 from staticgraph.cli.model_options import add_model, check_sizes
 from staticgraph.errors import Diverged
@@ -46,25 +47,12 @@ def register(commands: Any) -> None:
         epilog=EXAMPLE,
         argument_default=argparse.SUPPRESS,
     )
-    _add_data(parser.add_argument_group("data"))
+    add_data(parser.add_argument_group("data"))
     add_model(parser.add_argument_group("model"), default=None)
     _add_training(parser.add_argument_group("training"))
     _add_machine(parser.add_argument_group("machine"))
     _add_files(parser.add_argument_group("files"))
     parser.set_defaults(run=run, parser=parser)
-
-
-def _add_data(data: Any) -> None:
-    """What is learned from."""
-    data.add_argument(
-        "--data",
-        type=values.words,
-        metavar="SPEC",
-        help=values.SPECS,
-    )
-    data.add_argument(
-        "--target", type=values.words, metavar="COLUMN", help="column of a CSV to predict"
-    )
 
 
 def _add_training(training: Any) -> None:
@@ -181,6 +169,9 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
             if option.nargs == 0:  # a flag
                 if not isinstance(value, bool):
                     raise argparse.ArgumentTypeError(f"{value!r}: give true or false")
+            elif option.nargs == "+":
+                names = value if isinstance(value, tuple) else (value,)
+                settings[name] = [option.type(str(each)) for each in names]
             elif option.type is not None:
                 settings[name] = option.type(str(value))
             if option.choices is not None and value not in option.choices:

@@ -20,7 +20,10 @@ from staticgraph.text.byte_sizes import parse_bytes
 # them.
 MODELS = ("gine", "gps", "gin", "gcn", "gat", "sage")
 # What --data takes, as docs/datasets.md has it.
-SPECS = "esol, tu:NAME, molnet:NAME, ogb:NAME, a store's folder, or a .npz, .pt or .csv file"
+SPECS = (
+    "esol, tu:NAME, molnet:NAME, ogb:NAME, the folder of a store or of a PyG dataset, or a .npz, "
+    ".pt or .csv file"
+)
 # Sizes beyond this overflow the 32-bit numbers of slots and kernels.
 MOST = 2**31 - 1
 # What torch and NumPy both take.

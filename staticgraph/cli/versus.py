@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.cli import values
+from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
 from staticgraph.cli.loss_option import loss_of
 from staticgraph.cli.model_options import add_model, check_sizes, model_of
@@ -40,12 +41,7 @@ def register(subparsers: Any) -> None:
         "and say which is faster, at what memory, and whether both compute the same.",
         epilog=EXAMPLE,
     )
-    parser.add_argument(
-        "--data", required=True, type=values.words, metavar="SPEC", help=values.SPECS
-    )
-    parser.add_argument(
-        "--target", type=values.words, metavar="COLUMN", help="column of a CSV to predict"
-    )
+    add_data(parser, required=True)
     group = parser.add_argument_group("model")
     add_model(group)
     group.add_argument(
@@ -87,18 +83,20 @@ def run(args: argparse.Namespace) -> int:
     look_for(args.data, args.target)
     import torch
 
-    from staticgraph import datasets
+    from staticgraph.models.named import require_trainable
     from staticgraph.training.device import device_of
     from staticgraph.training.versus.picture import save_versus_picture
     from staticgraph.training.versus.versus import versus
 
     args.out.mkdir(parents=True, exist_ok=True)  # or say so before a minute of measuring
     device = device_of(args.device)
-    store = datasets.open(args.data, target=args.target, seed=args.seed)
+    store = open_data(args, args.seed)
     loss, outputs = loss_of(args.loss, store)
     torch.manual_seed(args.seed)
+    model = model_of(args, store, outputs)
+    require_trainable(model, args.model)
     report = versus(
-        model_of(args, store, outputs),
+        model,
         store,
         loss=loss,
         batch_size=args.batch_size,

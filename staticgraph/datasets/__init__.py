@@ -20,7 +20,7 @@ import numpy as np
 
 from staticgraph.datasets.specs import SPECS as SPECS
 from staticgraph.datasets.specs import check as check
-from staticgraph.datasets.specs import check_no_target, check_path, path_of
+from staticgraph.datasets.specs import check_no_target, check_path, path_of, processed_by_pyg
 from staticgraph.datasets.specs import understood as understood
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -82,6 +82,10 @@ def _open_path(
 ) -> GraphStore:
     check_path(path, spec, target)
     if path.is_dir():
+        if processed := processed_by_pyg(path):
+            from staticgraph.datasets.pyg import open_pt
+
+            return open_pt(processed, progress, path.resolve().name)
         from staticgraph.store.graph_store import GraphStore
 
         return GraphStore.load(path)

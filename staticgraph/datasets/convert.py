@@ -26,6 +26,7 @@ from staticgraph.files.atomic import write_bytes
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.manifest import MANIFEST
 from staticgraph.store.runs import slices
 from staticgraph.store.writer import PART_GRAPHS, StoreWriter, parts_folder
 from staticgraph.text.progress import bar
@@ -129,11 +130,11 @@ def _source(
         return None, len(store), dict(store.splits), store.name
     path = Path(spec).expanduser()
     if path.suffix == ".csv" and path.exists():
-        table = Table.of(path, target)
+        table = Table.of(path, target, progress)
         splits = table.splits or datasets.random_split(table.graphs, seed)
         return table, table.graphs, splits, path.stem
     store = datasets.open(spec, target=target or None, seed=seed, progress=progress)
-    mapped = path.is_dir()
+    mapped = (path / MANIFEST).exists()
     return None if mapped else store, len(store), dict(store.splits), store.name
 
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 from torch_geometric.datasets import MoleculeNet, TUDataset
@@ -68,9 +69,14 @@ def open_ogb(name: str, root: Path, progress: bool) -> GraphStore:
     )
 
 
-def open_pt(path: Path, progress: bool) -> GraphStore:
-    """A list of ``Data`` or ``HeteroData`` that ``torch.save`` wrote; nothing but tensors and these
-    is unpickled.
+def open_pt(path: Path, progress: bool, name: str | None = None) -> GraphStore:
+    """A list of ``Data`` or ``HeteroData`` that ``torch.save`` wrote, or what PyG's
+    ``InMemoryDataset`` keeps in ``processed/``; nothing but tensors and these is unpickled.
+
+    Args:
+        path: the file.
+        progress: show a bar, and a line on the fields.
+        name: of the store; the file's where None.
 
     Raises:
         BadGraph: the file holds something else.
@@ -81,14 +87,34 @@ def open_pt(path: Path, progress: bool) -> GraphStore:
     except Exception as error:  # torch.load raises whatever the bytes happen to lead to
         raise BadGraph(
             f"{path} is not a list of Data saved by torch.save, or holds other objects as well; "
-            "load it yourself and pass the graphs to GraphStore.from_pyg"
+            "load it yourself and pass the graphs to GraphStore.from_pyg, or save them as "
+            "torch.save(list(dataset), path)"
         ) from error
-    if not isinstance(graphs, list):
+    if isinstance(graphs, tuple):
+        graphs = _collated(graphs) or graphs
+    if not isinstance(graphs, list | InMemoryDataset):
         raise BadGraph(
             f"{path} holds a {type(graphs).__name__}; expected a list of "
             "torch_geometric.data.Data, as torch.save(list(dataset), path) writes it"
         )
-    return GraphStore.from_pyg(graphs, name=path.stem, progress=progress)
+    return GraphStore.from_pyg(graphs, name=name or path.stem, progress=progress)
+
+
+def _collated(content: tuple[Any, ...]) -> InMemoryDataset | list[Data] | None:
+    """The graphs of a tuple: each of them, or ``(fields of all, slices, ..., class)``, as
+    ``InMemoryDataset.save`` and ``TUDataset`` write them; None for any other."""
+    if all(isinstance(item, Data | HeteroData) for item in content):
+        return list(content)
+    if len(content) < 2 or not isinstance(content[1], dict):
+        return None
+    data, slices, kind = *content[:2], content[-1]
+    if isinstance(data, dict) and kind in (Data, HeteroData):
+        data = kind.from_dict(data)
+    if not isinstance(data, Data | HeteroData):
+        return None
+    dataset = InMemoryDataset()
+    dataset.data, dataset.slices = data, slices
+    return dataset
 
 
 def _data_is_safe() -> torch.serialization.safe_globals:

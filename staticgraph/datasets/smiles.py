@@ -10,11 +10,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from staticgraph.datasets.npz import SPLITS, as_float32, both_directions
+from staticgraph.datasets.number_columns import NumberColumns, label_of
 from staticgraph.errors import BadGraph, MissingPackage
 from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray
@@ -29,20 +30,24 @@ BOND_TYPE = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
 STEREO = ("STEREONONE", "STEREOZ", "STEREOE", "STEREOCIS", "STEREOTRANS", "STEREOANY")
 # Words in a column `split` and the split that they mean.
 SPLIT_WORDS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+# What tables have between cells instead of commas.
+OTHER_MARKS = (";", "\t", "|")
 # RDKit reads about 3,000 molecules a second and core: two seconds.
 PROGRESS_FROM = 5000
 
 
 def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> GraphStore:
-    """Reads a table with one header line and a column ``smiles`` (in any case).
+    """Reads a table with one header line and a column of SMILES (:func:`columns_of`).
 
-    ``y`` is float32 ``[1, T]`` with NaN for an empty cell; a column ``split`` of train, val (or
+    ``y`` is float32 ``[1, T]`` with NaN for no label
+    (:data:`staticgraph.datasets.number_columns.MISSING`); a column ``split`` of train, val (or
     valid) and test gives the splits.
 
     Args:
         path: the file.
-        target: the columns to predict; by default all whose cells are numbers or empty.
-        progress: show a bar for large tables.
+        target: the columns to predict; by default all whose cells are numbers or missing, which a
+            line to stderr names.
+        progress: show that line, and a bar for large tables.
 
     Raises:
         MissingPackage: RDKit is not installed.
@@ -52,7 +57,15 @@ def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> 
     chem = rdkit()
     rows, lines = _rows(path)
     names = columns_of(path, rows[0])
-    labels = labels_of(path, rows, lines, target, skip={names["smiles"], names.get("split")})
+    wanted = [target] if isinstance(target, str) else list(target or ())
+    if not wanted:
+        columns = NumberColumns(candidates_of(rows[0], names))
+        for row, line in zip(rows, lines, strict=True):
+            columns.see(row, line)
+        wanted = columns.targets(path)
+        if progress:
+            columns.tell(path, wanted)
+    labels = labels_of(path, rows, lines, wanted)
     molecules = [
         molecule(chem, row[names["smiles"]], path, line)
         for line, row in zip(
@@ -66,7 +79,7 @@ def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> 
             strict=True,
         )
     ]
-    return store_of(molecules, labels, _splits(path, rows, names.get("split")), path.stem)
+    return store_of(molecules, labels, _splits(path, rows, lines, names.get("split")), path.stem)
 
 
 def _rows(path: Path) -> tuple[list[dict[str, str]], list[int]]:
@@ -89,10 +102,10 @@ def each_row(path: Path) -> Iterator[tuple[dict[str, str], int]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
-            header = next(reader, [])
-            names = [name.strip().lower() for name in header]
+            header = [name.strip() for name in next(reader, [])]
+            names = [name.lower() for name in header]
             for name in header:
-                if name.strip() and names.count(name.strip().lower()) > 1:
+                if name and names.count(name.lower()) > 1:
                     raise BadGraph(
                         f"{path} has the column {name!r} more than once, so that one would "
                         "hide the other; rename or drop one"
@@ -108,22 +121,40 @@ def each_row(path: Path) -> Iterator[tuple[dict[str, str], int]]:
                     )
                 empty = False
                 yield dict(zip(header, cells, strict=True)), reader.line_num
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise BadGraph(f"{path} is not UTF-8 (byte {byte:#x}): save it as UTF-8") from None
+    except csv.Error as error:
         raise BadGraph(f"{path} is no table of text: {error}") from None
     if empty:
         raise BadGraph(f"{path} has no rows below its header")
 
 
 def columns_of(path: Path, row: dict[str, str]) -> dict[str, str]:
-    """The columns by their names in small letters.
+    """The columns by their names in small letters; ``smiles`` leads to the only one that has the
+    word in its name where none is called so.
 
     Raises:
-        BadGraph: none is called smiles.
+        BadGraph: there is none, or several.
     """
-    names = {name.strip().lower(): name for name in row if name}
+    names = {name.lower(): name for name in row if name}
     if "smiles" not in names:
-        raise BadGraph(f"{path} has the columns {', '.join(row)}; one must be called smiles")
+        like = [name for small, name in names.items() if "smiles" in small]
+        mark = next((mark for mark in OTHER_MARKS if mark in "".join(row)), None)
+        if len(row) == 1 and mark:
+            raise BadGraph(
+                f"{path} has cells separated by {mark!r}: separate them by commas "
+                "(pandas.read_csv(..., sep=None, engine='python').to_csv(..., index=False))"
+            )
+        if len(like) != 1:
+            raise BadGraph(f"{path} has the columns {', '.join(row)}; one must be called smiles")
+        names["smiles"] = like[0]
     return names
+
+
+def candidates_of(row: dict[str, str], names: dict[str, str]) -> tuple[str, ...]:
+    """The columns that may be targets: all but the SMILES and the split."""
+    return tuple(name for name in row if name and name not in (names["smiles"], names.get("split")))
 
 
 def rdkit() -> Any:
@@ -147,26 +178,21 @@ def labels_of(
     path: Path,
     rows: list[dict[str, str]],
     lines: list[int],
-    target: str | Sequence[str] | None,
-    skip: set[str | None],
+    wanted: Sequence[str],
 ) -> Array:
-    """``[n, T]`` float32, NaN for an empty cell."""
-    wanted = [target] if isinstance(target, str) else list(target or ())
+    """``[n, T]`` float32, NaN for no label."""
     check_targets(path, rows[0], wanted)
-    if not wanted:
-        candidates = [name for name in rows[0] if name and name not in skip]
-        wanted = [name for name in candidates if _is_numeric([row[name] for row in rows])]
-    if not wanted:
-        refuse_without_targets(path)
-    for name in wanted:
-        for line, row in zip(lines, rows, strict=True):
-            if not is_number(row[name]):
+    numbers = np.empty((len(rows), len(wanted)))
+    for i, row in enumerate(rows):
+        for j, name in enumerate(wanted):
+            try:
+                numbers[i, j] = label_of(row[name])
+            except ValueError as error:
                 raise BadGraph(
-                    f"{path}, line {line}: {name} is {row[name]!r}, not a number; leave the cell "
-                    "empty where there is no label"
-                )
-    numbers = [[float(row[name].strip() or "nan") for name in wanted] for row in rows]
-    return as_float32(np.asarray(numbers, dtype=np.float64), str(path))
+                    f"{path}, line {lines[i]}: in {name}, {error}; leave the cell empty where "
+                    "there is no label"
+                ) from None
+    return as_float32(numbers, str(path))
 
 
 def check_targets(path: Path, row: dict[str, str], wanted: Sequence[str]) -> None:
@@ -176,32 +202,17 @@ def check_targets(path: Path, row: dict[str, str], wanted: Sequence[str]) -> Non
         raise BadGraph(f"{path} has no column {missing[0]!r}; it has {', '.join(row)}")
 
 
-def refuse_without_targets(path: Path) -> NoReturn:
-    """There is nothing to predict."""
-    raise BadGraph(f"{path} has no numeric column to predict besides its SMILES; add one")
-
-
-def _is_numeric(cells: list[str]) -> bool:
-    return any(cells) and all(map(is_number, cells))
-
-
-def is_number(cell: str | None) -> bool:
-    """Whether a cell is a number, or empty."""
-    try:
-        float((cell or "").strip() or "nan")
-    except ValueError:
-        return False
-    return cell is not None
-
-
-def _splits(path: Path, rows: list[dict[str, str]], column: str | None) -> dict[str, IntArray]:
+def _splits(
+    path: Path, rows: list[dict[str, str]], lines: list[int], column: str | None
+) -> dict[str, IntArray]:
     if column is None:
         return {}
-    found = np.array([split_of(path, row[column]) for row in rows])
+    pairs = zip(rows, lines, strict=True)
+    found = np.array([split_of(path, row[column], line) for row, line in pairs])
     return {name: np.flatnonzero(found == name) for name in SPLITS}
 
 
-def split_of(path: Path, cell: str) -> str:
+def split_of(path: Path, cell: str, line: int) -> str:
     """The split that a cell names.
 
     Raises:
@@ -209,7 +220,9 @@ def split_of(path: Path, cell: str) -> str:
     """
     word = cell.strip().lower()
     if word not in SPLIT_WORDS:
-        raise BadGraph(f"{path}: split is {word!r}; use train, val or test in every row")
+        raise BadGraph(
+            f"{path}, line {line}: split is {word!r}; use train, val or test in every row"
+        )
     return SPLIT_WORDS[word]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from staticgraph.datasets import smiles
 from staticgraph.datasets.npz import SPLITS
+from staticgraph.datasets.number_columns import NumberColumns
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_store import GraphStore
 
@@ -38,8 +39,10 @@ class Table:
     splits: dict[str, IntArray]
 
     @classmethod
-    def of(cls, path: Path, target: str | Sequence[str] | None = None) -> Table:
-        """Looks through a table.
+    def of(
+        cls, path: Path, target: str | Sequence[str] | None = None, progress: bool = False
+    ) -> Table:
+        """Looks through a table; with ``progress`` a line names the targets that were found.
 
         Raises:
             BadGraph: as :func:`staticgraph.datasets.smiles.open_csv`, but for what is wrong with a
@@ -47,27 +50,21 @@ class Table:
         """
         given = (target,) if isinstance(target, str) else tuple(target or ())
         graphs, words = 0, bytearray()
-        numeric: dict[str, bool] = {}
-        filled: set[str] = set()
+        columns = NumberColumns(())
         split: str | None = None
-        for row, _ in smiles.each_row(path):
+        for row, line in smiles.each_row(path):
             if not graphs:
                 names = smiles.columns_of(path, row)
                 split = names.get("split")
                 smiles.check_targets(path, row, given)
-                numeric = {
-                    name: not given for name in row if name and name not in (names["smiles"], split)
-                }
-            for name in [name for name, still in numeric.items() if still]:
-                numeric[name] = smiles.is_number(row[name])
-                if row[name]:
-                    filled.add(name)
+                columns = NumberColumns(() if given else smiles.candidates_of(row, names))
+            columns.see(row, line)
             if split is not None:
-                words.append(SPLITS.index(smiles.split_of(path, row[split])))
+                words.append(SPLITS.index(smiles.split_of(path, row[split], line)))
             graphs += 1
-        found = given or tuple(name for name, still in numeric.items() if still and name in filled)
-        if not found:
-            smiles.refuse_without_targets(path)
+        found = given or tuple(columns.targets(path))
+        if progress and not given:
+            columns.tell(path, list(found))
         which = np.frombuffer(bytes(words), np.uint8)
         splits = {name: np.flatnonzero(which == k) for k, name in enumerate(SPLITS)}
         return cls(path, graphs, found, splits if split is not None else {})
@@ -85,5 +82,5 @@ class Table:
             name = smiles.columns_of(self.path, here[0][0])["smiles"]
             molecules = [smiles.molecule(chem, row[name], self.path, line) for row, line in here]
             table, lines = [row for row, _ in here], [line for _, line in here]
-            labels = smiles.labels_of(self.path, table, lines, self.targets, skip=set())
+            labels = smiles.labels_of(self.path, table, lines, self.targets)
             yield smiles.store_of(molecules, labels, {}, self.path.stem)

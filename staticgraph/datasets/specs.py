@@ -13,12 +13,14 @@ from staticgraph.errors import UnknownDataset
 from staticgraph.files.folder import repair
 from staticgraph.store.manifest import MANIFEST
 
+# What PyG keeps beside the graphs: how they were made.
+NO_GRAPHS = ("pre_transform", "pre_filter")
 SPECS = (
     ("esol", "1,128 molecules with their solubility, which come with the package"),
     ("tu:NAME", "a TUDataset, such as tu:PROTEINS (through PyG)"),
     ("molnet:NAME", "a MoleculeNet set, such as molnet:ESOL (through PyG; the extra 'smiles')"),
     ("ogb:NAME", "an OGB graph property set, such as ogb:ogbg-molhiv (the extra 'ogb')"),
-    ("FOLDER", "a store that GraphStore.save wrote"),
+    ("FOLDER", "a store that GraphStore.save wrote, or the root of a PyG InMemoryDataset"),
     ("FILE.npz", "molecules or a TU set in the layouts of docs/datasets.md"),
     ("FILE.pt", "a list of torch_geometric.data.Data, written by torch.save"),
     ("FILE.csv", "a table with a SMILES column (the extra 'smiles')"),
@@ -41,7 +43,7 @@ def check(spec: str | Path, *, target: str | Sequence[str] | None = None) -> Non
 def by_pyg(spec: str | Path) -> bool:
     """Whether PyG reads a data set, which takes seconds to import."""
     path = path_of(str(spec))
-    return path is None or path.suffix == ".pt"
+    return path is None or path.suffix == ".pt" or processed_by_pyg(path) is not None
 
 
 def path_of(spec: str) -> Path | None:
@@ -57,8 +59,11 @@ def check_path(path: Path, spec: str, target: str | Sequence[str] | None) -> Non
     """Refuses a path at which there is no data set, and a target for what is no CSV."""
     repair(path)
     if path.is_dir():
-        if not (path / MANIFEST).exists():
-            raise UnknownDataset(f"{spec} is a folder without a store in it.\n{understood()}")
+        if not (path / MANIFEST).exists() and processed_by_pyg(path) is None:
+            raise UnknownDataset(
+                f"{spec} is a folder without a store in it, nor one file processed/*.pt.\n"
+                f"{understood()}"
+            )
     elif path.suffix not in (".npz", ".pt", ".csv"):
         raise UnknownDataset(f"cannot tell what data set {spec!r} is.\n{understood()}")
     elif not path.exists():
@@ -67,11 +72,21 @@ def check_path(path: Path, spec: str, target: str | Sequence[str] | None) -> Non
         check_no_target(target, spec)
 
 
+def processed_by_pyg(folder: Path) -> Path | None:
+    """The file in which a PyG ``InMemoryDataset`` with that root keeps its graphs; None where there
+    is none, or several."""
+    if (folder / MANIFEST).exists():
+        return None
+    files = [file for file in (folder / "processed").glob("*.pt") if file.stem not in NO_GRAPHS]
+    return files[0] if len(files) == 1 else None
+
+
 def check_no_target(target: str | Sequence[str] | None, spec: str) -> None:
     """Refuses a target for what is no CSV."""
     if target is not None:
+        names = target if isinstance(target, str) else ", ".join(target)
         raise ValueError(
-            f"target={target!r} chooses columns of a CSV, and {spec} is none: its labels are its "
+            f"target={names!r} chooses columns of a CSV, and {spec} is none: its labels are its "
             "y, all of them; leave target (--target) out, or make a store whose graphs have the "
             "labels that you want (graph.y = graph.y[:, [0]], then GraphStore.from_pyg(...))"
         )

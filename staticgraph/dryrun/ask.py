@@ -115,6 +115,7 @@ def dry_run(
     target: str = "h100",
     *,
     data: str | None = None,
+    data_target: str | Sequence[str] | None = None,
     batch_size: int | None = None,
     loss: Callable[..., Any] | str | None = None,
     optimizer: Any = None,
@@ -140,6 +141,7 @@ def dry_run(
         target: ``h100``, ``h200``, ``a100`` or ``l4``.
         data: as ``staticgraph train --data``; needed without a plan, or where the model is built
             from it. ``batch_size`` is the plan's then.
+        data_target: columns of a CSV to predict, as ``staticgraph train --target``.
         loss: ``loss(out, batch)``, as for the runner, or ``"module:name"``; the mean square of the
             output where None.
         optimizer: over the model's parameters, or ``"module:make"``, called with them; fused
@@ -159,6 +161,7 @@ def dry_run(
     """
     request: dict[str, Any] = {
         "data": data,
+        "data_target": data_target if isinstance(data_target, str) else list(data_target or ()),
         "modes": list(modes),
         "phases": list(phases),
         "kernels": kernels,

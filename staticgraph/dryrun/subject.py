@@ -46,9 +46,10 @@ def candidate_of(request: Mapping[str, Any]) -> Candidate:
 
     Args:
         request: ``model`` (``module:build``) or ``pickled`` (a file of :func:`torch.save`),
-            ``plan`` (a file), ``data`` (as for :func:`staticgraph.datasets.open`),
-            ``batch_size``, ``loss``, ``optimizer``, ``forward`` (``module:name``),
-            ``autocast`` (a dtype's name), ``differentiable``, ``clip_norm``, ``kernels``.
+            ``plan`` (a file), ``data`` and ``data_target`` (as for
+            :func:`staticgraph.datasets.open`), ``batch_size``, ``loss``, ``optimizer``,
+            ``forward`` (``module:name``), ``autocast`` (a dtype's name), ``differentiable``,
+            ``clip_norm``, ``kernels``.
 
     Raises:
         ValueError: a name that leads nowhere, or neither plan nor data.
@@ -60,7 +61,7 @@ def candidate_of(request: Mapping[str, Any]) -> Candidate:
     if request.get("data"):
         from staticgraph import datasets
 
-        store = datasets.open(request["data"])
+        store = datasets.open(request["data"], target=request.get("data_target") or None)
     plan = _plan(request, store)
     torch.manual_seed(0)
     model = given.get("model") or made(request["model"], store)

@@ -46,11 +46,21 @@ def named(spec: str, option: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"{option} {spec}: there is no module {module!r} here") from None
+        raise ValueError(
+            f"{option} {spec}: there is no module {module!r} here{_as_module(module, name)}"
+        ) from None
     except AttributeError:
         raise ValueError(f"{option} {spec}: {module} has nothing called {name!r}") from None
     except (TypeError, ValueError) as error:  # a name that no module can have, such as ".a"
-        raise ValueError(f"{option} {spec}: {module!r} is no name of a module ({error})") from None
+        why = _as_module(module, name) or f" ({error})"
+        raise ValueError(f"{option} {spec}: {module!r} is no name of a module{why}") from None
+
+
+def _as_module(file: str, name: str) -> str:
+    """What to write instead of a path, as the end of a message."""
+    parts = file.removesuffix(".py").removeprefix("./").split("/")
+    module = ".".join(filter(None, parts))
+    return f": write {module}:{name}" if module != file else ""
 
 
 def function_named(spec: str, option: str) -> Any:
@@ -92,6 +102,11 @@ def built(spec: str, store: GraphColumns | None, option: str = "--model") -> Mod
     """
     build: Any = named(spec, option)
     name = spec.partition(":")[2]
+    if isinstance(build, Module):
+        raise ValueError(
+            f"{option} {spec}: {name} is a model already, of other weights than the seed's; name "
+            f"its class {type(build).__name__}, or a function that builds it"
+        )
     if not callable(build):
         raise ValueError(
             f"{option} {spec}: {name} is a {type(build).__name__}; name what builds it"
@@ -111,6 +126,16 @@ def built(spec: str, store: GraphColumns | None, option: str = "--model") -> Mod
             "torch.nn.Module"
         )
     return model
+
+
+def require_trainable(model: Module, name: str) -> None:
+    """Refuses to train a model in which nothing can be.
+
+    Raises:
+        ValueError: no parameter has ``requires_grad``.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"--model {name}: no parameter has requires_grad: nothing to train")
 
 
 def _arguments_needed(build: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from staticgraph.datasets.specs import path_of
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies import Reader
@@ -44,7 +45,8 @@ def service_of_run(
 
 def reads_smiles(data: str, schema: Schema) -> bool:
     """Whether a run was trained on molecules with the features that this library gives a SMILES:
-    OGB's, of a table with SMILES, of molecules in an ``.npz``, or of OGB itself. PyG's own
-    molecules (``molnet:``) have other ones under the same shapes."""
-    known = data.endswith((".csv", ".npz")) or data.startswith("ogb:ogbg-mol")
+    OGB's, of a table with SMILES, of molecules in an ``.npz`` (``esol`` is one), or of OGB itself.
+    PyG's own molecules (``molnet:``) have other ones under the same shapes."""
+    path = path_of(data)
+    known = data.startswith("ogb:ogbg-mol") if path is None else path.suffix in (".csv", ".npz")
     return known and has_molecules(schema)

@@ -3,6 +3,7 @@ other things decides this for itself."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 
@@ -13,7 +14,9 @@ SWITCH_S = 1e-4
 
 def settle() -> None:
     """Once all is loaded: what is there now stays, so the collector need not look at it again with
-    every hundred thousandth object of a request, a third of a second with torch and PyG."""
+    every hundred thousandth object of a request, a third of a second with torch and PyG. At the
+    end it is taken apart as ever, or Triton 3.9 tells of all its types as leaks."""
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)

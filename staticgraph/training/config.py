@@ -48,7 +48,7 @@ class TrainConfig:
 
     Attributes:
         data: what :func:`staticgraph.datasets.open` understands.
-        target: column of a CSV to predict; all numeric ones where None.
+        target: column or columns of a CSV to predict; all numeric ones where None.
         model: one of :data:`staticgraph.models.NAMES`, or ``module:build``, which builds one.
         hidden: columns of every layer; layers: how many; dropout: between them; of the models by
             name alone.
@@ -74,7 +74,7 @@ class TrainConfig:
     """
 
     data: str
-    target: str | None = None
+    target: str | tuple[str, ...] | None = None
     model: str = "gine"
     hidden: int = 64
     layers: int = 4
@@ -98,6 +98,9 @@ class TrainConfig:
     checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
+        if not isinstance(self.target, str | None):  # a list, as a command line and TOML have it
+            several = tuple(self.target)
+            object.__setattr__(self, "target", several[0] if len(several) == 1 else several or None)
         for name in COUNTS:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")

@@ -45,7 +45,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
             near = difflib.get_close_matches(name, KEYS, n=1)
             asked = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(KEYS)}"
             raise ValueError(f"{path}: there is no setting {key!r}: {asked}")
-        if not isinstance(value, str | int | float | bool):
+        if name == "target" and isinstance(value, list) and _are_names(value):
+            value = tuple(value)
+        elif not isinstance(value, str | int | float | bool):
             kind = type(value).__name__
             raise ValueError(f"{path}: {key} is a {kind}; a setting is a number, a text or a bool")
         if name in settings:
@@ -70,7 +72,13 @@ def _values(config: TrainConfig) -> Mapping[str, Any]:
     }
 
 
+def _are_names(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, str) for value in values)
+
+
 def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):  # a JSON text is a TOML one, but for this character

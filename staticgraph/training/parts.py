@@ -16,6 +16,7 @@ import torch
 from staticgraph import datasets
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
+from staticgraph.models.named import require_trainable
 from staticgraph.nn import convert
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
@@ -33,7 +34,8 @@ from staticgraph.training.device import device_of
 from staticgraph.training.job import first_alone
 from staticgraph.training.loops import training_loops
 from staticgraph.training.subject import attends, mode_of, model_of
-from staticgraph.training.tasks import BatchLoss, Task, task_of
+from staticgraph.training.task_loss import TaskLoss
+from staticgraph.training.tasks import Task, task_of
 
 # Between the seeds of ranks, so that seeds of runs, which people count from 0, do not meet them.
 APART = 1_000_003
@@ -139,6 +141,7 @@ class Parts:
         config, ranks = self.config, self.ranks
         torch.manual_seed(config.seed)
         model = model_of(config, self.store, self.task.num_outputs).to(self.device)
+        require_trainable(model, config.model)
         if ranks is not None:
             ranks.check_alike(**{"the data": self.data})
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -159,7 +162,7 @@ class Parts:
         config = self.config
         return Subject(
             self.model,
-            loss=BatchLoss(self.task.row_loss),
+            loss=TaskLoss(self.task),
             optimizer=self.optimizer,
             autocast=None if config.autocast is None else getattr(torch, config.autocast),
             clip_norm=config.clip_norm,

@@ -155,10 +155,12 @@ def draw_spread(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity
     shares = {
         name: np.array([getattr(s, name) / getattr(capacities[s.bucket], name) for s in full])
         for name in ("nodes", "edges")
+        if all(getattr(capacities[s.bucket], name) for s in full)  # graphs may have no edges
     }
     low = min(float(values.min()) for values in shares.values())
     bins = np.linspace(min(low, 0.98), 1.0, 41).tolist()
-    for (name, values), color in zip(shares.items(), (NODES, EDGES), strict=True):
+    for name, values in shares.items():
+        color = NODES if name == "nodes" else EDGES
         axes.hist(values, bins=bins, color=color, alpha=0.65, label=name)
     axes.set(xlabel="share of a batch's rows that is real", ylabel="batches")
     axes.locator_params(axis="x", nbins=6)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,17 +41,6 @@ class Task:
     row_loss: RowLoss
     metric_name: str
     metric: Metric
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLoss:
-    """A task's loss as a runner takes it, which another process can be handed."""
-
-    row_loss: RowLoss
-
-    def __call__(self, out: Tensor, batch: Any) -> Tensor:
-        """One value a target; ``batch.y`` are the targets."""
-        return self.row_loss(out, batch.y)
 
 
 def task_of(store: GraphStore) -> Task:

@@ -133,8 +133,9 @@ def _resume(
     state = state if ranks is None else ranks.from_first(state)
     assert state is not None
     config = TrainConfig(**state["config"])
-    for name, value in changes.items():
-        was = getattr(config, name)
+    asked = replace(config, **changes)
+    for name in changes:
+        was, value = getattr(config, name), getattr(asked, name)
         if name not in FREE and value != was:
             raise ValueError(
                 f"the run in {folder} was begun with {name}={was!r} and cannot go on with "
@@ -147,7 +148,7 @@ def _resume(
             f"{how_many(config.epochs, 'epoch')}, which ends with them: leave --epochs out to "
             "resume, or begin another run"
         )
-    return Training(replace(config, **changes), folder, progress, state, ranks).run()
+    return Training(asked, folder, progress, state, ranks).run()
 
 
 def _require_extra() -> None:

@@ -261,4 +261,6 @@ def _percent(share: float | None) -> str:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, list):  # of columns
+        return ", ".join(map(str, value))
     return "-" if value is None else str(value)

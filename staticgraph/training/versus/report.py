@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.files.json_text import finite, save_json
+from staticgraph.runner.choice import MARGIN
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
@@ -185,16 +186,25 @@ class VersusReport:
     def _won(self) -> str:
         if not self.winner:
             return "nothing ran, so nothing was measured"
+        ratios = {s.name: s.ratio or 0.0 for s in self.sides if s.ran and s.equal is not False}
+        ratios[self.winner] = won = ratios.get(self.winner, 0.0)
+        above = max(ratios, key=lambda name: ratios[name])
+        unsteady, head = "", "fastest"
+        if ratios[above] >= won * (1 + MARGIN):
+            head = "to be taken"
+            unsteady = (
+                f"\n{above} is faster in the median, but not steadily (see p10 to p90): measure "
+                "again with nothing else running, or longer"
+            )
         if self.winner.startswith("PyG"):
-            return f"fastest: {self.winner}; no mode of this library gains on it here"
+            return f"{head}: {self.winner}; no mode of this library gains on it here{unsteady}"
         mode, plus, _ = self.winner.partition("+")
         told = f"StaticGraphRunner({'sg.convert(model, kernels=True)' if plus else 'model'}, plan, "
-        side = next(side for side in self.sides if side.name == self.winner)
         first = self.compared_with
         told_already = f"as fast as {first}," in self.reason
-        ratio = "" if told_already or not self.reason else f"{side.ratio:.2f} times {first}; "
+        ratio = "" if told_already or not self.reason else f"{won:.2f} times {first}; "
         why = self.reason or "the simplest that ran, and none gains on it"
-        return f'fastest: {self.winner}, {ratio}{why}\n  {told}mode="{mode}", ...)'
+        return f'{head}: {self.winner}, {ratio}{why}\n  {told}mode="{mode}", ...){unsteady}'
 
 
 def _apart(difference: float) -> str:

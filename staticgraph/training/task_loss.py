@@ -1,0 +1,59 @@
+"""A task's loss as a runner takes it, and what a model has to give for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from staticgraph.training.tasks import Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLoss:
+    """``loss(out, batch)`` of a task, which another process can be handed.
+
+    Attributes:
+        task: what the target asks for.
+    """
+
+    task: Task
+
+    def __call__(self, out: Tensor, batch: Any) -> Tensor:
+        """One value a target; ``batch.y`` are the targets.
+
+        Raises:
+            ValueError: the model gives something else than a row per graph, of the task's columns.
+        """
+        self._check(out, batch)
+        return self.task.row_loss(out, batch.y)
+
+    def _check(self, out: Any, batch: Any) -> None:
+        rows, columns = len(batch.y), self.task.num_outputs
+        if not isinstance(out, Tensor):
+            raise ValueError(
+                f"the model gives a {type(out).__name__}, and its loss takes a tensor of "
+                f"[{rows}, {columns}], a row per graph: return that alone"
+            )
+        remedy = ""
+        if out.dim() == 0 or len(out) != rows:
+            per_node = out.dim() > 0 and len(out) == len(batch.batch)
+            remedy = "pool over nodes" if per_node else "keep a row per graph"
+            remedy += ", as global_mean_pool(x, batch) does"
+        elif self._width(out) < columns or (self._width(out) > columns and not self._by_class):
+            remedy = f"give its last layer {columns} for {self.task.name}"
+        if remedy:
+            raise ValueError(
+                f"the model gives {list(out.shape)}, and its loss takes a row per graph, "
+                f"[{rows}, {columns}] for this batch: {remedy}"
+            )
+
+    @property
+    def _by_class(self) -> bool:
+        """Whether columns are classes, of which a model may know more than the data has."""
+        return self.task.name == "classes"
+
+    @staticmethod
+    def _width(out: Tensor) -> int:
+        return out.numel() // len(out)

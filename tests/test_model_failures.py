@@ -1,0 +1,162 @@
+"""What commands say of a model or a loss of the user's that fails: one line with the place."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.command import status_of
+from support.examples import EXAMPLES
+
+from staticgraph import cli
+from staticgraph.cli.model_failures import TRACEBACK
+
+MODELS = """
+import torch
+from torch import nn
+from torch_geometric.nn import GCNConv, global_mean_pool
+
+
+class Net(nn.Module):
+    def __init__(self, width=9, out=1):
+        super().__init__()
+        self.conv = GCNConv(width, 4)
+        self.head = nn.Linear(4, out)
+
+    def forward(self, x, edge_index, batch):
+        return self.head(global_mean_pool(self.conv(x.float(), edge_index), batch))
+
+
+class NoPool(Net):
+    def forward(self, x, edge_index, batch):
+        return self.head(self.conv(x.float(), edge_index))
+
+
+class Short(Net):
+    def forward(self, x, edge_index, batch):
+        return super().forward(x, edge_index, batch)[:-1]
+
+
+class Pair(Net):
+    def forward(self, x, edge_index, batch):
+        return super().forward(x, edge_index, batch), x
+
+
+class Typo(Net):
+    def forward(self, x, edge_index, batch):
+        return self.heads(x)
+
+
+class Asks(Net):
+    def forward(self, x, edge_index, batch):
+        return super().forward(x * 2 if x.sum().item() > 3 else x, edge_index, batch)
+
+
+class Detached(Net):
+    def forward(self, x, edge_index, batch):
+        return super().forward(x, edge_index, batch).detach()
+
+
+def wide():
+    return Net(out=7)
+
+
+def narrow():
+    return Net(width=5)
+
+
+def frozen():
+    return Net().requires_grad_(False)
+
+
+def raises():
+    raise RuntimeError("no weights")
+
+
+made = Net()
+
+
+def of_one(out):
+    return out
+
+
+def of_no_field(out, batch):
+    return out - batch.target
+"""
+TRAIN = ["train", "--compile-mode", "eager", "--epochs", "1", "--overwrite", "--out", "run"]
+PROBE = ["probe"]
+LINE = r"users_models\.py, line \d+, in "
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    (tmp_path / "users_models.py").write_text(MODELS)
+    (tmp_path / "users_slip.py").write_text("def build(:\n")
+    (tmp_path / "users_import.py").write_text("import not_installed\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def said(words, capsys):
+    assert status_of([*words, "--data", str(EXAMPLES / "esol.npz")]) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", [TRAIN, PROBE], ids=["train", "probe"])
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("users_models:narrow", LINE + r"forward: RuntimeError: .*(shapes|dim).* \(STATICGRAPH_TR"),
+        ("users_models:Typo", LINE + "forward: AttributeError: 'Typo' object has no attribute"),
+        ("users_models:raises", LINE + r"raises: RuntimeError: no weights"),
+        ("users_models:NoPool", r"gives \[\d+, 1\], .* row per graph, .*: pool over nodes, as glo"),
+        ("users_models:Short", r"gives \[\d+, 1\], .* row per graph, .*: keep a row per graph"),
+        ("users_models:wide", r"gives \[\d+, 7\], .*: give its last layer 1 for regression"),
+        ("users_models:Pair", r"gives a tuple, .*: return that alone"),
+        ("users_models:frozen", "no parameter has requires_grad: nothing to train"),
+        ("users_models:Detached", r"depends on nothing that is trained: look for detach\(\)"),
+        ("users_models:made", "made is a model already, .*; name its class Net, or a function"),
+        ("users_models.py:Net", r"no module 'users_models\.py' here: write users_models:Net"),
+        ("./users_models.py:Net", r"is no name of a module: write users_models:Net"),
+        ("users_slip:build", r"users_slip\.py, line 1: SyntaxError: invalid syntax \(STATIC"),
+        ("users_import:build", r"users_import\.py, line 1: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_a_model_that_fails_is_one_line(command, model, words, capsys):
+    line = said([*command, "--model", model], capsys)
+    assert re.match(f"staticgraph {command[0]}: .*{words}", line), line
+
+
+def test_a_number_that_fake_tensors_have_not(capsys):
+    line = said([*PROBE, "--model", "users_models:Asks"], capsys)
+    assert re.search(LINE + "forward: it reads a number off a tensor", line)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ("of_one", "--loss users_models:of_one: it is called as loss(out, batch): too many"),
+        ("of_no_field", "in of_no_field: AttributeError: the batch has no 'target'; it has edge"),
+    ],
+)
+def test_a_loss_that_fails_is_one_line(loss, words, capsys):
+    given = ["--model", "users_models:Net", "--loss", f"users_models:{loss}"]
+    assert words in said([*PROBE, *given], capsys)
+
+
+def test_the_traceback_is_shown_where_asked_for(monkeypatch):
+    monkeypatch.setenv(TRACEBACK, "1")
+    with pytest.raises(RuntimeError, match="no weights"):
+        cli.main([*PROBE, "--model", "users_models:raises", "--data", str(EXAMPLES / "esol.npz")])
+
+
+def test_a_bug_of_this_library_is_none_of_the_model(monkeypatch):
+    """An error of a line of ours, which a model of the user's is further out of."""
+    from staticgraph.text.table import table
+
+    def broken(*_, **__):
+        table(["a"], [3])  # type: ignore[list-item]
+
+    monkeypatch.setattr("staticgraph.cli.probe.probe_of", broken)
+    with pytest.raises(TypeError, match="not iterable"):
+        cli.main([*PROBE, "--model", "users_models:Net", "--data", str(EXAMPLES / "esol.npz")])
