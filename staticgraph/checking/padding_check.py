@@ -32,6 +32,7 @@ from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
 from staticgraph.checking.plain_batch import has_gaps, labelled_loss, plain_batch, plain_loss
 from staticgraph.errors import PaddingLeaks
 from staticgraph.steps.arguments import forward_of
+from staticgraph.steps.callbacks import without_callbacks
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import untouched
@@ -80,6 +81,7 @@ class PaddingCheck:
         self._computation = computation
         self._forward = subject.forward or forward_of(model)
         self._loss = subject.loss
+        self._beside = subject.functions
         self._optimizer = subject.optimizer
         self._autocast = autocast = subject.autocast
         self._context = computation.context
@@ -253,8 +255,10 @@ class PaddingCheck:
     @contextmanager
     def _run(self, training: bool, step: bool, nudged: bool) -> Iterator[Any]:
         gradients = torch.enable_grad() if step else torch.no_grad()
-        kept = untouched(self._model, self._optimizer, attributes=True, seeded=True)
-        with kept, gradients:
+        kept = untouched(
+            self._model, self._optimizer, beside=self._beside, attributes=True, seeded=True
+        )
+        with kept, without_callbacks(self._model, self._optimizer), gradients:
             if training is not self._model.training:
                 self._model.train(training)
             if nudged:

@@ -107,7 +107,9 @@ class RecordedSteps:
         # By bucket and work; those that make their batch from ids apart.
         self._recordings: dict[tuple[int, str], Made] = {}
         self._from_ids: dict[tuple[int, str], Made] = {}
-        self._recorded_model = RecordedModel(self._model, optimizer, self.scope != "step")
+        self._recorded_model = RecordedModel(
+            self._model, optimizer, self.scope != "step", subject.functions
+        )
         self._pairs = RecordedPairs(subject, self._recorded_model)
 
     # ------------------------------------------------------------------ recording

@@ -12,7 +12,7 @@ parameter or a layer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +98,7 @@ class RecordedModel:
         steps_outside: gradients are read after every replay, so each is the parameter's then,
             whatever was done to it meanwhile. Else it is one to be looked at, and is given again
             after another recording's replay, or once gradients were set to None.
+        beside: the loss and the forward: what they hold is put back with the model.
     """
 
     def __init__(
@@ -105,9 +106,10 @@ class RecordedModel:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         steps_outside: bool = True,
+        beside: Sequence[object] = (),
     ) -> None:
         self.replays: Replays = Replays()
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._beside = model, optimizer, tuple(beside)
         self._steps_outside = steps_outside
         self._signature: Signature | None = None
         self._shown: Made | None = None  # whose gradients the parameters have
@@ -163,7 +165,7 @@ class RecordedModel:
         if changes := signature.changes():
             raise NotStatic(f"{what}: {told(changes, 'record all again')}")
         try:
-            with untouched(self._model, self._optimizer):
+            with untouched(self._model, self._optimizer, beside=self._beside):
                 yield signature
         except NotStatic:
             raise

@@ -65,6 +65,7 @@ class Computation:
         self._model = model
         self._forward = subject.forward or forward_of(model)
         self._loss = subject.loss
+        self._beside = subject.functions
         self._autocast = subject.autocast
         self._device = subject.device
         self._sanitize = subject.sanitize
@@ -91,7 +92,8 @@ class Computation:
         sizes = {capacity.rows(level) for level in batch.levels}
         if found is None or found.sizes & sizes:
             self._sizes |= sizes | (frozenset() if found is None else found.sizes)
-            with self.active(), untouched(self._model, trained=False), self._precision():
+            kept = untouched(self._model, beside=self._beside, trained=False)
+            with self.active(), kept, self._precision():
                 found = run_elsewhere(
                     self._model,
                     self._output_elsewhere,
@@ -109,7 +111,8 @@ class Computation:
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
         """The model's output over a batch that no user gave; a counter in its forward is put
         back."""
-        with untouched(self._model, trained=False, attributes=True), asks() as asked:
+        kept = untouched(self._model, beside=self._beside, trained=False, attributes=True)
+        with kept, asks() as asked:
             self._own_sizes, before = True, self._own_sizes
             try:
                 return self._forward_of(batch)[1]

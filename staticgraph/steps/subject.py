@@ -106,6 +106,11 @@ class Subject:
         return device_of(self.model)
 
     @property
+    def functions(self) -> tuple[object, ...]:
+        """The loss and the forward, as far as given: what they hold is no part of the model."""
+        return tuple(f for f in (self.loss, self.forward) if f is not None)
+
+    @property
     def pointers(self) -> bool:
         """Whether the model's layers read row pointers, so that a batch must carry them."""
         return any(getattr(module, "reads_pointers", False) for module in self.model.modules())
