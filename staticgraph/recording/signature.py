@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from staticgraph.nn.refused import MESSAGE_HOOKS
+
 # A look took 94 us (GINE, 5 layers) and 400 us (GPS, 10 layers) on one core of the 2-core CPU that
 # bench_host_time ran on: below one microsecond a replay.
 EVERY = 512
@@ -38,7 +40,13 @@ NAMED = 6
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial)
 _REGISTERED = ("_parameters", "_buffers", "_modules")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    *sorted(MESSAGE_HOOKS),
+)
 
 
 class _Gone:

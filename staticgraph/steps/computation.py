@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from staticgraph.batches.containers import mapped, tensors_in
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import traced_here
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.nn.context.present import Restored, remember
@@ -58,6 +60,7 @@ class Computation:
     def __init__(self, subject: Subject) -> None:
         model = subject.model
         self._rows = dict(subject.rows or {})
+        self._hooks = -1  # how many there were in the process when it was looked for them
         self._known: dict[bool, Provenance] = {}  # by the training flag
         self.shared = False
         self._sizes: frozenset[int] = frozenset()  # of the buckets that it was asked about
@@ -163,7 +166,7 @@ class Computation:
             result = out if work == "forward" else self._mean_loss(out, seen, batch, known, shared)
             if work == "both":
                 result = out, result
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if torch.is_grad_enabled() and not traced_here():
             remember(tensors_in(result))
         if not keep:
             self._context.leave()
@@ -207,6 +210,21 @@ class Computation:
             none = 0 * anchor.flatten()[0]
             return batch.replace(**{name: batch[name] + none for name in self._differentiable})
 
+    def check_hooks(self) -> None:
+        """Looks again, before a compiled step, where any hook was made since the last look.
+
+        Raises:
+            NotStatic: the model has hooks that a compiled step would leave out.
+        """
+        if RemovableHandle.next_id != self._hooks:
+            self._check_hooks()
+
+    def _check_hooks(self) -> None:
+        self._hooks = RemovableHandle.next_id
+        for path, why in unheard_hooks(self._model).items():
+            self._hooks = -1
+            raise NotStatic(f"{path}: {why}" if path else why)
+
     def of_tensors(self, work: str, like: StaticBatch, leaves: bool = False) -> Callable[..., Any]:
         """:meth:`run` as a function of tensors alone, given in the order of ``like``'s: what can be
         compiled. The batch it makes knows no real counts, so nothing depends on them. With
@@ -215,8 +233,7 @@ class Computation:
         Raises:
             NotStatic: the model has hooks that a compiled step would leave out.
         """
-        for path, why in unheard_hooks(self._model).items():
-            raise NotStatic(f"{path}: {why}" if path else why)
+        self._check_hooks()
         layout, names, run = like.layout, tuple(like.tensors()), self.run
         known = self.known(like)  # now: a trace is no place for a run of its own
 

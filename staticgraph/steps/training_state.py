@@ -176,9 +176,7 @@ def untouched(
             ``trained``, gradients are None inside the block.
         seeded: inside it every block draws the same random numbers.
     """
-    saved = SavedTraining(
-        model, optimizer, beside=beside, trained=trained, attributes=attributes
-    )
+    saved = SavedTraining(model, optimizer, beside=beside, trained=trained, attributes=attributes)
     for parameter in saved.parameters:
         parameter.grad = None
     if seeded:
