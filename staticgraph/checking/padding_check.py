@@ -31,6 +31,7 @@ from staticgraph.checking.outcome import Difference, Outcome, differing, first_c
 from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
 from staticgraph.checking.plain_batch import has_gaps, labelled_loss, plain_batch, plain_loss
 from staticgraph.errors import PaddingLeaks
+from staticgraph.nn.newcomers import Newcomers
 from staticgraph.steps.arguments import forward_of
 from staticgraph.steps.callbacks import without_callbacks
 from staticgraph.steps.computation import Computation
@@ -86,6 +87,7 @@ class PaddingCheck:
         self._autocast = autocast = subject.autocast
         self._context = computation.context
         self._done: set[str] = set()
+        self._newcomers = Newcomers(model)
         self._turn = Lock()
         dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         dtypes += [] if autocast is None else [autocast]
@@ -99,6 +101,8 @@ class PaddingCheck:
         Args:
             phase: as for :meth:`of`.
         """
+        if self._newcomers.came and self._newcomers.seen():
+            self._done.clear()  # it was of other layers
         if "step" in self._done:
             return False
         return self._kind(phase) not in self._done

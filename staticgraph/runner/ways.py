@@ -136,6 +136,8 @@ class Steps:
                 f"a step takes a StaticBatch, as StaticLoader(store, plan) gives them, not a "
                 f"{type(batch).__name__}; runner.predict(graphs) takes a list of Data"
             )
+        if self.computation.newcomers.came:
+            self.computation.settle()
         layout, bucket = batch.layout, batch.bucket
         known = self._capacities[bucket] if bucket < len(self._capacities) else None
         if layout.capacity is not known and layout.capacity != known:

@@ -25,6 +25,7 @@ from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
+from staticgraph.nn.newcomers import Newcomers
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level
@@ -76,6 +77,14 @@ class Computation:
         for path, why in caching_layers(model).items():
             raise NotStatic(f"{path or 'the model'}: {why}")
         self._context = context_of(model)
+        self.newcomers: Newcomers = Newcomers(model)
+
+    def settle(self) -> None:
+        """Makes layers static that the model was given since; what is known of its results is
+        found anew."""
+        self.newcomers.seen()
+        self._context = context_of(self._model)
+        self._known.clear()
 
     @property
     def context(self) -> BatchContext:
