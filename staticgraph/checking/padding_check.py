@@ -31,6 +31,7 @@ from staticgraph.checking.outcome import Difference, Outcome, differing, first_c
 from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
 from staticgraph.checking.plain_batch import has_gaps, labelled_loss, plain_batch, plain_loss
 from staticgraph.errors import PaddingLeaks
+from staticgraph.internals.dispatch import version_of
 from staticgraph.nn.newcomers import Newcomers
 from staticgraph.steps.arguments import forward_of
 from staticgraph.steps.callbacks import without_callbacks
@@ -88,6 +89,8 @@ class PaddingCheck:
         self._context = computation.context
         self._done: set[str] = set()
         self._newcomers = Newcomers(model)
+        self._versions: dict[str, int] = {}  # of parameters, before a run
+        self._written: set[str] = set()  # parameters that a forward has written to
         self._turn = Lock()
         dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         dtypes += [] if autocast is None else [autocast]
@@ -267,6 +270,7 @@ class PaddingCheck:
                 self._model.train(training)
             if nudged:
                 _nudge(self._model)
+            self._versions = {n: version_of(p) for n, p in self._model.named_parameters()}
             yield torch.get_rng_state()
 
     def _padded(
@@ -304,6 +308,12 @@ class PaddingCheck:
                 name = "the output" if not number else f"output {number}"
                 values[name] = part
                 scales[name] = largest_of([part])
+        for name, parameter in self._model.named_parameters():
+            if version_of(parameter) != self._versions[name]:  # Embedding(max_norm=), a codebook
+                self._written.add(name)
+            if name in self._written:
+                values[f"the parameter {name}"] = parameter.detach().clone()
+                scales[f"the parameter {name}"] = largest_of([parameter.detach()])
         if loss is not None:
             values["the loss"] = loss.detach().clone()
             scales["the loss"] = largest_of([values["the loss"]])
@@ -367,8 +377,9 @@ def _leak(
     """The error, naming the layer as well as it is known, with ``more`` of what may be done."""
     path, where, line = culprit or Culprit(None)
     remedy = LAYERS
-    if path is None and found.name.startswith("the buffer "):
-        path = found.name.removeprefix("the buffer ").rpartition(".")[0]
+    for kind in ("the buffer ", "the parameter "):
+        if path is None and found.name.startswith(kind):
+            path = found.name.removeprefix(kind).rpartition(".")[0]
     if path is None:
         named = "no layer does it: look at the loss, and at the function that calls the model"
         remedy = LOSSES

@@ -1,8 +1,8 @@
 """Layers that a model was given after it was made static: a new head, another block half way.
 
-Layers are exchanged when a runner is made. One that is registered later is plain PyG's, over padding
-rows too, and nothing looks wrong. Torch tells of every registration of a module; whoever keeps a
-model static asks here whether there was one.
+Layers are exchanged when a runner is made. One that is registered later is plain PyG's, over
+padding rows too, and nothing looks wrong. Torch tells of every registration of a module; whoever
+keeps a model static asks here whether there was one.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _reached_from(value: Any, called: bool) -> Iterator[Any]:
             yield from value.values() if isinstance(value, dict) else value
     elif called:
         yield from getattr(value, "__dict__", {}).values()
-        yield getattr(type(value), "__call__", None)
+        yield type(value).__dict__.get("__call__")
 
 
 def _of_function(function: FunctionType) -> Iterator[Any]:

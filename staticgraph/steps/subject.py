@@ -166,6 +166,12 @@ def _check_given(model: object, loss: object, optimizer: object) -> None:
             "LBFGS calls the model several times a step, through a closure, which a step of fixed "
             "work cannot: use another optimizer, or runner(batch) and your own loop"
         )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise TypeError(
+            "SparseAdam moves every row of a table that a batch names, with a gradient of zero too, "
+            "and padding names row 0: use Adam with Embedding(sparse=False), or, with sparse=True, "
+            "SGD or Adagrad, which leave such rows as they are"
+        )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer= is a {type(optimizer).__name__}, not a torch.optim.Optimizer, such as "

@@ -11,8 +11,8 @@ short beside a compilation. Where nothing is trained buffers are written only if
 that a graph of autograd that waits for its backward stays valid.
 
 What the loss and the forward hold beside the model (:mod:`staticgraph.steps.held`) is put back with
-it. What is not: a list or dict of the user's that a forward appends to, and random generators of the
-user's own.
+it. Not put back is a list or dict of the user's that a forward appends to, or a random generator of
+the user's own.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class SavedTraining:
     """What a run may touch, to be put back in place.
 
     Args:
-        model: its buffers, and torch's random state, are always saved.
+        model: its buffers, and the random states of torch, NumPy and Python, are always saved.
         optimizer: as :class:`SavedOptimizer` has it, and its parameters; None for none.
         beside: the loss and the forward, whose modules and tensors are treated as the model's.
         trained: also parameters, gradients and training flags.
-        attributes: also plain attributes of modules (a counter, a kept activation), what names of
-            buffers are bound to, and the random states of NumPy and Python.
+        attributes: also plain attributes of modules (a counter, a kept activation), and what names
+            of buffers are bound to.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class SavedTraining:
         self._optimizer = None if optimizer is None else SavedOptimizer(optimizer)
         self._attributes = _Attributes(modules) if attributes else None
         self._random = torch.get_rng_state()
+        self._on_host = np.random.get_state(), random.getstate()  # noqa: NPY002
         devices = {p.device for p in model.parameters() if p.is_cuda}
         self._cuda_random = {device: torch.cuda.get_rng_state(device) for device in devices}
 
@@ -114,23 +115,22 @@ class SavedTraining:
         if self._attributes is not None:
             self._attributes.restore()
         torch.set_rng_state(self._random)
+        np.random.set_state(self._on_host[0])  # noqa: NPY002
+        random.setstate(self._on_host[1])
         for device, state in self._cuda_random.items():
             torch.cuda.set_rng_state(state, device)
 
 
 class _Attributes:
-    """Plain attributes and bound buffers of modules, and the random states of NumPy and Python."""
+    """Plain attributes and bound buffers of modules."""
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         self._modules = [(m, dict(vars(m)), dict(m._buffers)) for m in modules]
-        self._random = np.random.get_state(), random.getstate()  # noqa: NPY002
 
     def restore(self) -> None:
         for module, own, buffers in self._modules:
             _put_back(vars(module), own)
             _put_back(module._buffers, buffers)
-        np.random.set_state(self._random[0])  # noqa: NPY002
-        random.setstate(self._random[1])
 
 
 def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
