@@ -26,7 +26,8 @@ from torch_geometric.nn.pool.select import SelectTopK
 
 from staticgraph.batches.containers import tensors_in
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.checking.example_batch import revalued
+from staticgraph.checking.example_batch import revalued, with_gaps
+from staticgraph.checking.jitter import nudge
 from staticgraph.checking.outcome import Difference, Outcome, differing, first_clear, largest_of
 from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
 from staticgraph.checking.plain_batch import has_gaps, labelled_loss, plain_batch, plain_loss
@@ -146,6 +147,8 @@ class PaddingCheck:
         differs = self._between_paddings(batch, clean, training, step)
         if differs is None and real:
             differs = self._beside_plain(batch, clean, training, step)
+        if differs is None and real and step:
+            differs = self._beside_plain_with_gaps(batch)
         if differs is not None:
             self._done.discard(kind)
             raise differs
@@ -217,6 +220,13 @@ class PaddingCheck:
             SIZES + (GAPS if has_gaps(batch) and found.name == "the loss" else ""),
         )
 
+    def _beside_plain_with_gaps(self, batch: StaticBatch) -> PaddingLeaks | None:
+        """The first batch of a data set with missing labels may have none, and a loss that asks
+        which are missing would be found out by none."""
+        batch = with_gaps(batch) if has_gaps(batch) and batch.real is not None else None
+        clean = None if batch is None else self._attempt(lambda: self._padded(batch, True, True))
+        return None if clean is None else self._beside_plain(batch, clean, True, True)
+
     def _tolerance(self, tolerances: dict[torch.dtype, float]) -> float:
         kind = next((p.device.type for p in self._model.parameters()), "cpu")
         around = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype
@@ -269,7 +279,7 @@ class PaddingCheck:
             if training is not self._model.training:
                 self._model.train(training)
             if nudged:
-                _nudge(self._model)
+                nudge(self._model)
             self._versions = {n: version_of(p) for n, p in self._model.named_parameters()}
             yield torch.get_rng_state()
 
@@ -345,17 +355,6 @@ class PaddingCheck:
         if self._device.type != "cuda":
             return False
         return bool(torch.cuda.default_generators[self._device.index or 0].get_offset())
-
-
-@torch.no_grad()
-def _nudge(model: torch.nn.Module) -> None:
-    """Parameters moved by a few of their last places."""
-    generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            noise = torch.rand(parameter.shape, generator=generator) - 0.5
-            eps = 8 * torch.finfo(parameter.dtype).eps
-            parameter.mul_((1 + eps * noise.double()).to(parameter))
 
 
 def _several_ranks() -> bool:

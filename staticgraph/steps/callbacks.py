@@ -1,9 +1,9 @@
 """Hooks of a user's on parameters and optimizer, left out of runs that train nothing.
 
-A hook on a parameter may take an optimizer's step (``register_post_accumulate_grad_hook``), clip by
-a norm that it keeps, or write a log; one on an optimizer moves an average. A check or a timing is no
-training, and puts back what it knows of: it does not know what such hooks write to. A recording runs
-them, since a replay repeats what they did on the device.
+A hook on a parameter may take an optimizer's step (``register_post_accumulate_grad_hook``), clip
+by a norm that it keeps, or write a log; one on an optimizer moves an average. A check or a timing
+is no training, and puts back what it knows of, which is not what such hooks write to. A recording
+runs them, since a replay repeats what they did on the device.
 """
 
 from __future__ import annotations
