@@ -223,9 +223,11 @@ class PaddingCheck:
     def _beside_plain_with_gaps(self, batch: StaticBatch) -> PaddingLeaks | None:
         """The first batch of a data set with missing labels may have none, and a loss that asks
         which are missing would be found out by none."""
-        batch = with_gaps(batch) if has_gaps(batch) and batch.real is not None else None
-        clean = None if batch is None else self._attempt(lambda: self._padded(batch, True, True))
-        return None if clean is None else self._beside_plain(batch, clean, True, True)
+        other = with_gaps(batch) if batch.real is not None else None
+        if other is None:
+            return None
+        clean = self._attempt(lambda: self._padded(other, True, True))
+        return None if clean is None else self._beside_plain(other, clean, True, True)
 
     def _tolerance(self, tolerances: dict[torch.dtype, float]) -> float:
         kind = next((p.device.type for p in self._model.parameters()), "cpu")

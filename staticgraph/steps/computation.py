@@ -24,8 +24,8 @@ from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
-from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.newcomers import Newcomers
+from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level

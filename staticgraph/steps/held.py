@@ -1,10 +1,10 @@
 """What the loss and the forward of a subject hold beside the model: modules and tensors.
 
-The problem: a run that is no training (a check, a warm-up) puts the model back as it was, and a loss
-may have a state of its own: weights of tasks that are learned, centres of classes, a memory bank, a
-teacher. The idea: follow what a Python function reaches, which is its closure, the globals that its
-code names, its defaults, what ``partial`` binds, and the attributes of the object that it is a
-method of; other functions of the same program likewise.
+The problem: a run that is no training (a check, a warm-up) puts the model back as it was, and a
+loss may have a state of its own: weights of tasks that are learned, centres of classes, a memory
+bank, a teacher. The idea: follow what a Python function reaches, which is its closure, the globals
+that its code names, its defaults, what ``partial`` binds, and the attributes of the object that it
+is a method of; other functions of the same program likewise.
 
 Not seen: what is computed to be reached (``registry[name]()``), objects inside of other objects,
 tensors above :data:`LARGEST_BYTES`,

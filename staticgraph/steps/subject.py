@@ -168,9 +168,9 @@ def _check_given(model: object, loss: object, optimizer: object) -> None:
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise TypeError(
-            "SparseAdam moves every row of a table that a batch names, with a gradient of zero too, "
-            "and padding names row 0: use Adam with Embedding(sparse=False), or, with sparse=True, "
-            "SGD or Adagrad, which leave such rows as they are"
+            "SparseAdam moves every row of a table that a batch names, with a gradient of zero "
+            "too, and padding names row 0: use Adam with Embedding(sparse=False), or, with "
+            "sparse=True, SGD or Adagrad, which leave such rows as they are"
         )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
