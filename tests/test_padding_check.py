@@ -123,12 +123,12 @@ def test_a_table_that_a_forward_writes_to_is_compared():
         model = Table()
         runner = sg.StaticGraphRunner(
             model,
-            [(8, 4, 4)],
+            [(9, 5, 4)],
             "eager",
             loss=lambda out, batch: (out - batch.y).square(),
             optimizer=torch.optim.SGD(model.parameters(), 0.1),
         )
-        batch = sg.StaticBatch.of(store, ids, (8, 4, 4))
+        batch = sg.StaticBatch.of(store, ids, (9, 5, 4))
         if not leaks:
             runner.step(batch)
             continue
