@@ -22,7 +22,7 @@ from staticgraph.steps.callbacks import without_callbacks
 from staticgraph.steps.held import held_by
 from staticgraph.steps.saved_optimizer import SavedOptimizer
 
-TIMED = sg.Auto(ways=("eager",), rounds=5)
+TIMED = sg.Auto(rounds=5)
 
 
 def mask_of(out: Tensor, batch) -> Tensor:
