@@ -107,8 +107,9 @@ class RecordedSteps:
         # By bucket and work; those that make their batch from ids apart.
         self._recordings: dict[tuple[int, str], Made] = {}
         self._from_ids: dict[tuple[int, str], Made] = {}
+        given = {"loss": subject.loss, "forward": subject.forward}
         self._recorded_model = RecordedModel(
-            self._model, optimizer, self.scope != "step", subject.functions
+            self._model, optimizer, self.scope != "step", {n: f for n, f in given.items() if f}
         )
         self._pairs = RecordedPairs(subject, self._recorded_model)
 

@@ -8,14 +8,24 @@ runs them, since a replay repeats what they did on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def callbacks_of(
+    parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer | None
+) -> list[Any]:
+    """The hooks themselves."""
+    owners = [(p, _OF_PARAMETERS) for p in parameters] + [(optimizer, _OF_OPTIMIZERS)]
+    found = [getattr(owner, name, None) for owner, names in owners for name in names]
+    return [hook for hooks in found if hooks for hook in hooks.values()]
 
 
 @contextmanager

@@ -29,7 +29,8 @@ LARGEST_BYTES = 64 << 20
 DEPTH = 4
 # Items of a container that are looked at: what holds more is data.
 MOST_ITEMS = 1024
-_LIBRARIES = ("torch", "torch_geometric", "numpy", "staticgraph")
+# Whose functions hold nothing of a user's.
+LIBRARIES = ("torch", "torch_geometric", "numpy", "staticgraph")
 
 
 class Held(NamedTuple):
@@ -80,7 +81,7 @@ def _reached_from(value: Any, called: bool) -> Iterator[Any]:
         else:
             yield from getattr(value.__self__, "__dict__", {}).values()
     elif isinstance(value, FunctionType):
-        if (value.__module__ or "").partition(".")[0] not in _LIBRARIES:
+        if (value.__module__ or "").partition(".")[0] not in LIBRARIES:
             yield from _of_function(value)
     elif isinstance(value, dict | list | tuple | deque):
         if len(value) <= MOST_ITEMS:
@@ -98,17 +99,17 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
             continue
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-    for name in _names_in(function.__code__):
+    for name in names_in(function.__code__):
         if name in function.__globals__:
             yield function.__globals__[name]
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
     """The globals that code may read, that of functions inside of it included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names_in(constant)
+            yield from names_in(constant)
 
 
 def _can_be_put_back(tensor: Tensor) -> bool:

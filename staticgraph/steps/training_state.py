@@ -29,6 +29,7 @@ from torch.nn.parameter import is_lazy
 
 from staticgraph.nn.context.asked import APART
 from staticgraph.nn.norm.batch_norm import SINGLE
+from staticgraph.steps.callbacks import callbacks_of
 from staticgraph.steps.held import held_by
 from staticgraph.steps.saved_optimizer import SavedOptimizer, on_host
 
@@ -64,7 +65,8 @@ class SavedTraining:
     Args:
         model: its buffers, and the random states of torch, NumPy and Python, are always saved.
         optimizer: as :class:`SavedOptimizer` has it, and its parameters; None for none.
-        beside: the loss and the forward, whose modules and tensors are treated as the model's.
+        beside: the loss and the forward, whose modules and tensors, like those of hooks, are
+            treated as the model's.
         trained: also parameters, gradients and training flags.
         attributes: also plain attributes of modules (a counter, a kept activation), and what names
             of buffers are bound to.
@@ -79,7 +81,8 @@ class SavedTraining:
         trained: bool = True,
         attributes: bool = False,
     ) -> None:
-        held = held_by(*beside)
+        hooks = callbacks_of(model.parameters(), optimizer) if trained else ()
+        held = held_by(*beside, *hooks)
         roots = [model, *held.modules]
         modules = list(dict.fromkeys(m for root in roots for m in root.modules()))
         buffers = [*(b for root in roots for b in root.buffers())]
