@@ -162,7 +162,8 @@ class RecordedModel:
         Raises:
             NotStatic: it cannot be recorded, or the model was changed since the last recording.
         """
-        signature = self._signature or Signature(self._model, self._functions)
+        stepped = None if self._steps_outside else self._optimizer
+        signature = self._signature or Signature(self._model, self._functions, stepped)
         if changes := signature.changes():
             raise NotStatic(f"{what}: {told(changes, 'record all again')}")
         try:

@@ -28,10 +28,12 @@ from functools import partial
 from operator import is_
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from staticgraph.nn.refused import MESSAGE_HOOKS
 from staticgraph.recording.premises import PLAIN, read_by
+from staticgraph.steps.callbacks import callbacks_of
 
 # A look took 94 us (GINE, 5 layers) and 400 us (GPS, 10 layers) on one core of the 2-core CPU that
 # bench_host_time ran on: below one microsecond a replay.
@@ -159,18 +161,26 @@ class Signature:
         model: what is recorded.
         functions: the loss and the forward, by the names that messages call them; see
             :mod:`staticgraph.recording.premises`.
+        optimizer: whose step is recorded too; None for none.
 
     Attributes:
         doubtful: torch told of something registered again, or a change was found: look before the
             next replay.
     """
 
-    def __init__(self, model: nn.Module, functions: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        functions: Mapping[str, object] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         self.doubtful: bool = False
         self._functions = functions or {}
         self._read = read_by(self._functions)
         self._modules = [_Noted(path, module) for path, module in model.named_modules()]
         self._parameters = dict(model.named_parameters())
+        self._optimizer = optimizer
+        self._callbacks = callbacks_of(self.parameters, optimizer)
         _watch(self, [noted.module for noted in self._modules])
 
     @property
@@ -214,6 +224,10 @@ class Signature:
             ):
                 if parameter.requires_grad is not asked:
                     found.append(Change(f"{name}.requires_grad", str(asked), str(not asked)))
+        callbacks = callbacks_of(self.parameters, self._optimizer)
+        if callbacks != self._callbacks:
+            before, after = str(len(self._callbacks)), str(len(callbacks))
+            found.append(Change("hooks of parameters and of the optimizer", before, after))
         now = read_by(self._functions)
         for where, value in self._read.items():
             if _differ(present := now.get(where, _GONE), value):
