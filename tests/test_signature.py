@@ -73,12 +73,6 @@ QUIET = {
     "norm in eval": (lambda m: m.conv.nn[1].eval(), r"conv\.nn\.1\.training was True, is False"),
     "dropout": (half, r"dropout\.p was 0\.0, is 0\.5"),
     "deleted": (lambda m: delattr(m.dropout, "inplace"), r"dropout\.inplace was False, is not"),
-    "hook": (hooked, r"atoms\.hooks was 0, is 1"),
-    "hook of a parameter": (
-        parameter_hook,
-        r"hooks of parameters and of the optimizer was 0, is 1",
-    ),
-    "hook on messages": (message_hook, r"conv\.hooks was 0, is 1"),
     "class": (other_class, r"head was Linear, is Other"),
     "forward": (other_forward, r"head\.forward was Linear\.forward, is a partial"),
     "buffer's memory": (moved_buffer, r"conv\.nn\.1\.running_mean was at address"),
@@ -103,6 +97,12 @@ def more(model):
 
 # What torch tells of.
 TOLD = {
+    "hook": (hooked, r"atoms\.hooks was 0, is 1"),
+    "hook of a parameter": (
+        parameter_hook,
+        r"hooks of parameters and of the optimizer was 0, is 1",
+    ),
+    "hook on messages": (message_hook, r"conv\.hooks was 0, is 1"),
     "parameter": (other_weight, r"head\.weight was a Parameter, is another"),
     "buffer": (other_mean, r"conv\.nn\.1\.running_mean was a Tensor, is another"),
     "module": (other_layer, r"dropout was a Dropout, is a Identity"),

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
 from staticgraph.recording.lending import check_can_be_handed_out
@@ -201,6 +202,7 @@ class RecordedModel:
         replays = made.recorded.replays
         if (
             signature.doubtful
+            or signature.hooks_made != RemovableHandle.next_id
             or not replays % EVERY
             or not replays & (replays - 1)  # 0, 1, 2, 4, 8: what is annealed is found soon
             or (looked is not None and made.number not in looked)

@@ -5,9 +5,9 @@ evaluation mode, a layer frozen with ``requires_grad_(False)``, a buffer exchang
 follows, a compiled one is refused by its guards, and a replay goes on as it was recorded, in
 silence. The idea: note at the recording what a forward may depend on, and look again when an epoch
 begins, at the second replay, the third, the fifth, the ninth and so on, and every :data:`EVERY`.
-Torch tells at once of a parameter, a buffer or a module that is registered again; the next replay
-then looks. What the loss and the forward read is looked at with it
-(:mod:`staticgraph.recording.premises`).
+Torch tells at once of a parameter, a buffer or a module that is registered again, and counts the
+hooks that were made; the next replay then looks. What the loss and the forward read is looked at
+with it (:mod:`staticgraph.recording.premises`).
 
 Noted are of each module its class, its submodules, the objects and addresses of its parameters and
 buffers, its hooks, and its public attributes that are plain values, tensors or functions; of each
@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from staticgraph.nn.refused import MESSAGE_HOOKS
 from staticgraph.recording.premises import PLAIN, read_by
@@ -166,6 +167,7 @@ class Signature:
     Attributes:
         doubtful: torch told of something registered again, or a change was found: look before the
             next replay.
+        hooks_made: how many hooks had been made in the process at the last look.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class Signature:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.doubtful: bool = False
+        self.hooks_made: int = RemovableHandle.next_id
         self._functions = functions or {}
         self._read = read_by(self._functions)
         self._modules = [_Noted(path, module) for path, module in model.named_modules()]
@@ -213,6 +216,7 @@ class Signature:
     def changes(self, flags: Flags | None = None) -> list[Change]:
         """What is no longer as it was; of flags, too, where given."""
         found: list[Change] = []
+        self.hooks_made = RemovableHandle.next_id
         for place, noted in enumerate(self._modules):
             found += noted.changes()
             if flags is not None and noted.module.training is not flags.training[place]:
