@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.arena import ArenaRecorder
-from support.plain_epochs import PLAN, STORE, made, squared
+from support.plain_epochs import PLAN, STORE, Net, made, squared
 from torch import nn
 
 import staticgraph as sg
@@ -59,7 +59,17 @@ def set_global(name, value):
     globals()[name] = value
 
 
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta = 1.0
+
+    def forward(self, out, batch):
+        return squared(out, batch) * self.beta
+
+
 OWNER = Owner()
+MODULE = Weighted()
 BOUND = partial(by_default, beta=1.0)
 # The loss, what changes it, and what the message says of it.
 CHANGES = {
@@ -77,6 +87,12 @@ CHANGES = {
     "array": (reader(lambda: float(ARRAY[0])), lambda: ARRAY.fill(2.0), "ARRAY was"),
     "method": (OWNER.loss, lambda: setattr(OWNER, "beta", 2.0), "self.beta was 1.0, is 2.0"),
     "called": (OWNER, lambda: setattr(OWNER, "beta", 2.0), "self.beta was 1.0, is 2.0"),
+    "module": (MODULE, lambda: setattr(MODULE, "beta", 2.0), "self.beta was 1.0, is 2.0"),
+    "module by name": (
+        reader(lambda: MODULE.beta),
+        lambda: setattr(MODULE, "beta", 2.0),
+        "MODULE.beta was 1.0, is 2.0",
+    ),
     "default": (by_default, lambda: setattr(by_default, "__defaults__", (2.0,)), "beta was 1.0"),
     "partial": (BOUND, lambda: BOUND.keywords.update(beta=2.0), "loss: beta was 1.0, is 2.0"),
 }
@@ -86,7 +102,7 @@ CHANGES = {
 def as_before():
     yield
     set_global("SCALE", 1.0)
-    CONFIG.beta = Options.beta = TABLE["beta"] = LIST[0] = OWNER.beta = 1.0
+    CONFIG.beta = Options.beta = TABLE["beta"] = LIST[0] = OWNER.beta = MODULE.beta = 1.0
     ARRAY.fill(1.0)
     by_default.__defaults__ = (1.0,)
     BOUND.keywords.update(beta=1.0)
@@ -114,6 +130,19 @@ def test_what_a_recorded_loss_read_and_has_changed_is_an_error(what):
     with pytest.raises(sg.NotStatic, match="a replay would go on as it was") as raised:
         runner.step(next(batches))
     assert said in str(raised.value)
+
+
+def test_what_the_models_own_forward_read():
+    class Scaled(Net):
+        def forward(self, x, edge_index, batch, num_graphs):
+            return super().forward(x, edge_index, batch, num_graphs) * SCALE
+
+    runner = recorded(squared, Scaled().double())
+    batches = iter(runner.loader(STORE, indices=range(24)))
+    runner.step(next(batches))
+    set_global("SCALE", 2.0)
+    with pytest.raises(sg.NotStatic, match="the model: SCALE was"):
+        runner.step(next(batches))
 
 
 def test_a_tensor_that_is_written_to_is_followed():

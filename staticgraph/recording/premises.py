@@ -8,7 +8,8 @@ idea: note, at the recording, the values of the names that the code of these fun
 Noted are plain values, the identity of tensors, containers of few of them, and small arrays: of
 variables around a function, globals, defaults, what ``partial`` binds, and of those attributes, of
 an object, a class or a module of the user's, whose names the code says. Names that begin with an
-underscore are the user's own books.
+underscore are the user's own books. Of the model itself this is asked of its own forward, and of no
+layer's.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def _of_callable(value: Any, depth: int, met: set[int]) -> Iterator[tuple[str, A
     elif isinstance(value, types.FunctionType):
         if (value.__module__ or "").partition(".")[0] not in LIBRARIES:
             yield from _of_function(value, depth, met)
-    elif not isinstance(value, type | torch.nn.Module) and callable(value):
+    elif isinstance(value, torch.nn.Module):
+        yield from _of_callable(types.MethodType(type(value).forward, value), depth, met)
+    elif not isinstance(value, type) and callable(value):
         call = type(value).__dict__.get("__call__")
         if isinstance(call, types.FunctionType):
             yield from _of_callable(types.MethodType(call, value), depth, met)
@@ -99,8 +102,10 @@ def _of_value(
         yield name, _kept(value)
     elif isinstance(value, types.FunctionType | types.MethodType | partial):
         yield from _of_callable(value, depth + 1, met)
-    elif not isinstance(value, torch.nn.Module | Tensor):
+    else:
         yield from _of_attributes(name, value, names, depth, met)
+        if isinstance(value, torch.nn.Module):
+            yield from _of_callable(value, depth + 1, met)
 
 
 def _of_attributes(
@@ -111,7 +116,7 @@ def _of_attributes(
     kind = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
     if isinstance(owner, type):
         kind = owner.__module__
-    if kind.partition(".")[0] in (*LIBRARIES, "builtins") or isinstance(owner, torch.nn.Module):
+    if kind.partition(".")[0] in (*LIBRARIES, "builtins"):
         return
     for attribute in names:
         if attribute.startswith("_"):

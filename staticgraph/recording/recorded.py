@@ -108,6 +108,7 @@ class RecordedSteps:
         self._recordings: dict[tuple[int, str], Made] = {}
         self._from_ids: dict[tuple[int, str], Made] = {}
         given = {"loss": subject.loss, "forward": subject.forward}
+        given["the model"] = type(self._model).forward
         self._recorded_model = RecordedModel(
             self._model, optimizer, self.scope != "step", {n: f for n, f in given.items() if f}
         )
