@@ -235,3 +235,33 @@ def test_kernels_of_square_graphs_say_that_they_cannot():
     plan = sg.plan_buckets(store, batch_size=4)
     with pytest.raises(ValueError, match="graphs with one type of nodes"):
         sg.StaticLoader(store, plan, pointers=True)
+
+
+class Pair(Data):
+    """PyG's example of pairs of graphs, word for word: no edge_index, and no num_nodes."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "edge_index_s":
+            return self.x_s.size(0)
+        if key == "edge_index_t":
+            return self.x_t.size(0)
+        return super().__inc__(key, value, *args, **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
+def test_pairs_of_graphs_as_pyg_documents_them():
+    rng = np.random.default_rng(0)
+    pairs = []
+    for _ in range(6):
+        s, t = int(rng.integers(1, 6)), int(rng.integers(1, 6))
+        ends = [torch.from_numpy(rng.integers(0, n, (2, 2 * n))) for n in (s, t)]
+        x_s, x_t = torch.randn(s, 3), torch.randn(t, 3)
+        pairs.append(Pair(x_s=x_s, edge_index_s=ends[0], x_t=x_t, edge_index_t=ends[1]))
+    store = sg.GraphStore.from_pyg(pairs, progress=False)
+    batch = next(iter(sg.StaticLoader(store, sg.plan_buckets(store, batch_size=6))))
+    ours, theirs = batch, Batch.from_data_list(pairs, follow_batch=["x_s", "x_t"])
+    for side in ("s", "t"):
+        rows, edges = ours[f"x_{side}_mask"], ours[f"edge_index_{side}_mask"]
+        assert torch.equal(ours[f"x_{side}"][rows], theirs[f"x_{side}"])
+        assert torch.equal(ours[f"x_{side}_batch"][rows], theirs[f"x_{side}_batch"])
+        assert torch.equal(ours[f"edge_index_{side}"][:, edges], theirs[f"edge_index_{side}"])

@@ -24,10 +24,11 @@ def plan(esol):
 
 
 def steady(runner, batch) -> int:
-    """Calls of one replayed step, after the first of its epoch."""
+    """Calls of one replayed step, after the first of its epoch, that does not look at the model: of
+    three in a row one does not."""
     runner.step(batch)
     runner.step(batch)
-    return calls_of(lambda: runner.step(batch)) - 1
+    return min(calls_of(lambda: runner.step(batch)) for _ in range(3)) - 1
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,40 @@ def test_versions_count_writes():
     assert dispatch.version_of(x) == before + 1
     x + 1
     assert dispatch.version_of(x) == before + 1
+
+
+def test_a_trace_is_that_of_this_thread():
+    """torch's own question is answered with yes while any thread compiles."""
+    compiling, seen = threading.Event(), threading.Event()
+    found = []
+
+    def ask():
+        compiling.wait(10)
+        found.append((torch.compiler.is_compiling(), dispatch.traced_here()))
+        seen.set()
+
+    def backend(graph, inputs):
+        compiling.set()
+        assert seen.wait(10)
+        found.append(dispatch.traced_here())
+        return graph.forward
+
+    def traced(x):
+        return x + (1 if dispatch.traced_here() else 0)
+
+    other = threading.Thread(target=ask)
+    other.start()
+    result = torch.compile(traced, backend=backend, fullgraph=True)(torch.zeros(2))
+    other.join()
+    assert result.tolist() == [1, 1]
+    assert not dispatch.traced_here()
+    (_, there), here = found
+    assert (there, here) == (False, True)
+    asked = []
+    layer = torch.nn.Identity()
+    layer.register_forward_hook(lambda *_: asked.append(dispatch.traced_here()))
+    torch.export.export(layer, (torch.zeros(2),), strict=False)
+    assert asked == [True]
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -280,3 +280,37 @@ def test_a_mask_of_its_own_serves_a_loss_that_needs_to_know():
     expected = (wrong * there.sum() / there.sum(0).clamp(min=1))[there].mean()
     found = runner_of(by_mask, model=model).step(batch)
     assert float(found) == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+def test_a_loss_that_asks_is_refused_though_the_first_batch_has_all_labels():
+    """What it does with a missing one is tried on the first batch, with a label taken away."""
+    data = graphs(missing=False)
+    data[9].tasks[0, 1] = NAN
+    store = sg.GraphStore.from_pyg(data, progress=False)
+
+    def asks(out, batch):
+        there = ~torch.isnan(batch.tasks)
+        return torch.where(there, (out - batch.tasks.nan_to_num()).square(), out.abs())
+
+    def given(out, batch):
+        return (out - batch.tasks).square()
+
+    for loss in (given, asks):
+        model = Tasks()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        runner = sg.StaticGraphRunner(model, [CAPACITY], "eager", loss=loss, optimizer=optimizer)
+        batch = sg.StaticBatch.of(store, range(5), CAPACITY)
+        if loss is given:
+            runner.step(batch)
+            continue
+        with pytest.raises(sg.PaddingLeaks, match="a missing label"):
+            runner.step(batch)
+
+
+class Tasks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x, batch, num_graphs):
+        return global_add_pool(self.lin(x), batch, num_graphs)

@@ -14,10 +14,13 @@ from support.layer_model import model_of
 from support.parity import BATCH
 from support.probes import NAMED, RIGHT, SERVED, Mean, Probe, made, plain_loss, runner_of
 from torch import nn
+from torch_geometric.data import Data
 from torch_geometric.nn import global_mean_pool
 
 import staticgraph as sg
 from staticgraph.models import NAMES, build
+
+NO_EDGES = torch.zeros(2, 0, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("kind", [*SERVED, *RIGHT], ids=lambda kind: kind.__name__)
@@ -98,6 +101,40 @@ def test_random_numbers_are_drawn_alike_and_a_leak_beside_them_is_found():
     runner_of(made(Only)).step(BATCH)
     with pytest.raises(sg.PaddingLeaks):
         runner_of(made(Dropped)).step(BATCH)
+
+
+def test_a_table_that_a_forward_writes_to_is_compared():
+    """An embedding with max_norm rescales the rows that it is asked for, those of padding too."""
+
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(4, 2, max_norm=0.1)
+
+        def forward(self, kind, batch, num_graphs):
+            return global_mean_pool(self.table(kind), batch, num_graphs)
+
+    graphs = [
+        Data(x=torch.ones(2, 1), kind=torch.tensor(kind), y=torch.zeros(1, 2), edge_index=NO_EDGES)
+        for kind in ([1, 2], [3, 3], [2, 0])
+    ]
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    for ids, leaks in (([0, 1], True), ([0, 2], False)):
+        model = Table()
+        runner = sg.StaticGraphRunner(
+            model,
+            [(9, 5, 4)],
+            "eager",
+            loss=lambda out, batch: (out - batch.y).square(),
+            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        )
+        batch = sg.StaticBatch.of(store, ids, (9, 5, 4))
+        if not leaks:
+            runner.step(batch)
+            continue
+        with pytest.raises(sg.PaddingLeaks, match=r"the parameter table\.weight") as raised:
+            runner.step(batch)
+        assert raised.value.module == "table"
 
 
 def test_whole_floats_and_integers_stay_categories():

@@ -56,6 +56,14 @@ def moved_buffer(model):
     norm.running_mean.data = norm.running_mean.clone()
 
 
+def parameter_hook(model):
+    model.atoms.weight.register_hook(lambda grad: grad * 2)
+
+
+def message_hook(model):
+    model.conv.register_message_forward_hook(lambda *_: None)
+
+
 # What no hook of torch tells of.
 QUIET = {
     "frozen": (
@@ -65,7 +73,6 @@ QUIET = {
     "norm in eval": (lambda m: m.conv.nn[1].eval(), r"conv\.nn\.1\.training was True, is False"),
     "dropout": (half, r"dropout\.p was 0\.0, is 0\.5"),
     "deleted": (lambda m: delattr(m.dropout, "inplace"), r"dropout\.inplace was False, is not"),
-    "hook": (hooked, r"atoms\.hooks was 0, is 1"),
     "class": (other_class, r"head was Linear, is Other"),
     "forward": (other_forward, r"head\.forward was Linear\.forward, is a partial"),
     "buffer's memory": (moved_buffer, r"conv\.nn\.1\.running_mean was at address"),
@@ -90,6 +97,12 @@ def more(model):
 
 # What torch tells of.
 TOLD = {
+    "hook": (hooked, r"atoms\.hooks was 0, is 1"),
+    "hook of a parameter": (
+        parameter_hook,
+        r"hooks of parameters and of the optimizer was 0, is 1",
+    ),
+    "hook on messages": (message_hook, r"conv\.hooks was 0, is 1"),
     "parameter": (other_weight, r"head\.weight was a Parameter, is another"),
     "buffer": (other_mean, r"conv\.nn\.1\.running_mean was a Tensor, is another"),
     "module": (other_layer, r"dropout was a Dropout, is a Identity"),
@@ -143,11 +156,18 @@ def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_cha
 
 
 def test_batches_of_no_loader_are_looked_at_every_so_often(hiv, monkeypatch):
-    monkeypatch.setattr(recorded_model, "EVERY", 4)
+    """At the first, second, third, fifth, ninth ... replay, and every so many."""
+    monkeypatch.setattr(recorded_model, "EVERY", 7)
     model = Net()
     runner = runner_of(model, hiv)
     batch = batches_of(hiv, 1)[0]
+    runner.step(batch)
+    half(model)
     for _ in range(2):
+        with pytest.raises(sg.NotStatic, match=r"dropout\.p"):
+            runner.step(batch)
+    model.dropout.p = 0.0
+    for _ in range(4):
         runner.step(batch)
     half(model)
     runner.step(batch)

@@ -94,6 +94,10 @@ def test_a_subject_is_checked_once_where_it_is_made():
         sg.Subject(lambda x: x)
     with pytest.raises(TypeError, match="takes a target"):
         sg.Subject(Net(), nn.MSELoss())
+    with pytest.raises(TypeError, match="padding names row 0"):
+        sg.Subject(Net(), optimizer=torch.optim.SparseAdam(Net().parameters()))
+    with pytest.raises(TypeError, match="give the runner the model itself"):
+        sg.StaticGraphRunner(torch.compile(Net(), backend="eager"), CAPACITIES)  # pyright: ignore
     with pytest.raises(TypeError, match=r"such as \('pos',\)"):
         sg.Subject(Net(), differentiable="pos")
     with pytest.raises(ValueError, match="check_finite=-1"):

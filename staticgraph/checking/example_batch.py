@@ -252,6 +252,21 @@ def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
     return batch.replace(**tensors)
 
 
+def with_gaps(batch: StaticBatch) -> StaticBatch | None:
+    """The batch with a missing value (NaN) in its first real row, in each float field of which the
+    data set has some; None where it has one of each already, so that nothing would be new."""
+    tensors = {}
+    for field in batch.layout.schema:
+        value = batch[field.name]
+        if not field.has_nan or not value.is_floating_point() or not value.numel():
+            continue
+        real = torch.where(batch[f"{field.level}_mask"])[0]
+        first = real[:1] * field.rows
+        if len(real) and not bool(torch.isnan(value).any()):
+            tensors[field.name] = value.index_fill(0, first, torch.nan)
+    return batch.replace(**tensors) if tensors else None
+
+
 def _whole(value: Tensor) -> bool:
     found = value[torch.isfinite(value)]
     return bool((found == found.round()).all())

@@ -74,3 +74,14 @@ class Jitter:
         noise = torch.zeros_like(value)
         noise[: self._real] = (drawn.to(value) - 0.5) * largest * SIZE
         return value + noise
+
+
+@torch.no_grad()
+def nudge(model: torch.nn.Module) -> None:
+    """Parameters moved by a few of their last places."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            noise = torch.rand(parameter.shape, generator=generator) - 0.5
+            eps = 8 * torch.finfo(parameter.dtype).eps
+            parameter.mul_((1 + eps * noise.double()).to(parameter))

@@ -26,12 +26,16 @@ from torch_geometric.nn.pool.select import SelectTopK
 
 from staticgraph.batches.containers import tensors_in
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.checking.example_batch import revalued
+from staticgraph.checking.example_batch import revalued, with_gaps
+from staticgraph.checking.jitter import nudge
 from staticgraph.checking.outcome import Difference, Outcome, differing, first_clear, largest_of
 from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
 from staticgraph.checking.plain_batch import has_gaps, labelled_loss, plain_batch, plain_loss
 from staticgraph.errors import PaddingLeaks
+from staticgraph.internals.dispatch import version_of
+from staticgraph.nn.newcomers import Newcomers
 from staticgraph.steps.arguments import forward_of
+from staticgraph.steps.callbacks import without_callbacks
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import untouched
@@ -80,10 +84,14 @@ class PaddingCheck:
         self._computation = computation
         self._forward = subject.forward or forward_of(model)
         self._loss = subject.loss
+        self._beside = subject.functions
         self._optimizer = subject.optimizer
         self._autocast = autocast = subject.autocast
         self._context = computation.context
         self._done: set[str] = set()
+        self._newcomers = Newcomers(model)
+        self._versions: dict[str, int] = {}  # of parameters, before a run
+        self._written: set[str] = set()  # parameters that a forward has written to
         self._turn = Lock()
         dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         dtypes += [] if autocast is None else [autocast]
@@ -97,6 +105,8 @@ class PaddingCheck:
         Args:
             phase: as for :meth:`of`.
         """
+        if self._newcomers.came and self._newcomers.seen():
+            self._done.clear()  # it was of other layers
         if "step" in self._done:
             return False
         return self._kind(phase) not in self._done
@@ -137,6 +147,8 @@ class PaddingCheck:
         differs = self._between_paddings(batch, clean, training, step)
         if differs is None and real:
             differs = self._beside_plain(batch, clean, training, step)
+        if differs is None and real and step:
+            differs = self._beside_plain_with_gaps(batch)
         if differs is not None:
             self._done.discard(kind)
             raise differs
@@ -208,6 +220,15 @@ class PaddingCheck:
             SIZES + (GAPS if has_gaps(batch) and found.name == "the loss" else ""),
         )
 
+    def _beside_plain_with_gaps(self, batch: StaticBatch) -> PaddingLeaks | None:
+        """The first batch of a data set with missing labels may have none, and a loss that asks
+        which are missing would be found out by none."""
+        other = with_gaps(batch) if batch.real is not None else None
+        if other is None:
+            return None
+        clean = self._attempt(lambda: self._padded(other, True, True))
+        return None if clean is None else self._beside_plain(other, clean, True, True)
+
     def _tolerance(self, tolerances: dict[torch.dtype, float]) -> float:
         kind = next((p.device.type for p in self._model.parameters()), "cpu")
         around = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype
@@ -253,12 +274,15 @@ class PaddingCheck:
     @contextmanager
     def _run(self, training: bool, step: bool, nudged: bool) -> Iterator[Any]:
         gradients = torch.enable_grad() if step else torch.no_grad()
-        kept = untouched(self._model, self._optimizer, attributes=True, seeded=True)
-        with kept, gradients:
+        kept = untouched(
+            self._model, self._optimizer, beside=self._beside, attributes=True, seeded=True
+        )
+        with kept, without_callbacks(self._model, self._optimizer), gradients:
             if training is not self._model.training:
                 self._model.train(training)
             if nudged:
-                _nudge(self._model)
+                nudge(self._model)
+            self._versions = {n: version_of(p) for n, p in self._model.named_parameters()}
             yield torch.get_rng_state()
 
     def _padded(
@@ -296,6 +320,12 @@ class PaddingCheck:
                 name = "the output" if not number else f"output {number}"
                 values[name] = part
                 scales[name] = largest_of([part])
+        for name, parameter in self._model.named_parameters():
+            if version_of(parameter) != self._versions[name]:  # Embedding(max_norm=), a codebook
+                self._written.add(name)
+            if name in self._written:
+                values[f"the parameter {name}"] = parameter.detach().clone()
+                scales[f"the parameter {name}"] = largest_of([parameter.detach()])
         if loss is not None:
             values["the loss"] = loss.detach().clone()
             scales["the loss"] = largest_of([values["the loss"]])
@@ -329,17 +359,6 @@ class PaddingCheck:
         return bool(torch.cuda.default_generators[self._device.index or 0].get_offset())
 
 
-@torch.no_grad()
-def _nudge(model: torch.nn.Module) -> None:
-    """Parameters moved by a few of their last places."""
-    generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            noise = torch.rand(parameter.shape, generator=generator) - 0.5
-            eps = 8 * torch.finfo(parameter.dtype).eps
-            parameter.mul_((1 + eps * noise.double()).to(parameter))
-
-
 def _several_ranks() -> bool:
     ranks = torch.distributed
     return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
@@ -359,8 +378,9 @@ def _leak(
     """The error, naming the layer as well as it is known, with ``more`` of what may be done."""
     path, where, line = culprit or Culprit(None)
     remedy = LAYERS
-    if path is None and found.name.startswith("the buffer "):
-        path = found.name.removeprefix("the buffer ").rpartition(".")[0]
+    for kind in ("the buffer ", "the parameter "):
+        if path is None and found.name.startswith(kind):
+            path = found.name.removeprefix(kind).rpartition(".")[0]
     if path is None:
         named = "no layer does it: look at the loss, and at the function that calls the model"
         remedy = LOSSES

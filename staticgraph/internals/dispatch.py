@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "TorchDispatchMode",
     "current_graph_task",
     "delayed_error",
+    "traced_here",
     "version_of",
 ]
 
@@ -31,6 +33,14 @@ OpOverload = torch._ops.OpOverload
 OpOverloadPacket = torch._ops.OpOverloadPacket
 # The number of the backward pass that this thread is in, or -1.
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+def traced_here() -> bool:
+    """Whether what this thread runs is being traced or exported. ``torch.compiler.is_compiling()``
+    is true in every thread while one of them compiles."""
+    if torch.compiler.is_dynamo_compiling():  # a trace takes it for True, and looks no further
+        return True
+    return torch.compiler.is_compiling() and TracingContext.try_get() is not None
 
 
 def version_of(tensor: Tensor) -> int:

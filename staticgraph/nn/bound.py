@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.internals.dispatch import traced_here
 from staticgraph.internals.trees import tree_leaves
 from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
@@ -84,7 +85,7 @@ class bound:
 
 def _remember(module: torch.nn.Module, given: Any, out: Any) -> None:
     """A backward that runs parts of the forward again finds the batch."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if torch.is_grad_enabled() and not traced_here():
         remember([leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)])
 
 

@@ -20,7 +20,8 @@ _HIERARCHY = "use TopKPooling or SAGPooling, which have a static form"
 _IN_DATASET = "do it once, in a transform of the data set, before the store is built"
 _SAMPLE = "draw the sample outside the model and pass it in as a field of the batch"
 
-_MESSAGE_HOOKS = frozenset(
+# Where PyG's layers keep hooks on their messages.
+MESSAGE_HOOKS = frozenset(
     f"_{what}_forward{when}_hooks"
     for what in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
     for when in ("", "_pre")
@@ -94,7 +95,7 @@ def unheard_hooks(model: torch.nn.Module) -> dict[str, str]:
         kinds = [
             name.removeprefix("_").removesuffix("s")
             for name, hooks in vars(module).items()
-            if name in _MESSAGE_HOOKS and hooks
+            if name in MESSAGE_HOOKS and hooks
         ]
         if kinds:
             found[path] = (

@@ -107,7 +107,11 @@ class RecordedSteps:
         # By bucket and work; those that make their batch from ids apart.
         self._recordings: dict[tuple[int, str], Made] = {}
         self._from_ids: dict[tuple[int, str], Made] = {}
-        self._recorded_model = RecordedModel(self._model, optimizer, self.scope != "step")
+        given = {"loss": subject.loss, "forward": subject.forward}
+        given["the model"] = type(self._model).forward
+        self._recorded_model = RecordedModel(
+            self._model, optimizer, self.scope != "step", {n: f for n, f in given.items() if f}
+        )
         self._pairs = RecordedPairs(subject, self._recorded_model)
 
     # ------------------------------------------------------------------ recording

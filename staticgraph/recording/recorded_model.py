@@ -12,13 +12,14 @@ parameter or a layer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
 from staticgraph.recording.lending import check_can_be_handed_out
@@ -98,6 +99,8 @@ class RecordedModel:
         steps_outside: gradients are read after every replay, so each is the parameter's then,
             whatever was done to it meanwhile. Else it is one to be looked at, and is given again
             after another recording's replay, or once gradients were set to None.
+        functions: the loss and the forward, by these names: what they hold is put back with the
+            model, and what they read is watched with it.
     """
 
     def __init__(
@@ -105,9 +108,10 @@ class RecordedModel:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         steps_outside: bool = True,
+        functions: Mapping[str, object] | None = None,
     ) -> None:
         self.replays: Replays = Replays()
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._functions = model, optimizer, functions or {}
         self._steps_outside = steps_outside
         self._signature: Signature | None = None
         self._shown: Made | None = None  # whose gradients the parameters have
@@ -159,11 +163,13 @@ class RecordedModel:
         Raises:
             NotStatic: it cannot be recorded, or the model was changed since the last recording.
         """
-        signature = self._signature or Signature(self._model)
+        stepped = None if self._steps_outside else self._optimizer
+        signature = self._signature or Signature(self._model, self._functions, stepped)
         if changes := signature.changes():
             raise NotStatic(f"{what}: {told(changes, 'record all again')}")
         try:
-            with untouched(self._model, self._optimizer):
+            beside = tuple(self._functions.values())
+            with untouched(self._model, self._optimizer, beside=beside):
                 yield signature
         except NotStatic:
             raise
@@ -193,9 +199,12 @@ class RecordedModel:
             )
         signature = self._signature
         assert signature is not None
+        replays = made.recorded.replays
         if (
             signature.doubtful
-            or not made.recorded.replays % EVERY
+            or signature.hooks_made != RemovableHandle.next_id
+            or not replays % EVERY
+            or not replays & (replays - 1)  # 0, 1, 2, 4, 8: what is annealed is found soon
             or (looked is not None and made.number not in looked)
         ):
             if changes := signature.changes(made.flags):

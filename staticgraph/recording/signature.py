@@ -4,8 +4,10 @@ The problem: a replay runs no Python. Dropout whose ``p`` was changed, one Batch
 evaluation mode, a layer frozen with ``requires_grad_(False)``, a buffer exchanged: an eager step
 follows, a compiled one is refused by its guards, and a replay goes on as it was recorded, in
 silence. The idea: note at the recording what a forward may depend on, and look again when an epoch
-begins and every :data:`EVERY` replays. Torch tells at once of a parameter, a buffer or a module
-that is registered again; the next replay then looks.
+begins, at the second replay, the third, the fifth, the ninth and so on, and every :data:`EVERY`.
+Torch tells at once of a parameter, a buffer or a module that is registered again, and counts the
+hooks that were made; the next replay then looks. What the loss and the forward read is looked at
+with it (:mod:`staticgraph.recording.premises`).
 
 Noted are of each module its class, its submodules, the objects and addresses of its parameters and
 buffers, its hooks, and its public attributes that are plain values, tensors or functions; of each
@@ -21,13 +23,18 @@ from __future__ import annotations
 import threading
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from staticgraph.nn.refused import MESSAGE_HOOKS
+from staticgraph.recording.premises import PLAIN, read_by
+from staticgraph.steps.callbacks import callbacks_of
 
 # A look took 94 us (GINE, 5 layers) and 400 us (GPS, 10 layers) on one core of the 2-core CPU that
 # bench_host_time ran on: below one microsecond a replay.
@@ -35,10 +42,15 @@ EVERY = 512
 # Changes in a message.
 NAMED = 6
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial)
 _REGISTERED = ("_parameters", "_buffers", "_modules")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    *sorted(MESSAGE_HOOKS),
+)
 
 
 class _Gone:
@@ -148,16 +160,30 @@ class Signature:
 
     Args:
         model: what is recorded.
+        functions: the loss and the forward, by the names that messages call them; see
+            :mod:`staticgraph.recording.premises`.
+        optimizer: whose step is recorded too; None for none.
 
     Attributes:
         doubtful: torch told of something registered again, or a change was found: look before the
             next replay.
+        hooks_made: how many hooks had been made in the process at the last look.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        functions: Mapping[str, object] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         self.doubtful: bool = False
+        self.hooks_made: int = RemovableHandle.next_id
+        self._functions = functions or {}
+        self._read = read_by(self._functions)
         self._modules = [_Noted(path, module) for path, module in model.named_modules()]
         self._parameters = dict(model.named_parameters())
+        self._optimizer = optimizer
+        self._callbacks = callbacks_of(self.parameters, optimizer)
         _watch(self, [noted.module for noted in self._modules])
 
     @property
@@ -180,10 +206,17 @@ class Signature:
         """What has changed since this was made was written by the recorded run: leaves it out."""
         for noted in self._modules:
             noted.forget()
+        now = read_by(self._functions)
+        self._read = {
+            where: value
+            for where, value in self._read.items()
+            if not _differ(now.get(where, _GONE), value)
+        }
 
     def changes(self, flags: Flags | None = None) -> list[Change]:
         """What is no longer as it was; of flags, too, where given."""
         found: list[Change] = []
+        self.hooks_made = RemovableHandle.next_id
         for place, noted in enumerate(self._modules):
             found += noted.changes()
             if flags is not None and noted.module.training is not flags.training[place]:
@@ -195,6 +228,15 @@ class Signature:
             ):
                 if parameter.requires_grad is not asked:
                     found.append(Change(f"{name}.requires_grad", str(asked), str(not asked)))
+        callbacks = callbacks_of(self.parameters, self._optimizer)
+        if callbacks != self._callbacks:
+            before, after = str(len(self._callbacks)), str(len(callbacks))
+            found.append(Change("hooks of parameters and of the optimizer", before, after))
+        now = read_by(self._functions)
+        for where, value in self._read.items():
+            if _differ(present := now.get(where, _GONE), value):
+                before, after = _text(value), _text(present)
+                found.append(Change(where, before, "another" if after == before else after))
         self.doubtful = bool(found)
         return found
 
@@ -249,8 +291,8 @@ def _is_watched(value: Any) -> bool:
     if type(value) is list and not value:
         return False
     if isinstance(value, tuple | list):
-        return all(isinstance(item, _PLAIN) for item in value)
-    return isinstance(value, (*_PLAIN, *_FUNCTIONS, Tensor))
+        return all(isinstance(item, PLAIN) for item in value)
+    return isinstance(value, (*PLAIN, *_FUNCTIONS, Tensor))
 
 
 def _differ(now: Any, noted: Any) -> bool:
@@ -259,13 +301,13 @@ def _differ(now: Any, noted: Any) -> bool:
         return False
     if isinstance(noted, tuple) and isinstance(now, tuple | list):
         return len(now) != len(noted) or any(map(_differ, now, noted))
-    if isinstance(noted, _PLAIN) and isinstance(now, _PLAIN):
+    if isinstance(noted, PLAIN) and isinstance(now, PLAIN):
         return type(now) is not type(noted) or now != noted
     return True
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, (*_PLAIN, _Gone, tuple, list)):
+    if isinstance(value, (*PLAIN, _Gone, tuple, list)):
         return repr(value)
     return getattr(value, "__qualname__", None) or f"a {type(value).__name__}"
 

@@ -30,6 +30,7 @@ from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.accumulation import Accumulation
 from staticgraph.steps.averaging import Averaging
+from staticgraph.steps.callbacks import without_callbacks
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
@@ -133,6 +134,8 @@ class Steps:
                 f"a step takes a StaticBatch, as StaticLoader(store, plan) gives them, not a "
                 f"{type(batch).__name__}; runner.predict(graphs) takes a list of Data"
             )
+        if self.computation.newcomers.came:
+            self.computation.settle()
         layout, bucket = batch.layout, batch.bucket
         known = self._capacities[bucket] if bucket < len(self._capacities) else None
         if layout.capacity is not known and layout.capacity != known:
@@ -344,7 +347,8 @@ class Steps:
             train(self._model)
             result = self.run(work, batch, way)
             if phase == "step":
-                (result if self.averaging is None else result.total).backward()
+                with without_callbacks(self._model, self._update.optimizer):
+                    (result if self.averaging is None else result.total).backward()
 
     def _recordings(self, schema: Schema, late: bool = False) -> RecordedSteps:
         """The recordings, made now where there are none; ``late`` where batches come already."""

@@ -31,6 +31,7 @@ from staticgraph.runner.auto import LEAST_ROUNDS, Auto
 from staticgraph.runner.choice import ATTENTION, WayChoice, choose, load, save
 from staticgraph.runner.steps import Steps
 from staticgraph.schema import Schema
+from staticgraph.steps.callbacks import without_callbacks
 from staticgraph.steps.modes import FUSED, OWN, without_fused
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, train
@@ -62,7 +63,7 @@ class Trials:
         prepare: Callable[[str, int, str], None],
     ) -> None:
         self.notes: list[str] = []
-        self._model = subject.model
+        self._model, self._optimizer = subject.model, subject.optimizer
         self._without_fused = without_fused(subject.differentiable)
         self._steps = steps
         self._options = options
@@ -223,7 +224,8 @@ class Trials:
 
     def _run(self, way: str, batch: StaticBatch, phase: str) -> None:
         if phase == "step":
-            self._steps.train(batch, way)
+            with without_callbacks(self._model, self._optimizer):
+                self._steps.train(batch, way)
         elif phase == "eval":
             with evaluating(self._model):
                 self._steps.run("forward", batch, way)

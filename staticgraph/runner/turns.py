@@ -22,6 +22,7 @@ from typing import Final
 import torch
 
 from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import traced_here
 
 _MODULES: weakref.WeakKeyDictionary[torch.nn.Module, _Lock] = weakref.WeakKeyDictionary()
 _NUMBERS = itertools.count()
@@ -136,7 +137,7 @@ def check_not_traced(name: str) -> None:
     Raises:
         NotStatic: it would become a part of that step.
     """
-    if torch.compiler.is_compiling():
+    if traced_here():
         raise NotStatic(
             f"{name} of a runner stands inside a compiled step: a step in eager can hold another "
             "runner; in a compiled one call the other model itself, model(...), or compute its "

@@ -95,7 +95,7 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
         theirs = _after_step(runner, plain, eager=True)
         for kind, found in ours.items():
             errors[kind] = _relative(found, theirs[kind])
-    with untouched(subject.model, subject.optimizer):
+    with untouched(subject.model, subject.optimizer, beside=subject.functions):
         out = _rows(runner, batch, eager=False)
         errors["output"] = _relative(out, _rows(runner, plain, eager=True))
         moved = {
@@ -114,7 +114,7 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
 def _after_step(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> dict[str, list[Tensor]]:
     """Loss, gradients and parameters after one step from the present state."""
     model = runner.subject.model
-    with untouched(model, runner.subject.optimizer):
+    with untouched(model, runner.subject.optimizer, beside=runner.subject.functions):
         loss = runner.eager_step(batch) if eager else runner.step(batch)
         grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         return {

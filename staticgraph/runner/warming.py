@@ -126,9 +126,9 @@ class Warming:
         self._steps.close()
         self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
         self._commit_gradients(phases)
-        prepare = partial(self.prepare, schema)
+        prepare, subject = partial(self.prepare, schema), self._subject
         with (
-            untouched(self._subject.model, self._subject.optimizer),
+            untouched(subject.model, subject.optimizer, beside=subject.functions),
             self._steps.accumulated.kept(),
             bar(keys, desc="warming up", unit="", show=progress) as shown,
         ):

@@ -36,6 +36,12 @@ def forward_of(model: torch.nn.Module) -> Forward:
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     kind = type(model).__name__
+    if hasattr(model, "_orig_mod"):
+        raise TypeError(
+            "the model was compiled by torch.compile: give the runner the model itself, and say by "
+            "mode= how its steps run; a compiled model in a loop of your own goes with "
+            "sg.bound(model, batch), docs/loops.md"
+        )
     if not parameters:
         raise TypeError(
             f"{kind}.forward names no parameter, so what to give it is unknown: pass "

@@ -65,6 +65,7 @@ class CompiledSteps:
             fused: by the rewritten graph without Inductor, whatever the mode; the batch then has
                 row pointers, where nodes have one type.
         """
+        self._computation.check_hooks()
         with Restored(nothing=True):  # its guards say that no forward runs around it
             return self.of(work, batch, fused)(*batch.tensors().values())
 

@@ -14,14 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from staticgraph.batches.containers import mapped, tensors_in
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import traced_here
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
+from staticgraph.nn.newcomers import Newcomers
 from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
@@ -58,6 +61,7 @@ class Computation:
     def __init__(self, subject: Subject) -> None:
         model = subject.model
         self._rows = dict(subject.rows or {})
+        self._hooks = -1  # how many there were in the process when it was looked for them
         self._known: dict[bool, Provenance] = {}  # by the training flag
         self.shared = False
         self._sizes: frozenset[int] = frozenset()  # of the buckets that it was asked about
@@ -65,6 +69,7 @@ class Computation:
         self._model = model
         self._forward = subject.forward or forward_of(model)
         self._loss = subject.loss
+        self._beside = subject.functions
         self._autocast = subject.autocast
         self._device = subject.device
         self._sanitize = subject.sanitize
@@ -72,6 +77,14 @@ class Computation:
         for path, why in caching_layers(model).items():
             raise NotStatic(f"{path or 'the model'}: {why}")
         self._context = context_of(model)
+        self.newcomers: Newcomers = Newcomers(model)
+
+    def settle(self) -> None:
+        """Makes layers static that the model was given since; what is known of its results is
+        found anew."""
+        self.newcomers.seen()
+        self._context = context_of(self._model)
+        self._known.clear()
 
     @property
     def context(self) -> BatchContext:
@@ -91,7 +104,8 @@ class Computation:
         sizes = {capacity.rows(level) for level in batch.levels}
         if found is None or found.sizes & sizes:
             self._sizes |= sizes | (frozenset() if found is None else found.sizes)
-            with self.active(), untouched(self._model, trained=False), self._precision():
+            kept = untouched(self._model, beside=self._beside, trained=False)
+            with self.active(), kept, self._precision():
                 found = run_elsewhere(
                     self._model,
                     self._output_elsewhere,
@@ -109,7 +123,8 @@ class Computation:
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
         """The model's output over a batch that no user gave; a counter in its forward is put
         back."""
-        with untouched(self._model, trained=False, attributes=True), asks() as asked:
+        kept = untouched(self._model, beside=self._beside, trained=False, attributes=True)
+        with kept, asks() as asked:
             self._own_sizes, before = True, self._own_sizes
             try:
                 return self._forward_of(batch)[1]
@@ -160,7 +175,7 @@ class Computation:
             result = out if work == "forward" else self._mean_loss(out, seen, batch, known, shared)
             if work == "both":
                 result = out, result
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if torch.is_grad_enabled() and not traced_here():
             remember(tensors_in(result))
         if not keep:
             self._context.leave()
@@ -204,6 +219,21 @@ class Computation:
             none = 0 * anchor.flatten()[0]
             return batch.replace(**{name: batch[name] + none for name in self._differentiable})
 
+    def check_hooks(self) -> None:
+        """Looks again, before a compiled step, where any hook was made since the last look.
+
+        Raises:
+            NotStatic: the model has hooks that a compiled step would leave out.
+        """
+        if RemovableHandle.next_id != self._hooks:
+            self._check_hooks()
+
+    def _check_hooks(self) -> None:
+        self._hooks = RemovableHandle.next_id
+        for path, why in unheard_hooks(self._model).items():
+            self._hooks = -1
+            raise NotStatic(f"{path}: {why}" if path else why)
+
     def of_tensors(self, work: str, like: StaticBatch, leaves: bool = False) -> Callable[..., Any]:
         """:meth:`run` as a function of tensors alone, given in the order of ``like``'s: what can be
         compiled. The batch it makes knows no real counts, so nothing depends on them. With
@@ -212,8 +242,7 @@ class Computation:
         Raises:
             NotStatic: the model has hooks that a compiled step would leave out.
         """
-        for path, why in unheard_hooks(self._model).items():
-            raise NotStatic(f"{path}: {why}" if path else why)
+        self._check_hooks()
         layout, names, run = like.layout, tuple(like.tensors()), self.run
         known = self.known(like)  # now: a trace is no place for a run of its own
 

@@ -164,6 +164,11 @@ class RecordableOptimizer:
                 "recorded, which would go on with the old one: load it before warmup(), or call "
                 "warmup() again"
             )
+        if len(self._optimizer.param_groups) != len(self._rates):
+            raise NotStatic(
+                "the optimizer was given another parameter group after its step was recorded, "
+                "which would leave it out: add it before warmup(), or call warmup() again"
+            )
         # torch's schedulers warn unless a step was seen; a replay is one that Python does not see.
         self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
         for group, rate, noted in zip(

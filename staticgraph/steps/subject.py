@@ -106,6 +106,11 @@ class Subject:
         return device_of(self.model)
 
     @property
+    def functions(self) -> tuple[object, ...]:
+        """The loss and the forward, as far as given: what they hold is no part of the model."""
+        return tuple(f for f in (self.loss, self.forward) if f is not None)
+
+    @property
     def pointers(self) -> bool:
         """Whether the model's layers read row pointers, so that a batch must carry them."""
         return any(getattr(module, "reads_pointers", False) for module in self.model.modules())
@@ -160,6 +165,12 @@ def _check_given(model: object, loss: object, optimizer: object) -> None:
         raise TypeError(
             "LBFGS calls the model several times a step, through a closure, which a step of fixed "
             "work cannot: use another optimizer, or runner(batch) and your own loop"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise TypeError(
+            "SparseAdam moves every row of a table that a batch names, with a gradient of zero "
+            "too, and padding names row 0: use Adam with Embedding(sparse=False), or, with "
+            "sparse=True, SGD or Adagrad, which leave such rows as they are"
         )
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(

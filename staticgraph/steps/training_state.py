@@ -10,14 +10,15 @@ room for parameters and optimizer state a second time, and to carry what a GNN h
 short beside a compilation. Where nothing is trained buffers are written only if they changed, so
 that a graph of autograd that waits for its backward stays valid.
 
-What is not put back: a list or dict of the user's that a forward appends to.
+What the loss and the forward hold beside the model (:mod:`staticgraph.steps.held`) is put back with
+it. Not put back is a list or dict of the user's that a forward appends to, or a random generator of
+the user's own.
 """
 
 from __future__ import annotations
 
-import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +29,9 @@ from torch.nn.parameter import is_lazy
 
 from staticgraph.nn.context.asked import APART
 from staticgraph.nn.norm.batch_norm import SINGLE
-from staticgraph.steps.recordable_optimizer import starts_at_zero
+from staticgraph.steps.callbacks import callbacks_of
+from staticgraph.steps.held import held_by
+from staticgraph.steps.saved_optimizer import SavedOptimizer, on_host
 
 # Of a model that is looked at: every look draws the same numbers.
 SEED = 0
@@ -59,15 +62,14 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 class SavedTraining:
     """What a run may touch, to be put back in place.
 
-    Optimizer state that did not exist is put back to zeros where those are its first values, so
-    that a recording may go on writing it, and dropped elsewhere.
-
     Args:
-        model: its buffers, and torch's random state, are always saved.
-        optimizer: its state; None for none.
+        model: its buffers, and the random states of torch, NumPy and Python, are always saved.
+        optimizer: as :class:`SavedOptimizer` has it, and its parameters; None for none.
+        beside: the loss and the forward, whose modules and tensors, like those of hooks, are
+            treated as the model's.
         trained: also parameters, gradients and training flags.
-        attributes: also plain attributes of modules (a counter, a kept activation), what names of
-            buffers are bound to, and the random states of NumPy and Python.
+        attributes: also plain attributes of modules (a counter, a kept activation), and what names
+            of buffers are bound to.
     """
 
     def __init__(
@@ -75,23 +77,27 @@ class SavedTraining:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         *,
+        beside: Sequence[object] = (),
         trained: bool = True,
         attributes: bool = False,
     ) -> None:
-        parameters = list(model.parameters()) if trained else []
-        buffers = list(model.buffers())
-        self._tensors = [(t, _on_host(t)) for t in (*parameters, *buffers)] if trained else []
-        self._looked_at = [] if trained else [(b, b.clone()) for b in buffers if not is_lazy(b)]
+        hooks = callbacks_of(model.parameters(), optimizer) if trained else ()
+        held = held_by(*beside, *hooks)
+        roots = [model, *held.modules]
+        modules = list(dict.fromkeys(m for root in roots for m in root.modules()))
+        buffers = [*(b for root in roots for b in root.buffers())]
+        buffers += [t for t in held.tensors if not t.requires_grad]
+        parameters = _parameters(roots, held.tensors, optimizer) if trained else []
+        self.parameters: list[Tensor] = parameters
+        self._tensors = [(t, on_host(t)) for t in _once(parameters, buffers)] if trained else []
+        looked_at = [] if trained else _once(buffers)
+        self._looked_at = [(b, b.clone()) for b in looked_at if not is_lazy(b)]
         self._grads = [(parameter, parameter.grad) for parameter in parameters]
-        self._flags = [(m, m.training) for m in model.modules()] if trained else []
-        self._optimizer = optimizer
-        states = {} if optimizer is None else optimizer.state
-        self._states = {
-            parameter: {name: _on_host(value) for name, value in state.items()}
-            for parameter, state in states.items()
-        }
-        self._attributes = _Attributes(model) if attributes else None
+        self._flags = [(m, m.training) for m in modules] if trained else []
+        self._optimizer = None if optimizer is None else SavedOptimizer(optimizer)
+        self._attributes = _Attributes(modules) if attributes else None
         self._random = torch.get_rng_state()
+        self._on_host = np.random.get_state(), random.getstate()  # noqa: NPY002
         devices = {p.device for p in model.parameters() if p.is_cuda}
         self._cuda_random = {device: torch.cuda.get_rng_state(device) for device in devices}
 
@@ -108,43 +114,26 @@ class SavedTraining:
         for module, flag in self._flags:
             module.training = flag
         if self._optimizer is not None:
-            self._restore_states(self._optimizer)
+            self._optimizer.restore()
         if self._attributes is not None:
             self._attributes.restore()
         torch.set_rng_state(self._random)
+        np.random.set_state(self._on_host[0])  # noqa: NPY002
+        random.setstate(self._on_host[1])
         for device, state in self._cuda_random.items():
             torch.cuda.set_rng_state(state, device)
 
-    def _restore_states(self, optimizer: torch.optim.Optimizer) -> None:
-        zeros = starts_at_zero(optimizer)
-        for parameter, state in list(optimizer.state.items()):
-            saved = self._states.get(parameter)
-            if saved is None and not zeros:
-                del optimizer.state[parameter]
-                continue
-            for name, value in state.items():
-                if not isinstance(value, Tensor):
-                    state[name] = (saved or {}).get(name, value)
-                elif saved is not None and isinstance(saved.get(name), Tensor):
-                    value.copy_(saved[name])
-                else:
-                    value.zero_()
-
 
 class _Attributes:
-    """Plain attributes and bound buffers of all modules, and the random states of NumPy and
-    Python."""
+    """Plain attributes and bound buffers of modules."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._modules = [(m, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
-        self._random = np.random.get_state(), random.getstate()  # noqa: NPY002
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._modules = [(m, dict(vars(m)), dict(m._buffers)) for m in modules]
 
     def restore(self) -> None:
         for module, own, buffers in self._modules:
             _put_back(vars(module), own)
             _put_back(module._buffers, buffers)
-        np.random.set_state(self._random[0])  # noqa: NPY002
-        random.setstate(self._random[1])
 
 
 def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
@@ -156,10 +145,21 @@ def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
             present[name] = value
 
 
-def _on_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    return copy.deepcopy(value)
+def _parameters(
+    roots: Sequence[torch.nn.Module],
+    tensors: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer | None,
+) -> list[Tensor]:
+    """What a step may train: of modules, of no module, and whatever else the optimizer has."""
+    found = [p for root in roots for p in root.parameters()]
+    found += [tensor for tensor in tensors if tensor.requires_grad]
+    for group in () if optimizer is None else optimizer.param_groups:
+        found += group["params"]
+    return _once(found)
+
+
+def _once(*lists: Sequence[Tensor]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensors in lists for tensor in tensors}.values())
 
 
 @contextmanager
@@ -167,6 +167,7 @@ def untouched(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     *,
+    beside: Sequence[object] = (),
     trained: bool = True,
     attributes: bool = False,
     seeded: bool = False,
@@ -174,14 +175,13 @@ def untouched(
     """Puts everything back when the block ends.
 
     Args:
-        model, optimizer, trained, attributes: as for :class:`SavedTraining`; where ``trained``,
-            gradients are None inside the block.
+        model, optimizer, beside, trained, attributes: as for :class:`SavedTraining`; where
+            ``trained``, gradients are None inside the block.
         seeded: inside it every block draws the same random numbers.
     """
-    saved = SavedTraining(model, optimizer, trained=trained, attributes=attributes)
-    if trained:
-        for parameter in model.parameters():
-            parameter.grad = None
+    saved = SavedTraining(model, optimizer, beside=beside, trained=trained, attributes=attributes)
+    for parameter in saved.parameters:
+        parameter.grad = None
     if seeded:
         torch.manual_seed(SEED)
         np.random.seed(SEED)  # noqa: NPY002

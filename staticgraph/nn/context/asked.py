@@ -15,6 +15,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from staticgraph.internals.dispatch import traced_here
+
 # On a norm that was seen to run over a tensor of the model's own: no row of it is padding. Its
 # class has it too: the guard of a captured step on an attribute that is not there is answered by
 # an error, of a microsecond a norm and call.
@@ -84,4 +86,4 @@ ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)
 
 def asked() -> Asked | None:
     """Where to note; None in a step, and while one is compiled."""
-    return None if torch.compiler.is_compiling() else ASKED.get()
+    return None if traced_here() else ASKED.get()

@@ -22,6 +22,7 @@ from torch import Tensor
 from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import traced_here
 from staticgraph.nn.context.asked import APART, asked
 from staticgraph.nn.context.attention_choice import AttentionChoice
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
@@ -286,7 +287,7 @@ class BatchContext:
 
     def _names_graphs(self, index: Tensor) -> bool:
         """Whether an index over edges is ``batch[edge_index[0]]``, where its values are at hand."""
-        if torch.compiler.is_compiling() or leaves() or type(index) is not Tensor:
+        if traced_here() or leaves() or type(index) is not Tensor:
             return False
         tensors = self.present.tensors()
         ends, batch = tensors.get("edge_index"), tensors.get("batch")

@@ -15,8 +15,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
+
+from staticgraph.internals.dispatch import traced_here
 
 
 class _Here(threading.local):
@@ -41,11 +42,11 @@ def choosing(device: str | None = None) -> Iterator[None]:
 
 def device_type(value: Tensor) -> str:
     """The type of device to choose a kernel for."""
-    if torch.compiler.is_compiling():
+    if traced_here():
         return value.device.type
     return _HERE.device or value.device.type
 
 
 def any_size() -> bool:
     """Whether what is too small to gain is to be taken as large."""
-    return not torch.compiler.is_compiling() and _HERE.large
+    return not traced_here() and _HERE.large

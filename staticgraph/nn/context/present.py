@@ -20,11 +20,10 @@ import threading
 import weakref
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.internals.dispatch import current_graph_task
+from staticgraph.internals.dispatch import current_graph_task, traced_here
 
 
 class Binding:
@@ -91,7 +90,7 @@ _OF_TASK: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionar
 def present() -> Binding | None:
     """The innermost binding of this thread; None outside of any forward."""
     binding = _HERE.binding
-    if torch.compiler.is_compiling():
+    if traced_here():
         return binding
     task = current_graph_task()
     if task == -1 or (binding is not None and binding.task == task):
@@ -101,7 +100,7 @@ def present() -> Binding | None:
 
 def bind(context: Any, batch: StaticBatch, rows: Any, leaves: bool = False) -> None:
     """Makes a batch the present one of this thread."""
-    task = -1 if torch.compiler.is_compiling() else current_graph_task()
+    task = -1 if traced_here() else current_graph_task()
     _HERE.binding = Binding(context, batch, rows, _HERE.binding, task, leaves)
 
 

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
+
+from staticgraph.internals.dispatch import traced_here
 
 
 class Turn(NamedTuple):
@@ -54,7 +55,7 @@ def watched(tell: Tell) -> Iterator[None]:
 
 def in_turn(body: Callable[..., Tensor], blocks: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
     """What ``body`` gives of each block's tensors, one after another."""
-    if torch.compiler.is_compiling() or _HERE.tell is None:
+    if traced_here() or _HERE.tell is None:
         return [body(*tensors) for tensors in blocks]
     return list(_told(body, blocks, _HERE.tell))
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.memory_of_batches import stands_in_batch
+from staticgraph.internals.dispatch import traced_here
 
 _WARNED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -29,7 +30,7 @@ def look(name: str, *given: object) -> None:
         name: the function's.
         given: its arguments.
     """
-    if torch.compiler.is_compiling():
+    if traced_here():
         return
     for value in given:
         if isinstance(value, Tensor) and not value.is_floating_point() and stands_in_batch(value):

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
+from staticgraph.internals.dispatch import DisableTorchFunctionSubclass, traced_here
 from staticgraph.nn.context.marked import marked
 from staticgraph.nn.context.present import present
 
@@ -54,7 +54,7 @@ _CHANGES = {Tensor.sub, Tensor.__sub__, torch.sub, Tensor.ne, Tensor.__ne__, tor
 
 
 def _noted(what: str) -> None:
-    if not torch.compiler.is_compiling() and (asked := _ASKED.get()) is not None:
+    if not traced_here() and (asked := _ASKED.get()) is not None:
         asked.append(what)
 
 

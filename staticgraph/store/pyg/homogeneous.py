@@ -89,7 +89,8 @@ class PygReader(CountedFields):
         self.edge_index.append(edge_index)
         store = data._store
         if not has_stock_rules(data):
-            self.edges_said[number] = said_by(data, EDGE_INDEX, edge_index, number, store)
+            if given is not None:
+                self.edges_said[number] = said_by(data, EDGE_INDEX, edge_index, number, store)
             self.nodes_told &= not guessed
             self.ruled = self.ruled or (number, data)
         found = {}

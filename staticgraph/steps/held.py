@@ -1,0 +1,121 @@
+"""What the loss and the forward of a subject hold beside the model: modules and tensors.
+
+The problem: a run that is no training (a check, a warm-up) puts the model back as it was, and a
+loss may have a state of its own: weights of tasks that are learned, centres of classes, a memory
+bank, a teacher. The idea: follow what a Python function reaches, which is its closure, the globals
+that its code names, its defaults, what ``partial`` binds, and the attributes of the object that it
+is a method of; other functions of the same program likewise.
+
+Not seen: what is computed to be reached (``registry[name]()``), objects inside of other objects,
+tensors above :data:`LARGEST_BYTES`,
+containers above :data:`MOST_ITEMS`, and views of one element many times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+# A bank of 65,536 rows of 128 float32 is half of it; what is larger is data, and costs a copy.
+LARGEST_BYTES = 64 << 20
+# Functions that call functions, and containers in containers.
+DEPTH = 4
+# Items of a container that are looked at: what holds more is data.
+MOST_ITEMS = 1024
+# Whose functions hold nothing of a user's.
+LIBRARIES = ("torch", "torch_geometric", "numpy", "staticgraph")
+
+
+class Held(NamedTuple):
+    """What was found, each once.
+
+    Attributes:
+        modules: the outermost.
+        tensors: of no module; without the results of a computation that autograd follows.
+    """
+
+    modules: list[nn.Module]
+    tensors: list[Tensor]
+
+
+def held_by(*functions: Any) -> Held:
+    """What functions, or objects that are called, hold.
+
+    Args:
+        functions: a subject's loss and forward; None for none.
+    """
+    modules: dict[int, nn.Module] = {}
+    tensors: dict[int, Tensor] = {}
+    met: set[int] = set()
+    waiting = deque((function, 0) for function in functions if function is not None)
+    while waiting:
+        value, depth = waiting.popleft()
+        if id(value) in met or depth > DEPTH:
+            continue
+        met.add(id(value))
+        if isinstance(value, nn.Module):
+            modules[id(value)] = value
+        elif isinstance(value, Tensor):
+            if _can_be_put_back(value):
+                tensors[id(value)] = value
+        else:
+            waiting.extend((found, depth + 1) for found in _reached_from(value, depth == 0))
+    return Held(list(modules.values()), list(tensors.values()))
+
+
+def _reached_from(value: Any, called: bool) -> Iterator[Any]:
+    """What one value leads to; of an object only where it is ``called``."""
+    if isinstance(value, partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, MethodType):
+        yield value.__func__
+        if isinstance(value.__self__, nn.Module):
+            yield value.__self__
+        else:
+            yield from getattr(value.__self__, "__dict__", {}).values()
+    elif isinstance(value, FunctionType):
+        if (value.__module__ or "").partition(".")[0] not in LIBRARIES:
+            yield from _of_function(value)
+    elif isinstance(value, dict | list | tuple | deque):
+        if len(value) <= MOST_ITEMS:
+            yield from value.values() if isinstance(value, dict) else value
+    elif called:
+        yield from getattr(value, "__dict__", {}).values()
+        yield type(value).__dict__.get("__call__")
+
+
+def _of_function(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for name in names_in(function.__code__):
+        if name in function.__globals__:
+            yield function.__globals__[name]
+
+
+def names_in(code: CodeType) -> Iterator[str]:
+    """The globals that code may read, that of functions inside of it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_in(constant)
+
+
+def _can_be_put_back(tensor: Tensor) -> bool:
+    """Whether values can be written into it, and are few enough to be kept."""
+    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_inference():
+        return False
+    once = all(step or size < 2 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    small = tensor.numel() * tensor.element_size() <= LARGEST_BYTES
+    return once and small and tensor.is_leaf

@@ -1,0 +1,55 @@
+"""Few small graphs in float64, a model and an optimizer, for loops beside plain PyG."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GINConv, global_add_pool
+
+import staticgraph as sg
+
+D = torch.float64
+
+
+def graph(number: int) -> Data:
+    drawn = torch.Generator().manual_seed(number)
+    n = 2 + number % 5
+    return Data(
+        x=torch.randn(n, 4, generator=drawn, dtype=D),
+        edge_index=torch.randint(n, (2, 2 * n), generator=drawn),
+        y=torch.randn(1, 2, generator=drawn, dtype=D),
+    )
+
+
+GRAPHS = [graph(number) for number in range(24)]
+STORE = sg.GraphStore.from_pyg(GRAPHS, progress=False)
+PLAN = sg.plan_buckets(STORE, batch_size=8)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GINConv(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU()))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x, edge_index, batch, num_graphs):
+        return self.head(global_add_pool(self.conv(x, edge_index), batch, num_graphs))
+
+
+def made() -> Net:
+    torch.manual_seed(0)
+    return Net().to(D)
+
+
+def sgd(*parts: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for part in parts for p in part.parameters()], 1e-3, momentum=0.9)
+
+
+def squared(out: Tensor, batch) -> Tensor:
+    return (out - batch.y).square()
+
+
+def equal(ours, theirs) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-9, atol=1e-11)

@@ -1,0 +1,265 @@
+"""A loss, an optimizer and hooks have a state of their own, and checks and warm-ups leave it alone.
+
+Each is trained here in plain PyG, and by a runner that checks its first batch and, in some tests,
+times its ways before: all that either trained is equal afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from support.plain_epochs import GRAPHS, PLAN, STORE, D, equal, made, sgd, squared
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+import staticgraph as sg
+from staticgraph.steps.callbacks import without_callbacks
+from staticgraph.steps.held import held_by
+from staticgraph.steps.saved_optimizer import SavedOptimizer
+
+TIMED = sg.Auto(rounds=5)
+
+
+def mask_of(out: Tensor, batch) -> Tensor:
+    masked = isinstance(batch, sg.StaticBatch)
+    return batch.graph_mask[:, None] if masked else torch.ones(len(out), 1, dtype=torch.bool)
+
+
+def trained(model, loss, optimizer, mode) -> list[Tensor]:
+    """The losses of an epoch; ``mode`` is None for plain PyG."""
+    if mode is None:
+        found = []
+        for ids in np.arange(24).reshape(3, 8):
+            batch = Batch.from_data_list([GRAPHS[i] for i in ids])
+            optimizer.zero_grad()
+            found.append(loss(model(batch.x, batch.edge_index, batch.batch, 8), batch).mean())
+            found[-1].backward()
+            optimizer.step()
+        return found
+    runner = sg.StaticGraphRunner(model, PLAN, mode, loss=loss, optimizer=optimizer)
+    if mode != "eager":
+        runner.warmup(STORE, progress=False)
+    batches = runner.loader(STORE, indices=range(24))
+    return [runner.step(batch) for batch in batches]
+
+
+class Uncertain(nn.Module):
+    """A learned weight per task, and the running mean of the targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spread = nn.Parameter(torch.zeros(2, dtype=D))
+        self.register_buffer("centre", torch.zeros(2, dtype=D))
+
+    def forward(self, out, batch):
+        mask = mask_of(out, batch)
+        with torch.no_grad():
+            self.centre.lerp_((batch.y * mask).sum(0) / mask.sum(), 0.1)
+        return (out - batch.y - self.centre).square() * (-self.spread).exp() + self.spread
+
+
+WAYS = pytest.mark.parametrize("mode", ["eager", TIMED, "fused"], ids=["eager", "auto", "fused"])
+
+
+@WAYS
+@pytest.mark.parametrize("by_name", [False, True], ids=["itself", "lambda"])
+def test_a_loss_with_parameters_and_buffers(mode, by_name):
+    runs = []
+    for way in (None, mode):
+        model, loss = made(), Uncertain()
+        called = (lambda out, batch, loss=loss: loss(out, batch)) if by_name else loss
+        losses = trained(model, called, sgd(model, loss), way)
+        runs.append([*losses, *model.state_dict().values(), *loss.state_dict().values()])
+    equal(*runs)
+
+
+@WAYS
+def test_a_memory_bank_and_a_bare_parameter(mode):
+    runs = []
+    for way in (None, mode):
+        model, bank = made(), torch.zeros(4, 2, dtype=D)
+        weight = nn.Parameter(torch.zeros(2, dtype=D))
+
+        def loss(out, batch, bank=bank, weight=weight):
+            mask = mask_of(out, batch)
+            values = (out - batch.y - bank.mean(0)).square() + (weight - 1).square()
+            with torch.no_grad():
+                newest = (out * mask).sum(0) / mask.sum()
+                bank.copy_(torch.cat([bank[1:], newest[None]]))
+            return values
+
+        optimizer = torch.optim.SGD([*model.parameters(), weight], 1e-3)
+        losses = trained(model, loss, optimizer, way)
+        runs.append([*losses, *model.state_dict().values(), bank, weight])
+    equal(*runs)
+
+
+class Lookahead(torch.optim.SGD):
+    """Slow weights, a count among its settings and one among its attributes."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, 1e-3, momentum=0.9)
+        self.turn = 0
+        self.param_groups[0]["k"] = 0
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+        self.last: deque[Tensor] = deque(maxlen=2)
+
+    def step(self, closure=None):
+        super().step()
+        group = self.param_groups[0]
+        self.turn += 1
+        group["k"] += 1
+        self.last.append(group["params"][0].detach().clone())
+        if self.turn % 2 == 0 and group["k"] % 2 == 0:
+            with torch.no_grad():
+                for slow, parameter in zip(self.slow, group["params"], strict=True):
+                    slow.lerp_(parameter, 0.5)
+                    parameter.copy_(slow)
+
+
+def test_an_optimizer_that_keeps_more_than_state():
+    runs = []
+    for way in (None, TIMED):
+        model = made()
+        optimizer = Lookahead(model.parameters())
+        losses = trained(model, squared, optimizer, way)
+        assert (optimizer.turn, optimizer.param_groups[0]["k"]) == (3, 3)
+        runs.append([*losses, *model.state_dict().values(), *optimizer.slow, *optimizer.last])
+    equal(*runs)
+
+
+def test_an_optimizer_in_an_optimizer_returns():
+    inner = Lookahead(made().parameters())
+    outer = torch.optim.SGD(inner.param_groups[0]["params"], 0.1)
+    outer.base = inner
+    outer.seen = {"norms": [torch.ones(2)]}
+    kept = outer.seen
+    saved = SavedOptimizer(outer)
+    before = copy.deepcopy(inner.slow)
+    for parameter in inner.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    inner.step()
+    inner.step()
+    outer.seen["norms"][0].zero_()
+    outer.seen["norms"].append(torch.zeros(1))
+    outer.seen = {}
+    saved.restore()
+    equal(inner.slow, before)
+    assert (inner.turn, inner.param_groups[0]["k"], len(inner.last)) == (0, 0, 0)
+    assert outer.seen is kept
+    assert len(kept["norms"]) == 1
+    assert kept["norms"][0].sum() == 2
+
+
+@WAYS
+def test_hooks_of_parameters_and_of_the_optimizer(mode):
+    """A norm that a hook keeps, an optimizer's step in the backward, an average after a step."""
+    runs = []
+    for way in (None, mode):
+        model = made()
+        norm, average = torch.ones((), dtype=D), torch.zeros(2, 8, dtype=D)
+
+        def scaled(grad, norm=norm):
+            norm.mul_(0.9).add_(grad.norm(), alpha=0.1)
+            return grad / norm
+
+        own = torch.optim.SGD([model.head.bias], 1e-3, momentum=0.9)
+
+        def at_once(parameter, own=own):
+            own.step()
+            own.zero_grad()
+
+        model.conv.nn[0].weight.register_hook(scaled)
+        model.head.bias.register_post_accumulate_grad_hook(at_once)
+        optimizer = sgd(model.conv)
+        optimizer.add_param_group({"params": [model.head.weight]})
+
+        def moved(*_, average=average, model=model):
+            average.lerp_(model.head.weight.detach(), 0.1)
+
+        optimizer.register_step_post_hook(moved)
+        losses = trained(model, squared, optimizer, way)
+        runs.append([*losses, *model.state_dict().values(), norm, average])
+    equal(*runs)
+
+
+def test_hooks_stand_in_their_order_again():
+    model, calls = made(), []
+    optimizer = sgd(model)
+    for name in "abc":
+        model.head.bias.register_hook(lambda grad, name=name: calls.append(name))
+    optimizer.register_step_pre_hook(lambda *_: calls.append("step"))
+    with without_callbacks(model, optimizer):
+        model.head.bias.sum().backward()
+        optimizer.step()
+    assert calls == []
+    model.head.bias.sum().backward()
+    optimizer.step()
+    assert calls == ["a", "b", "c", "step"]
+
+
+TABLE = nn.Embedding(2, 2)
+BANK = torch.zeros(3)
+
+
+def helper(values):
+    return TABLE(values) + BANK
+
+
+def reads_globals(out, batch):
+    return [helper(value) for value in out]
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.layer, self.rows = nn.Linear(1, 1), [torch.ones(2), {"deep": torch.zeros(1)}]
+
+    def loss(self, out, batch):
+        return out
+
+    def __call__(self, out, batch):
+        return out
+
+
+def test_what_a_function_holds():
+    held = held_by(reads_globals, None)
+    assert held.modules == [TABLE]
+    assert len(held.tensors) == 1
+    assert held.tensors[0] is BANK
+    owner = Owner()
+    for function in (owner.loss, owner, partial(owner.loss, batch=None)):
+        held = held_by(function)
+        assert held.modules == [owner.layer]
+        assert len(held.tensors) == 2
+    layer = nn.Linear(1, 1)
+    assert held_by(layer).modules == [layer]
+    computed = layer.weight * 2
+    expanded, sparse = torch.zeros(1).expand(3), torch.zeros(2).to_sparse()
+    held = held_by(lambda out, batch: (computed, expanded, sparse))
+    assert not held.tensors
+    assert not held.modules
+
+
+def test_numbers_of_numpy_and_python_are_drawn_as_without_a_check():
+    """Before the first step the model has been run several times, its loss with it."""
+    runs = []
+    for way in (None, "eager", "fused"):
+        model = made()
+        np.random.seed(3)  # noqa: NPY002
+        weights = nn.Parameter(torch.ones(2, dtype=D))
+
+        def loss(out, batch):
+            drawn = torch.as_tensor(np.random.beta(0.4, 0.4), dtype=D)  # noqa: NPY002
+            return squared(out, batch) * drawn
+
+        if way == "fused":  # no trace holds such a number
+            with pytest.raises(sg.NotStatic):
+                trained(model, loss, sgd(model), way)
+            continue
+        runs.append([*trained(model, loss, sgd(model), way), weights])
+    equal(*runs)
