@@ -138,3 +138,17 @@ def test_an_eager_step_follows_a_hook(name):
         ids = range(8 * number, 8 * number + 8)
         equal([runner.step(batch)], [plain_step(theirs, second, ids)])
         HOOKS[name](ours), HOOKS[name](theirs)
+
+
+@pytest.mark.parametrize("name", ["a layer's", "the model's", "before a layer"])
+def test_a_hook_that_goes_after_the_first_step_is_not_heard_on(name):
+    model = made()
+    handle = HOOKS[name](model)
+    runner = sg.StaticGraphRunner(model, PLAN, "fused", loss=squared, optimizer=sgd(model))
+    batches = iter(runner.loader(STORE, indices=range(24)))
+    runner.step(next(batches))
+    HOOKS[name](made())  # another model's
+    runner.step(next(batches))
+    handle.remove()
+    with pytest.raises(sg.NotStatic, match="came or went since its steps were compiled"):
+        runner.step(next(batches))

@@ -65,7 +65,7 @@ class CompiledSteps:
             fused: by the rewritten graph without Inductor, whatever the mode; the batch then has
                 row pointers, where nodes have one type.
         """
-        self._computation.check_hooks()
+        self._computation.hooks.check()
         with Restored(nothing=True):  # its guards say that no forward runs around it
             return self.of(work, batch, fused)(*batch.tensors().values())
 
@@ -106,3 +106,4 @@ class CompiledSteps:
     def clear(self) -> None:
         """Forgets all functions."""
         self._functions.clear()
+        self._computation.hooks.forget()

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from staticgraph.batches.containers import mapped, tensors_in
 from staticgraph.batches.static_batch import StaticBatch
@@ -26,10 +25,11 @@ from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.newcomers import Newcomers
 from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
-from staticgraph.nn.refused import caching_layers, unheard_hooks
+from staticgraph.nn.refused import caching_layers
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.arguments import forward_of
+from staticgraph.steps.heard_hooks import HeardHooks
 from staticgraph.steps.losses import LossTerms, mean_loss, share_of_loss
 from staticgraph.steps.padding import sanitized, zero_padding
 from staticgraph.steps.provenance import (
@@ -61,7 +61,6 @@ class Computation:
     def __init__(self, subject: Subject) -> None:
         model = subject.model
         self._rows = dict(subject.rows or {})
-        self._hooks = -1  # how many there were in the process when it was looked for them
         self._known: dict[bool, Provenance] = {}  # by the training flag
         self.shared = False
         self._sizes: frozenset[int] = frozenset()  # of the buckets that it was asked about
@@ -78,6 +77,7 @@ class Computation:
             raise NotStatic(f"{path or 'the model'}: {why}")
         self._context = context_of(model)
         self.newcomers: Newcomers = Newcomers(model)
+        self.hooks: HeardHooks = HeardHooks(model)
 
     def settle(self) -> None:
         """Makes layers static that the model was given since; what is known of its results is
@@ -219,21 +219,6 @@ class Computation:
             none = 0 * anchor.flatten()[0]
             return batch.replace(**{name: batch[name] + none for name in self._differentiable})
 
-    def check_hooks(self) -> None:
-        """Looks again, before a compiled step, where any hook was made since the last look.
-
-        Raises:
-            NotStatic: the model has hooks that a compiled step would leave out.
-        """
-        if RemovableHandle.next_id != self._hooks:
-            self._check_hooks()
-
-    def _check_hooks(self) -> None:
-        self._hooks = RemovableHandle.next_id
-        for path, why in unheard_hooks(self._model).items():
-            self._hooks = -1
-            raise NotStatic(f"{path}: {why}" if path else why)
-
     def of_tensors(self, work: str, like: StaticBatch, leaves: bool = False) -> Callable[..., Any]:
         """:meth:`run` as a function of tensors alone, given in the order of ``like``'s: what can be
         compiled. The batch it makes knows no real counts, so nothing depends on them. With
@@ -242,7 +227,7 @@ class Computation:
         Raises:
             NotStatic: the model has hooks that a compiled step would leave out.
         """
-        self._check_hooks()
+        self.hooks.note()
         layout, names, run = like.layout, tuple(like.tensors()), self.run
         known = self.known(like)  # now: a trace is no place for a run of its own
 

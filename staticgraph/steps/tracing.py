@@ -112,7 +112,6 @@ def tracing_options() -> Iterator[None]:
     gc.disable()
     try:
         options = {"trace_autograd_ops": True, "allow_rnn": True, "run_gc_after_compile": False}
-        options["skip_nnmodule_hook_guards"] = False  # a hook may come, or go, after the trace
         with switched(**options), guards_not_timed():
             yield
     finally:
