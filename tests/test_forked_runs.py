@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support import after_fork
 from support.first_use import make_tables
 from support.forked import run_forked
 from support.forked_runs import pieces
@@ -157,3 +158,14 @@ def test_no_gradient_is_followed_back_before_the_forks(monkeypatch: pytest.Monke
         monkeypatch.setattr(torch.autograd, name, noted)
     make_tables()
     assert ran == []
+
+
+def test_a_fork_makes_its_pool_of_threads_before_a_second_thread_can() -> None:
+    """A process that forks itself, and what forks from the server."""
+    child = os.fork()
+    if child == 0:
+        os._exit(after_fork.made_in != os.getpid())
+    assert os.waitpid(child, 0)[1] == 0
+    program = "import os; from support import after_fork; print(after_fork.made_in == os.getpid())"
+    done = run_forked(["-c", program], timeout=patience(30))
+    assert done.stdout == "True\n", done.stderr

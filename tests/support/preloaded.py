@@ -25,6 +25,7 @@ with warnings.catch_warnings():
         importlib.import_module(name)
     importlib.import_module("support.first_use").make_tables()
 importlib.import_module("support.compiled_once").begin()
+importlib.import_module("support.after_fork").begin()
 
 # As conftest.py has it for the tests: what is here stays, and need not be looked through.
 gc.set_threshold(50_000, 20, 20)
