@@ -29,4 +29,3 @@ def _make_pool() -> None:
     global made_in
     torch.set_num_threads(torch.get_num_threads())
     made_in = os.getpid()
-
