@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,3 +171,26 @@ def test_a_fork_makes_its_pool_of_threads_before_a_second_thread_can() -> None:
     program = "import os; from support import after_fork; print(after_fork.made_in == os.getpid())"
     done = run_forked(["-c", program], timeout=patience(30))
     assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.slow
+def test_the_pool_of_a_fork_is_one_thread() -> None:
+    """However many threads torch uses where the fork comes from."""
+    program = """
+import os, torch
+from support import after_fork
+after_fork.begin()
+torch.set_num_threads(3)
+if os.fork() == 0:
+    print(len(os.listdir("/proc/self/task")), torch.get_num_threads(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    paths = os.pathsep.join([str(SUPPORT.parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": paths},
+    )
+    assert done.stdout == "1 3\n", done.stderr

@@ -14,6 +14,7 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    importlib.import_module("support.after_fork").begin()
     for name in (
         *("support.ranks", "support.forked_python", "support.gine_net"),
         *("staticgraph.training.train", "staticgraph.cli"),
@@ -25,7 +26,6 @@ with warnings.catch_warnings():
         importlib.import_module(name)
     importlib.import_module("support.first_use").make_tables()
 importlib.import_module("support.compiled_once").begin()
-importlib.import_module("support.after_fork").begin()
 
 # As conftest.py has it for the tests: what is here stays, and need not be looked through.
 gc.set_threshold(50_000, 20, 20)
