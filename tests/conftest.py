@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from support import dryrun_server, quick_cpp, quick_templates
+from support import after_fork, dryrun_server, quick_cpp, quick_templates
 from support.examples import EXAMPLES
 from support.patience import patience
 
 import staticgraph as sg
 
+after_fork.begin()
 quick_cpp.begin()
 quick_templates.begin()
 

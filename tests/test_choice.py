@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
+from support.places import AsTraced
 from support.runners import made_runner
 from support.tape import TapeRecorder
 
@@ -257,7 +258,7 @@ def test_the_limit_is_kept(hiv):
 
 def test_compiled_is_a_contender(hiv, monkeypatch):
     """The compiled and the recorded way share a function, so that nothing is compiled twice."""
-    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", lambda *_: lambda graph, _: graph)
+    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", AsTraced)
 
     class Compiling(TapeRecorder):
         """Repeats the work itself: under a tape's dispatch mode torch compiles nothing."""

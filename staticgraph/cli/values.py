@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from staticgraph.files.presence import is_there
 from staticgraph.text.byte_sizes import parse_bytes
 
 # Stands here, too, since staticgraph/models imports torch and --help must be quick; a test compares
@@ -184,7 +185,7 @@ def _refuse_closed(text: str, path: Path) -> None:
 def _path(text: str) -> Path:
     path = Path(words(text))
     try:
-        path.exists()
+        is_there(path)
     except (OSError, ValueError) as error:  # a name that is too long, or that no system takes
         raise _refused(text[:80], str(getattr(error, "strerror", error))) from None
     return path

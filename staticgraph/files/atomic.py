@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from staticgraph.files import scratch
+from staticgraph.files.presence import is_there
 
 
 @contextmanager
@@ -26,9 +27,12 @@ def writing(path: str | Path, mode: int | None = None) -> Iterator[BinaryIO]:
     Args:
         path: of the file; its folder must exist.
         mode: its permissions; those that it had, or what the umask gives, where None.
+
+    Raises:
+        OSError: before the block, where the path cannot be written to.
     """
     target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
+    if is_there(target) and not target.is_file():
         with target.open("wb") as file:
             yield file
         return

@@ -161,8 +161,9 @@ def main(number: int) -> None:
 
     loaded = guard.load()
     guard.load = lambda: loaded
-    from support import forked_python
+    from support import after_fork, forked_python
 
+    after_fork.begin()
     for name in LOADED:
         importlib.import_module(name)
     gc.freeze()

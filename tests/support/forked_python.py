@@ -140,7 +140,8 @@ def _keep(asking: socket.socket) -> None:
         _become(**asked)
     for stream in streams:
         os.close(stream)
-    asking.sendall(f"{pid}\n".encode())
+    with suppress(OSError):  # the command may be gone before it is told
+        asking.sendall(f"{pid}\n".encode())
     ended = os.pidfd_open(pid)
     found, _, _ = select.select([ended, asking], [], [])
     if ended not in found:  # the command is gone
