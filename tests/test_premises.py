@@ -108,7 +108,7 @@ def as_before():
     BOUND.keywords.update(beta=1.0)
 
 
-def recorded(loss, model):
+def recorded(loss, model, phases=("step",)):
     runner = sg.StaticGraphRunner(
         model,
         PLAN,
@@ -117,7 +117,7 @@ def recorded(loss, model):
         optimizer=torch.optim.SGD(model.parameters(), 1e-3),
         recording=sg.Recording(recorder=ArenaRecorder),
     )
-    return runner.warmup(STORE, phases=("step",), progress=False)
+    return runner.warmup(STORE, phases=phases, progress=False)
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -130,6 +130,15 @@ def test_what_a_recorded_loss_read_and_has_changed_is_an_error(what):
     with pytest.raises(sg.NotStatic, match="a replay would go on as it was") as raised:
         runner.step(next(batches))
     assert said in str(raised.value)
+
+
+def test_the_loss_of_an_evaluation_is_not_recorded_and_follows():
+    runner = recorded(by_global, made(), ("eval",))
+    batch = next(iter(runner.loader(STORE, indices=range(8))))
+    before = runner.eval_step(batch).loss.item()
+    set_global("SCALE", 2.0)
+    assert runner.eval_step(batch).loss.item() == pytest.approx(2 * before, rel=1e-12)
+    runner.predict(STORE)
 
 
 def test_what_the_models_own_forward_read():
