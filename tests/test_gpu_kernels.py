@@ -37,6 +37,7 @@ def sizes_on(device: str, name: str) -> Sizes | None:
     return None if device == "cuda" or name == "graph_attention dropout" else Sizes(600, 1400, 26)
 
 
+@pytest.mark.slow  # with an empty cache each compiles loops of its own
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", NAMES)

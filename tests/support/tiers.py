@@ -17,9 +17,9 @@ import pytest
 
 from support.processor_time import seconds_of
 
-QUICK_S = 0.4
+QUICK_S = 0.3
 # One that is in the list leaves it when it is quicker than this, so that none goes to and fro.
-LEAVES_S = 0.25
+LEAVES_S = 0.2
 LIST = Path(__file__).parents[1] / "data" / "slow_tests.txt"
 
 
