@@ -42,7 +42,7 @@ lint: $(STAMP)
 	$(VENV)/bin/pyright
 	$(PY) tools/public_types.py
 
-# The quick tests, under half a second each, while the types are checked: what takes a minute there
+# The quick tests, under 0.3 s each, while the types are checked: what takes a minute there
 # keeps one core, and its few lines come between those of the tests.
 test: $(STAMP)
 	@$(VENV)/bin/ruff check --quiet .

@@ -51,6 +51,7 @@ def test_an_operator_equals_the_cpus_and_itself(name, dtype, device):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_every_registered_operator_has_a_case():
     """By what the cases call, forward and backward: whoever registers another adds a case."""
     small = Sizes(60, 140, 6)
@@ -61,6 +62,7 @@ def test_every_registered_operator_has_a_case():
     assert not missing, f"no case in tests/support/kernel_cases.py calls {', '.join(missing)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("collate", "fold_codes")])
 def test_a_wrong_result_is_seen(name, dtype):
