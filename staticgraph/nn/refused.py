@@ -20,6 +20,8 @@ _HIERARCHY = "use TopKPooling or SAGPooling, which have a static form"
 _IN_DATASET = "do it once, in a transform of the data set, before the store is built"
 _SAMPLE = "draw the sample outside the model and pass it in as a field of the batch"
 
+# Where modules keep hooks.
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Where PyG's layers keep hooks on their messages.
 MESSAGE_HOOKS = frozenset(
     f"_{what}_forward{when}_hooks"

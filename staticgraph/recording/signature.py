@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from staticgraph.nn.refused import MESSAGE_HOOKS
+from staticgraph.nn.refused import MESSAGE_HOOKS, MODULE_HOOKS
 from staticgraph.recording.premises import PLAIN, read_by
 from staticgraph.steps.callbacks import callbacks_of
 
@@ -44,13 +44,7 @@ NAMED = 6
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial)
 _REGISTERED = ("_parameters", "_buffers", "_modules")
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    *sorted(MESSAGE_HOOKS),
-)
+_HOOKS = (*MODULE_HOOKS, *sorted(MESSAGE_HOOKS))
 
 
 class _Gone:

@@ -13,9 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
-from staticgraph.nn.refused import unheard_hooks
-
-KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+from staticgraph.nn.refused import MODULE_HOOKS, unheard_hooks
 
 Hooks = dict[tuple[str, str], tuple[int, ...]]
 
@@ -76,6 +74,6 @@ class HeardHooks:
 
     def _found(self) -> Iterator[tuple[tuple[str, str], Mapping[int, object]]]:
         for path, module in self._model.named_modules():
-            for kind in KINDS:
+            for kind in MODULE_HOOKS:
                 if kept := getattr(module, kind):
                     yield (path, kind), kept
