@@ -280,12 +280,7 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, Any]
     if args.efforts:
-        found = {
-            "efforts": efforts(args.only),
-            "command": " ".join(["python -m bench.bench_packing", *sys.argv[1:]]),
-            "machine": f"{os.cpu_count()} shared CPU cores, load {os.getloadavg()[0]:.0f}",
-            "date": time.strftime("%Y-%m-%d"),
-        }
+        found = {"efforts": efforts(args.only)}
         print_efforts(found["efforts"])
     elif args.overflow:
         found = {"epochs": args.overflow, "overflow": overflow(args.overflow)}
@@ -294,7 +289,12 @@ def main() -> None:
         found = {"packing": quality_and_speed(args.rounds), "streams": streams(5 * args.rounds)}
         print_packing(found["packing"])
         print_streams(found["streams"])
-    found["settings"] = [effort._asdict() for effort in THOROUGH]
+    found |= {
+        "command": " ".join(["python -m bench.bench_packing", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} shared CPU cores, load {os.getloadavg()[0]:.0f}",
+        "date": time.strftime("%Y-%m-%d"),
+        "settings": [effort._asdict() for effort in THOROUGH],
+    }
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 
