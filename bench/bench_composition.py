@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from staticgraph.epochs.batcher import Batcher
-from staticgraph.epochs.strategies import Made
+from staticgraph.epochs.strategies import EpochBatches
 from staticgraph.packing.exact import exact_bounds
 from staticgraph.packing.place import limits_array, place_batches
 from staticgraph.packing.random import shuffle, stream_of
@@ -51,10 +51,10 @@ def make_batcher(strategy: str, sizes: np.ndarray, plan: BucketPlan, indices, se
     return batcher
 
 
-def unbalanced(batcher: Batcher, by_size: bool) -> Callable[[int], Made]:
+def unbalanced(batcher: Batcher, by_size: bool) -> Callable[[int], EpochBatches]:
     """Batches as drawn, or of graphs of like size in a random order of batches."""
 
-    def made(epoch: int) -> Made:
+    def made(epoch: int) -> EpochBatches:
         order = batcher.indices.copy()
         shuffle(order, stream_of(batcher.seed, epoch))
         size = batcher.plan.batch_size or 1
@@ -68,7 +68,7 @@ def unbalanced(batcher: Batcher, by_size: bool) -> Callable[[int], Made]:
         limits = limits_array(batcher.plan.capacities)
         buckets = place_batches(batcher.sizes, order, bounds.astype(np.int64), limits)
         assert (buckets >= 0).all(), "the plan of this benchmark must hold every batch"
-        return Made(order, bounds, buckets)
+        return EpochBatches(order, bounds, buckets)
 
     return made
 

@@ -110,7 +110,7 @@ def timed(rank: int, world_size: int, folder: str, options: argparse.Namespace) 
     _settle(on_cuda)
     taken = time.perf_counter() - taken
     if rank == 0:
-        averaging = runner._steps.averaging
+        averaging = runner.steps.averaging
         assert averaging is not None
         result = {
             "ranks": world_size,

@@ -54,7 +54,7 @@ def recorded_bytes(
         optimizer=optimizer,
         recording=sg.Recording(recorder=Uncompiled if on_cuda else None),
     )
-    steps = runner._steps
+    steps = runner.steps
     smallest = sg.StaticBatch.of(store, range(8), capacities[0], 0).to(DEVICE)
     runner.eager_step(smallest)  # optimizer state and libraries' workspaces exist from here on
     optimizer.zero_grad(set_to_none=True)

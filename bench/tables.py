@@ -131,7 +131,9 @@ BY_HAND = {
     "pna": "PNA",
     "gps": "GPS",
     "own": "`MessagePassing` of one's own, SiLU",
+    "gcn, learnt weights": "GCN, weights of edges learnt",
     "molecule gin": "OGB's GIN with a virtual node",
+    "molecule gcn": "OGB's GCN with a virtual node",
     "transformer": "TransformerConv",
 }
 
