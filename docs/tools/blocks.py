@@ -1,4 +1,4 @@
-"""Attention in one block and in blocks by rank, as a drawing."""
+"""Attention in one block and in blocks by size, as a drawing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from staticgraph.sizes.attention import blocks_of
 
 
 def blocks() -> Drawing:
-    """A batch by falling size, under one block as wide as the largest and under blocks by rank."""
+    """A batch by falling size, under one block as wide as the largest and under blocks by size."""
     known = sizes_of("esol")
     plan = plan_buckets(known, batch_size=128, attention="auto")
     capacity = plan.capacities[0]
@@ -20,9 +20,9 @@ def blocks() -> Drawing:
     nodes = np.sort(known[ids, 0])[::-1]
     cut = blocks_of(capacity)
     widest, graphs = capacity.max_graph_nodes, capacity.graphs
-    dense, ranked = graphs * widest**2, sum(block.graphs * block.width**2 for block in cut)
+    dense, by_size = graphs * widest**2, sum(block.graphs * block.width**2 for block in cut)
     pairs = int((nodes**2).sum())
-    drawing = Drawing(WIDTH, 394, "Attention in one block, and in blocks by rank")
+    drawing = Drawing(WIDTH, 394, "Attention in one block, and in blocks by size")
     drawing.text(24, 30, "A batch of 128 molecules of ESOL, the largest first", bold=True, size=15)
     drawing.text(
         24, 50, "attention looks at width x width pairs for each graph of a block", fill=MUTED
@@ -37,21 +37,21 @@ def blocks() -> Drawing:
         x = left + step * block.first
         box = (x, top + tall - height, step * block.graphs, height)
         drawing.rect(*box, SOFT_TEAL, stroke=TEAL, line=1.5)
-    for rank, count in enumerate(nodes):
+    for place, count in enumerate(nodes):
         height = tall * count / widest
-        drawing.rect(left + step * rank + 0.8, top + tall - height, step - 1.6, height, TEAL)
+        drawing.rect(left + step * place + 0.8, top + tall - height, step - 1.6, height, TEAL)
     for value in (0, 20, 40):
         y = top + tall - tall * value / widest
         drawing.text(left - 8, y + 4, str(value), fill=MUTED, size=12, anchor="end")
-    for rank in (0, 32, 64, 96, 128):
-        x = left + step * rank
-        drawing.text(x, top + tall + 18, str(rank), fill=MUTED, size=12, anchor="middle")
+    for place in (0, 32, 64, 96, 128):
+        x = left + step * place
+        drawing.text(x, top + tall + 18, str(place), fill=MUTED, size=12, anchor="middle")
     drawing.text(
-        left + wide, top + tall + 36, "rank of the graph in its batch", fill=MUTED, anchor="end"
+        left + wide, top + tall + 36, "place of the graph in its batch", fill=MUTED, anchor="end"
     )
     drawing.text(left - 8, top + 10, "nodes", fill=MUTED, anchor="end")
     widths = ", ".join(f"{block.graphs} x {block.width}" for block in cut)
-    said = f"{len(cut)} blocks by rank: {ranked:,} pairs, {ranked / dense:.1%} of one block"
+    said = f"{len(cut)} blocks by size: {by_size:,} pairs, {by_size / dense:.1%} of one block"
     right = left + wide - 10
     drawing.text(right, top + 52, said, fill=TEAL, bold=True, anchor="end")
     drawing.text(right, top + 74, f"graphs x width: {widths}", fill=MUTED, anchor="end")

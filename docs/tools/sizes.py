@@ -23,7 +23,7 @@ def sizes() -> Drawing:
 
     left, top, side, tall = 60, 66, 280, 250
     drawing.text(left, 30, f"{len(known):,} molecules of ESOL", bold=True, size=15)
-    drawing.text(left, 50, "one circle per size; its area is the number of molecules", fill=MUTED)
+    drawing.text(left, 50, "a circle per size, its area their number", fill=MUTED)
     axes(drawing, left, top, side, tall, (0, 60, 20), (0, 130, 40), "nodes", "edges")
     pairs, counts = np.unique(known, axis=0, return_counts=True)
     for (nodes, edges), count in zip(pairs, counts, strict=True):
@@ -56,7 +56,7 @@ def sizes() -> Drawing:
     for up, said in (
         (58, "capacity"),
         (38, counts),
-        (18, f"{capacity.graphs} graphs, one for padding"),
+        (18, f"{capacity.graphs} graphs, 1 for padding"),
     ):
         drawing.text(x - 10, top + tall - up, said, fill=TEAL, bold=True, anchor="end")
     return drawing

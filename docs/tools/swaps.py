@@ -16,13 +16,13 @@ def swaps() -> Drawing:
     before = [ids for ids in as_drawn(len(known), 32, seed=0) if len(ids) == 32]
     batcher = Batcher(known, plan, shuffle=True)
     after = [batch.ids for batch in batcher.epoch(0) if len(batch.ids) == 32]
-    drawing = Drawing(WIDTH, 412, "Nodes of every batch of an epoch, before and after the swaps")
+    drawing = Drawing(WIDTH, 432, "Nodes of every batch of an epoch, before and after the swaps")
     drawing.text(24, 30, "One epoch of ESOL, 32 molecules per batch", bold=True, size=15)
     told = f"nodes of each batch over (+) or under (-) the {limit} that a slot has room for"
     drawing.text(24, 50, told, fill=MUTED)
     reach = max(abs(int(known[ids, 0].sum()) - limit) for ids in before)
-    for top, name, batches in ((74, "drawn at random", before), (252, "after the swaps", after)):
-        left, middle, tall = 74, top + 84, 70
+    for top, name, batches in ((74, "drawn at random", before), (262, "after the swaps", after)):
+        left, middle, tall = 74, top + 94, 70
         found = [int(known[ids, 0].sum()) - limit for ids in batches]
         over, empty = sum(value > 0 for value in found), -sum(min(0, value) for value in found)
         share = empty / (limit * len(found))
