@@ -39,9 +39,9 @@ from staticgraph.memory.budget import MemoryBudget as MemoryBudget
 from staticgraph.memory.model import MemoryModel as MemoryModel
 from staticgraph.nn.bound import bound as bound
 from staticgraph.nn.convert import convert as convert
-from staticgraph.plans.by_memory import autosize_workers as autosize_workers
 from staticgraph.plans.choose import plan_buckets as plan_buckets
 from staticgraph.plans.plan import BucketPlan as BucketPlan
+from staticgraph.plans.worker_count import autosize_workers as autosize_workers
 from staticgraph.recording.recording import Recording as Recording
 from staticgraph.runner.auto import Auto as Auto
 from staticgraph.runner.exported import load_exported as load_exported

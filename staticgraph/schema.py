@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from staticgraph.text.some import some
+
 # "node", "edge", "graph", or the name of an axis.
 Level = str
 LEVELS: tuple[Level, ...] = ("node", "edge", "graph")
@@ -24,6 +26,8 @@ AxisKind = Literal["rows", "node", "edge"]
 AXIS_ARRAYS = ("mask", "batch", "ptr")
 POSITIONS = "pos"
 EDGE_INDEX = "edge_index"
+# The edges by node: where each node's begin by destination and by source, and the order by source.
+POINTERS = ("row_ptr", "col_ptr", "transpose")
 
 # Arrays that a batch keeps for itself have names that begin so, which no field's name does: they
 # stand beside the fields and can never be taken for one.
@@ -66,6 +70,8 @@ class Field:
             ``[2, rows]``. None for an attribute that PyG stacks instead of concatenating.
         counts: the levels whose rows the values count, one for each scalar of a row or one for
             all of them; ``""`` for a scalar that counts nothing. Empty for a field of plain values.
+        classes: what the values 0, 1, ... of a target are called, where the data has names for
+            them; else empty.
     """
 
     name: str
@@ -76,6 +82,7 @@ class Field:
     has_nan: bool = False
     cat_dim: int | None = 0
     counts: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:
@@ -108,7 +115,13 @@ class Field:
     def describe(self) -> str:
         """``float32 [9] per node``, for error messages and tables."""
         dims = ", ".join(map(str, (self.rows, *self.shape) if self.rows > 1 else self.shape))
-        return f"{self.dtype} [{dims}] per {self.level}"
+        named = f" ({some(self.classes)})" if self.classes else ""
+        return f"{self.dtype} [{dims}] per {self.level}{named}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        values = asdict(self)
+        return values if self.classes else {k: v for k, v in values.items() if k != "classes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +150,20 @@ class Schema:
 
     A schema with axes of the kind ``node`` is that of a heterogeneous data set: its batches have no
     ``edge_index`` and no ``batch`` but those of their types.
+
+    Attributes:
+        fields: in their order.
+        axes: rows of the data set's own.
+        molecules: nodes and edges are atoms and bonds with the features that this library gives a
+            SMILES, OGB's: a new graph may be given as one.
+
+    Raises:
+        ValueError: a field appears twice, or has a name that every batch keeps for itself.
     """
 
     fields: tuple[Field, ...]
     axes: tuple[Axis, ...] = ()
+    molecules: bool = False
 
     def __post_init__(self) -> None:
         names = [field.name for field in self.fields]
@@ -264,7 +287,9 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        values: dict[str, Any] = {"fields": [asdict(field) for field in self.fields]}
+        values: dict[str, Any] = {"fields": [field.to_dict() for field in self.fields]}
+        if self.molecules:
+            values["molecules"] = True
         if self.axes:
             values["axes"] = [asdict(axis) for axis in self.axes]
         return values
@@ -278,9 +303,10 @@ class Schema:
                     **field,
                     "shape": tuple(field["shape"]),
                     "counts": tuple(field.get("counts", ())),
+                    "classes": tuple(field.get("classes", ())),
                 }
             )
             for field in values["fields"]
         )
         axes = (Axis(**{**axis, "type": tuple(axis["type"])}) for axis in values.get("axes", ()))
-        return cls(tuple(fields), tuple(axes))
+        return cls(tuple(fields), tuple(axes), bool(values.get("molecules", False)))

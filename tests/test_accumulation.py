@@ -116,3 +116,41 @@ def test_an_averaged_model_is_evaluated_by_its_module(hiv):
     batch = batches_of(hiv, 1)[0]
     own = sg.StaticGraphRunner(model, CAPACITIES, "eager")
     assert torch.equal(runner.eval_step(batch).out, own.eval_step(batch).out)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_parameters_that_come_later_have_the_mean_too(hiv, every):
+    """A weight of the loss, and a layer of the model, given to the optimizer in mid-training."""
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    batches = [fixed(batch) for batch in batches_of(hiv, 6)]
+    scale, own = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
+
+    def loss(weight):
+        return lambda out, batch: bce(out, batch) * (-weight).exp() + weight
+
+    def grow(net, optimizer, weight):
+        net.head = torch.nn.Sequential(net.head, torch.nn.Linear(1, 1))
+        torch.nn.init.constant_(net.head[1].weight, 2.0)
+        torch.nn.init.zeros_(net.head[1].bias)
+        optimizer.add_param_group({"params": [*net.head[1].parameters(), weight]})
+
+    subject = sg.Subject(model, loss(scale), optimizers[0], accumulate=every, check_padding=False)
+    runner = sg.StaticGraphRunner(subject, CAPACITIES, "eager")
+    hand = sg.StaticGraphRunner(twin, CAPACITIES, "eager")
+    for number, batch in enumerate(batches):
+        if number == 2:
+            grow(model, optimizers[0], scale)
+            grow(twin, optimizers[1], own)
+        runner.step(batch)
+        if number % every == 0:
+            optimizers[1].zero_grad()
+        (sg.masked_mean(loss(own)(hand(batch), batch), batch) / every).backward()
+        if number % every == every - 1:
+            optimizers[1].step()
+    assert float(own) != 0
+    assert torch.allclose(scale, own, rtol=1e-5)
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(one, two, rtol=1e-5, atol=1e-6)

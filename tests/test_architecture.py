@@ -22,8 +22,8 @@ ROOT = Path(staticgraph.__file__).parent
 # The floors, lowest first: a room uses itself and what stands before it.
 ROOMS = (
     "errors",
-    "schema",
     "text",
+    "schema",
     "files",
     "internals",
     "sizes",
@@ -66,6 +66,7 @@ SLOW = "torch and PyG take seconds, and most that is done with a store needs nei
 KERNELS = "numba's loops are read from their cache only where kernels are asked for"
 NEWER = "not in every torch, on every platform or before the device's guard is loaded"
 INSIDE = {
+    ("datasets", "staticgraph.datasets.as_task"): SLOW,
     ("datasets", "staticgraph.datasets.npz"): SLOW,
     ("datasets", "staticgraph.datasets.pyg"): SLOW,
     ("datasets", "staticgraph.datasets.smiles"): SLOW,
@@ -242,3 +243,58 @@ def test_no_room_of_one_file():
         if (ROOT / name).is_dir():
             files = [path for path in (ROOT / name).rglob("*.py") if path.name != "__init__.py"]
             assert len(files) > 1, f"{name}/ has {len(files)} files"
+
+
+# Names with an underscore that others give their objects, and some class here gives its own, too.
+OF_OTHERS = {"_buffers", "_parameters", "_fields", "_schema", "_functions"}
+
+
+class Private(NamedTuple):
+    """A name with one underscore, said of ``self`` (made) or of another object (read)."""
+
+    name: str
+    line: int
+    made: bool
+
+
+def private_names(tree: ast.AST) -> list[Private]:
+    """Those of attributes and of functions in a file."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not own or isinstance(node.ctx, ast.Store):
+                found.append(Private(node.attr, node.lineno, own))
+        elif isinstance(node, ast.FunctionDef):
+            found.append(Private(node.name, node.lineno, True))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.append(Private(node.target.id, node.lineno, True))
+    return [item for item in found if item.name[:1] == "_" and item.name[:2] != "__"]
+
+
+def foreign(names: dict[str, list[Private]]) -> list[str]:
+    """What a module reads that only other rooms make."""
+    rooms: dict[str, set[str]] = {}
+    for module, items in names.items():
+        for item in items:
+            if item.made and item.name not in OF_OTHERS:
+                rooms.setdefault(item.name, set()).add(room(module))
+    return [
+        f"{module}:{item.line} reads {item.name}, which is private to {', '.join(sorted(made))}"
+        for module, items in names.items()
+        for item in items
+        if not item.made and (made := rooms.get(item.name)) and room(module) not in made
+    ]
+
+
+def test_no_room_reads_anothers_private_names():
+    assert foreign({m: private_names(ast.parse(MODULES[m].read_text())) for m in MODULES}) == []
+
+
+def test_a_private_name_of_another_room_is_seen():
+    made = private_names(ast.parse("class A:\n    def f(self):\n        self._x = 1"))
+    read = private_names(ast.parse("a._x.y"))
+    assert foreign({"steps.a": made, "runner.b": read}) == [
+        "runner.b:1 reads _x, which is private to steps"
+    ]
+    assert foreign({"steps.a": made, "steps.b": read}) == []

@@ -238,3 +238,14 @@ def test_models_written_by_hand_enter_the_notes_and_the_readme():
     assert "| model | operations of a step | times PyG, 1 thread | times PyG, 2 threads |" in told
     assert "| GINE | 200 to 90 | 2.50 (1.00 to 4.00) | 3.50 (1.00 to 4.00) |" in told
     assert "not measured" in fill_figures.with_tables(marked, {})
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_a_first_page_says_at_once_that_nothing_ran_on_a_gpu(page):
+    """As long as its figures of a GPU are not measured, before what would promise speed."""
+    root = Path(__file__).parents[1]
+    summary = (root / "README.md").read_text().partition("<!-- gpu:summary -->")[2]
+    if NOT_MEASURED in summary.partition("<!-- /gpu -->")[0]:
+        paragraphs = (root / page).read_text().split("\n\n")
+        text = next(p for p in paragraphs if not p.startswith(("#", "After this page")))
+        assert "Nothing has been measured on a GPU yet" in " ".join(text.replace("**", "").split())

@@ -263,3 +263,11 @@ def test_numbers_of_numpy_and_python_are_drawn_as_without_a_check():
             continue
         runs.append([*trained(model, loss, sgd(model), way), weights])
     equal(*runs)
+
+
+def test_an_attribute_is_no_global_of_the_same_name():
+    """``data.x`` beside a variable ``x`` of a notebook: only what is read as a global is held."""
+    space = {"x": torch.zeros(2), "scale": torch.ones(1), "inner": torch.ones(3)}
+    exec("def loss(out, data):\n return [(data.x * scale * inner) for _ in out]", space)
+    held = {id(tensor) for tensor in held_by(space["loss"]).tensors}
+    assert held == {id(space["scale"]), id(space["inner"])}

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.hetero_parity import plain, static
+from support.index_rules import Bipartite, Pair
 from support.parity import differences
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import BatchNorm, GATConv, GraphConv, SAGEConv, global_add_pool
@@ -15,15 +16,6 @@ from torch_geometric.utils import scatter
 
 import staticgraph as sg
 from staticgraph.errors import BadGraph
-
-
-class Bipartite(Data):
-    """PyG's example of mini-batching, word for word."""
-
-    def __inc__(self, key, value, *args, **kwargs):
-        if key == "edge_index":
-            return torch.tensor([[self.x_s.size(0)], [self.x_t.size(0)]])
-        return super().__inc__(key, value, *args, **kwargs)
 
 
 def bipartite(rng, kind=Bipartite, **more) -> Data:
@@ -235,17 +227,6 @@ def test_kernels_of_square_graphs_say_that_they_cannot():
     plan = sg.plan_buckets(store, batch_size=4)
     with pytest.raises(ValueError, match="graphs with one type of nodes"):
         sg.StaticLoader(store, plan, pointers=True)
-
-
-class Pair(Data):
-    """PyG's example of pairs of graphs, word for word: no edge_index, and no num_nodes."""
-
-    def __inc__(self, key, value, *args, **kwargs):
-        if key == "edge_index_s":
-            return self.x_s.size(0)
-        if key == "edge_index_t":
-            return self.x_t.size(0)
-        return super().__inc__(key, value, *args, **kwargs)
 
 
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer")

@@ -16,6 +16,7 @@ from support.patience import patience
 import staticgraph as sg
 from staticgraph import cli, models
 from staticgraph.cli import values
+from staticgraph.datasets import task_names
 from staticgraph.steps import modes
 from staticgraph.text import progress
 from staticgraph.training import train
@@ -70,6 +71,7 @@ def test_help_tells_the_truth_about_choices_and_defaults():
             shown = f"{value:g}" if isinstance(value, float) else value
             assert f"(default: {shown})" in options[name].help
     assert values.MODELS == models.NAMES
+    assert values.TASKS == task_names.TASKS
     assert all(name in options["model"].help for name in models.NAMES)
     assert options["compile_mode"].choices == modes.MODES
     assert options["pool"].choices == tuple(models.POOLS)
@@ -170,6 +172,22 @@ def test_errors_are_one_line_and_status_2(
     err = capsys.readouterr().err
     assert message in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("model", models.NAMES)
+def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, data, monkeypatch):
+    """And just those that the model itself refuses."""
+    store = sg.GraphStore.load(data)
+    monkeypatch.setattr("staticgraph.cli.train.look_for", lambda *_: sys.exit("loads"))
+    for hidden in (30, 32):
+        code: object = "loads"
+        try:
+            models.build(model, store, hidden=hidden, layers=1)
+        except ValueError:  # its features are fine, so it is the heads
+            code = 2
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["train", "--data", "a.npz", "--model", model, "--hidden", str(hidden)])
+        assert stopped.value.code == code
 
 
 @pytest.mark.parametrize(

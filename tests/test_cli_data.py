@@ -59,7 +59,7 @@ def test_columns_of_a_table_are_chosen(words, monkeypatch, capsys):
     monkeypatch.setattr(Table, "of", lambda *a, **k: opened.append(of(*a, **k)) or opened[0])
     assert status_of([*words, "--data", "m.csv", "--target", "b", "a"]) in (0, None)
     (found,) = opened
-    targets = found.targets if isinstance(found, Table) else found.columns["y"][:2].tolist()
+    targets = found.target.columns if isinstance(found, Table) else found.columns["y"][:2].tolist()
     assert targets in (("b", "a"), [[1, 0.5], [0, 1]])
     assert "predicts" not in capsys.readouterr().err
 

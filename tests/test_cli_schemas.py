@@ -12,6 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from support.command import status_of
 from support.command_words import BASES, make_place
+from support.schemas import schema_of
 
 from staticgraph import cli
 from staticgraph.dryrun.report import Cause, DryRun, Run
@@ -36,10 +37,6 @@ PRINTED = {
     "train-large node": "train-large",
 }
 MORE = {"plan limits": ["--certify"], "train": ["--epochs", "2"], "bench": ["--eager"]}
-
-
-def schema_of(name: str) -> dict[str, Any]:
-    return json.loads((DOCS / "schemas" / f"{name}.json").read_text())
 
 
 @pytest.fixture(scope="module")

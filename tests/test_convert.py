@@ -75,7 +75,7 @@ def test_a_table_in_stretches_is_the_table(tmp_path, capsys):
     assert (told["graphs"], told["split train"]) == (5, 3)
     assert_same_files(sg.GraphStore.load(tmp_path / "c"), expected)
     one = Table.of(path, "b")
-    assert (one.graphs, one.targets) == (5, ("b",))
+    assert (one.graphs, one.target.columns) == (5, ("b",))
 
 
 @pytest.mark.parametrize(

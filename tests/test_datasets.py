@@ -231,7 +231,7 @@ class NotData:
         ([NotData()], "or holds other objects as well"),
         ([], "g is empty"),
         ((1, 2), "holds a tuple; expected a list of torch_geometric.data.Data"),
-        ([torch.ones(3)], "item 0 of g is a Tensor; expected torch_geometric.data.Data"),
+        ([torch.ones(3)], "item 0 of g is of type Tensor; expected torch_geometric.data.Data"),
     ],
 )
 def test_a_file_of_something_else(tmp_path, content, message):
@@ -255,6 +255,11 @@ def test_a_name_that_comes_with_the_package(tmp_path, monkeypatch):
     store = datasets.open("esol")
     assert len(store) == 1128
     assert set(store.splits) == {"train", "val", "test"}
+    (tmp_path / "esol").mkdir()
+    (tmp_path / "esol" / "report.json").touch()
+    assert len(datasets.open("esol")) == 1128, "a folder of that name with something else in it"
+    (tmp_path / "esol" / "report.json").unlink()
+    (tmp_path / "esol").rmdir()
     GraphStore.from_pyg([store[0], store[1]]).save(tmp_path / "esol")
     assert len(datasets.open("esol")) == 2
     (tmp_path / "elsewhere").mkdir()

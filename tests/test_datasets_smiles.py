@@ -82,7 +82,7 @@ def test_targets_that_were_chosen_are_named(chem, tmp_path, capsys, read):
     if read is datasets.open:
         np.testing.assert_array_equal(found.columns["y"], np.array([[1, 2.5], [2, np.nan]]))
     else:
-        assert found.targets == ("id", "logP")
+        assert found.target.columns == ("id", "logP")
     read(tmp_path / "m.csv", target="logP", progress=True)
     assert capsys.readouterr().err == ""
 

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.graphs import double_graphs
 from support.places import mode_of
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import DenseGCNConv, dense_diff_pool
@@ -18,18 +19,7 @@ CAPACITY = (45, 131, 8)
 
 
 def graphs(count: int = 12) -> list[Data]:
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for number in range(count):
-        n = 3 + number % 5
-        made.append(
-            Data(
-                x=torch.randn(n, 4, generator=generator).double(),
-                edge_index=torch.randint(n, (2, 2 * n + 1), generator=generator),
-                y=torch.randn(1, 1, generator=generator).double(),
-            )
-        )
-    return made
+    return double_graphs(3 + number % 5 for number in range(count))
 
 
 class DiffPool(torch.nn.Module):

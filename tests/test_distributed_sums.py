@@ -34,7 +34,7 @@ def _reduced(buffer_bytes: int) -> list:
     own = [None if p.grad is None else p.grad.double().clone() for p in made]
     addresses = [p.grad.data_ptr() for p in made[:3]]
     share = Share(torch.tensor(6.0 + ranks.rank).double(), torch.tensor(0.25 * (1 + ranks.rank)))
-    reduction = Reduction(made, ranks, buffer_bytes=buffer_bytes)
+    reduction = Reduction(lambda: made, ranks, buffer_bytes=buffer_bytes)
     for _ in range(2):  # a second step finds nothing of the first
         for parameter, grad in zip(made, own, strict=True):
             if grad is None:
@@ -69,7 +69,7 @@ def _sparse() -> str:
     table = nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match="sparse=False") as caught:
-        Reduction(table.parameters(), Ranks.of())(Share(torch.ones(()), torch.ones(())), 0)
+        Reduction(table.parameters, Ranks.of())(Share(torch.ones(()), torch.ones(())), 0)
     return str(caught.value)
 
 

@@ -1,8 +1,10 @@
-"""A reader finds what each public function is for, Triton kernels and layers included."""
+"""A reader finds what each public function is for, Triton kernels and layers included, and which
+exceptions it raises; what the words name is there."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,3 +70,173 @@ class _Hidden:
     def forward(self): ...
 '''
     assert [name for _, name in without_words(source)] == ["unsaid", "forward"]
+
+
+# What Python itself asks of these.
+PROTOCOL = {"__getattr__", "__setattr__", "__getitem__"}
+
+
+def raised_in(node: ast.AST) -> Iterator[str]:
+    """The exceptions that a function makes itself and does not catch again."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function | ast.Lambda | ast.ClassDef):
+            continue
+        if isinstance(child, ast.Try) and child.handlers:
+            for part in (*child.handlers, *child.orelse, *child.finalbody):
+                yield from raised_in(part)
+            continue
+        if isinstance(child, ast.Raise) and isinstance(child.exc, ast.Call):
+            yield ast.unparse(child.exc.func).rpartition(".")[2]
+        yield from raised_in(child)
+
+
+def callables(node: ast.AST, words: str = "") -> Iterator[tuple[Function, str]]:
+    """Public functions, methods and constructors, each with the words that a reader finds: those of
+    a constructor stand at its class."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            if not child.name.startswith("_"):
+                yield from callables(child, ast.get_docstring(child) or "")
+        elif isinstance(child, Function):
+            own = ast.get_docstring(child) or ""
+            if child.name in ("__init__", "__post_init__"):
+                yield child, words + own
+            elif child.name.startswith("__") or not child.name.startswith("_"):
+                yield child, own
+
+
+def unsaid_errors(source: str) -> list[tuple[int, str, str]]:
+    """Line, function and exception, wherever the words do not name it, nor say where they are."""
+    return [
+        (function.lineno, function.name, error)
+        for function, words in callables(ast.parse(source))
+        for error in dict.fromkeys(raised_in(function))
+        if error[0].isupper()  # else a function that makes one
+        and error not in words
+        and "what it raises" not in words
+        and function.name not in PROTOCOL
+        and error != "AssertionError"
+    ]
+
+
+def test_public_functions_say_what_they_raise():
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {name} does not say that it raises {error}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for line, name, error in unsaid_errors(path.read_text())
+    ]
+    assert found == []
+
+
+def test_an_error_that_is_not_said_is_seen():
+    source = '''
+def said():
+    """Raises ValueError."""
+    raise ValueError("no")
+
+def unsaid():
+    """Does it."""
+    if True:
+        raise TypeError("no")
+
+def caught():
+    """Does it."""
+    try:
+        raise KeyError("no")
+    except KeyError:
+        return
+
+class Checked:
+    """Raises TypeError."""
+    def __post_init__(self):
+        raise TypeError("no")
+    def method(self):
+        """Does it."""
+        raise TypeError("no")
+'''
+    found = [(name, error) for _, name, error in unsaid_errors(source)]
+    assert found == [("unsaid", "TypeError"), ("method", "TypeError")]
+
+
+def named(words: str, section: str) -> list[str]:
+    """What a section of a docstring describes: ``a, b: words`` are two."""
+    found = re.search(rf"^{section}:\n((?:(?: {{4}}.*)?\n)*)", words + "\n", re.MULTILINE)
+    entries = re.findall(r"^ {4}([*\w]+(?:, [*\w]+)*):", found[1] if found else "", re.MULTILINE)
+    return [name.lstrip("*") for entry in entries for name in entry.split(", ")]
+
+
+def parameters_of(function: Function) -> set[str]:
+    """The names of a function's parameters."""
+    given = function.args
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    return {one.arg for one in every if one is not None}
+
+
+def attributes_of(kind: ast.ClassDef) -> set[str]:
+    """What a class defines, annotates or sets on itself."""
+    found = set()
+    for node in ast.walk(kind):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, Function | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def not_there(source: str) -> list[tuple[int, str, str]]:
+    """Line, function or class, and each name that its words describe and it does not have."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, Function):
+            has = {"Args": parameters_of(node)}
+        elif isinstance(node, ast.ClassDef):
+            made = [f for f in node.body if isinstance(f, Function) and f.name == "__init__"]
+            own = attributes_of(node)
+            has = {"Args": set().union(*map(parameters_of, made)) or own, "Attributes": own}
+        else:
+            continue
+        words = ast.get_docstring(node) or ""
+        for section, names in has.items():
+            missing = (name for name in named(words, section) if name not in names)
+            found += [(node.lineno, node.name, name) for name in missing]
+    return found
+
+
+def test_words_name_parameters_and_attributes_that_are_there():
+    found = [
+        f"{path.relative_to(ROOT)}:{line} {owner} has no {name}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for line, owner, name in not_there(path.read_text())
+    ]
+    assert found == []
+
+
+def test_a_name_that_is_gone_is_seen():
+    source = '''
+def run(x, *rest):
+    """Runs.
+
+    Args:
+        x, y: numbers.
+        rest: others.
+    """
+
+class Kept:
+    """Keeps.
+
+    Args:
+        size: of it.
+
+    Attributes:
+        here: is there.
+        gone: was there.
+    """
+    def __init__(self, size):
+        self.here = size
+'''
+    assert [(owner, name) for _, owner, name in not_there(source)] == [
+        ("run", "y"),
+        ("Kept", "gone"),
+    ]

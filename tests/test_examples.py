@@ -23,6 +23,7 @@ SMALL = {
     "branching": {"programs": 64, "width": 16},
     "virtual_node": {"molecules": 96, "width": 16},
     "own_layer": {"molecules": 128, "width": 8},
+    "traffic": {"windows": 128, "width": 16},
     "with_lightning": {"molecules": 128, "width": 8},
 }
 

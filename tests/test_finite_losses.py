@@ -108,7 +108,7 @@ def test_a_recording_whose_check_is_off_notes_nothing(store):
     runner = runner_of(store, "cuda-graph", check_finite=0)
     runner.step(batch_of(store, 6))
     runner.check_finite()
-    assert not runner._steps.finite._flags
+    assert not runner.steps.finite._flags
 
 
 def test_warming_up_leaves_no_flag(store):

@@ -178,8 +178,8 @@ def graph(nodes: int = 3, **fields) -> Data:
     ("graphs", "message"),
     [
         ([], "list is empty: a store needs at least one graph"),
-        ([graph(), (1, 2)], "item 1 of list is a tuple; expected torch_geometric.data.Data"),
-        ([graph(), HeteroData()], "item 1 of list is a HeteroData; expected"),
+        ([graph(), (1, 2)], "item 1 of list is of type tuple; expected torch_geometric.data.Data"),
+        ([graph(), HeteroData()], "item 1 of list is of type HeteroData; expected"),
         (
             [graph(), graph(x=None)],
             "graph 1 has no 'x', which graph 0 has; add it to every graph, or pass exclude=['x']",

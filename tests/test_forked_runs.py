@@ -26,7 +26,7 @@ import sys
 import pytest
 from support import forked_runs
 
-forked_runs._make_what_all_need = lambda: None
+forked_runs._make_what_all_need = lambda items: None
 sys.exit(pytest.main([*sys.argv[1:], "-p", "no:cacheprovider"], plugins=[forked_runs]))
 """
 FILE = """

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.index_rules import Clusters, Triplets
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
@@ -19,15 +20,6 @@ from staticgraph.cli import values
 from staticgraph.files.atomic import save_figure
 from staticgraph.schema import Axis
 from staticgraph.sizes.reserves import with_reserves
-
-
-class Clusters(Data):
-    """Nodes put into clusters that nothing has rows of."""
-
-    def __inc__(self, key, value, *args, **kwargs):
-        if key == "cluster_index":
-            return torch.tensor([[self.num_nodes], [self.num_clusters]])
-        return super().__inc__(key, value, *args, **kwargs)
 
 
 def graph(nodes: int = 2, **more) -> Data:
@@ -287,14 +279,6 @@ def test_one_node_one_edge_and_one_cluster():
     levels = {"cluster_index": "node", "num_clusters": "graph"}
     store = sg.GraphStore.from_pyg([data, data.clone()], levels=levels, progress=False)
     assert store.schema["cluster_index"].counts == ("node", "clusters")
-
-
-class Triplets(Data):
-    def __inc__(self, key, value, *args, **kwargs):
-        return self.num_edges if key == "triplets" else super().__inc__(key, value, *args, **kwargs)
-
-    def __cat_dim__(self, key, value, *args, **kwargs):
-        return 1 if key == "triplets" else super().__cat_dim__(key, value, *args, **kwargs)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,16 @@ from fuzz.subjects import SUBJECTS
 from hypothesis import strategies as st
 
 
-# Not the compiled one, which takes ten seconds: `make fuzz` has a round of it every time.
 @pytest.mark.parametrize("name", [name for name in SUBJECTS if name != "compiled"])
 def test_a_few_cases(name):
     SUBJECTS[name].round(seed=1, examples=min(4, SUBJECTS[name].examples))
+
+
+# The compiled one takes long for each case: `make fuzz` has some of it every time.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SUBJECTS if name != "compiled"])
+def test_a_round_of_cases(name):
+    SUBJECTS[name].round(seed=2)
 
 
 def failing(case: int) -> None:

@@ -45,11 +45,10 @@ def loss(out, batch):
 
 
 PATHS = ["size-classed", "flex", "varlen", "kernel", "auto"]
-# On a CPU both compiled modes run what was traced, which is the same: once by each path.
+# On a CPU torch records nothing, and both compiled modes run the same: once by each path.
 TRAINED = [
     *((DEVICES[0], path, mode) for path in PATHS for mode in ("default", "reduce-overhead")),
     *(("cpu", path, "default") for path in PATHS),
-    ("cpu", "auto", "reduce-overhead"),
     *((device, path, "cuda-graph") for device in DEVICES for path in PATHS),
 ]
 

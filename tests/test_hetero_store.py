@@ -169,7 +169,7 @@ def changed(graph: HeteroData, **fields) -> HeteroData:
 
 def test_odd_graphs_are_named(molecules):
     first = molecules[0]
-    with pytest.raises(BadGraph, match="item 1 of list is a Data; expected HeteroData"):
+    with pytest.raises(BadGraph, match="item 1 of list is of type Data; expected HeteroData"):
         sg.GraphStore.from_pyg([first, Data(x=torch.ones(2, 1))])
     with pytest.raises(BadGraph, match=r"'atom.x' has 3 rows in graph 1, which has 5 of atom"):
         sg.GraphStore.from_pyg([first, changed(first, x=torch.ones(3, 9), num_nodes=5)])

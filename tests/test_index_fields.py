@@ -12,48 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.hetero_parity import plain, poisoned, static
+from support.index_rules import Clusters, Pair, Triplets
 from support.parity import differences
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATConv, GCNConv, global_add_pool
 from torch_geometric.utils import scatter
 
 import staticgraph as sg
+from staticgraph.batches.field_mask import field_mask
 from staticgraph.errors import BadGraph, PlanMismatch
-
-
-class Triplets(Data):
-    """Pairs of edges that share a node, as in DimeNet: values that count edges."""
-
-    def __inc__(self, key, value, *args, **kwargs):
-        return self.num_edges if key == "triplets" else super().__inc__(key, value, *args, **kwargs)
-
-    def __cat_dim__(self, key, value, *args, **kwargs):
-        return 1 if key == "triplets" else super().__cat_dim__(key, value, *args, **kwargs)
-
-
-class Pair(Data):
-    """Two graphs and what joins them: PyG's own example of a bipartite increment."""
-
-    def __inc__(self, key, value, *args, **kwargs):
-        if key == "edge_index_s":
-            return self.x_s.size(0)
-        if key == "edge_index_t":
-            return self.x_t.size(0)
-        if key == "assignment_index":
-            return torch.tensor([[self.x_s.size(0)], [self.x_t.size(0)]])
-        return super().__inc__(key, value, *args, **kwargs)
-
-
-class Clusters(Data):
-    """Nodes put into clusters, of which there is no field but their number."""
-
-    def __inc__(self, key, value, *args, **kwargs):
-        if key == "cluster_index":
-            return torch.tensor([[self.num_nodes], [self.num_clusters]])
-        return super().__inc__(key, value, *args, **kwargs)
-
-    def __cat_dim__(self, key, value, *args, **kwargs):
-        return None if key == "cell" else super().__cat_dim__(key, value, *args, **kwargs)
 
 
 def ints(rng, high: int, *shape: int) -> torch.Tensor:
@@ -132,7 +99,7 @@ def sorted_edges(data: Data) -> Data:
 
 
 def real(batch: sg.StaticBatch, field) -> torch.Tensor:
-    mask = batch[f"{field.level}_mask"].repeat_interleave(field.rows)
+    mask = field_mask(batch, field)
     return batch[field.name].movedim(field.cat_dim or 0, 0)[mask].movedim(0, field.cat_dim or 0)
 
 
@@ -147,7 +114,7 @@ def assert_points_at_padding(batch: sg.StaticBatch) -> None:
     for field in batch.layout.schema:
         if not field.counts:
             continue
-        mask = batch[f"{field.level}_mask"].repeat_interleave(field.rows)
+        mask = field_mask(batch, field)
         rows = batch[field.name].movedim(field.cat_dim or 0, 0).reshape(len(mask), -1)[~mask]
         levels = field.counts * (field.width if len(field.counts) == 1 else 1)
         for place, level in enumerate(levels):

@@ -170,6 +170,23 @@ def test_versions_count_writes():
     assert dispatch.version_of(x) == before + 1
 
 
+def test_a_value_that_returns_is_no_write_to_autograd():
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp() * x
+    before = x.detach().clone()
+    with torch.inference_mode():
+        apart = torch.zeros(1)
+    returning = dispatch.preserved_versions([x, apart])
+    version = dispatch.version_of(x)
+    with torch.no_grad():
+        x.add_(1)
+        with returning:
+            x.copy_(before)
+    assert dispatch.version_of(x) == version
+    y.sum().backward()
+    assert torch.allclose(x.grad, 2 * before.exp())
+
+
 def test_a_trace_is_that_of_this_thread():
     """torch's own question is answered with yes while any thread compiles."""
     compiling, seen = threading.Event(), threading.Event()

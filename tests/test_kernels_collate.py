@@ -86,7 +86,7 @@ def test_compiles_for_hopper_in_two_launches_without_atomics(name, pointers, mon
 
 
 def test_operations_of_the_reference(esol):
-    """What two launches stand for: published in docs/datasets.md."""
+    """What two launches stand for: published in docs/ondevice.md."""
     layout = layout_for(esol, range(20))
     tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
     arguments = collate_arguments(esol.to("cpu"), layout, tensors)

@@ -214,6 +214,7 @@ ARGUMENTS = {
         torch.tensor([0, 1, 3]).int(),
         torch.tensor([1, 0, 2]).int(),
         torch.tensor([0.5]),
+        torch.randn(3),
         "relu_add",
         False,
     ),

@@ -68,7 +68,7 @@ def compare(model: Model) -> nn.Module:
 def known(model: Model) -> sg.StaticGraphRunner:
     """A runner that has no run left but those it is called for."""
     runner = sg.StaticGraphRunner(sg.Subject(model, forward=call, check_padding=False), [CAPACITY])
-    runner._computation.known(BATCH)
+    runner.steps.computation.known(BATCH)
     return runner
 
 
@@ -114,12 +114,6 @@ def test_a_pool_is_plain_pygs(name):
     assert not [operator for operator in done if "scatter" in operator or "index_add" in operator]
 
 
-def weight_with_gradient(model):
-    model.edges = "weight"
-    weight = torch.ones(CAPACITY[1], dtype=torch.float64, requires_grad=True)
-    return lambda m, b: m(b.x, b.edge_index, b.edge_attr, weight, b.batch)
-
-
 def other_edges(model):
     return lambda m, b: m(b.x, b.edge_index.clone(), b.edge_attr, b.edge_weight, b.batch)
 
@@ -134,7 +128,6 @@ def as_it_is(model):
 
 
 STOCK = {
-    "gradient": (lambda: Model(gcn()), weight_with_gradient, "no derivative by edge_weight"),
     "not its edges": (lambda: Model(gcn()), other_edges, "not the batch's own"),
     "mean": (lambda: Model(gcn(aggr="mean")), as_it_is, "aggr='mean'"),
     "largest": (lambda: Model(gcn(normalize=False, aggr="max"), "weight"), as_it_is, "aggr='max'"),
@@ -226,6 +219,22 @@ class OtherWeights(Model):
 def test_layers_with_different_weights_do_not_share_degrees():
     torch.manual_seed(0)
     compare(OtherWeights(gcn()))
+
+
+class LearntWeights(OtherWeights):
+    """Weights of edges that get a gradient, one of two layers' twice."""
+
+    def __init__(self, conv):
+        super().__init__(conv)
+        self.scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+
+    def forward(self, x, edge_index, edge_attr, edge_weight, batch):
+        return super().forward(x, edge_index, edge_attr, edge_weight * self.scale, batch)
+
+
+def test_weights_of_edges_are_learnt():
+    torch.manual_seed(0)
+    compare(LearntWeights(gcn()))
 
 
 def test_a_pool_by_another_vector_is_the_stock_one():

@@ -35,6 +35,7 @@ ORDER = torch.zeros(EDGES, dtype=torch.int32)
 INDEX = torch.zeros(NODES, 3, dtype=torch.int64)
 OFFSETS = torch.zeros(4, dtype=torch.int64)
 COUNT = torch.tensor(NODES)
+PER_EDGE = torch.ones(EDGES)
 ONES, SEED = torch.ones(WIDTH), torch.tensor([1])
 # Three blocks of 128 threads on a multiprocessor of 65,536 registers.
 MOST_REGISTERS = 168
@@ -46,19 +47,19 @@ PLACES = torch.zeros(NODES, dtype=torch.int64)
 # x [23, 300], e [61, 300] -> what a kernel's file launches.
 BOTH_WAYS = {
     "neighbour_sum": lambda x, e: (
-        neighbour.forward(x, e, None, ENDS, PTR, None, "relu_add", False),
+        neighbour.forward(x, e, None, ENDS, PTR, None, PER_EDGE, "relu_add", False),
         neighbour.backward(
-            x, x, e, None, ENDS, PTR, PTR, ORDER, None, x, e, "relu_add", False, False
+            x, x, e, None, ENDS, PTR, PTR, ORDER, None, PER_EDGE, x, e, "relu_add", False, False
         ),
     ),
     "neighbour_sum of a table": lambda x, e: (
-        neighbour.forward(x, x, ENDS, ENDS, PTR, ONES, "multiply", True),
+        neighbour.forward(x, x, ENDS, ENDS, PTR, ONES, None, "multiply", True),
         neighbour.backward(
-            x, x, x, ENDS, ENDS, PTR, PTR, ORDER, ONES, None, None, "multiply", True, False
+            x, x, x, ENDS, ENDS, PTR, PTR, ORDER, ONES, None, None, None, "multiply", True, False
         ),
     ),
     "neighbour_sum of a table, edge by edge": lambda x, e: neighbour.backward(
-        x, x, x, ENDS, ENDS, PTR, PTR, ORDER, ONES, x, e.float(), "relu_add", False, True
+        x, x, x, ENDS, ENDS, PTR, PTR, ORDER, ONES, None, x, e.float(), "relu_add", False, True
     ),
     "table_sum": lambda x, e: (
         table.forward(INDEX, OFFSETS, x),

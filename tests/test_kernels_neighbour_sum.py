@@ -24,7 +24,9 @@ from staticgraph.kernels.neighbour_sum import (
     width=st.sampled_from([1, 2, 3, 4, 5, 8, 19]),
     mean=st.booleans(),
     eps=st.sampled_from([None, 0.0, 0.4, -1.0]),
-    operand=st.sampled_from(["none", "scalar", "fixed", "edge", "relu", "table", "relu table"]),
+    operand=st.sampled_from(
+        ["none", "scalar", "fixed", "edge", "relu", "table", "relu table", "weighed relu"]
+    ),
 )
 def test_neighbour_sum(graph, dtype, width, mean, eps, operand):
     nodes, src, dst, *pointers = graph
@@ -37,14 +39,14 @@ def test_neighbour_sum(graph, dtype, width, mean, eps, operand):
         edge = torch.randn((rows,) if single else (rows, width)).to(dtype)
     kind = "copy" if edge is None else "relu_add" if "relu" in operand else "multiply"
     self_eps = None if eps is None else torch.tensor([eps])
+    weight = torch.randn(len(src)).to(dtype) if "weighed" in operand else None
+    options = {"code": code, "self_eps": self_eps, "weight": weight, "transform": kind}
 
     def kernel(x, edge=None):
-        return neighbour_sum(
-            x, edge, src, dst, *pointers, code=code, self_eps=self_eps, transform=kind, mean=mean
-        )
+        return neighbour_sum(x, edge, src, dst, *pointers, mean=mean, **options)
 
     def reference(x, edge=None):
-        return neighbour_sum_reference(x, edge, code, src, dst, self_eps, kind, mean)
+        return neighbour_sum_reference(x, edge, code, src, dst, self_eps, kind, mean, weight)
 
     x = torch.randn(nodes, width).to(dtype)
     terms = 4 + len(src) + width
@@ -96,6 +98,11 @@ def test_neighbour_sum_keeps_a_nan_and_refuses_a_wrong_operand():
     assert out.isnan().all()
     with pytest.raises(ValueError, match="'relu_add' needs an edge operand"):
         neighbour_sum(x, None, one, one, *pointers, transform="relu_add")
+    with pytest.raises(ValueError, match="weights of messages are for 'relu_add'"):
+        neighbour_sum(x, None, one, one, *pointers, weight=x[:, 0])
+    trained = torch.ones(1, requires_grad=True)
+    with pytest.raises(ValueError, match="requires_grad=True; weights"):
+        neighbour_sum(x, x, one, one, *pointers, weight=trained, transform="relu_add")
     with pytest.raises(ValueError, match="choose one of copy, multiply, relu_add"):
         neighbour_sum(x, None, one, one, *pointers, transform="max")
 

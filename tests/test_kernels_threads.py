@@ -49,7 +49,10 @@ def with_gradients(out: Tensor, *inputs: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("nodes", [7, 700])
 @pytest.mark.parametrize(
     ("transform", "coded"),
-    [("copy", False), *((t, coded) for t in ("multiply", "relu_add") for coded in (False, True))],
+    [
+        ("copy", False),
+        *((t, coded) for t in ("multiply", "relu_add", "weighed") for coded in (False, True)),
+    ],
 )
 def test_sums_over_neighbours(nodes, transform, coded):
     torch.manual_seed(0)
@@ -58,9 +61,12 @@ def test_sums_over_neighbours(nodes, transform, coded):
     code = torch.randint(5, (3 * nodes,)) if coded else None
     edge = torch.randn(5 if coded else 3 * nodes, 24, requires_grad=True)
     operand = None if transform == "copy" else edge
+    options = {"code": code, "transform": transform, "mean": True}
+    if transform == "weighed":
+        options |= {"transform": "relu_add", "weight": torch.rand(3 * nodes)}
 
     def summed() -> list[Tensor]:
-        out = neighbour_sum(x, operand, *pointers, code=code, transform=transform, mean=True)
+        out = neighbour_sum(x, operand, *pointers, **options)
         return with_gradients(out, *((x,) if operand is None else (x, edge)))
 
     on_each_number(summed)
@@ -90,6 +96,20 @@ def test_sums_of_gcn(nodes):
     def summed() -> list[Tensor]:
         root, own = gcn_degrees(pointers[0], pointers[2], None, 1.0, True, x.detach())
         return with_gradients(gcn_sum(x, root, own, *pointers, bias=bias), x, bias)
+
+    on_each_number(summed)
+
+
+@pytest.mark.parametrize("nodes", [7, 700])
+def test_sums_of_gcn_with_learnt_weights(nodes):
+    torch.manual_seed(0)
+    pointers = random_graph(nodes, 3 * nodes)
+    x = torch.randn(nodes, 24, requires_grad=True)
+    weight = torch.rand(3 * nodes, requires_grad=True)
+
+    def summed() -> list[Tensor]:
+        root, own = gcn_degrees(pointers[0], pointers[2], weight, 1.0, True, x.detach())
+        return with_gradients(gcn_sum(x, root, own, *pointers, weight=weight), x, weight)
 
     on_each_number(summed)
 

@@ -91,9 +91,17 @@ FLAGS |= {
     "PIECES": 3,
     "CHUNKS": 64,
 }
-FLAGS |= {"GATED": True, "GIVEN": True}
+FLAGS |= {"GATED": True, "GIVEN": True, "WEIGHTED": True}
 GINE = {**SHAPES, **FLAGS, "TRANSFORM": 2, "JOINED": True, "CUMULATIVE": False}
-GCN = {**GINE, "CODED": False, "SCALAR": True, "SCALED": False, "MEAN": True, "TRANSFORM": 1}
+GCN = {
+    **GINE,
+    "CODED": False,
+    "SCALAR": True,
+    "SCALED": False,
+    "MEAN": True,
+    "TRANSFORM": 1,
+    "WEIGHTED": False,
+}
 KERNELS = [
     neighbour.forward_kernel,
     neighbour.backward_kernel,

@@ -41,6 +41,8 @@ KERNELS = [
     (gcn.degrees_kernel, {"own": "*fp32"}),
     (gcn.forward_kernel, {"own": "*fp32"}),
     (gcn.backward_kernel, {"own": "*fp32"}),
+    (gcn.weights_kernel, {"own": "*fp32", "down": "*fp32", "droot": "*fp32"}),
+    (gcn.degrees_backward_kernel, {"down": "*fp32", "droot": "*fp32"}),
     (attention.forward_kernel, {}),
     (attention.sources_kernel, WIDE_SCORES),
     (attention.targets_kernel, WIDE_SCORES),

@@ -18,10 +18,11 @@ from support.forked_python import forked_python
 from support.lightning_modules import InParts, Whole, made
 from support.patience import patience
 from torch import nn
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
+from staticgraph.batches.real_batch import RealBatch
 
 pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
 import lightning.pytorch as pl
@@ -186,6 +187,58 @@ def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path
         trainer_of(tmp_path, **options).fit(module, datamodule=data)
     by_hand(twin, data, epochs=1)
     assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+
+
+class Views(Whole):
+    """Two views of a batch, as contrastive learning makes them, by a clone and by a copy."""
+
+    def training_step(self, batch, batch_idx):
+        first, second = batch.clone(), copy.copy(batch)
+        first.x, second.x = batch.x.float() * 0.5, batch.x.float() * 2
+        one, two = self(first), self(second)
+        loss = F.mse_loss(one, two) + F.mse_loss(one, first.y)
+        self.losses.append(loss.detach())
+        return loss
+
+
+class FewerEdges(Whole):
+    """Bonds left out before the model is called: no bucket has so many."""
+
+    def training_step(self, batch, batch_idx):
+        kept = batch.edge_attr[:, 0] > 0
+        batch.edge_index, batch.edge_attr = batch.edge_index[:, kept], batch.edge_attr[kept]
+        loss = F.mse_loss(self(batch), batch.y)
+        self.losses.append(loss.detach())
+        return loss
+
+
+@pytest.mark.parametrize("kind", [Views, FewerEdges])
+def test_a_batch_is_copied_and_changed_as_pygs(esol, tmp_path, kind):
+    module, twin, data = made(kind), made(kind), data_of(esol)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+    told = [str(w.message) for w in caught if "runs as plain PyG" in str(w.message)]
+    assert len(told) == (kind is FewerEdges)
+    by_hand(twin, data, epochs=1)
+    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+
+
+def test_what_is_set_on_a_type_is_what_a_model_gets():
+    graphs = []
+    for number in range(4):
+        graph = HeteroData()
+        graph["a"].x, graph["b"].x = torch.ones(2 + number, 3), torch.ones(1, 2)
+        graph["a", "to", "b"].edge_index = torch.tensor([[0, 1], [0, 0]])
+        graphs.append(graph)
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    plan = sg.plan_buckets(store, batch_size=2)
+    batch = RealBatch(next(iter(sg.StaticLoader(store, plan))))
+    assert batch.x_dict["a"].sum() > 0
+    batch["a"].x = batch["a"].x * 2
+    assert (batch.x_dict["a"] == 2).all()
+    assert (batch.whole().x_dict["a"][: len(batch["a"].x)] == 2).all()
+    assert (batch.clone()["a"].x == 2).all()
 
 
 def test_a_table_with_as_many_rows_as_a_batch_has_graphs_is_no_rows_of_it(esol, tmp_path):

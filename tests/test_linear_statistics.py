@@ -152,7 +152,7 @@ def run(model, store, padding: float = 1.0, capacity=CAPACITY, dtype=torch.bfloa
     batch.x[~batch.node_mask] = int(padding)
     out = runner(batch)[batch.graph_mask]
     out.float().square().mean().backward()
-    (function,) = runner._steps.compiled._functions.values()
+    (function,) = runner.steps.compiled._functions.values()
     grads = [p.grad for p in model.parameters()]
     return [out.detach(), *grads, *model.buffers()], function.captured
 

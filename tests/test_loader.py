@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from itertools import chain
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import staticgraph as sg
+from staticgraph.batches.loader_options import ELSEWHERE
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +162,33 @@ def test_oversize_graphs_get_a_bucket_or_are_skipped(esol):
     fits = np.flatnonzero((esol.sizes <= (29, 80)).all(1)).tolist()
     assert kept == fits
     assert skipping.batcher.stats.skipped == len(esol) - len(fits)
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("drop_last", "leave it out: the last batch has the shape of the others"),
+        ("batch_size", "plan_buckets(store, batch_size=...)"),
+        ("collate_fn", "transform= changes each before it is used"),
+        ("numworkers", "did you mean num_workers=?"),
+        ("unheard_of", "it has device, exact, follow_batch, indices"),
+    ],
+)
+def test_an_option_that_there_is_not_is_named_with_the_remedy(esol, plan, option, remedy):
+    runner = sg.StaticGraphRunner(torch.nn.Linear(1, 1), plan, "eager")
+    for made in (
+        lambda: sg.StaticLoader(esol, plan, **{option: True}),
+        lambda: runner.loader(esol, **{option: True}),
+    ):
+        with pytest.raises(TypeError) as caught:
+            made()
+        assert str(caught.value).startswith(f"a StaticLoader has no {option}=: ")
+        assert remedy in str(caught.value)
+
+
+def test_options_of_torchs_loader_are_all_answered(esol, plan):
+    """Each has a remedy of its own, or is an option here, too."""
+    torchs = inspect.signature(torch.utils.data.DataLoader).parameters
+    here = inspect.signature(sg.StaticLoader).parameters
+    for option in [*torchs, "follow_batch", "exclude_keys"]:
+        assert option in ELSEWHERE or option in here or option == "dataset", option

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.probed_tasks import POINTS
 from torch_geometric.nn import GPSConv
 
 from staticgraph import models
@@ -63,17 +64,7 @@ def test_capacities_that_do_not_tell_layouts_apart_are_followed_by_one_that_does
         if isinstance(module, GPSConv):
             module.attn.dropout = dropout
     subject = Probed(Subject(model, lambda out, batch: (out - batch.y).square()), esol.schema)
-    capacities = [
-        Capacity(150, 310, 8, 60),
-        Capacity(300, 620, 16, 60),
-        Capacity(300, 800, 16, 60),
-        Capacity(400, 620, 16, 60),
-        Capacity(300, 620, 24, 60),
-        Capacity(300, 620, 16, 30),
-        Capacity(300, 620, 16, 15),
-        Capacity(440, 900, 24, 45),
-    ]
-    memory = probe(model, esol, loss=subject.subject.loss, capacities=capacities)
+    memory = probe(model, esol, loss=subject.subject.loss, capacities=POINTS)
     assert memory.fit.layout == "auto"
     with FakeTensorReader().open(subject) as read:
         for wide in (Capacity(900, 1_850, 24, 120), Capacity(1_800, 3_700, 80, 110)):

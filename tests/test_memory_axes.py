@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support.index_rules import Triplets
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import HGTConv, SAGEConv, global_mean_pool, to_hetero
@@ -58,16 +59,6 @@ class Solubility(nn.Module):
     def forward(self, data):
         h = self.encoder(data.x_dict, data.edge_index_dict)
         return self.head(global_mean_pool(h["atom"], data["atom"].batch, data.num_graphs))
-
-
-class Triplets(Data):
-    """Pairs of edges that follow each other: the values count edges."""
-
-    def __inc__(self, key, value, *args, **kwargs):
-        return self.num_edges if key == "triplets" else super().__inc__(key, value, *args, **kwargs)
-
-    def __cat_dim__(self, key, value, *args, **kwargs):
-        return 1 if key == "triplets" else super().__cat_dim__(key, value, *args, **kwargs)
 
 
 class Directional(nn.Module):

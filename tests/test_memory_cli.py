@@ -7,10 +7,13 @@ import json
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from support.command import status_of
+from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph import cli
+from staticgraph.cli.reports import memory_plots
 from staticgraph.cli.reports.memory_plots import save_memory_picture
 from staticgraph.dryrun import compiled_probe
 from staticgraph.errors import FitRefused
@@ -60,6 +63,30 @@ def test_the_picture_is_drawn(memory, tmp_path):
     alone = MemoryModel.load(memory)
     save_memory_picture(tmp_path / "alone.png", MemoryModel(alone.fit, points=alone.points), "x")
     assert (tmp_path / "alone.png").read_bytes()[:8] == png
+
+
+def test_an_error_of_zero_is_seen(memory):
+    found = MemoryModel.load(memory)
+    axes = Figure().add_subplot()
+    memory_plots.draw_errors(axes, found)
+    (dots,) = axes.collections
+    assert len(dots.get_offsets()) == len(found.points) + (found.checked is not None)
+    assert len(axes.texts) == len(dots.get_offsets())
+    assert all(text.get_text().endswith("%") for text in axes.texts)
+
+
+def test_the_curve_breaks_where_attention_goes_in_other_blocks(memory, monkeypatch):
+    """From one count of blocks to another bytes jump, to and fro at the border."""
+    found = MemoryModel.load(memory)
+    limits = [100, 200, 210, 220]  # 1 block, 2, 1, 2 and so on: the two short ones are no lines
+    monkeypatch.setattr(
+        memory_plots, "blocks_in",
+        lambda c, *_: range(1 + sum(c.nodes > limit for limit in limits) % 2),
+    )  # fmt: skip
+    nodes = [20, 90, 150, 160, 205, 215, 230, 250]
+    line = [sg.Capacity(number, 2 * number, 9, 5) for number in nodes]
+    pieces = [[c.nodes for c in piece] for piece in memory_plots._pieces(line, found)]
+    assert pieces == [[20, 90], [150, 160], [230, 250]]
 
 
 def test_a_plan_for_a_cap(data, memory, capsys, tmp_path):
@@ -196,3 +223,37 @@ def test_options_that_do_not_go_together(words, capsys):
         cli.main(["plan", *words])
     assert caught.value.code == 2
     assert "memory" in capsys.readouterr().err
+
+
+SETS = """
+from torch import nn
+from torch_geometric.nn import global_mean_pool
+
+
+class Sets(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 16), nn.Linear(16, 1)
+
+    def forward(self, x, batch, num_graphs):
+        return self.outer(global_mean_pool(self.inner(x).relu(), batch, size=num_graphs))
+"""
+
+
+@pytest.mark.parametrize("indexed", [True, False], ids=["no edges", "no edge_index"])
+def test_data_without_edges_is_probed(indexed, tmp_path, monkeypatch, capsys):
+    """A cloud of points before its edges, a set: exactly, and a plan takes the model."""
+    (tmp_path / "users_sets.py").write_text(SETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    none = {"edge_index": torch.empty(2, 0, dtype=torch.long)} if indexed else {}
+    sizes = [3 + 7 * k % 30 for k in range(60)]
+    sets = [Data(x=torch.ones(n, 3), y=torch.ones(1, 1), **none) for n in sizes]
+    torch.save(sets, "sets.pt")
+    words = ["--data", "sets.pt", "--model", "users_sets:Sets"]
+    assert status_of(["probe", *words, "--out", "memory.json"]) == 0
+    assert "residual 0.00%, held-out error 0.00%" in capsys.readouterr().out
+    assert MemoryModel.load("memory.json").fit.shares(sg.Capacity(100, 50, 9))["edges"] == 0
+    cap = ["--memory", "memory.json", "--max-memory", "40KiB", "--out", "plan.json"]
+    assert status_of(["plan", "--data", "sets.pt", *cap]) == 0
+    assert sg.BucketPlan.load("plan.json").capacities

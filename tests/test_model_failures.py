@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 from support.command import status_of
@@ -50,6 +52,28 @@ class Typo(Net):
 class Asks(Net):
     def forward(self, x, edge_index, batch):
         return super().forward(x * 2 if x.sum().item() > 3 else x, edge_index, batch)
+
+
+class Scalar(Net):
+    def forward(self, x, edge_index, batch):
+        return super().forward(x, edge_index, batch).sum()
+
+
+class Key(Net):
+    def forward(self, x, edge_index, batch):
+        return {"out": super().forward(x, edge_index, batch)}["outs"]
+
+
+class Breaks(Net):
+    def forward(self, x, edge_index, batch):
+        torch._dynamo.graph_break()
+        return super().forward(x, edge_index, batch)
+
+
+class Chooses(Net):
+    def forward(self, x, edge_index, batch):
+        out = super().forward(x, edge_index, batch)
+        return out[out[:, 0] > 0]
 
 
 class Detached(Net):
@@ -160,3 +184,60 @@ def test_a_bug_of_this_library_is_none_of_the_model(monkeypatch):
     monkeypatch.setattr("staticgraph.cli.probe.probe_of", broken)
     with pytest.raises(TypeError, match="not iterable"):
         cli.main([*PROBE, "--model", "users_models:Net", "--data", str(EXAMPLES / "esol.npz")])
+
+
+FUSED = ["train", "--compile-mode", "fused", *TRAIN[3:]]
+MAY_SHOW = r" \(STATICGRAPH_TRACEBACK=1 shows every call\)$"
+EAGER = "; --compile-mode eager runs it, staticgraph check says more"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (
+            "Scalar",
+            r"the model gives \[\], and its loss takes a row per graph, .*: keep a row per gr",
+        ),
+        ("wide", r"the model gives \[\d+, 7\], .*: give its last layer 1 for regression"),
+        ("Key", "KeyError: outs; --compile-mode eager says where"),
+        ("narrow", LINE + r"forward: RuntimeError: .*(shapes|dim)"),
+        ("Asks", LINE + f"forward: a number or a size in it follows from data, .*{EAGER}"),
+        ("Chooses", f"a number or a size in it follows from data, .*{EAGER}"),
+        ("Breaks", LINE + f"forward: torch.compile cannot follow it: Call to .*{EAGER}"),
+    ],
+)
+def test_a_model_that_cannot_be_captured_is_one_line(model, words, capsys):
+    """And not the page that torch's tracer says."""
+    before = words.partition(EAGER)[0]
+    expected = f"staticgraph train: --model users_models:{model}: .*{before}"
+    line = said([*FUSED, "--model", f"users_models:{model}"], capsys)
+    assert re.match(expected, line), line
+    assert re.search(f"{EAGER if len(before) < len(words) else ''}{MAY_SHOW}", line), line
+
+
+def test_all_that_torch_says_is_shown_where_asked_for(monkeypatch, capsys):
+    monkeypatch.setenv(TRACEBACK, "1")
+    words = [*FUSED, "--model", "users_models:Breaks", "--data", str(EXAMPLES / "esol.npz")]
+    assert status_of(words) == 2
+    said = capsys.readouterr().err
+    assert "from user code" in said
+    assert "users_models.py" in said
+
+
+def test_a_model_named_in_a_config_is_named_alike(capsys):
+    Path("config.toml").write_text('model = "users_models:Typo"\n')
+    line = said([*TRAIN, "--config", "config.toml"], capsys)
+    assert re.match(f"staticgraph train: --model users_models:Typo: .*{LINE}forward: Attri", line)
+
+
+def test_a_model_that_fails_in_a_resumed_run_is_named(capsys):
+    """The command line does not name it, the run's settings do."""
+    data = str(EXAMPLES / "esol.npz")
+    assert status_of([*TRAIN, "--data", data, "--model", "users_models:Net"]) == 0
+    Path("users_models.py").write_text(MODELS.replace("self.head(global", "self.heads(global"))
+    sys.modules.pop("users_models")
+    capsys.readouterr()
+    resume = ["train", "--resume", "--out", "run", "--epochs", "2"]
+    assert status_of(resume) == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.match(f"staticgraph train: --model users_models:Net: {LINE}forward: Attri", line)

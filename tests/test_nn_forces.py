@@ -101,7 +101,7 @@ def test_forces_and_their_gradients_equal_unpadded_ones(traced):
     assert not found_force[nodes:].any()
     model.zero_grad()
     if traced:
-        computation = runner._computation
+        computation = runner.steps.computation
         with computation.active():
             trace = trace_step(lambda given: computation.run("step", given), batch)
         assert trace.static, trace

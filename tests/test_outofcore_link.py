@@ -186,6 +186,40 @@ def test_ranks_on_an_undirected_graph_leave_out_neighbours_by_either_way(tmp_pat
     trainer.close()
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("dimension", [6, 50])
+def test_rows_that_are_all_the_same_stand_in_the_middle(tmp_path, decoder, dimension):
+    """Whatever the rounding of a product of that width: embeddings that collapsed gain nothing."""
+    graph = partition(generated(), N, 3, tmp_path / "g")
+    config = LinkConfig(decoder, dimension=dimension, batch_size=10, chunks=2, negatives=8)
+    trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
+    row = torch.randn(dimension, generator=torch.Generator().manual_seed(dimension))
+    trainer.rows = lambda p: row.repeat(graph.nodes_of(p), 1)
+    tested = np.array([[0], [1], [2]])
+    np.testing.assert_array_equal(filtered_places(trainer, tested, tested)[0], (1 + N) / 2)
+    trainer.close()
+
+
+def test_places_among_near_rows_far_from_the_origin_are_those_of_float64(tmp_path):
+    graph = partition(generated(), N, 3, tmp_path / "g")
+    config = LinkConfig("transe", dimension=50, batch_size=10, chunks=2, negatives=8)
+    trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
+    torch.manual_seed(0)
+    rows = 3 * torch.randn(50) + 1e-3 * torch.randn(N, 50)
+    size = graph.partition_size
+    trainer.rows = lambda p: rows[p * size : p * size + graph.nodes_of(p)]
+    tested = generated(15, seed=1)[:, :15]
+    new = np.argsort(graph.node_ids)
+    apart = torch.cdist(rows.double(), rows.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    places, _ = filtered_places(trainer, tested, tested)
+    for t, (a, b, relation) in enumerate(tested.T):
+        same = (tested[0] == a) & (tested[2] == relation)
+        others = np.setdiff1d(new, new[tested[1][same]])
+        distance = apart[new[a]]
+        assert places[0, t] == 1 + int((distance[others] < distance[new[b]]).sum())
+    trainer.close()
+
+
 def test_a_model_that_scores_everything_alike_stands_in_the_middle(tmp_path):
     graph = partition(generated(), N, 2, tmp_path / "g")
     config = LinkConfig(dimension=4, batch_size=10, chunks=2, negatives=8, spread=0.0)

@@ -7,6 +7,8 @@ import copy
 
 import pytest
 import torch
+from support.graphs import double_graphs
+from support.index_rules import Bipartite
 from support.places import mode_of
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import GINConv, global_add_pool, global_mean_pool
@@ -15,18 +17,7 @@ import staticgraph as sg
 
 
 def graphs(count: int = 12) -> list[Data]:
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for number in range(count):
-        n = 2 + number % 4
-        made.append(
-            Data(
-                x=torch.randn(n, 4, generator=generator).double(),
-                edge_index=torch.randint(n, (2, 2 * n + 1), generator=generator),
-                y=torch.randn(1, 1, generator=generator).double(),
-            )
-        )
-    return made
+    return double_graphs(2 + number % 4 for number in range(count))
 
 
 def scatter_of_old(src, index, dim: int = 0):
@@ -194,15 +185,6 @@ def test_layers_of_pyg_take_a_marked_batch():
     assert report.parity < 1e-10
 
 
-class Sides(Data):
-    """Sources and targets, as PyG's own example of bipartite graphs."""
-
-    def __inc__(self, key, value, *args, **kwargs):
-        if key == "edge_index":
-            return torch.tensor([[self.x_s.size(0)], [self.x_t.size(0)]])
-        return super().__inc__(key, value, *args, **kwargs)
-
-
 def to_targets(x, edge_index, ways):
     """The sum over the sources of each target, its number of rows read off the index."""
     source, target = ways(edge_index)
@@ -230,7 +212,7 @@ def sides(count: int = 9) -> list[Data]:
         )
         ends[1, -1] = t - 1  # plain PyG itself needs an edge at the last target
         made.append(
-            Sides(
+            Bipartite(
                 x_s=torch.randn(s, 4, generator=generator).double(),
                 x_t=torch.randn(t, 4, generator=generator).double(),
                 edge_index=ends,

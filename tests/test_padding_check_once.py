@@ -111,7 +111,7 @@ def test_it_runs_once_and_not_over_padding_alone(known):
     blank = sg.StaticBatch.of(STORE, [], CAPACITY)
     if not known:
         blank.real = None
-    runner._computation.known(blank)  # which results are rows is found by a run of its own
+    runner.steps.computation.known(blank)  # which results are rows is found by a run of its own
     calls = []
     model.register_forward_hook(lambda *_: calls.append(1))
     runner.step(blank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from staticgraph.cli.reports import plan_plots
 from staticgraph.cli.reports.plan_plots import draw_sizes
 from staticgraph.runner.report import Report
 from staticgraph.sizes.capacity import Capacity
@@ -175,7 +177,7 @@ def test_losses_that_are_equal_are_drawn_as_one_and_all_lines_show():
     assert widths == sorted(set(widths), reverse=True)
 
 
-@pytest.mark.parametrize(("most", "shown"), [(9, {"1", "2", "9"}), (900, {"1", "10", "100"})])
+@pytest.mark.parametrize(("most", "shown"), [(9, {"1", "2", "5"}), (900, {"1", "10", "100"})])
 def test_counts_of_graphs_are_written_as_numbers(most, shown):
     """Not as powers of ten, of which few graphs have one at most."""
     sizes, packing = np.array([[3, 4], [5, 8], [9, 16]]), SimpleNamespace(limits=(30, 60))
@@ -188,3 +190,36 @@ def test_counts_of_graphs_are_written_as_numbers(most, shown):
     told = {label.get_text() for label in labels} - {""}
     assert shown <= told
     assert all(text.replace(",", "").isdigit() for text in told)
+    assert {text.replace(",", "").strip("0") for text in told} <= {"1", "2", "5"}, (
+        "that would crowd the bar"
+    )
+
+
+@pytest.mark.parametrize(("limits", "drawn"), [((12, 20), 1), ((300, 600), 0)])
+def test_limits_far_beyond_the_graphs_are_named_and_leave_them_the_panel(limits, drawn):
+    histogram = SizeHistogram(np.array([[3, 4], [9, 16]]), np.array([5, 2]))
+    axes = Figure().add_subplot()
+    draw_sizes(axes, histogram, None, [SimpleNamespace(limits=np.array(limits))])
+    assert axes.get_xlim()[1] < 15
+    (marks,) = axes.lines
+    assert len(marks.get_xdata()) == drawn
+    (text,) = axes.get_legend().get_texts()
+    assert f"{limits[0]:,} nodes, {limits[1]:,} edges" in text.get_text()
+    assert ("beyond the axes" in text.get_text()) == (not drawn)
+
+
+@pytest.mark.parametrize(("costs", "shown"), [((1000, 999, 998), "100%"), ((900, 400, 9), "10%")])
+def test_costs_of_buckets_are_plain_percents(costs, shown, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        plan_plots.atomic, "save_figure", lambda _, figure, **__: figures.append(figure)
+    )
+    choices = [SimpleNamespace(cost=cost) for cost in costs]
+    plan_plots.save_cost_picture(tmp_path / "knee.png", {"few": choices})
+    (figure,) = figures
+    figure.draw_without_rendering()
+    axis = figure.axes[0].yaxis
+    told = {each.get_text() for each in (*axis.get_majorticklabels(), *axis.get_minorticklabels())}
+    assert shown in told
+    assert all(re.fullmatch(r"[\d.]+%", text) for text in told - {""}), told
+    assert np.ptp(figure.axes[0].get_ylim()) >= 10, "what saves nothing does not look like it"

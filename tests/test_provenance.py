@@ -246,7 +246,7 @@ def test_the_run_over_other_sizes_leaves_no_trace(batch):
     runner = sg.StaticGraphRunner(model, [CAPACITY], loss=mse)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(3)
-    runner._computation.known(batch)
+    runner.steps.computation.known(batch)
     assert torch.initial_seed() == 3
     drawn = torch.rand(3)
     torch.manual_seed(3)
@@ -273,7 +273,7 @@ def test_buckets_that_come_by_turns_end_the_runs_over_other_sizes(store):
     model.lin.register_forward_hook(lambda *_: forwards.append(1))
     for _ in range(3):
         for batch in batches:
-            known = probe._computation.known(batch)
+            known = probe.steps.computation.known(batch)
             assert not known.sizes & {batch.capacity.rows(level) for level in batch.levels}
     assert len(forwards) <= len(batches)
 

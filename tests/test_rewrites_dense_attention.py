@@ -213,7 +213,7 @@ def test_every_spelling_goes_graph_by_graph_as_plain_pyg_computes(form, esol):
     torch.manual_seed(0)
     runner = parity(Attending(form, layers=1), esol)
     assert fired(runner)["graph_attention"] == 1
-    (function,) = runner._steps.compiled._functions.values()
+    (function,) = runner.steps.compiled._functions.values()
     blocks = [n for n in function.captured.graph.nodes if len(shape(n) or ()) > 3]
     assert not blocks
 

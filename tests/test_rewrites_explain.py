@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from support.written_by_hand import EdgeMLP, OwnConv, Tables, Transformer, Trunk, gine
 from torch import nn
-from torch_geometric.nn import GATConv, GCNConv, MessagePassing, global_add_pool
+from torch_geometric.nn import GATConv, MessagePassing, global_add_pool
 from torch_geometric.nn.aggr import MinAggregation
 
 import staticgraph as sg
@@ -53,6 +53,24 @@ class Reversed(Summing):
 
     def forward(self, x, edge_index, edge_attr):
         return super().forward(x, edge_index.flip(0), edge_attr)
+
+
+class Learnt(Summing):
+    """A message times a number that is learnt."""
+
+    def __init__(self, hidden):
+        super().__init__(hidden)
+        self.gate = nn.Linear(hidden, 1)
+
+    def message(self, x_j, edge_attr):
+        return self.gate(edge_attr) * F.relu(x_j + edge_attr)
+
+
+class Scaled(Summing):
+    """A message times a row."""
+
+    def message(self, x_j, edge_attr):
+        return edge_attr * F.relu(x_j + edge_attr)
 
 
 class Tanh(Summing):
@@ -129,6 +147,12 @@ def test_what_fits_is_rewritten_and_named_by_its_line(esol):
     [
         (Reversed, "neighbour_sum", "its index is not the batch's own"),
         (Tanh, "neighbour_sum", "tanh is no known message"),
+        (
+            Learnt,
+            "neighbour_sum",
+            "an activation times a number an edge that has a gradient",
+        ),
+        (Scaled, "neighbour_sum", "an activation times something else than a number an edge"),
         (Gelu, "neighbour_sum", "gelu is no activation of the kernel"),
         (Kept, "neighbour_sum", "the message is used elsewhere"),
         (KeptLeast, "neighbour_reduce", "the message is read by more than reductions"),
@@ -150,20 +174,6 @@ def test_the_unknown_activation_is_named_by_its_own_line(esol):
     lines = Path(__file__).read_text().splitlines()
     number = int(missed.line.rpartition(":")[2])
     assert "torch.tanh" in lines[number - 1]
-
-
-def test_weights_with_a_gradient_keep_gcn_as_it_was(esol):
-    class Weighted(nn.Module):
-        def __init__(self, hidden):
-            super().__init__()
-            self.conv, self.weight = GCNConv(hidden, hidden), nn.Linear(hidden, 1)
-
-        def forward(self, x, edge_index, edge_attr):
-            return self.conv(x, edge_index, self.weight(edge_attr).sigmoid().view(-1))
-
-    found = explained(Weighted, esol)
-    assert reasons(found)["gcn_sum"] == "the normalisation has no derivative by edge_weight"
-    parity(Layered(Weighted), esol)
 
 
 def test_dropped_attention_weights_keep_gat_as_it_was(esol):

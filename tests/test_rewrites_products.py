@@ -47,7 +47,7 @@ class Gated(nn.Module):
 
 @pytest.mark.parametrize(
     "spelled",
-    [operator.matmul, torch.matmul, torch.mm, torch.Tensor.mm, torch.Tensor.matmul],
+    [operator.matmul, torch.matmul, torch.mm, lambda x, w: x.mm(w), lambda x, w: x.matmul(w)],
     ids=["@", "matmul", "mm", ".mm", ".matmul"],
 )
 def test_a_product_as_written_takes_its_bias_and_relu_along(spelled, esol):
@@ -55,7 +55,7 @@ def test_a_product_as_written_takes_its_bias_and_relu_along(spelled, esol):
     largest, runner = difference(Written(spelled=spelled), esol)
     assert largest < 2e-5
     assert fired(runner)["linear"] == 1
-    graph = next(iter(runner._steps.compiled._functions.values())).captured.graph
+    graph = next(iter(runner.steps.compiled._functions.values())).captured.graph
     assert not [
         node
         for node in graph.nodes

@@ -81,7 +81,7 @@ def test_sums_and_means_by_source(esol):
 def test_what_is_computed_again_of_the_same_is_computed_once(esol):
     largest, runner = difference(seeded(Called), esol)
     assert largest <= 1e-10
-    (function,) = runner._steps.compiled._functions.values()
+    (function,) = runner.steps.compiled._functions.values()
     captured = function.captured
     of_edges = [node for node in captured.graph.nodes if "tanh" in str(node.target)]
     assert len(of_edges) == 1 + 3 + 1  # of the first layer, of each round, of the edges once

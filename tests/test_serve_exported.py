@@ -109,6 +109,7 @@ def test_graphs_and_smiles_get_the_answers_of_the_model(loaded, tmp_path):
 
 def test_the_limits_and_the_categories_of_the_tables_hold(loaded, tmp_path):
     limits = {"most_graphs": 2, "most_bytes": 3000, "max_wait_ms": 0}
+    loaded.schema = replace(loaded.schema, molecules=False)
     app = app_of(service_of_export(tmp_path, **limits))
     graph = graph_of("CCO")
     graph["x"][0][0] = 10**6
@@ -125,6 +126,11 @@ def test_the_limits_and_the_categories_of_the_tables_hold(loaded, tmp_path):
 
 
 def test_what_an_export_does_not_say_is_said(loaded, tmp_path):
+    service = service_of_export(tmp_path)
+    service.server.close()
+    (line,) = serve._lacking(service)
+    assert line.startswith("outputs only, no probabilities:"), "its data said that it is molecules"
+    loaded.schema = replace(loaded.schema, molecules=False)
     service = service_of_export(tmp_path)
     service.server.close()
     lines = serve._lacking(service)

@@ -56,7 +56,7 @@ def captured(model, esol, **options):
 
 
 def function_of(runner):
-    (function,) = runner._steps.compiled._functions.values()
+    (function,) = runner.steps.compiled._functions.values()
     return function
 
 
@@ -270,7 +270,7 @@ def test_a_capture_is_one_trace_without_a_look_for_garbage(esol):
 
     runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
     batch = with_pointers(sg.StaticBatch.of(esol, IDS, CAPACITY))
-    function = runner._steps.compiled.of("forward", batch)
+    function = runner.steps.compiled.of("forward", batch)
     gc.callbacks.append(seen)
     try:
         function(*batch.tensors().values())

@@ -111,6 +111,10 @@ def other_edges(data):
     data.edge_index = data.edge_index[:, :1]
 
 
+def written_edges(data):
+    data.edge_index[0] = data.edge_index[1]
+
+
 def other_shape(data):
     data.pos = data.pos[:, :2]
 
@@ -123,6 +127,7 @@ def other_dtype(data):
     ("transform", "match"),
     [
         (other_edges, "transform= exchanged 'edge_index'"),
+        (written_edges, "transform= exchanged 'edge_index', or wrote to it"),
         (other_shape, r"transform= made \[\d+, 2\] torch.float64 of 'pos'"),
         (other_dtype, r"transform= made .* torch.float32 of 'pos'"),
     ],

@@ -17,12 +17,12 @@ from torch_geometric.nn import GINConv, global_add_pool
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.checking.plain_batch import PlainBatch
+from staticgraph.training.versus.comparison import _setting, compare
 from staticgraph.training.versus.equality import draws_random, outputs_apart
 from staticgraph.training.versus.labels import fields_with_gaps, plain_mean
 from staticgraph.training.versus.plain_side import PlainSide
 from staticgraph.training.versus.static_side import StaticSide, Way
 from staticgraph.training.versus.turns import take_turns
-from staticgraph.training.versus.versus import _setting, versus
 
 
 class Net(nn.Module):
@@ -64,7 +64,7 @@ def setting_of(model: nn.Module, store: sg.GraphStore):
 
 
 def tried(model: nn.Module, store: sg.GraphStore, *modes: str):
-    return versus(model, store, loss=mse, batch_size=16, seconds=0.01, modes=modes, progress=False)
+    return compare(model, store, loss=mse, batch_size=16, seconds=0.01, modes=modes, progress=False)
 
 
 @pytest.fixture(scope="module")

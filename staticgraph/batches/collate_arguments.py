@@ -9,8 +9,8 @@ from torch import Tensor
 
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.kernels.collate.arguments import Arguments
-from staticgraph.schema import COUNTS, LEVELS, Field
-from staticgraph.store.on_device import PLAIN, POINTERS, STRUCTURE, UNSIGNED, Column, DeviceStore
+from staticgraph.schema import COUNTS, LEVELS, POINTERS, Field
+from staticgraph.store.on_device import PLAIN, STRUCTURE, UNSIGNED, Column, DeviceStore
 
 # What every batch has beside its fields, in the order of the operator's list.
 OUTPUTS = (

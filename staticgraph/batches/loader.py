@@ -7,10 +7,11 @@ Order, content and resume depend on the seed and the position alone, never on th
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ import torch
 from staticgraph.batches.announced import announced
 from staticgraph.batches.collate import fill
 from staticgraph.batches.from_device import IdsFeed
+from staticgraph.batches.loader_options import check_options
 from staticgraph.batches.memory_of_batches import used
 from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
@@ -26,6 +28,7 @@ from staticgraph.batches.transform import Transform, apply_transform
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.epochs.epoch import BatchIds
+from staticgraph.epochs.oversize import Oversize
 from staticgraph.errors import PlanMismatch
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import EDGE_INDEX
@@ -65,13 +68,18 @@ class StaticLoader:
             random numbers of torch, NumPy and Python are seeded by ``seed`` and the batch's place.
         follow_batch: fields whose ``x_batch`` and ``x_ptr`` are wanted; a batch has them anyway.
         rank, world_size: this process's share of a distributed job.
-        **batcher: further options of :class:`staticgraph.epochs.batcher.Batcher`, such as
-        ``oversize``.
+        oversize: what to do with a graph that fits no bucket: ``error``, ``skip`` it, or give the
+            plan one more ``bucket`` that holds it (then :attr:`plan` has it).
+        window: open packs where ``exact`` is false, and min_steps, the least number of steps an
+            epoch: as for :class:`staticgraph.epochs.batcher.Batcher`.
+        others: there are none; each is answered with what to write instead.
 
     Raises:
         PlanMismatch: the plan was made for other data.
         GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
         SlotsExhausted: while iterating, when more than ``slots`` batches are kept.
+        TypeError: ``store`` is no store of graphs; or an option that there is not: one of torch's
+            ``DataLoader`` with what to write in its place.
     """
 
     def __init__(
@@ -91,8 +99,12 @@ class StaticLoader:
         follow_batch: Sequence[str] = (),
         rank: int = 0,
         world_size: int = 1,
-        **batcher: Any,
+        oversize: Oversize = "error",
+        window: int | Literal["auto"] | None = "auto",
+        min_steps: int = 0,
+        **others: Never,
     ) -> None:
+        check_options(others, _options())
         if not isinstance(store, GraphStore | DeviceStore):
             raise TypeError(
                 f"a StaticLoader reads a GraphStore, not a {type(store).__name__}: make one of the "
@@ -113,7 +125,9 @@ class StaticLoader:
             rank=rank,
             world_size=world_size,
             rank_bounds=_bounds_of_ranks(store, world_size),
-            **batcher,
+            min_steps=min_steps,
+            oversize=oversize,
+            window=window,
         )
         self.plan: BucketPlan = self._batcher.plan  # oversize="bucket" may have added one
         self.layouts: list[SlotLayout] = [
@@ -336,6 +350,11 @@ class LoadedGraphs:
         if not -len(self) <= number < len(self):
             raise IndexError(f"graph {number} of {len(self)}")
         return held[int(self.indices[number])]
+
+
+def _options() -> set[str]:
+    """Names of everything that a loader may be given besides store and plan."""
+    return {*inspect.signature(StaticLoader).parameters} - {"store", "plan", "others"}
 
 
 def _device_of(store: GraphStore | DeviceStore, wanted: str | torch.device | None) -> torch.device:

@@ -51,7 +51,11 @@ def stands_in_batch(value: object) -> bool:
     """Whether a tensor is a view of a batch's memory, with padding."""
     if type(value) is not Tensor or not _NOTED:
         return False
-    held = _NOTED.get((value.device, value.untyped_storage().data_ptr()))
+    try:
+        place = value.untyped_storage().data_ptr()
+    except NotImplementedError:  # torch.func's wrappers and sparse tensors stand nowhere
+        return False
+    held = _NOTED.get((value.device, place))
     if held is None or held.storage.expired():
         return False
     return not held.lengths.isdisjoint(value.shape)

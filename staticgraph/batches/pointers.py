@@ -14,15 +14,25 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.jit import kernel
+from staticgraph.schema import POINTERS
 from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.columns import Array
 
-POINTERS = ("row_ptr", "col_ptr", "transpose")
+UNSORTED = (
+    "batch.edge_index was exchanged or written to, and its edges are no longer in order of "
+    "destination, as fused loops read them: exchange the edges inside the model's forward, which "
+    "leaves the batch as it is; or sort them, and every field of edges, by edge_index[1]; or take "
+    "mode='eager' and a model without kernels=True"
+)
 
 
 @kernel
-def _point(edge_index: Array, row_ptr: Array, col_ptr: Array, transpose: Array) -> None:
+def _point(edge_index: Array, row_ptr: Array, col_ptr: Array, transpose: Array) -> bool:
+    """Whether the edges stand in order of destination; if so, the arrays are filled."""
     nodes, edges = len(row_ptr) - 1, edge_index.shape[1]
+    for e in range(1, edges):
+        if edge_index[1, e] < edge_index[1, e - 1]:
+            return False
     row_ptr[:] = 0
     col_ptr[:] = 0
     for e in range(edges):
@@ -38,12 +48,18 @@ def _point(edge_index: Array, row_ptr: Array, col_ptr: Array, transpose: Array) 
     for v in range(nodes, 0, -1):
         col_ptr[v] = col_ptr[v - 1]
     col_ptr[0] = 0
+    return True
 
 
 def with_pointers(batch: StaticBatch) -> StaticBatch:
     """The batch with ``row_ptr``, ``col_ptr`` and ``transpose``, as
-    :class:`staticgraph.batches.slots.SlotLayout` describes them; itself where it has them."""
-    if batch.layout.pointers:
+    :class:`staticgraph.batches.slots.SlotLayout` describes them; itself where it has them.
+
+    Raises:
+        ValueError: its edges were exchanged or written to, and are no longer in order of
+            destination.
+    """
+    if batch.layout.pointers and POINTERS[0] in batch.tensors():
         return batch
     layout = dataclasses.replace(batch.layout, pointers=True)
     made: dict[str, Tensor] = dict(zip(POINTERS, _pointers(batch), strict=True))
@@ -63,8 +79,11 @@ def _pointers(batch: StaticBatch) -> tuple[Tensor, Tensor, Tensor]:
         row_ptr = torch.empty(nodes + 1, dtype=dtype)
         col_ptr, transpose = torch.empty_like(row_ptr), torch.empty(edges, dtype=dtype)
         arrays = (edge_index, row_ptr, col_ptr, transpose)
-        _point(*(array.numpy() for array in arrays))
+        if not _point(*(array.numpy() for array in arrays)):
+            raise ValueError(UNSORTED)
         return row_ptr, col_ptr, transpose
+    if bool((edge_index[1].diff() < 0).any()):  # edges that were exchanged: no loader's come here
+        raise ValueError(UNSORTED)
     every = torch.arange(nodes + 1, device=edge_index.device)
     source, order = edge_index[0].sort(stable=True)
     row_ptr = torch.searchsorted(edge_index[1].contiguous(), every)

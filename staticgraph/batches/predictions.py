@@ -34,7 +34,11 @@ class Predictions:
         self._plain: Any = None
 
     def add(self, batch: StaticBatch, out: object) -> None:
-        """Takes the output of one batch, over its physical rows."""
+        """Takes the output of one batch, over its physical rows.
+
+        Raises:
+            TypeError: the output holds something else than tensors and plain values.
+        """
         if (parts := parts_of(out)) is not None:
             self._container = with_parts(out, [None] * len(parts))
             for key, value in parts:

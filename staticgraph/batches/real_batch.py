@@ -9,9 +9,10 @@ the static batch's memory. Where the model is called, the static batch is found 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -44,6 +45,10 @@ class Origin(NamedTuple):
     full: Tensor
 
 
+class RowsUnknown(ValueError):
+    """What was set on a batch has no rows of it, so that no padding can be put behind them."""
+
+
 class RealCount(int):
     """A number of real rows, which stands for the bucket's number where a model is given it."""
 
@@ -61,6 +66,9 @@ class RealBatch:
     where nodes have types ``x_dict`` and its like. What is set on it is what the model gets.
     Iterating gives ``graph_ids``, so that whoever takes the first tensor's length for the batch's
     size finds the number of real graphs.
+
+    Raises:
+        ValueError: the real counts of the batch are not known.
     """
 
     __slots__ = ("__weakref__", "_made", "_set", "static")
@@ -139,28 +147,41 @@ class RealBatch:
         """The batch with padding, and with what was set on this.
 
         Raises:
-            ValueError: a tensor was set whose rows are of no level, or of several.
+            RowsUnknown: a tensor was set whose rows are of no level, or of several; or other edges.
         """
         seen = self.static.replace()
         for name, value in self._set.items():
             origin = origin_of(value)
             full = origin.full if origin else value
             if origin is None and isinstance(value, Tensor) and value.dim():
-                field = self.static.layout.schema[name] if name in self.static else None
-                if field is not None and field.rows == 1 and not field.cat_dim:
-                    rows = self.static.capacity.rows(field.level) - len(value)
-                    full = pad(value, (0, 0) * (value.dim() - 1) + (0, rows))
-                elif (full := self.padded(value)) is None:
-                    raise ValueError(
+                full = self._padded_as(name, value)
+                if full is None:
+                    raise RowsUnknown(
                         f"batch.{name} was set to a tensor of shape {list(value.shape)}, of which "
-                        "it cannot be told whether its rows are nodes, edges or graphs: give it to "
-                        "the model's forward from inside, or make it a field of the store"
+                        "it cannot be told which rows of the batch it has: make it inside of the "
+                        "model's forward, or make it a field of the store"
                     )
             setattr(seen, name, full)
         return seen
 
+    def _padded_as(self, name: str, value: Tensor) -> Tensor | None:
+        """What was set under a name with rows of padding; None where they cannot be told, and for
+        edges and graphs of nodes, which padding needs as the bucket has them."""
+        schema = self.static.layout.schema
+        if name in schema:
+            field = schema[name]
+            if field.rows != 1 or field.cat_dim:
+                return self.padded(value)
+            if len(value) != self.static.real_counts.of(field.level):
+                return None
+            more = self.static.capacity.rows(field.level) - len(value)
+            return pad(value, (0, 0) * (value.dim() - 1) + (0, more))
+        return None if name in self.static else self.padded(value)
+
     def __setattr__(self, name: str, value: Any) -> None:
         self._set[name] = value
+        for known in [known for known in self._made if known.endswith(DICT_SUFFIX)]:
+            del self._made[known]
 
     def __getitem__(self, name: Any) -> Any:
         schema = self.static.layout.schema
@@ -184,7 +205,39 @@ class RealBatch:
     def to(self, device: Any, **_: Any) -> RealBatch:
         """The batch on another device; itself where it is there already."""
         moved = self.static.to(device)
-        return self if moved is self.static else RealBatch(moved)
+        return self if moved is self.static else self._over(moved, lambda value: value.to(device))
+
+    def cpu(self) -> RealBatch:
+        """The batch on the host; itself where it is there already."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | str | torch.device | None = None) -> RealBatch:
+        """The batch on a CUDA device, the present one where None."""
+        return self.to(
+            torch.device("cuda", device) if isinstance(device, int) else device or "cuda"
+        )
+
+    def clone(self) -> RealBatch:
+        """A copy in memory of its own."""
+        return self._over(self.static.clone(), lambda value: value.clone())
+
+    def __copy__(self) -> RealBatch:
+        return self._over(self.static, lambda value: value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RealBatch:
+        return self.clone()
+
+    def _over(self, static: StaticBatch, as_there: Callable[[Tensor], Tensor]) -> RealBatch:
+        """One over another static batch, with what was set on this."""
+        other = RealBatch(static)
+        for name, value in self._set.items():
+            origin = origin_of(value)
+            if origin is not None and origin.name and origin.batch.static is self.static:
+                value = other._of(origin.name)
+            elif isinstance(value, Tensor):
+                value = as_there(value)
+            setattr(other, name, value)
+        return other
 
     def to_data_list(self) -> list[Any]:
         """The graphs as PyG ``Data`` or ``HeteroData``."""
@@ -203,12 +256,16 @@ class RealView:
     __slots__ = ("_axis", "_batch")
 
     def __init__(self, batch: RealBatch, axis: Axis) -> None:
-        self._batch, self._axis = batch, axis
+        object.__setattr__(self, "_batch", batch)
+        object.__setattr__(self, "_axis", axis)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("num_nodes", "num_edges"):
             return self._batch.static.real_counts.of(self._axis.name)
         return getattr(self._batch, array_name(self._axis, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._batch, array_name(self._axis, name), value)
 
 
 def origin_of(value: object) -> Origin | None:

@@ -28,6 +28,10 @@ class RealCounts(NamedTuple):
     extra: tuple[tuple[str, int], ...] = ()
     """Rows of each axis of the data's own."""
 
+    def __str__(self) -> str:
+        counts = (("nodes", self.nodes), ("edges", self.edges), ("graphs", self.graphs))
+        return ", ".join(f"{rows:,} {name}" for name, rows in (*counts, *self.extra))
+
     def of(self, level: str) -> int:
         """How many rows of a level are real."""
         known = {"node": self.nodes, "edge": self.edges, "graph": self.graphs}

@@ -63,6 +63,11 @@ class SlotLayout:
     into node ``i`` are ``row_ptr[i]`` to ``row_ptr[i + 1]`` (``[N + 1]``), edges out of node ``j``
     are ``transpose[col_ptr[j]]`` to ``transpose[col_ptr[j + 1]]`` (``[E]``, ``[N + 1]``), padding
     edges included.
+
+    Raises:
+        PlanMismatch: the capacity lacks rows that the schema counts.
+        ValueError: pointers of graphs with several types of nodes, or with edges between two kinds
+            of rows.
     """
 
     bucket: int
@@ -249,7 +254,11 @@ class SlotPool:
         return sum(slot.buffer.numel() for slot in self._free)
 
     def lend(self) -> Slot:
-        """A slot that nobody holds."""
+        """A slot that nobody holds.
+
+        Raises:
+            SlotsExhausted: the consumer keeps them all.
+        """
         try:
             return self._free.popleft()
         except IndexError:

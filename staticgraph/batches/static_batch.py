@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches import unbatch
+from staticgraph.batches import kept, unbatch
 from staticgraph.batches.bucket_shape import BucketShape
 from staticgraph.batches.derived import derived
-from staticgraph.batches.memory_of_batches import note
+from staticgraph.batches.exchanged import exchanged
 from staticgraph.batches.padded import padded
 from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.slots import Lease, SlotLayout
@@ -29,7 +29,6 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_columns import GraphColumns
 
 _COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
-_INDICES = ("edge_index", "batch")
 _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
 
 
@@ -58,7 +57,7 @@ class StaticBatch(BucketShape):
     edges, and fields of graphs as ever.
 
     A loader reuses the memory of its batches: once one is dropped, a later one is written there.
-    Keep tensors with :meth:`clone`.
+    Keep tensors with :meth:`clone`; ``torch.save`` and pickle write copies.
 
     A model may set attributes, as it may on PyG's batch (``batch.x = layer(batch.x)``,
     ``batch.pair = ...``): that exchanges a tensor in this object, never the memory behind it. The
@@ -149,8 +148,8 @@ class StaticBatch(BucketShape):
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        known = getattr(self._tensors, "device", None)  # without making arrays not yet made
-        return known or self._tensors["graph_ids"].device
+        # A mapping's own, without making arrays that are not made yet.
+        return getattr(self._tensors, "device", None) or self._tensors["graph_ids"].device
 
     def release(self) -> None:
         """Gives the memory back before the batch is dropped; whatever uses it afterwards raises.
@@ -198,7 +197,7 @@ class StaticBatch(BucketShape):
                 "choose another name"
             )
         elif name in self._tensors:  # a new mapping: a slot's own is shared by all its batches
-            self._tensors = {**self._tensors, name: value}
+            self._tensors = exchanged(self._tensors, {name: value})
         else:
             self._extra = {**self._extra, name: value}
 
@@ -216,7 +215,7 @@ class StaticBatch(BucketShape):
         return name in self._tensors or name in self._extra or name in self._objects
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The attribute of this name, or ``default``, as in PyG."""
+        """The attribute of this name, or ``default``."""
         return getattr(self, name, default)
 
     def keys(self) -> list[str]:
@@ -257,7 +256,7 @@ class StaticBatch(BucketShape):
     def replace(self, **tensors: Tensor) -> StaticBatch:
         """The same batch with some tensors exchanged; without any, an object of its own over the
         same memory, on which a model may set attributes."""
-        return self.with_tensors({**self._tensors, **tensors} if tensors else self._tensors)
+        return self.with_tensors(exchanged(self._tensors, tensors) if tensors else self._tensors)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> StaticBatch:
         """The same batch over another mapping of its tensors, under the same names."""
@@ -284,22 +283,29 @@ class StaticBatch(BucketShape):
         return self if same else self._moved(target, copy=False)
 
     def cpu(self) -> StaticBatch:
-        """The batch on the host; itself where it is there already."""
+        """The batch on the host."""
         return self.to("cpu")
 
     def cuda(self, device: int | str | torch.device | None = None) -> StaticBatch:
         """The batch on a CUDA device, the present one where None."""
-        return self.to(
-            torch.device("cuda", device) if isinstance(device, int) else device or "cuda"
-        )
+        return self.to(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
+
+    def __copy__(self) -> StaticBatch:
+        return self.replace()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return kept.state_of(self, self.real, self._objects, self._extra)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["layout"], state["tensors"], state["real"], objects=state["objects"])
+        self._extra = state["extra"]
+        kept.note_indices(self)
 
     def _moved(self, device: torch.device, copy: bool) -> StaticBatch:
         self._check_lease()
         tensors = {name: t.to(device, copy=copy) for name, t in self._tensors.items()}
-        for name, tensor in tensors.items():
-            if name in _INDICES or name.endswith(".edge_index"):
-                note(tensor, self.layout.lengths)
         moved = StaticBatch(self.layout, tensors, self.real, objects=self._objects)
+        kept.note_indices(moved)
         moved._extra = {
             name: value.to(device, copy=copy) if isinstance(value, Tensor) else value
             for name, value in self._extra.items()
@@ -353,11 +359,7 @@ class StaticBatch(BucketShape):
 
     @property
     def real_counts(self) -> RealCounts:
-        """The real counts as host numbers.
-
-        Raises:
-            RuntimeError: inside a compiled step, which does not know them.
-        """
+        """The real counts as host numbers; RuntimeError inside a compiled step."""
         if self.real is None:
             raise RuntimeError(
                 "a compiled step does not know the real counts: use the masks, or "
@@ -369,7 +371,7 @@ class StaticBatch(BucketShape):
         return ((name, self._tensors[name]) for name in self._tensors if name != COUNTS)
 
     def __repr__(self) -> str:
-        real = "" if self.real is None else f", real={tuple(self.real)}"
+        real = "" if self.real is None else f", real: {self.real}"
         shapes = ", ".join(f"{name}={list(value.shape)}" for name, value in self)
         return f"StaticBatch(bucket={self.bucket}{real}, {shapes})"
 
@@ -392,5 +394,5 @@ def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> Stati
     """
     graphs = np.fromiter(ids, np.int64)
     made = padded(store, graphs, layout)
-    note(made.buffer, layout.lengths)
+    kept.note(made.buffer, layout.lengths)
     return StaticBatch(layout, made.tensors, made.real, objects=store.objects_of(graphs))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -59,15 +60,18 @@ def apply_transform(
         fields[field.name] = arrays[field.name].narrow(field.cat_dim or 0, 0, rows)
         data[field.name] = fields[field.name]
     given = {name: data[name] for name in (EDGE_INDEX, "batch", "ptr")}
+    before = {name: value.clone() for name, value in given.items()}
     with kept_random_states(int(np.random.SeedSequence(draw).generate_state(1)[0])):
         changed = transform(data)
     changed = data if changed is None else changed
     for name, value in given.items():
-        if name not in fields and changed[name] is not value:
+        if name in fields:
+            continue
+        if changed[name] is not value or not torch.equal(value, before[name]):
             raise ValueError(
-                f"transform= exchanged {name!r}: it may change fields of the nodes, edges and "
-                "graphs that there are, not which there are; a transform that does belongs into "
-                "the data set, before GraphStore.from_pyg"
+                f"transform= exchanged {name!r}, or wrote to it: it may change fields of the "
+                "nodes, edges and graphs that there are, not which there are; a transform that "
+                "does belongs into the data set, before GraphStore.from_pyg"
             )
     for name, rows in fields.items():
         value = changed.get(name)

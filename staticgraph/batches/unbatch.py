@@ -34,7 +34,11 @@ def starts(batch: BatchArrays, level: str) -> Tensor:
 
 
 def unpadded(batch: BatchArrays, value: Any, name: str = "") -> Any:
-    """One tensor a real graph; see :meth:`staticgraph.StaticBatch.unpad`."""
+    """One tensor a real graph; see :meth:`staticgraph.StaticBatch.unpad`.
+
+    Raises:
+        ValueError: a tensor has no rows of the batch; the message names it.
+    """
     inside = f"{name}." if name else ""
     if (parts := parts_of(value)) is not None:
         return with_parts(value, [unpadded(batch, item, f"{inside}{key}") for key, item in parts])

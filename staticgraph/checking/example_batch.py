@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.batches.field_mask import field_mask
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan
@@ -207,9 +208,7 @@ def poisoned(batch: StaticBatch) -> StaticBatch:
         if field.is_index:  # its padding points at padding, and must
             continue
         value = batch[field.name]
-        mask = batch[f"{field.level}_mask"]
-        if field.rows > 1:
-            mask = mask.repeat_interleave(field.rows)
+        mask = field_mask(batch, field)
         if value.is_floating_point():
             garbage = torch.randn(value.shape, generator=random) * GARBAGE
         else:  # other rows' values: a table looked up with them has an entry for each
@@ -232,9 +231,7 @@ def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
         if field.is_index:  # its padding points at padding, and must
             continue
         value = batch[field.name]
-        mask = batch[f"{field.level}_mask"]
-        if field.rows > 1:
-            mask = mask.repeat_interleave(field.rows)
+        mask = field_mask(batch, field)
         real = value[mask]
         if not len(real) or not value.numel():
             continue

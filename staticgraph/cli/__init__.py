@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from staticgraph import __version__, errors
+from staticgraph.cli.compile_failures import of_compiling
 from staticgraph.cli.model_failures import failure_of
 
 COMMANDS = (
@@ -113,7 +114,9 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        text = _for_the_user(error) or failure_of(error, args)
+        # What torch's compiler says is a page, of which a user needs a line.
+        text = failure_of(error, args) if of_compiling(error) else None
+        text = text or _for_the_user(error) or failure_of(error, args)
         if text is None:
             raise
         print(f"staticgraph {args.command}: {text}", file=sys.stderr)

@@ -9,6 +9,7 @@ from typing import Any
 from staticgraph.cli import values
 from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
+from staticgraph.cli.model_options import check_heads
 from staticgraph.files.json_text import to_json
 from staticgraph.text.progress import waiting
 
@@ -66,11 +67,12 @@ def register(commands: Any) -> None:
         "--operators", action="store_true", help="also list eager operations by name"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Counts and prints."""
+    check_heads(args, args.model, args.hidden, args.heads)
     look_for(args.data, args.target)
     import torch
 

@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
                 target=args.gpu,
                 data=args.data,
                 data_target=args.target,
+                data_task=args.task,
                 batch_size=args.batch_size,
                 modes=modes,
                 kernels=args.kernels,

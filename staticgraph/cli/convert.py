@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         merged=not args.shards,
         part_graphs=args.part_graphs,
         target=args.target,
+        task=args.task,
         seed=args.seed,
         overwrite=args.overwrite,
     )

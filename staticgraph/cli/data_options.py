@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from staticgraph.store.graph_store import GraphStore
 
 
-def add_data(group: Any, *, required: bool = False) -> None:
-    """Adds ``--data`` and ``--target`` to a parser, or to a group of its options."""
+def add_data(group: Any, *, required: bool = False, default: str | None = "auto") -> None:
+    """Adds ``--data``, ``--target`` and ``--task`` to a parser, or to a group of its options; with
+    ``default`` None a task that is not given stays out of the namespace, where the parser's own
+    default is so."""
     group.add_argument(
         "--data", required=required, type=values.words, metavar="SPEC", help=values.SPECS
     )
@@ -22,6 +24,13 @@ def add_data(group: Any, *, required: bool = False) -> None:
         type=values.words,
         metavar="COLUMN",
         help="of a CSV, what to predict (default: every column of numbers)",
+    )
+    group.add_argument(
+        "--task",
+        choices=values.TASKS,
+        help="what the target is: numbers, yes or no (0 and 1), or classes; auto goes by the dtype "
+        "of y, and of a CSV by its cells (default: auto)",
+        **({} if default is None else {"default": default}),
     )
 
 
@@ -37,4 +46,4 @@ def open_data(args: argparse.Namespace, seed: int = 0) -> GraphStore:
     """
     from staticgraph import datasets
 
-    return datasets.open(args.data, target=args.target, seed=seed)
+    return datasets.open(args.data, target=args.target, task=args.task, seed=seed)

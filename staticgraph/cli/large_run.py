@@ -37,7 +37,11 @@ def sizes_of(args: argparse.Namespace, tuned: Tuning | None) -> tuple[int, int, 
 def graph_of(
     args: argparse.Namespace, edges: Any, num_nodes: int, p: int, near: int = 0, **more: Any
 ) -> Any:
-    """The partitioned graph of the run, made where it is missing."""
+    """The partitioned graph of the run, made where it is missing.
+
+    Raises:
+        ValueError: another graph stands in the folder of the run.
+    """
     from staticgraph.outofcore import PartitionedGraph, partition
 
     folder = args.out / GRAPH

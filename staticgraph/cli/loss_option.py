@@ -10,8 +10,13 @@ if TYPE_CHECKING:
     from staticgraph.store.graph_store import GraphStore
 
 
-def loss_of(spec: str | None, store: GraphStore) -> tuple[Loss, int]:
+def loss_of(spec: str | None, store: GraphStore, task: str = "auto") -> tuple[Loss, int]:
     """The loss, and how many outputs a model of the zoo then needs.
+
+    Args:
+        spec: what ``--loss`` names, if anything.
+        store: the data.
+        task: what ``--task`` says of its target.
 
     Raises:
         BadGraph: none was named, and the data has no target that says what is meant.
@@ -32,9 +37,9 @@ def loss_of(spec: str | None, store: GraphStore) -> tuple[Loss, int]:
             pass
         return loss, 1
     try:
-        task = task_of(store)
+        asked = task_of(store, task)
     except BadGraph as error:
         raise BadGraph(
             f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
         ) from None
-    return TaskLoss(task), task.num_outputs
+    return TaskLoss(asked), asked.num_outputs

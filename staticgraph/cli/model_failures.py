@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 import staticgraph
+from staticgraph.cli.compile_failures import compile_failure, of_compiling
 
 # Shows the traceback nevertheless.
 TRACEBACK = "STATICGRAPH_TRACEBACK"
@@ -37,6 +38,10 @@ def failure_of(error: Exception, args: argparse.Namespace) -> str | None:
     given = " ".join(f"{name} {value}" for name, value in options.items() if ":" in (value or ""))
     if not given or os.environ.get(TRACEBACK):
         return None
+    if of_compiling(error):
+        frame, words = compile_failure(error, _is_users)
+        where = "" if frame is None else f"{_at(*frame)}: "
+        return f"{given}: {where}{words} ({TRACEBACK}=1 shows every call)"
     text = (error.msg if isinstance(error, SyntaxError) else str(error)).strip()
     words = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     if NO_GRADIENT in words:
@@ -63,9 +68,13 @@ def _place(error: Exception) -> str | None:
         return None
     for filename, line, name in reversed(frames):
         if _is_users(filename):
-            where = "" if name == "<module>" else f", in {name}"
-            return f"{_short(filename)}, line {line}{where}"
+            return _at(filename, line, name)
     return None
+
+
+def _at(filename: str, line: int, name: str) -> str:
+    where = "" if name == "<module>" else f", in {name}"
+    return f"{_short(filename)}, line {line}{where}"
 
 
 def _frames(trace: TracebackType | None) -> list[tuple[str, int, str]]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
+from staticgraph.text.how_many import how_many
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 # Of the zoo alone; what each is where it is not given.
 SIZES: Mapping[str, Any] = {"hidden": 64, "layers": 4, "dropout": 0.0, "pool": "mean"}
+# Models of the zoo that attend, and the heads that each has unasked: they stand here, too, since
+# staticgraph/models imports torch; a test compares them.
+WITH_HEADS, HEADS = ("gps", "gat"), 4
 
 
 def add_model(group: Any, default: str | None = "gine") -> None:
@@ -53,13 +57,34 @@ def add_model(group: Any, default: str | None = "gine") -> None:
 
 
 def check_sizes(args: argparse.Namespace) -> None:
-    """Ends with a usage error where sizes of the zoo are given to a model that builds itself."""
+    """Ends with a usage error where sizes of the zoo are given to a model that builds itself, or
+    its heads do not divide the columns: before anything is loaded."""
     model = getattr(args, "model", None) or ""
+    check_heads(args, model, getattr(args, "hidden", None), getattr(args, "heads", HEADS))
     given = [name for name in SIZES if getattr(args, name, None) is not None]
     if ":" in model and given:
         args.parser.error(
             f"--{given[0]} is of the models {', '.join(values.MODELS)}; {model} builds its own: "
             f"leave --{given[0]} out"
+        )
+
+
+def check_heads(
+    args: argparse.Namespace, model: str | None, hidden: int | None, heads: int = HEADS
+) -> None:
+    """Ends with a usage error where a model of the zoo cannot share its columns among its heads.
+
+    Args:
+        args: of the command.
+        model: its name; None for the default, which has none.
+        hidden: columns; None for the default, which heads divide.
+        heads: attention heads.
+    """
+    if model in WITH_HEADS and hidden is not None and hidden % heads:
+        near = max(heads, hidden - hidden % heads)
+        args.parser.error(
+            f"argument --hidden: {model} has {how_many(heads, 'head')}, which do not divide "
+            f"hidden={hidden}: give --hidden {near}"
         )
 
 

@@ -50,7 +50,7 @@ def register(subparsers: Any) -> None:
         "--form",
         choices=("auto", "linear", "attention", "quadratic"),
         default="auto",
-        help="what to fit, see docs/memory.md (default: auto)",
+        help="what to fit, see docs/probing.md (default: auto)",
     )
     how.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where a step runs (default: cpu)"
@@ -178,7 +178,11 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
 
 
 def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
-    """The probe that the options name, ready to be run: what they cannot mean is refused here."""
+    """The probe that the options name, ready to be run: what they cannot mean is refused here.
+
+    Raises:
+        ValueError: a model by name cannot take the graphs.
+    """
     import torch
 
     from staticgraph.dryrun.compiled_probe import probe
@@ -192,7 +196,7 @@ def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
             f"{store.name} has {len(store.schema.node_axes)} types: give a model of yours, "
             "--model MODULE:NAME"
         )
-    loss, outputs = loss_of(getattr(args, "loss", None), store)
+    loss, outputs = loss_of(getattr(args, "loss", None), store, getattr(args, "task", "auto"))
     model = model_of(args, store, outputs)
     require_trainable(model, args.model)
     device, like = getattr(args, "device", "cpu"), getattr(args, "like", "cuda")

@@ -6,17 +6,20 @@ import argparse
 import importlib.util
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from staticgraph.cli import values
+from staticgraph.cli import FAILED, values
 from staticgraph.cli.loading import load
 from staticgraph.errors import MissingPackage
 from staticgraph.steps.modes import MODES
-from staticgraph.training.run_folder import require_trained
+from staticgraph.training.run_folder import named_in, require_trained
 
 if TYPE_CHECKING:
     from staticgraph.serving.service import Service
 
+STOPPED = "what was asked is answered; stopped"
 EXAMPLE = """\
 examples:
   staticgraph serve --run runs/hiv
@@ -116,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
     _check_fitting(args)
     if args.exported is None:
         require_trained(args.folder)
+        args.model = named_in(args.folder)  # for what is said where it fails
     load()
     from staticgraph.serving.own_process import settle
 
@@ -205,8 +209,17 @@ def _here(service: Service, args: argparse.Namespace) -> int:
     app = make_app(Here(service.server), service.reader, service.title, service.task)
     server = uvicorn.Server(config_of(app, host=args.host, port=args.port, log_level="info"))
     _say(args)
-    server.run()
-    return 0 if server.started else 2
+
+    # uvicorn stops in order, then raises the signal once more, for whoever waits for it.
+    def tell(*_: object) -> None:
+        server.should_exit = True
+
+    with _stopped_by(tell), suppress(SystemExit):  # of a port that is taken, say, after its reason
+        server.run()
+    if not server.started:
+        return FAILED
+    print(STOPPED, file=sys.stderr)
+    return 0
 
 
 def _beside(service: Service, args: argparse.Namespace) -> int:
@@ -215,20 +228,30 @@ def _beside(service: Service, args: argparse.Namespace) -> int:
 
     workers = Workers(*service, args.workers, args.host, args.port)
     _say(args)
+    with _stopped_by(workers.tell):
+        try:
+            workers.wait_ready()
+            print(f"running on http://{workers.host}:{workers.port}", file=sys.stderr, flush=True)
+            stopped = workers.wait()
+            if not stopped:
+                print("a process that reads requests ended by itself; stopping", file=sys.stderr)
+        finally:
+            workers.stop()
+    print(STOPPED, file=sys.stderr)
+    return 0 if stopped else FAILED
+
+
+@contextmanager
+def _stopped_by(tell: Callable[..., None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM tell the server while the block runs, and end nothing else: to stop is
+    what a server is asked for, so it ends with status 0, as uvicorn and gunicorn do."""
     stops = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, workers.tell) for number in stops]
+    before = [signal.signal(number, tell) for number in stops]
     try:
-        workers.wait_ready()
-        print(f"running on http://{workers.host}:{workers.port}", file=sys.stderr, flush=True)
-        stopped = workers.wait()
-        if not stopped:
-            print("a process that reads requests ended by itself; stopping", file=sys.stderr)
+        yield
     finally:
-        workers.stop()
         for number, handler in zip(stops, before, strict=True):
             signal.signal(number, handler)
-    print("what was asked is answered; stopped", file=sys.stderr)
-    return 0 if stopped else 2
 
 
 def require_extra() -> None:

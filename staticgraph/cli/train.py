@@ -10,11 +10,11 @@ from typing import Any
 from staticgraph.cli import DIVERGED, INTERRUPTED, values
 from staticgraph.cli.data_options import add_data
 from staticgraph.cli.loading import load, look_for
-from staticgraph.cli.model_options import add_model, check_sizes
+from staticgraph.cli.model_options import add_model, check_heads, check_sizes
 from staticgraph.errors import Diverged
 from staticgraph.files.json_text import to_json
 from staticgraph.steps.modes import MODES
-from staticgraph.training.run_folder import require_free, require_run
+from staticgraph.training.run_folder import named_in, require_free, require_run
 from staticgraph.training.schedule import SCHEDULES
 
 EXAMPLE = """\
@@ -47,7 +47,7 @@ def register(commands: Any) -> None:
         epilog=EXAMPLE,
         argument_default=argparse.SUPPRESS,
     )
-    add_data(parser.add_argument_group("data"))
+    add_data(parser.add_argument_group("data"), default=None)
     add_model(parser.add_argument_group("model"), default=None)
     _add_training(parser.add_argument_group("training"))
     _add_machine(parser.add_argument_group("machine"))
@@ -192,15 +192,18 @@ def run(args: argparse.Namespace) -> int:
     }
     if "config" in args:
         given = {**_settings(args), **given}
-    check_sizes(argparse.Namespace(**{**vars(args), "model": given.get("model")}))
     out = getattr(args, "out", OUT)
     resuming = getattr(args, "resume", False)
+    args.model = given.get("model")  # of --config, too
+    check_sizes(args)
+    check_heads(args, args.model, given.get("hidden"))
     if not resuming and "data" not in given:
         args.parser.error("the argument --data is required, but for --resume or a --config with it")
     alone = "RANK" not in os.environ  # of several processes the first looks, and tells the others
     if resuming:
         if alone:
             require_run(out)
+        args.model = given.get("model") or named_in(out)
         load()
     else:
         if alone and not getattr(args, "overwrite", False):

@@ -26,6 +26,7 @@ are there, and trains from the first epoch.
 """
 LINK_POLICIES = ("in-memory", "comet", "beta")
 NODE_POLICIES = ("in-memory", "node-cache", "dispersed")
+WIDTH = values.whole(1, values.WIDEST)  # columns
 
 
 def register(commands: Any) -> None:
@@ -83,8 +84,7 @@ def _add_sizes(buffer: Any) -> None:
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
-    """How to train, on links and on nodes."""
-    width = values.whole(1, values.WIDEST)
+    """How to train."""
     training = parser.add_argument_group("training")
     training.add_argument(
         "--epochs",
@@ -102,7 +102,16 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     training.add_argument(
         "--seed", type=values.seed, default=0, help="of weights, order and samples (default: 0)"
     )
-    links = parser.add_argument_group("links")
+    _add_links(parser.add_argument_group("links"))
+    _add_nodes(parser.add_argument_group("nodes"))
+    parser.add_argument(
+        "--fanouts", type=values.fanouts, default=[10, 10], metavar="K,K",
+        help="neighbours sampled, one number per layer, from the seeds on (default: 10,10)",
+    )  # fmt: skip
+
+
+def _add_links(links: Any) -> None:
+    """What is trained on links."""
     links.add_argument(
         "--decoder",
         choices=("distmult", "complex", "transe"),
@@ -110,7 +119,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="what scores a link (default: distmult)",
     )
     links.add_argument(
-        "--dimension", type=width, default=50, help="numbers per embedding (default: 50)"
+        "--dimension", type=WIDTH, default=50, help="numbers per embedding (default: 50)"
     )
     links.add_argument(
         "--chunks",
@@ -140,7 +149,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         default=0.01,
         help="learning rate of the encoder (default: 0.01)",
     )
-    nodes = parser.add_argument_group("nodes")
+
+
+def _add_nodes(nodes: Any) -> None:
+    """What is trained on nodes."""
     nodes.add_argument(
         "--model",
         choices=("sage", "gcn", "gat"),
@@ -148,15 +160,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="layers over sampled neighbourhoods (default: sage)",
     )
     nodes.add_argument(
-        "--hidden", type=width, default=64, help="columns of every layer (default: 64)"
+        "--hidden", type=WIDTH, default=64, help="columns of every layer (default: 64)"
     )
     nodes.add_argument(
         "--dropout", type=values.share, default=0.5, help="between layers (default: 0.5)"
     )
-    parser.add_argument(
-        "--fanouts", type=values.fanouts, default=[10, 10], metavar="K,K",
-        help="neighbours sampled, one number per layer, from the seeds on (default: 10,10)",
-    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,9 +17,10 @@ from pathlib import Path
 from staticgraph.files.presence import is_there
 from staticgraph.text.byte_sizes import parse_bytes
 
-# Stands here, too, since staticgraph/models imports torch and --help must be quick; a test compares
-# them.
+# These stand here, too, since staticgraph/models imports torch, staticgraph/datasets numpy, and
+# --help must be quick; a test compares them.
 MODELS = ("gine", "gps", "gin", "gcn", "gat", "sage")
+TASKS = ("auto", "regression", "binary", "classes")
 # What --data takes, as docs/datasets.md has it.
 SPECS = (
     "esol, tu:NAME, molnet:NAME, ogb:NAME, the folder of a store or of a PyG dataset, or a .npz, "
@@ -87,7 +88,11 @@ def share(text: str) -> float:
 
 
 def byte_size(text: str) -> int:
-    """An amount of memory, such as 20GiB or 512M, in bytes."""
+    """An amount of memory, such as 20GiB or 512M, in bytes.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
     try:
         return parse_bytes(text)
     except (ValueError, OverflowError) as error:

@@ -85,17 +85,17 @@ def run(args: argparse.Namespace) -> int:
 
     from staticgraph.models.named import require_trainable
     from staticgraph.training.device import device_of
+    from staticgraph.training.versus.comparison import compare
     from staticgraph.training.versus.picture import save_versus_picture
-    from staticgraph.training.versus.versus import versus
 
     args.out.mkdir(parents=True, exist_ok=True)  # or say so before a minute of measuring
     device = device_of(args.device)
     store = open_data(args, args.seed)
-    loss, outputs = loss_of(args.loss, store)
+    loss, outputs = loss_of(args.loss, store, args.task)
     torch.manual_seed(args.seed)
     model = model_of(args, store, outputs)
     require_trainable(model, args.model)
-    report = versus(
+    report = compare(
         model,
         store,
         loss=loss,

@@ -22,6 +22,7 @@ from staticgraph.datasets.specs import SPECS as SPECS
 from staticgraph.datasets.specs import check as check
 from staticgraph.datasets.specs import check_no_target, check_path, path_of, processed_by_pyg
 from staticgraph.datasets.specs import understood as understood
+from staticgraph.datasets.task_names import AUTO, check_task
 from staticgraph.sizes.whole_numbers import IntArray
 
 if TYPE_CHECKING:
@@ -38,17 +39,22 @@ def open(
     *,
     root: str | Path | None = None,
     target: str | Sequence[str] | None = None,
+    task: str = AUTO,
     seed: int = 0,
     progress: bool = True,
 ) -> GraphStore:
     """Opens a data set, with the splits ``train``, ``val`` and ``test``.
 
     Args:
-        spec: one of :data:`SPECS`. A name that comes with the package, unless there is a file or
-            a folder of that name here.
+        spec: one of :data:`SPECS`. A name that comes with the package, unless a folder of that
+            name here holds a data set.
         root: folder for downloads.
         target: the column or columns of a CSV to predict; by default every numeric one. Refused for
             anything else, whose labels are its ``y``.
+        task: what the target is: ``regression``, ``binary`` (0 and 1) or ``classes``, so that ``y``
+            is float32, or int64 from 0, with the names of classes in ``store.schema["y"].classes``;
+            ``auto`` leaves it as it is, and of a CSV finds out: words are classes, and so are a few
+            whole numbers from 0 or 1 that come often, which a line to stderr says.
         seed: of the random split, where the data set brings none.
         progress: show a bar where it takes more than a moment.
 
@@ -58,9 +64,10 @@ def open(
         FileNotFoundError: it is a path, and nothing is there.
         DatasetUnavailable: it is not here and cannot be downloaded.
         MissingPackage: one of an extra is not installed.
-        BadGraph: the data cannot be stored.
-        ValueError: a target of what is no CSV.
+        BadGraph: the data cannot be stored, or the target is not what ``task`` says.
+        ValueError: a target of what is no CSV, or no such task.
     """
+    check_task(task)
     text = str(spec)
     path = path_of(text)
     if path is None:
@@ -71,14 +78,18 @@ def open(
         folder = Path(root or CACHE).expanduser()
         store = getattr(pyg, f"open_{scheme}")(name, folder, progress)
     else:
-        store = _open_path(path, text, target, progress)
+        store = _open_path(path, text, target, progress, task)
+    if task != AUTO and (path is None or path.suffix != ".csv"):
+        from staticgraph.datasets.as_task import as_task
+
+        store = as_task(store, task)
     if "train" in store.splits:
         return store
     return store.with_splits(**random_split(len(store), seed))
 
 
 def _open_path(
-    path: Path, spec: str, target: str | Sequence[str] | None, progress: bool
+    path: Path, spec: str, target: str | Sequence[str] | None, progress: bool, task: str
 ) -> GraphStore:
     check_path(path, spec, target)
     if path.is_dir():
@@ -99,7 +110,7 @@ def _open_path(
         return open_pt(path, progress)
     from staticgraph.datasets.smiles import open_csv
 
-    return open_csv(path, target, progress)
+    return open_csv(path, target, progress, task)
 
 
 def random_split(graphs: int, seed: int) -> dict[str, IntArray]:

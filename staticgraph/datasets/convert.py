@@ -21,6 +21,7 @@ from typing import Any
 
 import staticgraph.datasets as datasets
 from staticgraph.datasets.smiles_table import Table
+from staticgraph.datasets.task_names import AUTO
 from staticgraph.files import document
 from staticgraph.files.atomic import write_bytes
 from staticgraph.sizes.whole_numbers import IntArray
@@ -42,6 +43,7 @@ class Conversion:
     Attributes:
         spec: of the data set.
         target: columns of a table to predict.
+        task: what the target is.
         seed: of a random split.
         workers: processes.
         part_graphs: graphs of a part.
@@ -51,6 +53,7 @@ class Conversion:
 
     spec: str | tuple[str, ...]
     target: tuple[str, ...]
+    task: str
     seed: int
     workers: int
     part_graphs: int
@@ -70,6 +73,7 @@ def convert(
     merged: bool = True,
     part_graphs: int = PART_GRAPHS,
     target: str | Sequence[str] | None = None,
+    task: str = AUTO,
     seed: int = 0,
     overwrite: bool = False,
     progress: bool = True,
@@ -83,23 +87,25 @@ def convert(
             written by one.
         merged: put the parts together; False leaves them, see :meth:`StoreWriter.finish`.
         part_graphs: graphs of a part, which is what a process holds, and what a kill can lose.
-        target, seed: as for :func:`staticgraph.datasets.open`.
+        target, task, seed: as for :func:`staticgraph.datasets.open`; of several stores each keeps
+            its own.
         overwrite: replace a store that stands there.
         progress: show a bar.
 
     Raises:
         ChildProcessError: a worker was ended from outside.
         FileExistsError: something stands there; or parts of another conversion stand beside it.
+        ValueError: a task for several stores.
         BadGraph, UnknownDataset, MissingPackage, FileNotFoundError: as for opening the data set.
     """
     several = not isinstance(spec, str | Path)
     text = tuple(map(str, spec)) if several else str(spec)
     wanted = (target,) if isinstance(target, str) else tuple(target or ())
-    source, graphs, splits, name = _source(text, wanted, seed, progress)
+    source, graphs, splits, name = _source(text, wanted, task, seed, progress)
     if isinstance(source, GraphStore):
         workers = 1  # it is in this process's memory
     workers = max(1, min(workers, -(-graphs // part_graphs)))
-    job = Conversion(text, wanted, seed, workers, part_graphs, graphs, name)
+    job = Conversion(text, wanted, task, seed, workers, part_graphs, graphs, name)
     root = Path(folder)
     _begin(root, job)
     shards = [
@@ -121,20 +127,24 @@ Source = Table | GraphStore | None
 
 
 def _source(
-    spec: str | tuple[str, ...], target: tuple[str, ...], seed: int, progress: bool
+    spec: str | tuple[str, ...], target: tuple[str, ...], task: str, seed: int, progress: bool
 ) -> tuple[Source, int, dict[str, IntArray], str]:
     """A table, a store in memory, or None for what each worker maps; how many graphs, the splits,
     and the name."""
     if isinstance(spec, tuple):
+        if task != AUTO:
+            raise ValueError(
+                f"task={task!r}: several stores are put together as they are; give it for each"
+            )
         store = GraphStore.load(spec, verify=False)
         return None, len(store), dict(store.splits), store.name
     path = Path(spec).expanduser()
     if path.suffix == ".csv" and path.exists():
-        table = Table.of(path, target, progress)
+        table = Table.of(path, target, progress, task)
         splits = table.splits or datasets.random_split(table.graphs, seed)
         return table, table.graphs, splits, path.stem
-    store = datasets.open(spec, target=target or None, seed=seed, progress=progress)
-    mapped = (path / MANIFEST).exists()
+    store = datasets.open(spec, target=target or None, task=task, seed=seed, progress=progress)
+    mapped = (path / MANIFEST).exists() and task == AUTO
     return None if mapped else store, len(store), dict(store.splits), store.name
 
 

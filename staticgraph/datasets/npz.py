@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +82,7 @@ def _molecules(arrays: dict[str, Array], name: str) -> GraphStore:
         "edge_attr": ("edge", np.repeat(bonds, 2, axis=0)),
         "y": ("graph", label),
     }
-    return GraphStore.from_arrays(
+    store = GraphStore.from_arrays(
         arrays["num_nodes"],
         2 * whole_numbers(arrays["num_bonds"], f"num_bonds of {name}", BadGraph),
         src,
@@ -90,6 +91,7 @@ def _molecules(arrays: dict[str, Array], name: str) -> GraphStore:
         splits=_splits(arrays, name),
         name=name,
     )
+    return replace(store, schema=replace(store.schema, molecules=True))
 
 
 def _tu(arrays: dict[str, Array], name: str) -> GraphStore:
@@ -121,7 +123,11 @@ def categories(tag: Array, kinds: int) -> Array:
 
 
 def as_float32(label: Array, name: str) -> Array:
-    """Labels as float32; NaN and infinities as they are, and no number made infinite."""
+    """Labels as float32; NaN and infinities as they are, and no number made infinite.
+
+    Raises:
+        BadGraph: a label is beyond what float32 holds.
+    """
     with np.errstate(over="ignore"):
         narrow = label.astype(np.float32)
     lost = np.isinf(narrow) & np.isfinite(label)

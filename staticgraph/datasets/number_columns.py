@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from staticgraph.errors import BadGraph
 from staticgraph.text.progress import say
+from staticgraph.text.some import some
 
 # Cells that say "no label", in small letters; those of pandas that can mean nothing else.
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none"})
-# Columns that a sentence names before it counts the others.
-NAMED = 4
 
 
 @dataclass
@@ -48,9 +46,10 @@ class NumberColumns:
         found = [name for name in self.names if name in self.filled and name not in self.broken]
         if not found:
             why = f": {self._why_not(found)}" if self.names else ""
+            column = next(iter(self.broken)) if len(self.broken) == 1 else "COLUMN"
             raise BadGraph(
                 f"{path} has no column of numbers to predict{why}; add one, and leave its cell "
-                "empty where there is no label"
+                f"empty where there is no label, or name a column of classes: --target {column}"
             )
         return found
 
@@ -58,10 +57,10 @@ class NumberColumns:
         """Says what was chosen, in a line to stderr, where there was a choice."""
         if len(self.names) > 1:
             others = self._why_not(found)
-            say(f"{path.name}: predicts {_some(found)}" + (f"; not {others}" if others else ""))
+            say(f"{path.name}: predicts {some(found)}" + (f"; not {others}" if others else ""))
 
     def _why_not(self, found: list[str]) -> str:
-        return _some(
+        return some(
             f"{name} (line {self.broken[name][0]}: {self.broken[name][1][:40]!r} is no number)"
             if name in self.broken
             else f"{name} (empty)"
@@ -94,9 +93,3 @@ def label_of(cell: str) -> float:
     if not is_number(cell):
         raise ValueError(f"{cell!r} is no number")
     return float(cell)
-
-
-def _some(words: Iterable[str]) -> str:
-    words = list(words)
-    more = len(words) - NAMED
-    return ", ".join(words[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -20,9 +20,12 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 from torch_geometric.datasets import MoleculeNet, TUDataset
 
 from staticgraph.errors import BadGraph, DatasetUnavailable, MissingPackage, UnknownDataset
-from staticgraph.schema import Field, Schema
+from staticgraph.schema import Field
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_store import GraphStore
+
+# OGB's sets whose graphs are molecules begin so.
+MOLECULES = "ogbg-mol"
 
 
 def open_tu(name: str, root: Path, progress: bool) -> GraphStore:
@@ -37,7 +40,11 @@ def open_tu(name: str, root: Path, progress: bool) -> GraphStore:
 
 
 def open_molnet(name: str, root: Path, progress: bool) -> GraphStore:
-    """A MoleculeNet set as PyG featurises it: ``y`` float32 ``[1, T]``, NaN where unlabelled."""
+    """A MoleculeNet set as PyG featurises it: ``y`` float32 ``[1, T]``, NaN where unlabelled.
+
+    Raises:
+        UnknownDataset: MoleculeNet has none of this name.
+    """
     if name.lower() not in MoleculeNet.names:
         raise UnknownDataset(
             f"molnet:{name}: MoleculeNet has {', '.join(sorted(MoleculeNet.names))}"
@@ -52,6 +59,9 @@ def open_ogb(name: str, root: Path, progress: bool) -> GraphStore:
 
     Labels of binary tasks come as float32 ``[1, T]`` with NaN for "none", those of several classes
     as int64 ``[1]``, so that the dtype tells the task.
+
+    Raises:
+        UnknownDataset: OGB has none of this name.
     """
     with _downloading(f"ogb:{name}", root, extra="ogb"):
         from ogb.graphproppred import PygGraphPropPredDataset  # pyright: ignore[reportMissingImports]
@@ -62,6 +72,7 @@ def open_ogb(name: str, root: Path, progress: bool) -> GraphStore:
         except ValueError as error:  # OGB's own words for a name that it does not know
             raise UnknownDataset(f"ogb:{name}: {error}") from None
     store = GraphStore.from_pyg(dataset, name=name, progress=progress)
+    store = replace(store, schema=replace(store.schema, molecules=name.startswith(MOLECULES)))
     ids = dataset.get_idx_split()
     splits = {"train": ids["train"], "val": ids["valid"], "test": ids["test"]}
     return _with_task_dtype(store, dataset.task_type).with_splits(
@@ -148,7 +159,7 @@ def _with_column(store: GraphStore, field: Field, column: Array) -> GraphStore:
     others = [item for item in store.schema if item.name != field.name]
     return replace(
         store,
-        schema=Schema((*others, field)),
+        schema=replace(store.schema, fields=(*others, field)),
         columns={**store.columns, field.name: column},
     )
 

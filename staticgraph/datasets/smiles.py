@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from staticgraph.datasets.npz import SPLITS, as_float32, both_directions
-from staticgraph.datasets.number_columns import NumberColumns, label_of
+from staticgraph.datasets.npz import SPLITS, both_directions
+from staticgraph.datasets.number_columns import NumberColumns
+from staticgraph.datasets.targets import Cells, Target, target_of
+from staticgraph.datasets.task_names import AUTO
 from staticgraph.errors import BadGraph, MissingPackage
 from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import bar
+from staticgraph.text.progress import bar, say
 
 CHIRALITY = ("CHI_UNSPECIFIED", "CHI_TETRAHEDRAL_CW", "CHI_TETRAHEDRAL_CCW", "CHI_OTHER")
 HYBRIDIZATION = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
@@ -36,36 +39,37 @@ OTHER_MARKS = (";", "\t", "|")
 PROGRESS_FROM = 5000
 
 
-def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> GraphStore:
+def open_csv(
+    path: Path, target: str | Sequence[str] | None, progress: bool, task: str = AUTO
+) -> GraphStore:
     """Reads a table with one header line and a column of SMILES (:func:`columns_of`).
 
     ``y`` is float32 ``[1, T]`` with NaN for no label
-    (:data:`staticgraph.datasets.number_columns.MISSING`); a column ``split`` of train, val (or
-    valid) and test gives the splits.
+    (:data:`staticgraph.datasets.number_columns.MISSING`), or int64 ``[1]`` of classes
+    (:mod:`staticgraph.datasets.targets`); a column ``split`` of train, val (or valid) and test
+    gives the splits.
 
     Args:
         path: the file.
         target: the columns to predict; by default all whose cells are numbers or missing, which a
             line to stderr names.
-        progress: show that line, and a bar for large tables.
+        progress: show that line, one on classes that were guessed, and a bar for large tables.
+        task: what they are, one of :data:`staticgraph.datasets.task_names.TASKS`.
 
     Raises:
         MissingPackage: RDKit is not installed.
         BadGraph: no such column, a column twice, no target, a row with more or fewer cells than the
-            header, a SMILES that is empty or that RDKit cannot read (with its line).
+            header, a SMILES that is empty or that RDKit cannot read (with its line), a target that
+            is not what ``task`` says.
     """
     chem = rdkit()
     rows, lines = _rows(path)
     names = columns_of(path, rows[0])
-    wanted = [target] if isinstance(target, str) else list(target or ())
-    if not wanted:
-        columns = NumberColumns(candidates_of(rows[0], names))
-        for row, line in zip(rows, lines, strict=True):
-            columns.see(row, line)
-        wanted = columns.targets(path)
-        if progress:
-            columns.tell(path, wanted)
-    labels = labels_of(path, rows, lines, wanted)
+    sought = Sought.of(path, rows[0], names, target)
+    for row, line in zip(rows, lines, strict=True):
+        sought.see(row, line)
+    found = sought.found(path, task, progress)
+    labels = found.labels(path, rows, lines)
     molecules = [
         molecule(chem, row[names["smiles"]], path, line)
         for line, row in zip(
@@ -79,7 +83,8 @@ def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> 
             strict=True,
         )
     ]
-    return store_of(molecules, labels, _splits(path, rows, lines, names.get("split")), path.stem)
+    splits = _splits(path, rows, lines, names.get("split"))
+    return store_of(molecules, labels, splits, path.stem, found.classes)
 
 
 def _rows(path: Path) -> tuple[list[dict[str, str]], list[int]]:
@@ -174,32 +179,67 @@ def rdkit() -> Any:
     return Chem
 
 
-def labels_of(
-    path: Path,
-    rows: list[dict[str, str]],
-    lines: list[int],
-    wanted: Sequence[str],
-) -> Array:
-    """``[n, T]`` float32, NaN for no label."""
-    check_targets(path, rows[0], wanted)
-    numbers = np.empty((len(rows), len(wanted)))
-    for i, row in enumerate(rows):
-        for j, name in enumerate(wanted):
-            try:
-                numbers[i, j] = label_of(row[name])
-            except ValueError as error:
-                raise BadGraph(
-                    f"{path}, line {lines[i]}: in {name}, {error}; leave the cell empty where "
-                    "there is no label"
-                ) from None
-    return as_float32(numbers, str(path))
-
-
 def check_targets(path: Path, row: dict[str, str], wanted: Sequence[str]) -> None:
-    """Refuses a target that is no column."""
+    """Refuses a target that is no column.
+
+    Raises:
+        BadGraph: it is none; the message names the columns that there are.
+    """
     missing = [name for name in wanted if name not in row]
     if missing:
         raise BadGraph(f"{path} has no column {missing[0]!r}; it has {', '.join(row)}")
+
+
+@dataclass(frozen=True)
+class Sought:
+    """The targets of a table, found a row at a time.
+
+    Attributes:
+        given: columns that were asked for; empty for all of numbers.
+        columns: what may be a target, where none was asked for.
+        cells: of all that may be one.
+    """
+
+    given: tuple[str, ...]
+    columns: NumberColumns
+    cells: Cells
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        row: dict[str, str],
+        names: dict[str, str],
+        target: str | Sequence[str] | None,
+    ) -> Sought:
+        """Before the first row.
+
+        Raises:
+            BadGraph: a target that is no column.
+        """
+        given = (target,) if isinstance(target, str) else tuple(target or ())
+        check_targets(path, row, given)
+        may_be = given or candidates_of(row, names)
+        return cls(given, NumberColumns(() if given else may_be), Cells(may_be))
+
+    def see(self, row: dict[str, str], line: int) -> None:
+        """Takes the next row in."""
+        self.columns.see(row, line)
+        self.cells.see(row, line)
+
+    def found(self, path: Path, task: str, progress: bool) -> Target:
+        """After the last row; with ``progress`` a line says what was chosen.
+
+        Raises:
+            BadGraph: there is no target, or it is not what the task takes.
+        """
+        wanted = self.given or tuple(self.columns.targets(path))
+        if progress and not self.given:
+            self.columns.tell(path, list(wanted))
+        target = target_of(path, wanted, self.cells, task)
+        if progress and (line := target.said(path)):
+            say(line)
+        return target
 
 
 def _splits(
@@ -227,7 +267,11 @@ def split_of(path: Path, cell: str, line: int) -> str:
 
 
 def molecule(chem: Any, smiles: str, path: Path, line: int) -> tuple[Array, Array, Array]:
-    """Atoms ``[n, 9]``, bonds ``[b, 2]`` and their features ``[b, 3]``, all int64."""
+    """Atoms ``[n, 9]``, bonds ``[b, 2]`` and their features ``[b, 3]``, all int64.
+
+    Raises:
+        BadGraph: the SMILES is empty, or RDKit cannot read it.
+    """
     if not smiles.strip():
         raise BadGraph(f"{path}, line {line}: the SMILES is empty; fill the cell, or drop the row")
     molecule = chem.MolFromSmiles(smiles)
@@ -301,6 +345,7 @@ def store_of(
     labels: Array,
     splits: dict[str, IntArray],
     name: str,
+    classes: tuple[str, ...] = (),
 ) -> GraphStore:
     """A store of molecules.
 
@@ -309,6 +354,7 @@ def store_of(
         labels: ``[molecules, ...]``, the field ``y``.
         splits: named lists of molecules.
         name: of the store.
+        classes: names of the labels 0, 1, ..., where they have some.
     """
     atoms, bonds, kinds = zip(*molecules, strict=True)
     src, dst = both_directions(np.concatenate(bonds).T)
@@ -317,7 +363,7 @@ def store_of(
         "edge_attr": ("edge", np.repeat(np.concatenate(kinds), 2, axis=0)),
         "y": ("graph", labels),
     }
-    return GraphStore.from_arrays(
+    store = GraphStore.from_arrays(
         np.array([len(atom) for atom in atoms]),
         np.array([2 * len(bond) for bond in bonds]),
         src,
@@ -326,3 +372,7 @@ def store_of(
         splits=splits,
         name=name,
     )
+    described = tuple(
+        replace(item, classes=classes) if item.name == "y" else item for item in store.schema
+    )
+    return replace(store, schema=replace(store.schema, fields=described, molecules=True))

@@ -17,7 +17,8 @@ import numpy as np
 
 from staticgraph.datasets import smiles
 from staticgraph.datasets.npz import SPLITS
-from staticgraph.datasets.number_columns import NumberColumns
+from staticgraph.datasets.targets import Target
+from staticgraph.datasets.task_names import AUTO
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_store import GraphStore
 
@@ -29,18 +30,22 @@ class Table:
     Attributes:
         path: the file.
         graphs: rows.
-        targets: names of the columns to predict.
+        target: the columns to predict, and what they are.
         splits: rows of each, where there is a column ``split``.
     """
 
     path: Path
     graphs: int
-    targets: tuple[str, ...]
+    target: Target
     splits: dict[str, IntArray]
 
     @classmethod
     def of(
-        cls, path: Path, target: str | Sequence[str] | None = None, progress: bool = False
+        cls,
+        path: Path,
+        target: str | Sequence[str] | None = None,
+        progress: bool = False,
+        task: str = AUTO,
     ) -> Table:
         """Looks through a table; with ``progress`` a line names the targets that were found.
 
@@ -48,23 +53,20 @@ class Table:
             BadGraph: as :func:`staticgraph.datasets.smiles.open_csv`, but for what is wrong with a
                 SMILES or a label, which is found when it is read.
         """
-        given = (target,) if isinstance(target, str) else tuple(target or ())
         graphs, words = 0, bytearray()
-        columns = NumberColumns(())
+        sought: smiles.Sought | None = None
         split: str | None = None
         for row, line in smiles.each_row(path):
-            if not graphs:
+            if sought is None:
                 names = smiles.columns_of(path, row)
                 split = names.get("split")
-                smiles.check_targets(path, row, given)
-                columns = NumberColumns(() if given else smiles.candidates_of(row, names))
-            columns.see(row, line)
+                sought = smiles.Sought.of(path, row, names, target)
+            sought.see(row, line)
             if split is not None:
                 words.append(SPLITS.index(smiles.split_of(path, row[split], line)))
             graphs += 1
-        found = given or tuple(columns.targets(path))
-        if progress and not given:
-            columns.tell(path, list(found))
+        assert sought is not None, "a table has rows"
+        found = sought.found(path, task, progress)
         which = np.frombuffer(bytes(words), np.uint8)
         splits = {name: np.flatnonzero(which == k) for k, name in enumerate(SPLITS)}
         return cls(path, graphs, found, splits if split is not None else {})
@@ -82,5 +84,5 @@ class Table:
             name = smiles.columns_of(self.path, here[0][0])["smiles"]
             molecules = [smiles.molecule(chem, row[name], self.path, line) for row, line in here]
             table, lines = [row for row, _ in here], [line for _, line in here]
-            labels = smiles.labels_of(self.path, table, lines, self.targets)
-            yield smiles.store_of(molecules, labels, {}, self.path.stem)
+            labels = self.target.labels(self.path, table, lines)
+            yield smiles.store_of(molecules, labels, {}, self.path.stem, self.target.classes)

@@ -52,14 +52,24 @@ def path_of(spec: str) -> Path | None:
     if scheme in ("tu", "molnet", "ogb") and name:
         return None
     path = Path(spec).expanduser()
-    return shipped()[spec] if spec in shipped() and not path.exists() else path
+    return shipped()[spec] if spec in shipped() and not _is_read(path) else path
+
+
+def _is_read(folder: Path) -> bool:
+    """Whether a folder holds a data set; the folder of a run, say, holds none."""
+    return (folder / MANIFEST).exists() or processed_by_pyg(folder) is not None
 
 
 def check_path(path: Path, spec: str, target: str | Sequence[str] | None) -> None:
-    """Refuses a path at which there is no data set, and a target for what is no CSV."""
+    """Refuses a path at which there is no data set, and a target for what is no CSV.
+
+    Raises:
+        UnknownDataset: it is no file or folder of a data set.
+        FileNotFoundError: there is no such file.
+    """
     repair(path)
     if path.is_dir():
-        if not (path / MANIFEST).exists() and processed_by_pyg(path) is None:
+        if not _is_read(path):
             raise UnknownDataset(
                 f"{spec} is a folder without a store in it, nor one file processed/*.pt.\n"
                 f"{understood()}"
@@ -82,7 +92,11 @@ def processed_by_pyg(folder: Path) -> Path | None:
 
 
 def check_no_target(target: str | Sequence[str] | None, spec: str) -> None:
-    """Refuses a target for what is no CSV."""
+    """Refuses a target for what is no CSV.
+
+    Raises:
+        ValueError: a target is given.
+    """
     if target is not None:
         names = target if isinstance(target, str) else ", ".join(target)
         raise ValueError(

@@ -39,7 +39,8 @@ class Reduction:
     """Averages the gradients of one model.
 
     Args:
-        parameters: in the same order on every rank; those without a gradient are left out.
+        parameters: asked before each step, in the same order on every rank; those that want no
+            gradient are left out.
         ranks: who takes part.
         statistics: asked before each step for the running statistics of the norms in training.
         buffer_bytes: the size of a flat buffer.
@@ -55,21 +56,21 @@ class Reduction:
 
     def __init__(
         self,
-        parameters: Iterable[Tensor],
+        parameters: Callable[[], Iterable[Tensor]],
         ranks: Ranks,
         statistics: Callable[[], Sequence[Tensor]] = tuple,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         self._ranks = ranks
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._wanted = parameters
         self._statistics = statistics
         self._buffer_bytes = buffer_bytes
-        devices = {parameter.device for parameter in self._parameters}
+        devices = {parameter.device for parameter in self._trained()}
         if len(devices) > 1:
             raise ValueError(f"parameters on {how_many(len(devices), 'device')}: a rank has one")
         self._device = next(iter(devices), torch.device("cpu"))
         self._asks = self._device.type == "cpu"  # reading a device would stop it
-        self._buffers: dict[tuple[int, ...], _Buffers] = {}
+        self._buffers: dict[tuple[tuple[torch.Size, torch.dtype], ...], _Buffers] = {}
         self.table: Tensor = torch.zeros(ranks.world_size, COLUMNS)
         self.nbytes: int = 0
 
@@ -87,15 +88,17 @@ class Reduction:
 
         Raises:
             RuntimeError: the ranks took other buckets (on a CPU, where this can be read).
+            ValueError: a gradient is sparse.
         """
-        present = [parameter.grad for parameter in self._parameters]
+        parameters = self._trained()
+        present = [parameter.grad for parameter in parameters]
         if any(grad is not None and grad.layout != torch.strided for grad in present):
             raise ValueError(
                 "a gradient is sparse, and ranks add dense ones: make the embedding with "
                 "sparse=False"
             )
         statistics = list(self._statistics())
-        buffers = self._buffers_for(statistics)
+        buffers = self._buffers_for(parameters, statistics)
         buffers.take(present, statistics, share, self._row(share, bucket, first_graph))
         works = [
             dist.all_reduce(flat, group=self._ranks.group, async_op=self._asks)
@@ -110,7 +113,7 @@ class Reduction:
         factor = torch.where(weight > 0, 1 / weight, 0)
         for flat in buffers.sums:
             flat.mul_(factor.to(flat.dtype))
-        self._give_back(buffers, statistics, weight)
+        self._give_back(buffers, parameters, statistics, weight)
         return (self.table[:, 0].sum() * factor).to(share.total.dtype)
 
     def bad_ranks(self) -> list[int]:
@@ -122,11 +125,15 @@ class Reduction:
     def _row(self, share: Share, bucket: int, first_graph: float) -> list[Tensor | float]:
         return [share.total, share.weight, float(bucket), first_graph]
 
-    def _buffers_for(self, statistics: Sequence[Tensor]) -> _Buffers:
-        key = tuple(statistic.numel() for statistic in statistics)
+    def _trained(self) -> list[Tensor]:
+        """The parameters that want a gradient now: some may have been frozen, or added."""
+        return [parameter for parameter in self._wanted() if parameter.requires_grad]
+
+    def _buffers_for(self, parameters: Sequence[Tensor], statistics: Sequence[Tensor]) -> _Buffers:
+        key = tuple((tensor.shape, tensor.dtype) for tensor in (*parameters, *statistics))
         if key not in self._buffers:
             self._buffers[key] = _Buffers(
-                self._parameters,
+                parameters,
                 statistics,
                 self._ranks,
                 self._buffer_bytes,
@@ -144,13 +151,19 @@ class Reduction:
                 "with the same plan, seed and indices, and rank= and world_size= of its own"
             )
 
-    def _give_back(self, buffers: _Buffers, statistics: Sequence[Tensor], weight: Tensor) -> None:
+    def _give_back(
+        self,
+        buffers: _Buffers,
+        parameters: Sequence[Tensor],
+        statistics: Sequence[Tensor],
+        weight: Tensor,
+    ) -> None:
         """Sums to where gradients stand, at their addresses; a gradient that only other ranks have
         is made."""
         have: list[Tensor] = []
         sums: list[Tensor] = []
         used = None
-        for number, parameter in enumerate(self._parameters):
+        for number, parameter in enumerate(parameters):
             if parameter.grad is None:
                 if not self._asks:
                     continue

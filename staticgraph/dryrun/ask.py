@@ -116,6 +116,7 @@ def dry_run(
     *,
     data: str | None = None,
     data_target: str | Sequence[str] | None = None,
+    data_task: str = "auto",
     batch_size: int | None = None,
     loss: Callable[..., Any] | str | None = None,
     optimizer: Any = None,
@@ -142,6 +143,7 @@ def dry_run(
         data: as ``staticgraph train --data``; needed without a plan, or where the model is built
             from it. ``batch_size`` is the plan's then.
         data_target: columns of a CSV to predict, as ``staticgraph train --target``.
+        data_task: what the target is, as ``staticgraph train --task``.
         loss: ``loss(out, batch)``, as for the runner, or ``"module:name"``; the mean square of the
             output where None.
         optimizer: over the model's parameters, or ``"module:make"``, called with them; fused
@@ -161,6 +163,7 @@ def dry_run(
     """
     request: dict[str, Any] = {
         "data": data,
+        "data_task": data_task,
         "data_target": data_target if isinstance(data_target, str) else list(data_target or ()),
         "modes": list(modes),
         "phases": list(phases),

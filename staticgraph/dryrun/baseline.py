@@ -19,8 +19,8 @@ from torch import Tensor
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.dryrun.ask import dry_run
-from staticgraph.dryrun.operations import PARTS, Operations, count_step
-from staticgraph.dryrun.report import Run
+from staticgraph.dryrun.operations import Operations, count_step
+from staticgraph.dryrun.report import PARTS, Run
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.runner import StaticGraphRunner
@@ -71,6 +71,7 @@ def dispatched(
         name: of :data:`EAGER`; ``static`` is the plan's largest bucket as a compiled step sees it,
             its real counts unknown; with kernels as mode ``fused`` runs it.
         model: is converted in place, but for ``PyG``.
+        store, plan: whose first batch it is.
         dtype: of autocast, or None.
     """
     model.train()

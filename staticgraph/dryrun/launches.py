@@ -23,7 +23,6 @@ from torch.utils.flop_counter import flop_registry
 from staticgraph.internals.trees import tree_leaves
 
 KINDS = ("staticgraph", "inductor", "library", "copy", "host")
-PARTS = ("forward", "backward", "optimizer")
 COPIES = frozenset({"copy_", "fill_", "zero_", "clone", "_to_copy", "zeros", "ones", "full"})
 
 
@@ -59,7 +58,7 @@ class CompiledGraph:
 
 
 @dataclass
-class Watch:
+class LaunchWatch:
     """What is being noted at present. One a process: patched functions find it here.
 
     Attributes:
@@ -74,8 +73,10 @@ class Watch:
         graphs: every compiled graph since it was emptied.
         causes: why the graph that compiles now cannot be recorded whole: (reason, operation,
             place); taken by the graph when it is done.
+        skips: why torch recorded nothing of a graph, since it was emptied.
         sources: Inductor's kernels, source -> name; two graphs may use a name for two kernels.
         kernels: this library's, name -> compiled kernels.
+        launches, operators: what was noted since :meth:`begin`; operators by part and name.
     """
 
     counting: bool = False
@@ -155,7 +156,7 @@ class Watch:
             self.moments.append((self.part, name, self.live.live_bytes))
 
 
-WATCH = Watch()
+WATCH = LaunchWatch()
 
 
 def tensors(value: Any) -> Iterable[Tensor]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.availability import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, peak_flops
-from staticgraph.dryrun.recorder import Counted, RefusingRecorder, counted
+from staticgraph.dryrun.recorder import CountedStep, RefusingRecorder, counted
 from staticgraph.dryrun.report import PARTS, Cause, DryRun, Run
 from staticgraph.dryrun.stubs import attention, inductor
 from staticgraph.dryrun.subject import Candidate, candidate_of, twin
@@ -25,20 +26,24 @@ from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import forget_compiled
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.graph_trees import WHOLE
 from staticgraph.steps.training_state import evaluating
 
 MODES = ("default", "reduce-overhead", "cuda-graph")
 PHASES = ("step", "eval")
-# Recordings of a phase where torch records: a forward and a backward, or a forward alone.
-TORCH_RECORDS = {"step": 2, "eval": 1}
 OWN_RECORDS = 1
 
 
 def measure(request: Mapping[str, Any], target: Target) -> DryRun:
-    """Answers a request; see :func:`staticgraph.dryrun.subject.candidate_of` and
+    """Answers a request.
 
     Args:
-        request: further ``modes``, ``phases``, ``compile_kernels``, ``moments`` (report them).
+        request: what :func:`staticgraph.dryrun.subject.candidate_of` reads; further ``modes``,
+            ``phases``, ``compile_kernels``, ``moments`` (report them).
+        target: the GPU that is not there.
+
+    Raises:
+        ValueError: a mode has no dry run.
     """
     modes, phases = request.get("modes") or MODES, tuple(request.get("phases") or PHASES)
     if unknown := [mode for mode in modes if mode not in MODES]:
@@ -99,8 +104,8 @@ class _Mode:
                 self._mode,
                 recording=Recording(recorder=recorder),
             )
-            runner._computation.assume_rows()  # fake tensors have no values to tell by
-            self._note_keys(runner)
+            runner.steps.computation.assume_rows()  # fake tensors have no values to tell by
+            runner.steps.preparing = self._noting
             runner.warmup(progress=False, phases=phases)
             keys = [(b, r) for b in reversed(range(len(self._plan.capacities))) for r in phases]
             steps = recorder.runs
@@ -110,26 +115,22 @@ class _Mode:
             runner.close()
         return found
 
-    def _note_keys(self, runner: StaticGraphRunner) -> None:
-        """Notes what each key's preparation compiled."""
-        prepare = runner._steps.prepare
+    @contextmanager
+    def _noting(self, bucket: int, phase: str) -> Iterator[None]:
+        """Notes what a key's preparation compiled."""
+        key = self._key = bucket, phase
+        WATCH.graphs, WATCH.skips = [], []
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._graphs[key], self._skips[key] = WATCH.graphs, WATCH.skips
+            self._seconds[key] = time.perf_counter() - started
 
-        def noted(way: str, bucket: int, phase: str, schema: Any) -> None:
-            key = self._key = bucket, phase
-            WATCH.graphs, WATCH.skips = [], []
-            started = time.perf_counter()
-            try:
-                prepare(way, bucket, phase, schema)
-            finally:
-                self._graphs[key], self._skips[key] = WATCH.graphs, WATCH.skips
-                self._seconds[key] = time.perf_counter() - started
-
-        runner._steps.prepare = noted  # pyright: ignore[reportAttributeAccessIssue]
-
-    def _counted(self, runner: StaticGraphRunner, bucket: int, phase: str) -> Counted:
+    def _counted(self, runner: StaticGraphRunner, bucket: int, phase: str) -> CountedStep:
         """A step after the warm-up."""
         self._key = bucket, phase
-        steps, schema = runner._steps, self._plan.schema
+        steps, schema = runner.steps, self._plan.schema
         assert schema is not None
         batch = StaticBatch.blank(steps.layout(bucket, schema), runner.device)
 
@@ -142,17 +143,17 @@ class _Mode:
         body()  # the optimizer makes its state
         return counted(body, [*_resident(runner), *batch.tensors().values()])[1]
 
-    def _run(self, runner: StaticGraphRunner, key: tuple[int, str], step: Counted) -> Run:
+    def _run(self, runner: StaticGraphRunner, key: tuple[int, str], step: CountedStep) -> Run:
         bucket, phase = key
         graphs, skips = self._graphs[key], self._skips[key]
         pieces = expected = None
         if self._mode == "cuda-graph":
             pieces = expected = OWN_RECORDS
         elif self._mode == "reduce-overhead":
-            pieces, expected = sum(g.recorded for g in graphs), TORCH_RECORDS[phase]
+            pieces, expected = sum(g.recorded for g in graphs), WHOLE[phase]
         counts = [
             count
-            for compiled, count in runner._steps.compiled.counts
+            for compiled, count in runner.steps.compiled.counts
             if compiled.bucket == bucket and compiled.grad == (phase == "step")
         ]
         moved, rate = self._target.bandwidth_bytes_s, self._rate()
@@ -202,7 +203,7 @@ class _Mode:
         if not isinstance(error, NotStatic):
             frame = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-        expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": TORCH_RECORDS[phase]}
+        expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": WHOLE[phase]}
         return [
             Run(
                 self._mode,
@@ -225,7 +226,7 @@ def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
     assert runner.optimizer is not None
     for state in runner.optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
-    recorded = runner._steps.recorded
+    recorded = runner.steps.recorded
     if recorded is not None and recorded.buffer is not None:
         yield recorded.buffer
 
@@ -244,7 +245,7 @@ def _causes(graphs: list[CompiledGraph], skips: list[str]) -> tuple[Cause, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _nested(step: Counted) -> dict[str, dict[str, dict[str, int]]]:
+def _nested(step: CountedStep) -> dict[str, dict[str, dict[str, int]]]:
     """part -> kind -> name -> launches."""
     counts = Counter((launch.part, launch.kind, launch.name) for launch in step.launches)
     nested: dict[str, dict[str, dict[str, int]]] = {}

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from staticgraph.dryrun.report import PARTS
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.kernels.batch_norm.op import launches as norm_launches
 from staticgraph.kernels.linear.op import backward_launches, launches
@@ -56,7 +57,6 @@ NOTHING = frozenset(
     }
 )
 HOST_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
-PARTS = ("forward", "backward", "optimizer")
 
 
 @dataclass

@@ -17,7 +17,7 @@ from staticgraph.recording.recorder import Recorded
 
 
 @dataclass(slots=True)
-class Counted:
+class CountedStep:
     """One run that was counted.
 
     Attributes:
@@ -37,11 +37,15 @@ class Counted:
     moments: list[tuple[str, str, int]]
 
 
-def counted(body: Callable[[], Any], resident: Iterable[Tensor]) -> tuple[Any, Counted]:
+def counted(body: Callable[[], Any], resident: Iterable[Tensor]) -> tuple[Any, CountedStep]:
     """Runs something and counts it.
 
     Args:
+        body: a step.
         resident: tensors that are there before.
+
+    Returns:
+        What the body returned, and what was counted.
     """
     pool = CachingPool()
     live = LiveStorages(CUDA_BLOCK, pool=pool)
@@ -55,7 +59,7 @@ def counted(body: Callable[[], Any], resident: Iterable[Tensor]) -> tuple[Any, C
     finally:
         launches, operators = WATCH.end()
         WATCH.live = None
-    return result, Counted(
+    return result, CountedStep(
         launches, operators, before, live.peak_bytes, pool.reserved_bytes, WATCH.moments
     )
 
@@ -73,7 +77,7 @@ class RefusingRecorder:
     compiles = True
 
     def __init__(self, resident: Callable[[], Iterable[Tensor]]) -> None:
-        self.runs: list[Counted] = []
+        self.runs: list[CountedStep] = []
         self._resident = resident
 
     def __call__(self, device: torch.device) -> RefusingRecorder:

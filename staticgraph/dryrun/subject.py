@@ -46,7 +46,7 @@ def candidate_of(request: Mapping[str, Any]) -> Candidate:
 
     Args:
         request: ``model`` (``module:build``) or ``pickled`` (a file of :func:`torch.save`),
-            ``plan`` (a file), ``data`` and ``data_target`` (as for
+            ``plan`` (a file), ``data``, ``data_target`` and ``data_task`` (as for
             :func:`staticgraph.datasets.open`), ``batch_size``, ``loss``, ``optimizer``,
             ``forward`` (``module:name``), ``autocast`` (a dtype's name), ``differentiable``,
             ``clip_norm``, ``kernels``.
@@ -61,7 +61,11 @@ def candidate_of(request: Mapping[str, Any]) -> Candidate:
     if request.get("data"):
         from staticgraph import datasets
 
-        store = datasets.open(request["data"], target=request.get("data_target") or None)
+        store = datasets.open(
+            request["data"],
+            target=request.get("data_target") or None,
+            task=request.get("data_task", "auto"),
+        )
     plan = _plan(request, store)
     torch.manual_seed(0)
     model = given.get("model") or made(request["model"], store)

@@ -154,7 +154,11 @@ def _check_place(short: str, name: str, args: Any, kwargs: Any, out: Any) -> Non
 
 
 def host_part() -> None:
-    """A part of a compiled graph runs on the CPU."""
+    """A part of a compiled graph runs on the CPU.
+
+    Raises:
+        Refused: something is recorded at this moment.
+    """
     if WATCH.recording:
         raise Refused("operation on another device (cpu)", "a part that Inductor wrote", _where())
     WATCH.launch("host", "cpp_fused", ())

@@ -26,7 +26,7 @@ from staticgraph.epochs.epoch_stats import EpochStats
 from staticgraph.epochs.main_bucket import main_bucket
 from staticgraph.epochs.oversize import Oversize, settle_oversize
 from staticgraph.epochs.strategies import (
-    Made,
+    EpochBatches,
     OfflineParts,
     exact_epoch,
     offline_epoch,
@@ -276,7 +276,7 @@ class Batcher:
         return Epoch(order, np.append(np.concatenate(bounds), starts[-1]), buckets, steps,
                      step_buckets, np.concatenate(windows)), stats  # fmt: skip
 
-    def _kept(self, made: Made) -> tuple[Made, int]:
+    def _kept(self, made: EpochBatches) -> tuple[EpochBatches, int]:
         """The batches in buckets whose order statistics they keep, and how many were mended."""
         promised = any(capacity.order_statistics for capacity in self.plan.capacities)
         if not promised or not len(made.buckets):
@@ -308,7 +308,7 @@ class Batcher:
         first, last = self._rank_bounds[share : share + 2]
         return self.indices[(self.indices >= first) & (self.indices < last)]
 
-    def _made(self, epoch: int, share: int) -> tuple[Made, IntArray]:
+    def _made(self, epoch: int, share: int) -> tuple[EpochBatches, IntArray]:
         """The batches of the epoch as arrays, by the strategy of this batcher, of one share; and
         where its windows begin and end in the order."""
         seed = int(stream_of(self.seed, share)) if share else self.seed

@@ -35,7 +35,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 STRETCH = 1 << 22
 
 
-class Made(NamedTuple):
+class EpochBatches(NamedTuple):
     """The batches of an epoch.
 
     Attributes:
@@ -65,7 +65,7 @@ def exact_epoch(
     batch_size: int,
     key: np.uint64 | None,
     windows: IntArray | None = None,
-) -> Made:
+) -> EpochBatches:
     """Batches of ``batch_size``; one that overflows is re-balanced, else spilled, else split.
 
     Args:
@@ -96,7 +96,9 @@ def exact_epoch(
     spilled, split = int((buckets > main).sum()), int((buckets < 0).sum())
     if split:
         bounds, buckets = _halved(order, sizes, limits, bounds, buckets)
-    return Made(order, bounds, buckets, overflowed, max(0, overflowed - left), spilled, split)
+    return EpochBatches(
+        order, bounds, buckets, overflowed, max(0, overflowed - left), spilled, split
+    )
 
 
 def _repaired(
@@ -152,7 +154,7 @@ def _halved(
 
 def streamed_epoch(
     order: IntArray, sizes: IntArray, capacities: Sequence[Capacity], window: int
-) -> Made:
+) -> EpochBatches:
     """As many graphs as fit, by a stream for each bucket over the graphs that call it home."""
     parts = []
     at_home = homes(sizes[order], capacities)
@@ -209,7 +211,7 @@ def offline_epoch(
     capacities: Sequence[Capacity],
     seed: int,
     epoch: int,
-) -> Made:
+) -> EpochBatches:
     """The graphs of each size dealt again to the places that the packing has for them."""
     drawn = []
     for part in parts:
@@ -224,7 +226,7 @@ def _joined(
     parts: Sequence[tuple[int, IntArray, IntArray, np.ndarray]],
     sizes: IntArray,
     capacities: Sequence[Capacity],
-) -> Made:
+) -> EpochBatches:
     """The batches of several buckets in the order of ``when``, each in the smallest bucket.
 
     Args:
@@ -235,7 +237,7 @@ def _joined(
     """
     if not parts:
         nothing = np.zeros(0, dtype=np.int64)
-        return Made(nothing, np.zeros(1, dtype=np.int64), nothing)
+        return EpochBatches(nothing, np.zeros(1, dtype=np.int64), nothing)
     limits = limits_array(capacities)
     buckets, starts, stops = [], [], []
     begin = 0
@@ -254,4 +256,4 @@ def _joined(
     lengths = stop - start
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     moved = np.repeat(start - bounds[:-1], lengths) + np.arange(bounds[-1])
-    return Made(everything[moved], bounds, np.concatenate(buckets)[when])
+    return EpochBatches(everything[moved], bounds, np.concatenate(buckets)[when])

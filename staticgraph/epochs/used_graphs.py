@@ -67,7 +67,11 @@ def histogram_of(sizes: IntArray, indices: IntArray) -> SizeHistogram:
 
 
 def planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
-    """The components that the plan limits: all of them, or nodes and edges alone."""
+    """The components that the plan limits: all of them, or nodes and edges alone.
+
+    Raises:
+        ValueError: the plan was made for other components.
+    """
     planned = len(plan.capacities[0].size_limits)
     if planned == len(NODES_EDGES):
         return np.ascontiguousarray(sizes[:, :planned])
@@ -81,7 +85,12 @@ def planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
 
 
 def checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
-    """``[m]`` positions within the store, int64, and of many graphs int32 where that holds them."""
+    """``[m]`` positions within the store, int64, and of many graphs int32 where that holds them.
+
+    Raises:
+        ValueError: a mask of another length than the store.
+        IndexError: the store has no graph of a number.
+    """
     dtype = np.int32 if NARROW_FROM <= total <= np.iinfo(np.int32).max else np.int64
     if indices is None:
         return cast(IntArray, np.arange(total, dtype=dtype))

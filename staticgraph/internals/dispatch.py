@@ -3,7 +3,7 @@ let a tensor subclass be looked at without its own ``__torch_function__``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "TorchDispatchMode",
     "current_graph_task",
     "delayed_error",
+    "preserved_versions",
     "traced_here",
     "version_of",
 ]
@@ -40,12 +41,19 @@ def traced_here() -> bool:
     is true in every thread while one of them compiles."""
     if torch.compiler.is_dynamo_compiling():  # a trace takes it for True, and looks no further
         return True
-    return torch.compiler.is_compiling() and TracingContext.try_get() is not None
+    return TracingContext.try_get() is not None
 
 
 def version_of(tensor: Tensor) -> int:
     """How often a tensor was written to in place."""
     return tensor._version
+
+
+def preserved_versions(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """As a ``with`` block, in which the values return that stand there now: afterwards each tensor
+    was written to as often as now, so that a backward that waits finds it as it was."""
+    counted = tuple(tensor for tensor in tensors if not tensor.is_inference())
+    return torch.autograd._unsafe_preserve_version_counter(counted)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def delayed_error(message: str, given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 
-from staticgraph.internals.shapes import NEW, RULES, Made, told
+from staticgraph.internals.shapes import NEW, RULES, NewTensor, told
 
 __all__ = ["FakeTensor", "FakeTensorMode", "QuickFakeMode", "ask_device"]
 
@@ -88,7 +88,7 @@ class QuickFakeMode(FakeTensorMode):
         if device is None:
             return super().dispatch(func, types, args, kwargs)
         known = told(func, args, kwargs)
-        if isinstance(known, Made):
+        if isinstance(known, NewTensor):
             return self._faked(torch.empty(known.shape, dtype=known.dtype, device="meta"), device)
         if known is not None:
             return known

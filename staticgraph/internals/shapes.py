@@ -20,7 +20,7 @@ __all__ = ["told"]
 aten: Any = torch.ops.aten
 
 
-class Made(NamedTuple):
+class NewTensor(NamedTuple):
     """A new tensor, row by row.
 
     Attributes:
@@ -33,7 +33,7 @@ class Made(NamedTuple):
 
 
 # A new tensor, the operand that was written to, or None where torch must say.
-Told = Made | Tensor | None
+Told = NewTensor | Tensor | None
 
 
 def told(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Told:
@@ -49,7 +49,7 @@ def told(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Told:
     return rule(args) if rule is not None else None
 
 
-def _pointwise(args: Sequence[Any], rows: bool = True) -> Made | None:
+def _pointwise(args: Sequence[Any], rows: bool = True) -> NewTensor | None:
     """Of operands of one dtype, and numbers that leave it as it is."""
     shape: Sequence[int] | None = None
     dtype = None
@@ -71,15 +71,15 @@ def _pointwise(args: Sequence[Any], rows: bool = True) -> Made | None:
     for value in args:
         if not (isinstance(value, Tensor) or value is None or type(value) in numbers):
             return None
-    return Made(shape, dtype)
+    return NewTensor(shape, dtype)
 
 
-def _of_floats(args: Sequence[Any]) -> Made | None:
+def _of_floats(args: Sequence[Any]) -> NewTensor | None:
     found = _pointwise(args)
     return found if found is not None and found.dtype.is_floating_point else None
 
 
-def _of_bits(args: Sequence[Any]) -> Made | None:
+def _of_bits(args: Sequence[Any]) -> NewTensor | None:
     """Of truths or whole numbers, all tensors."""
     if not all(isinstance(value, Tensor) for value in args):
         return None
@@ -94,15 +94,15 @@ def _of_bits(args: Sequence[Any]) -> Made | None:
             shape = _broadcast(shape, value.shape)
             if shape is None:
                 return None
-    return Made(shape, first)
+    return NewTensor(shape, first)
 
 
-def _truth(args: Sequence[Any]) -> Made | None:
+def _truth(args: Sequence[Any]) -> NewTensor | None:
     found = _pointwise(args)
-    return None if found is None else Made(found.shape, torch.bool)
+    return None if found is None else NewTensor(found.shape, torch.bool)
 
 
-def _where(args: Sequence[Any]) -> Made | None:
+def _where(args: Sequence[Any]) -> NewTensor | None:
     condition, *chosen = args
     if condition.dtype is not torch.bool or not condition.is_contiguous():
         return None
@@ -110,7 +110,7 @@ def _where(args: Sequence[Any]) -> Made | None:
     if found is None:
         return None
     shape = _broadcast(found.shape, condition.shape)
-    return None if shape is None else Made(shape, found.dtype)
+    return None if shape is None else NewTensor(shape, found.dtype)
 
 
 def _written(args: Sequence[Any]) -> Tensor | None:
@@ -122,7 +122,7 @@ def _written(args: Sequence[Any]) -> Tensor | None:
     return into if into.is_contiguous() else None
 
 
-def _product(args: Sequence[Any]) -> Made | None:
+def _product(args: Sequence[Any]) -> NewTensor | None:
     """Of two matrices, or of a row and two."""
     *added, a, b = args
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or a.dtype is not b.dtype:
@@ -131,10 +131,10 @@ def _product(args: Sequence[Any]) -> Made | None:
     for row in added:
         if row.dtype is not a.dtype or _broadcast(shape, row.shape) != shape:
             return None
-    return Made(shape, a.dtype)
+    return NewTensor(shape, a.dtype)
 
 
-def _joined(args: Sequence[Any]) -> Made | None:
+def _joined(args: Sequence[Any]) -> NewTensor | None:
     """Of several, one after the other along an axis."""
     parts, axis = args[0], args[1] if len(args) > 1 else 0
     first = parts[0]
@@ -151,10 +151,10 @@ def _joined(args: Sequence[Any]) -> Made | None:
         if list(part.shape) != shape:
             return None
     shape[axis] = total
-    return Made(shape, first.dtype)
+    return NewTensor(shape, first.dtype)
 
 
-def _sum(args: Sequence[Any]) -> Made | None:
+def _sum(args: Sequence[Any]) -> NewTensor | None:
     """Over some axes, or all where none are given."""
     x, axes = args[0], args[1] if len(args) > 1 else None
     if not x.is_contiguous() or not x.dtype.is_floating_point:
@@ -164,35 +164,35 @@ def _sum(args: Sequence[Any]) -> Made | None:
         return None
     gone = {axis % rank for axis in axes} if axes else set(range(rank))
     sizes = [1 if axis in gone else rows for axis, rows in enumerate(x.shape)]
-    return Made(sizes if kept else [sizes[k] for k in range(rank) if k not in gone], x.dtype)
+    return NewTensor(sizes if kept else [sizes[k] for k in range(rank) if k not in gone], x.dtype)
 
 
-def _selected(args: Sequence[Any]) -> Made | None:
+def _selected(args: Sequence[Any]) -> NewTensor | None:
     """Rows along an axis."""
     x, axis, index = args
     if not x.is_contiguous() or index.dim() != 1 or not -x.dim() <= axis < x.dim():
         return None
     shape = list(x.shape)
     shape[axis] = index.shape[0]
-    return Made(shape, x.dtype)
+    return NewTensor(shape, x.dtype)
 
 
-def _gathered(args: Sequence[Any]) -> Made | None:
+def _gathered(args: Sequence[Any]) -> NewTensor | None:
     """Values at an index of as many axes."""
     x, axis, index = args
     fits = x.dim() == index.dim() and -x.dim() <= axis < x.dim() and x.dim() > 0
     inside = all(given <= own for given, own in zip(index.shape, x.shape, strict=False))
     # Along the axis there may be more of them.
-    return Made(index.shape, x.dtype) if fits and (inside or x.dim() == 1) else None
+    return NewTensor(index.shape, x.dtype) if fits and (inside or x.dim() == 1) else None
 
 
-def _like_first(args: Sequence[Any]) -> Made | None:
+def _like_first(args: Sequence[Any]) -> NewTensor | None:
     """As its operand."""
     x = args[0]
-    return Made(x.shape, x.dtype) if x.is_contiguous() else None
+    return NewTensor(x.shape, x.dtype) if x.is_contiguous() else None
 
 
-def _new(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Made | None:
+def _new(args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewTensor | None:
     """Of a size that is given, with the dtype of another unless it is given, too."""
     like, size = args
     if kwargs.keys() - NEW_OPTIONS or not all(type(rows) is int for rows in size):
@@ -201,7 +201,7 @@ def _new(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Made | None:
         return None
     if kwargs.get("device") not in (None, like.fake_device):
         return None
-    return Made(tuple(size), kwargs.get("dtype") or like.dtype)
+    return NewTensor(tuple(size), kwargs.get("dtype") or like.dtype)
 
 
 def _broadcast(one: Sequence[int], other: Sequence[int]) -> Sequence[int] | None:

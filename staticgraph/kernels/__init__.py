@@ -9,6 +9,7 @@ and derivative). No kernel uses atomic additions, so every result is the same bi
 from staticgraph.kernels.batch_norm import batch_norm
 from staticgraph.kernels.dot_attention import dot_attention
 from staticgraph.kernels.dropout_sum import dropout_sum
+from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum
 from staticgraph.kernels.edge_rows import edge_rows
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.kernels.graph_attention import graph_attention
@@ -23,11 +24,13 @@ from staticgraph.kernels.neighbour_sum import neighbour_sum
 from staticgraph.kernels.pair_score import pair_score
 from staticgraph.kernels.segments import segment_max, segment_softmax, segment_sum
 from staticgraph.kernels.table_sum import table_sum
+from staticgraph.kernels.vector_sum import vector_sum
 
 __all__ = [
     "batch_norm",
     "dot_attention",
     "dropout_sum",
+    "edge_matrix_sum",
     "edge_rows",
     "gcn_degrees",
     "gcn_sum",
@@ -46,4 +49,5 @@ __all__ = [
     "segment_softmax",
     "segment_sum",
     "table_sum",
+    "vector_sum",
 ]

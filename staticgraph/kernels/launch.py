@@ -37,7 +37,11 @@ def product(a, b):
 
 
 def block(width: int) -> int:
-    """The block that holds a row, at least 16 (the smallest side of a matrix instruction)."""
+    """The block that holds a row, at least 16 (the smallest side of a matrix instruction).
+
+    Raises:
+        ValueError: the row is wider than the kernels take.
+    """
     if width > MAX_WIDTH:
         raise ValueError(
             f"rows of {how_many(width, 'column')}; the kernels take at most {MAX_WIDTH}"

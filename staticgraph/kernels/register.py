@@ -58,6 +58,12 @@ def operator(
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
+INSTEAD = (
+    "take it with mode='eager' and without kernels=True, or take the first derivative inside of "
+    "the model's forward, in eager or a compiled mode"
+)
+
+
 def once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
     """A derivative without one of its own: where one is asked for, an error that names the
     operator, as ``once_differentiable`` gives one that does not.
@@ -74,7 +80,7 @@ def once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
         with torch.no_grad():
             found = derivative(ctx, *grads)
         results = found if isinstance(found, tuple) else (found,)
-        message = f"{NAMESPACE}::{name} has no second derivative"
+        message = f"{NAMESPACE}::{name} has no second derivative: {INSTEAD}"
         taped = [r if r is None else r.detach().requires_grad_() for r in results]
         given = delayed_error(message, taped)
         return given if isinstance(found, tuple) else given[0]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.real_batch import RealBatch, RealCount, origin_of
+from staticgraph.batches.real_batch import RealBatch, RealCount, RowsUnknown, origin_of
 from staticgraph.internals.trees import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan
@@ -118,9 +118,18 @@ class StaticCall:
             if batch is None:
                 return self._forward(*args, **kwargs)
             names = [name for value in flat if (name := _name_of(value))]
-            if len(names) == len(flat) and self._has_runner_for(names, spec):
-                return self._by_runner(batch, tuple(names), spec)
-            return self._by_bound(batch, flat, spec)
+            try:
+                if len(names) == len(flat) and self._has_runner_for(names, spec):
+                    return self._by_runner(batch, tuple(names), spec)
+                return self._by_bound(batch, flat, spec)
+            except RowsUnknown as error:
+                self._tell("set", f"{error}. {type(self._module).__name__} runs as plain PyG")
+            return self._as_plain(flat, spec)
+
+    def _as_plain(self, flat: list[Any], spec: TreeSpec) -> Any:
+        """Over real rows alone."""
+        args, kwargs = tree_unflatten([_plain(value) for value in flat], spec)
+        return self._forward(*args, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         return type(self._module).forward(self._module, *args, **kwargs)
@@ -162,7 +171,7 @@ class StaticCall:
         runner = self._runners[key]
         static = batch.whole()
         out = runner(static)
-        levels = runner._computation.levels(out, static)
+        levels = runner.steps.computation.levels(out, static)
         levels = {id(value): levels[path] for path, value in leaves(out)}
         return _cut(batch, out, lambda value: levels.get(id(value)))
 
@@ -176,8 +185,7 @@ class StaticCall:
                 "whether its rows are nodes, edges or graphs, and runs without fixed shapes; "
                 "compute it inside of the module's forward",
             )
-            args, kwargs = tree_unflatten([_plain(value) for value in flat], spec)
-            return self._forward(*args, **kwargs)
+            return self._as_plain(flat, spec)
         args, kwargs = tree_unflatten(given, spec)
         static = batch.whole()
         known = self._stem.get((spec, static.bucket))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from staticgraph.errors import BudgetExceeded, FitRefused
 from staticgraph.memory.model import MemoryModel
@@ -171,6 +171,18 @@ class MemoryBudget:
     data_set_bytes: int = 0
     memory: MemoryModel | None = None
 
+    if TYPE_CHECKING:  # the cap may be given as text; it is kept as a number
+
+        def __init__(
+            self,
+            max_bytes: int | str,
+            driver_bytes: int = 0,
+            headroom_bytes: int = 0,
+            device: str = "given by hand",
+            data_set_bytes: int = 0,
+            memory: MemoryModel | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
 
@@ -187,6 +199,9 @@ class MemoryBudget:
             device: a torch device or its name; the present CUDA device, else the CPU, where None.
             safety: above 0, at most 1.
             max_bytes: a hard cap of your own, in bytes or as text.
+
+        Raises:
+            ValueError: ``safety`` is no such share, or the memory of the device cannot be read.
         """
         from staticgraph.memory.device import device_memory
 

@@ -18,7 +18,11 @@ class DeviceMemory(NamedTuple):
 
 
 def device_memory(device: Any = None) -> DeviceMemory:
-    """Asks a CUDA device; on the CPU, the main memory that is available without swapping."""
+    """Asks a CUDA device; on the CPU, the main memory that is available without swapping.
+
+    Raises:
+        ValueError: the memory of the device cannot be read.
+    """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)

@@ -36,7 +36,6 @@ from operator import mul
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import (
@@ -50,14 +49,12 @@ from staticgraph.memory.counts import (
     terms_of,
     turns_of,
 )
-from staticgraph.memory.least_squares import non_negative
+from staticgraph.memory.least_squares import FloatArray, non_negative
 from staticgraph.memory.regime import Regime
 from staticgraph.memory.series import Moments, planes_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
-
-Array = NDArray[np.float64]
 
 # The issue's bound: a form that misses a point by more than this does not describe the model.
 WORST_RESIDUAL = 0.05
@@ -82,7 +79,7 @@ class Point(NamedTuple):
 
     capacity: Capacity
     nbytes: float
-    moments: Array | None = None
+    moments: FloatArray | None = None
     turns: Moments | None = None
 
 
@@ -291,7 +288,7 @@ def _checked(found: Fit, held_out: Point | None) -> Fit:
     return found._replace(held_out=float(missed))
 
 
-def _plain(planes: Array) -> tuple[tuple[float, ...], ...]:
+def _plain(planes: FloatArray) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(map(float, plane)) for plane in planes)
 
 
@@ -305,7 +302,9 @@ def rows_at(
     return [[{**counts, **turn}[term] for term in terms] for turn in turns]
 
 
-def _series(points: Sequence[Point], terms: Sequence[str], layout: Layout, counted: bool) -> Array:
+def _series(
+    points: Sequence[Point], terms: Sequence[str], layout: Layout, counted: bool
+) -> FloatArray:
     moments = [point.turns for point in points if point.turns is not None]
     if len(moments) < len(points):
         raise FitRefused("no loop over blocks was seen at every point")
@@ -322,7 +321,7 @@ def _series(points: Sequence[Point], terms: Sequence[str], layout: Layout, count
 
 def _counted(
     capacities: Sequence[Capacity], terms: Sequence[str], blocks: tuple[Layout, bool]
-) -> Array:
+) -> FloatArray:
     """``[capacities, terms]`` float64."""
     found = [counts_of(capacity, *blocks) for capacity in capacities]
     return np.array([[counts[term] for term in terms] for counts in found])
@@ -330,11 +329,11 @@ def _counted(
 
 def _moments(
     points: Sequence[Point],
-    peaks: Array,
-    weighted: Array,
+    peaks: FloatArray,
+    weighted: FloatArray,
     terms: Sequence[str],
     blocks: tuple[Layout, bool],
-) -> list[Array]:
+) -> list[FloatArray]:
     """``[points]`` bytes of each moment that is the peak of the step at some capacity.
 
     A step runs the same operations at every capacity, and what is live after each of them is an

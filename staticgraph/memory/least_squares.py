@@ -13,13 +13,13 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 # Columns of which all subsets are tried; the forms without axes have no more.
 FEW_COLUMNS = 6
 
 
-def non_negative(columns: Array, target: Array) -> Array:
+def non_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
     """Coefficients ``[C]`` of ``columns`` ``[n, C]`` that best explain ``target`` ``[n]``."""
     norms = np.linalg.norm(columns, axis=0)
     scaled = columns / norms
@@ -38,7 +38,7 @@ def non_negative(columns: Array, target: Array) -> Array:
     return best / norms
 
 
-def active_set(columns: Array, target: Array) -> Array:
+def active_set(columns: FloatArray, target: FloatArray) -> FloatArray:
     """The same for many columns, of length 1 each: Lawson and Hanson, "Solving Least Squares
     Problems" (1974), chapter 23.
 

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import IN_TURN, TURNS
-from staticgraph.memory.least_squares import non_negative
+from staticgraph.memory.least_squares import FloatArray, non_negative
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
 
-Array = NDArray[np.float64]
 # ``[blocks, terms]`` float64 of a capacity: its counts in each block's turn.
-CountsAt = Callable[[Capacity], Array]
+CountsAt = Callable[[Capacity], FloatArray]
 
 
 class Moments(NamedTuple):
@@ -33,18 +32,18 @@ class Moments(NamedTuple):
         loops: of each loop, ``[operations]`` float64 by block.
     """
 
-    outside: Array
-    loops: tuple[tuple[Array, ...], ...]
+    outside: FloatArray
+    loops: tuple[tuple[FloatArray, ...], ...]
 
 
 def planes_of(
     moments: Sequence[Moments],
     capacities: Sequence[Capacity],
-    peaks: Array,
+    peaks: FloatArray,
     terms: Sequence[str],
     counts_at: CountsAt,
     drawn: Sequence[Capacity],
-) -> Array:
+) -> FloatArray:
     """``[planes, terms]``: bytes a count of each moment that is the peak somewhere.
 
     Args:
@@ -94,7 +93,9 @@ class _Group:
         values: ``[equations, moments]`` bytes.
     """
 
-    def __init__(self, used: NDArray[np.bool_], counts: Array, peaks: Array, values: Array) -> None:
+    def __init__(
+        self, used: NDArray[np.bool_], counts: FloatArray, peaks: FloatArray, values: FloatArray
+    ) -> None:
         self._used, self._peaks = used, peaks
         self._columns = counts[:, used] / peaks[:, None]
         self._values = np.unique(values, axis=1)
@@ -107,14 +108,14 @@ class _Group:
         if np.linalg.matrix_rank(self._columns / most, tol=1e-6) < used.sum():
             raise FitRefused("the readings do not tell the blocks of a loop apart")
 
-    def free(self) -> Array:
+    def free(self) -> FloatArray:
         """``[terms, moments]``: the sums, of either sign."""
         found = np.zeros((len(self._used), self._values.shape[1]))
         targets = self._values / self._peaks[:, None]
         found[self._used], *_ = np.linalg.lstsq(self._columns, targets, rcond=None)
         return found
 
-    def plane(self, moment: int) -> Array:
+    def plane(self, moment: int) -> FloatArray:
         """``[terms]``: a moment's sum, none of it negative."""
         found = np.zeros(len(self._used))
         target = self._values[:, moment] / self._peaks

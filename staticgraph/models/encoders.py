@@ -52,7 +52,11 @@ class NumberEncoder(nn.Module):
 
 
 def encoder(store: GraphStore, field: str, hidden: int) -> nn.Module:
-    """The first layer for a field: tables for integers, a linear layer for floats."""
+    """The first layer for a field: tables for integers, a linear layer for floats.
+
+    Raises:
+        ValueError: an integer field has negative values, or too many categories for a table.
+    """
     described = store.schema[field]
     if not described.dtype.startswith(("int", "uint")):
         return NumberEncoder(described.width, hidden)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.pointers import with_pointers
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.internals.dispatch import traced_here
 from staticgraph.internals.trees import tree_leaves
@@ -63,7 +64,7 @@ class bound:
                 f"{type(reads[0]).__name__} was converted with kernels=True, which reads row "
                 "pointers, but the batch carries none: StaticLoader(..., pointers=True)"
             )
-        batch = batch if reads else batch.without_pointers()
+        batch = with_pointers(batch) if reads else batch.without_pointers()
         self._batch = StaticBatch(batch.layout, batch.tensors()) if fixed else batch
         self._remembers = not fixed
         self._hook: Any = None

@@ -42,7 +42,11 @@ class StaticLabelPropagation(LabelPropagation):
         edge_weight: Tensor | None = None,
         post_step: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """``y`` ``[N, classes]``, known where ``mask`` ``[N]`` bool; the same, propagated."""
+        """``y`` ``[N, classes]``, known where ``mask`` ``[N]`` bool; the same, propagated.
+
+        Raises:
+            NotStatic: ``y`` are classes ``[N]``, whose number only their values tell.
+        """
         if self._staticgraph.batch is not None:
             if y.dtype == torch.long and y.size(0) == y.numel():
                 raise NotStatic(

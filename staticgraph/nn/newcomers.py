@@ -1,23 +1,15 @@
 """Layers that a model was given after it was made static: a new head, another block half way.
 
 Layers are exchanged when a runner is made. One that is registered later is plain PyG's, over
-padding rows too, and nothing looks wrong. Torch tells of every registration of a module; whoever
-keeps a model static asks here whether there was one.
+padding rows too, and nothing looks wrong. Torch tells of every registration of a module
+(:mod:`staticgraph.nn.registrations`); whoever keeps a model static asks here whether there was one.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
-from typing import Any
-
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
-_OF_MODULE: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Newcomers]]
-_OF_MODULE = weakref.WeakKeyDictionary()
-_BOOKS = threading.Lock()
-_HANDLES: list[Any] = []
+from staticgraph.nn.registrations import watch
 
 
 class Newcomers:
@@ -39,17 +31,13 @@ class Newcomers:
     def seen(self) -> bool:
         """Takes note of the modules as they are now; whether they are of other kinds, or at other
         places, than before."""
+        self.came = False  # first: what comes meanwhile is news
+        watch(self._model.modules(), self)
         before = self._kinds
         self._kinds = [(path, type(module)) for path, module in self._model.named_modules()]
-        with _BOOKS:
-            self.came = False
-            if not _HANDLES:
-                _HANDLES.append(register_module_module_registration_hook(_registered))
-            for module in self._model.modules():
-                _OF_MODULE.setdefault(module, weakref.WeakSet()).add(self)
         return self._kinds != before
 
-
-def _registered(module: nn.Module, name: str, value: Any) -> None:
-    for newcomers in tuple(_OF_MODULE.get(module, ())):
-        newcomers.came = True
+    def registered(self, layer: bool) -> None:
+        """As torch tells it."""
+        if layer:
+            self.came = True

@@ -15,19 +15,11 @@ import torch_geometric.nn as pyg
 from torch_geometric import utils
 
 from staticgraph.errors import NotStatic
+from staticgraph.internals.hooks import message_hooks
 
 _HIERARCHY = "use TopKPooling or SAGPooling, which have a static form"
 _IN_DATASET = "do it once, in a transform of the data set, before the store is built"
 _SAMPLE = "draw the sample outside the model and pass it in as a field of the batch"
-
-# Where modules keep hooks.
-MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# Where PyG's layers keep hooks on their messages.
-MESSAGE_HOOKS = frozenset(
-    f"_{what}_forward{when}_hooks"
-    for what in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
-    for when in ("", "_pre")
-)
 
 # Layer of torch_geometric.nn -> what keeps it from fixed shapes, and what to do.
 REFUSED_LAYERS: dict[str, tuple[str, str]] = {
@@ -92,16 +84,10 @@ def unheard_hooks(model: torch.nn.Module) -> dict[str, str]:
     torch.compile traces, so that the compiled model would compute something else."""
     found = {}
     for path, module in model.named_modules():
-        if not isinstance(module, pyg.MessagePassing):
-            continue
-        kinds = [
-            name.removeprefix("_").removesuffix("s")
-            for name, hooks in vars(module).items()
-            if name in MESSAGE_HOOKS and hooks
-        ]
-        if kinds:
+        kind = message_hooks(module) if isinstance(module, pyg.MessagePassing) else None
+        if kind is not None:
             found[path] = (
-                f"{type(module).__name__} has a {kinds[0]}, which PyG leaves out of a compiled "
+                f"{type(module).__name__} has a {kind}, which PyG leaves out of a compiled "
                 "step: put what it does into message() or propagate's arguments, or use "
                 "mode='eager'"
             )

@@ -1,4 +1,4 @@
-"""The largest batch that fits a memory budget, and workers enough to feed it.
+"""The largest batch that fits a memory budget.
 
 The problem: nobody knows which batch size fills a card, and filling it is not the aim (a card was
 seen with 93% of its memory and 16% of its units in use). The idea: search the batch size whose plan
@@ -11,11 +11,8 @@ It decides on predictions alone. Pure numbers, no torch.
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from staticgraph.memory.budget import Breakdown, MemoryBudget, largest
 from staticgraph.memory.model import MemoryModel
@@ -24,7 +21,6 @@ from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.reserves import with_reserves
 from staticgraph.text.byte_sizes import human_bytes
-from staticgraph.text.how_many import how_many
 
 # Fewer updates an epoch than this rarely train well, however fast they are.
 MIN_STEPS = 32
@@ -33,8 +29,6 @@ FIRST_MARGIN = 0.02
 # Rows in whole tiles: 16 bytes of bfloat16 are 8 rows, a tile of a matrix product 64 or more
 # (NVIDIA, "Matrix multiplication background", 2023). Small buckets would lose more than they win.
 TILE, SMALL_TILE = 64, 8
-# A share of times by which sums and quotients of floating-point numbers may be off.
-ROUNDING = 1e-9
 
 Make = Callable[[int, float | None], BucketPlan]
 
@@ -101,11 +95,10 @@ def sized_plan(
     return replace(plan, note=_note(limit, found, budget))
 
 
-def _note(limit: str, found: object, budget: MemoryBudget) -> str:
-    total = getattr(found, "total_bytes", 0)
+def _note(limit: str, found: Breakdown, budget: MemoryBudget) -> str:
     return (
-        f"{limit}; predicted {human_bytes(total)} of at most {human_bytes(budget.max_bytes)} "
-        f"({budget.device})"
+        f"{limit}; predicted {human_bytes(found.total_bytes)} of at most "
+        f"{human_bytes(budget.max_bytes)} ({budget.device})"
     )
 
 
@@ -141,49 +134,3 @@ def _rounded(capacity: Capacity, schema: Schema | None) -> Capacity:
     )
     # Rows of all types together are no type's own; other reserves were kept by the rounding.
     return with_reserves(rounded, schema) if schema is not None and schema.hetero else rounded
-
-
-class Workers(NamedTuple):
-    """How many threads fill batches, how many batches may be alive, and why."""
-
-    num_workers: int
-    slots: int
-    reason: str
-
-
-def autosize_workers(
-    read_s: float, collate_s: float, step_s: float, cores: int | None = None
-) -> Workers:
-    """Enough workers that a step never waits for its batch, if the cores allow.
-
-    Args:
-        read_s: seconds to read one batch from where it is stored.
-        collate_s: seconds to fill one batch.
-        step_s: seconds of one step.
-        cores: of the machine; those this process may use where None.
-
-    Returns:
-        ``ceil((read + collate) / step)`` workers, one core kept for the step itself, and slots for
-        what they fill ahead.
-
-    Raises:
-        ValueError: a negative time, or a step of no time.
-    """
-    if min(read_s, collate_s) < 0 or step_s <= 0:
-        raise ValueError(
-            f"read_s={read_s}, collate_s={collate_s} must not be negative and step_s={step_s} "
-            "must be positive: measure a few warm batches and steps"
-        )
-    available = cores or len(os.sched_getaffinity(0))
-    most = max(1, available - 1)
-    # 0.1 + 0.2 is a little more than three times 0.1, which no clock would see.
-    needed = (read_s + collate_s) * (1.0 - ROUNDING)
-    wanted = math.ceil(needed / step_s)
-    wanted += wanted * step_s < needed  # the quotient itself was rounded down
-    count = min(wanted, most)
-    reason = (
-        f"{1e3 * (read_s + collate_s):.2f} ms to make a batch, {1e3 * step_s:.2f} ms per step"
-        + (f"; {wanted} wanted, {how_many(available, 'core')}" if wanted > most else "")
-    )
-    # One in use, one handed over, and one for each worker to fill.
-    return Workers(count, 2 + count, reason)

@@ -13,6 +13,7 @@ which fits none can always be split. Memory enters by the test ``fits`` that a c
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from staticgraph.plans.exact import exact_capacities, with_order_statistics
 from staticgraph.plans.packed import several_capacities, stream_capacity
 from staticgraph.plans.packings import packings_for
 from staticgraph.plans.plan import BucketPlan, histogram_of, sizes_of
+from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.reserves import with_reserves
@@ -71,7 +73,8 @@ def plan_buckets(
             graphs train a batch is all of them, ``plan.batch_size`` says so and ``plan.note`` why.
         indices: the graphs that will train, where the plan need only hold their mean; all
             graphs of the source must still fit alone.
-        num_buckets: how many capacities; chosen by cost where None.
+        num_buckets: how many capacities at most, as ``plan.note`` says where fewer cost less;
+            chosen by cost where None.
         graphs: about so many graphs per batch where there is no ``batch_size``; all, where there
             are fewer.
         margin: how far the limits of exact batches lie over the mean batch; by trial where None.
@@ -105,25 +108,23 @@ def plan_buckets(
         _check_packs_asked(effort, batch_size, memory, budget)
     if memory is None and budget is not None:
         memory = budget.memory
-    if memory is not None or budget is not None:
-        if memory is None or budget is None:
-            raise ValueError("memory= and budget= go together: what a step takes, and the cap")
+    histogram, price = histogram_of(source), cost or StepCost()
+    data = Sizes(sizes, trained, histogram.maxima, histogram.components)
 
-        def make(size: int, tried: float | None) -> BucketPlan:
-            return plan_buckets(
-                source,
-                size,
-                indices=indices,
-                num_buckets=num_buckets,
-                margin=tried,
-                cost=cost,
-                fits=fits,
-                attention=attention,
-                seed=seed,
-            )
+    def planned(chosen: Chosen, strategy: str) -> BucketPlan:
+        schema = getattr(source, "schema", None)
+        capacities = _with_promises(chosen, data, schema, attention, seed)
+        _check_fits(capacities, fits)
+        return _plan_of(chosen, capacities, histogram, schema, strategy)
 
+    def exact(size: int, tried: float | None) -> BucketPlan:
+        whole = indices is not None
+        chosen = exact_capacities(data, size, tried, num_buckets, price, seed, whole)
+        return planned(chosen, "exact")
+
+    if memory is not None and budget is not None:
         return sized_plan(
-            make,
+            exact,
             len(trained),
             memory,
             budget,
@@ -131,40 +132,52 @@ def plan_buckets(
             batch_size=batch_size,
             margin=margin,
         )
-    histogram, schema = histogram_of(source), getattr(source, "schema", None)
-    data = Sizes(sizes, trained, histogram.maxima, histogram.components)
-    price, graphs = cost or StepCost(), min(graphs, len(data.trained))
+    if memory is not None or budget is not None:
+        raise ValueError("memory= and budget= go together: what a step takes, and the cap")
     if batch_size is not None:
-        chosen = exact_capacities(
-            data, batch_size, margin, num_buckets, price, seed, whole=indices is not None
-        )
-    else:
-        streamed = effort == "fast"
-        chosen = _for_packs(data, histogram, num_buckets, graphs, price, fits, streamed, seed)
+        return exact(batch_size, margin)
+    about, streamed = min(graphs, len(trained)), effort == "fast"
+    chosen = _for_packs(data, histogram, num_buckets, about, price, fits, streamed, seed)
+    plan = planned(chosen, "packed")
+    if streamed:
+        return plan
+    packings = packings_for(
+        trained, plan.capacities, effort=effort, time_limit=time_limit, progress=progress
+    )
+    note, efficiency = _of_packings(packings, plan.capacities)
+    return replace(plan, packings=packings, note=note, efficiency=efficiency)
+
+
+def _with_promises(
+    chosen: Chosen, data: Sizes, schema: Schema | None, attention: str | None, seed: int
+) -> tuple[Capacity, ...]:
+    """The capacities with reserves for the data's own axes, and with what the main bucket promises
+    of its largest graphs, where attention is wanted by their sizes."""
     capacities = tuple(sorted(with_reserves(each, schema) for each in chosen.capacities))
-    if chosen.batch_size is not None and attention in ("auto", "size-classed"):
-        capacities = with_order_statistics(capacities, data.trained[:, 0], chosen.batch_size, seed)
-    _check_fits(capacities, fits)
-    packings: tuple[Packing, ...] = ()
-    if effort != "fast":
-        packings = packings_for(
-            data.trained, capacities, effort=effort, time_limit=time_limit, progress=progress
-        )
-        note, efficiency = _of_packings(packings, capacities)
-        chosen = chosen._replace(note=note, efficiency=efficiency)
+    if chosen.batch_size is None or attention not in ("auto", "size-classed"):
+        return capacities
+    return with_order_statistics(capacities, data.trained[:, 0], chosen.batch_size, seed)
+
+
+def _plan_of(
+    chosen: Chosen,
+    capacities: tuple[Capacity, ...],
+    histogram: SizeHistogram,
+    schema: Schema | None,
+    strategy: str,
+) -> BucketPlan:
     return BucketPlan(
         capacities=capacities,
         batch_size=chosen.batch_size,
         schema=schema,
         digest=histogram.digest,
-        strategy="exact" if batch_size is not None else "packed",
+        strategy=strategy,
         num_graphs=histogram.num_graphs,
-        maxima=tuple(data.maxima.tolist()),
+        maxima=tuple(histogram.maxima.tolist()),
         margin=chosen.margin,
         efficiency=chosen.efficiency,
         note=chosen.note,
         versions=tuple(versions(ARITHMETIC).items()),
-        packings=packings,
     )
 
 
@@ -207,9 +220,15 @@ def _for_packs(
     if num_buckets == 1 and streamed:
         return stream_capacity(data, graphs, seed)
     chosen = several_capacities(data, num_buckets, graphs, cost, fits)
-    if len(chosen.capacities) > 1:
-        return chosen._replace(note=_of_coarsening(histogram))
-    return stream_capacity(data, graphs, seed) if streamed else chosen
+    found = len(chosen.capacities)
+    if found > 1:
+        notes = [_of_coarsening(histogram)]
+    else:
+        chosen = stream_capacity(data, graphs, seed) if streamed else chosen
+        notes = [chosen.note]
+    if num_buckets is not None and found < num_buckets:
+        notes.append(f"num_buckets={num_buckets} was asked, {found:,} cost less than more")
+    return chosen._replace(note="; ".join(note for note in notes if note))
 
 
 def _of_coarsening(histogram: SizeHistogram) -> str:

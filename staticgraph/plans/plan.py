@@ -53,6 +53,9 @@ class BucketPlan:
         versions: name and version of what made it.
         packings: packs that were made once, for graphs dealt to them (``window=None``); see
             :mod:`staticgraph.plans.packings`.
+
+    Raises:
+        ValueError: no capacities, or not ascending ones, or none that holds ``batch_size`` graphs.
     """
 
     capacities: tuple[Capacity, ...]
@@ -87,11 +90,38 @@ class BucketPlan:
                     f"of at least {how_many(self.batch_size + 1, 'graph')}, or a smaller batch_size"
                 )
 
+    def __str__(self) -> str:
+        """A line for each bucket, and what they were chosen for."""
+        batches = (
+            "any number of graphs per batch"
+            if self.batch_size is None
+            else f"batches of {how_many(self.batch_size, 'graph')}"
+        )
+        filled = ", ".join(
+            f"{share:.1%} of {name}"
+            for share, name in zip(self.efficiency, ("nodes", "edges", "graphs"), strict=False)
+        )
+        lines = [
+            f"{how_many(len(self.capacities), 'bucket')}, {batches}"
+            + (f", expected to be real: {filled}" if filled else ""),
+            *(f"bucket {number}: {each}" for number, each in enumerate(self.capacities)),
+        ]
+        return "\n".join([*lines, self.note] if self.note else lines)
+
     @classmethod
     def of(
         cls, capacities: Iterable[Capacity | tuple[int, ...]], batch_size: int | None = None
     ) -> BucketPlan:
-        """A plan of given capacities, for any data; tuples are ``(nodes, edges, graphs[, M])``."""
+        """A plan of given capacities, for any data; tuples are ``(nodes, edges, graphs[, M])``.
+
+        Raises:
+            TypeError: the name of a file, or something else that is no list of capacities.
+        """
+        if isinstance(capacities, str | Path):
+            raise TypeError(
+                f"{str(capacities)!r} is no plan: BucketPlan.load(path) reads one from its file, "
+                "plan_buckets(store, ...) makes one"
+            )
         given = (c if isinstance(c, Capacity) else Capacity.of(c) for c in capacities)
         return cls(tuple(sorted(set(given))), batch_size=batch_size)
 
@@ -228,7 +258,12 @@ class BucketPlan:
 
 
 def sizes_of(source: Any) -> IntArray:
-    """``[n, C]`` int64 sizes of a store, a histogram (its graphs one by one) or an array."""
+    """``[n, C]`` int64 sizes of a store, a histogram (its graphs one by one) or an array.
+
+    Raises:
+        TypeError: it is graphs, of which no table of sizes was made.
+        ValueError: it is no table of nodes and edges, or counts too many graphs to draw one by one.
+    """
     if isinstance(source, SizeHistogram):
         if source.num_graphs > MOST_GRAPHS:
             raise ValueError(

@@ -30,6 +30,9 @@ class FakeTensorReader:
         like: ``cpu`` counts bytes as the CPU allocates them. ``cuda`` rounds every storage up to
             the caching allocator's block, lets layers choose their kernels as they do there and
             the optimizer step over all parameters at once, and charges cuBLAS's workspaces.
+
+    Raises:
+        ValueError: ``like`` is neither.
     """
 
     def __init__(self, like: str = "cpu") -> None:

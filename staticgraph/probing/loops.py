@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
+from staticgraph.memory.least_squares import FloatArray
 from staticgraph.memory.series import Moments
 from staticgraph.probing.aligned import aligned
 from staticgraph.probing.reading import Reading
-
-Array = NDArray[np.float64]
 
 
 def parts_of(readings: Sequence[Reading]) -> list[Moments] | None:
@@ -32,7 +28,7 @@ def parts_of(readings: Sequence[Reading]) -> list[Moments] | None:
     outside = _matched([once for once, _ in steps])
     if outside is None:
         return None
-    loops: list[list[tuple[Array, ...]]] = [[] for _ in steps]
+    loops: list[list[tuple[FloatArray, ...]]] = [[] for _ in steps]
     for number in range(len(kinds[0])):
         blocks = [list(found.values())[number] for _, found in steps]
         iterations = _matched([one for found in blocks for _, one in sorted(found.items())])
@@ -68,7 +64,7 @@ def _apart(reading: Reading) -> tuple[Reading, _Loops] | None:
     return part(outside), loops
 
 
-def _matched(parts: Sequence[Reading]) -> list[Array] | None:
+def _matched(parts: Sequence[Reading]) -> list[FloatArray] | None:
     found = aligned(parts)
     matched = [moments for moments in found if moments is not None]
     return matched if len(matched) == len(parts) else None

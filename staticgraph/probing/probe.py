@@ -151,6 +151,9 @@ def probe_capacities(
 
     Returns:
         Distinct capacities, each costlier than the one before, and one more than twice the last.
+
+    Raises:
+        ValueError: there are no graphs.
     """
     if not len(sizes):
         raise ValueError("the data set is empty: there is no graph size to probe for")
@@ -162,7 +165,8 @@ def probe_capacities(
         nodes, edges, count, width = shape
         largest = max(1, round(widest * width))
         rows = max(mean[0] * graphs, widest + 1) * nodes
-        # A row a graph at least: what is rare is measured where it can be told from nothing.
+        # A row a graph at least, an edge, too: what is rare, or in no graph (a set, a cloud of
+        # points), is measured where it can be told from nothing.
         own = {
             name: max(
                 2,
@@ -177,7 +181,7 @@ def probe_capacities(
         }
         capacity = Capacity.distinct(
             max(largest + 1, round(rows)),
-            max(1, round(mean[1] * graphs * edges)),
+            round(max(mean[1], 1.0) * graphs * edges),
             max(2, round(graphs * count)),
             largest,
             own,

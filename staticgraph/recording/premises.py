@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.steps.held import LIBRARIES, names_in
+from staticgraph.recording.noted_values import PLAIN
+from staticgraph.steps.held import LIBRARIES, globals_in, names_in
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 # Items of a container, and numbers of an array: what has more is data.
 MOST = 256
 DEPTH = 4
@@ -83,8 +83,9 @@ def _of_function(
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # it is not filled yet
             around[name] = cell.cell_contents
-    around |= {name: function.__globals__[name] for name in names if name in function.__globals__}
     code = function.__code__
+    given = function.__globals__
+    around |= {name: given[name] for name in globals_in(code) if name in given}
     defaults = function.__defaults__ or ()
     of_defaults = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
     around |= dict(zip(of_defaults, defaults, strict=True)) | (function.__kwdefaults__ or {})

@@ -36,7 +36,7 @@ from staticgraph.recording.lending import handed_out
 from staticgraph.recording.misses import Misses
 from staticgraph.recording.recorded_collation import RecordedCollation
 from staticgraph.recording.recorded_inputs import RecordedInputs
-from staticgraph.recording.recorded_model import Made, RecordedModel
+from staticgraph.recording.recorded_model import ModelRecording, RecordedModel
 from staticgraph.recording.recorded_pair import RecordedPairs
 from staticgraph.recording.recorded_work import RecordedWork
 from staticgraph.recording.recorder import Recorder
@@ -105,8 +105,8 @@ class RecordedSteps:
         self._inputs = RecordedInputs(self._device)
         self._one_launch = recording.one_launch
         # By bucket and work; those that make their batch from ids apart.
-        self._recordings: dict[tuple[int, str], Made] = {}
-        self._from_ids: dict[tuple[int, str], Made] = {}
+        self._recordings: dict[tuple[int, str], ModelRecording] = {}
+        self._from_ids: dict[tuple[int, str], ModelRecording] = {}
         given = {"loss": subject.loss, "forward": subject.forward}
         given["the model"] = type(self._model).forward
         self._recorded_model = RecordedModel(
@@ -162,7 +162,7 @@ class RecordedSteps:
             if warmed is not None:
                 warmed()
 
-        def made(key: RecordingKey) -> Made:
+        def made(key: RecordingKey) -> ModelRecording:
             assert self._recorder is not None
             body = self._body(key)
             return self._recorded_model.record(

@@ -35,7 +35,7 @@ from staticgraph.recording.lending import (
     LentTensor,
     check_can_be_handed_out,
 )
-from staticgraph.recording.recorded_model import WARM_RUNS, Made, RecordedModel, made_of
+from staticgraph.recording.recorded_model import WARM_RUNS, ModelRecording, RecordedModel, made_of
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.signature import Signature
 from staticgraph.steps.subject import Subject
@@ -47,7 +47,6 @@ class RecordedPair:
     Attributes:
         forward, backward: the recordings, each with where the parameters stood.
         outputs: what the forward writes, flat, at fixed addresses, without a graph.
-        spec: the structure of the model's output.
         differentiable: for each output, whether it has a gradient.
         given: what the outputs' gradients are copied to before a backward.
         parameters, fields: what has a gradient: parameters, and names of fields.
@@ -105,8 +104,8 @@ class RecordedPair:
         self.outputs: list[Any] = [o.detach() if isinstance(o, Tensor) else o for o in outputs]
         first.result = None  # and with it the graph, whose memory later recordings may take
         self._leaves = []
-        self.forward: Made = made_of(first, name, signature, flags)
-        self.backward: Made = made_of(second, name, signature, flags)
+        self.forward: ModelRecording = made_of(first, name, signature, flags)
+        self.backward: ModelRecording = made_of(second, name, signature, flags)
 
     # ------------------------------------------------------------------ replaying
 

@@ -43,6 +43,7 @@ from staticgraph.rewrites.words import (
     is_fenced,
     is_float,
     is_method,
+    said,
     shape,
     sides,
     tensor,
@@ -164,7 +165,7 @@ def _at(
     try:
         of_edges, of_loops = (_part(captured, rows, loops, own, parts) for own in (True, False))
     except _Unknown as unknown:
-        reason = f"{_said(unknown.args[0])} of edges and added loops together"
+        reason = f"{said(unknown.args[0])} of edges and added loops together"
         captured.miss(NAME, node, reason, unknown.args[0])
         return
     if loops.remaining:
@@ -323,8 +324,3 @@ def _kind(found: Tensor) -> dict[str, Any]:
 
 def _dims(node: Call) -> int:
     return len(shape(node) or ())
-
-
-def _said(node: Call) -> str:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return str(name)

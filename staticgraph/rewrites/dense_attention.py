@@ -34,7 +34,7 @@ from staticgraph.rewrites.dense_blocks import (
     turned,
     without_factor,
 )
-from staticgraph.rewrites.dense_scores import Odd, ScoreReader, Scores
+from staticgraph.rewrites.dense_scores import DenseScores, OddBlocks, ScoreReader
 from staticgraph.rewrites.edge_terms import made
 from staticgraph.rewrites.graph_attention import SITES, WIDEST, starts_of
 from staticgraph.rewrites.key_masks import KeyMask, key_mask, same_places
@@ -71,7 +71,7 @@ def rewrite(captured: Captured) -> None:
         reader = _Reader(captured)
         try:
             number += reader.attempt(node, number)
-        except Odd as odd:
+        except OddBlocks as odd:
             captured.miss(NAME, node, str(odd), odd.node)
 
 
@@ -102,7 +102,7 @@ class _Reader:
         """1 where a node was rewritten, 0 where it has nothing to do with a block.
 
         Raises:
-            Odd: it has, and does not fit.
+            OddBlocks: it has, and does not fit.
         """
         if is_call(node, F.multi_head_attention_forward):
             return self._of_module(node, number)
@@ -125,7 +125,7 @@ class _Reader:
             ordered = Axes(scores.q.axes.dims[:-1] + values.axes.dims[-1:]).permute(order)
             out = ordered.dims if ordered else ()
         if scores.mask is not None and not scores.mask.fits(scores.q.axes):
-            raise Odd("its mask is not the one of to_dense_batch")
+            raise OddBlocks("its mask is not the one of to_dense_batch")
         self._check(node, scores.mask, dropout)
         assert values is not None
         width = heads[1]
@@ -143,21 +143,21 @@ class _Reader:
         if block is None:
             return 0
         if not query is given["key"] is given["value"]:
-            raise Odd("its queries, keys and values are not of the same rows")
+            raise OddBlocks("its queries, keys and values are not of the same rows")
         odd = ("bias_k", "bias_v", "add_zero_attn", "use_separate_proj_weight", "attn_mask")
         for name in odd:
             if given.get(name) not in (None, False):
-                raise Odd(f"{name} is given")
+                raise OddBlocks(f"{name} is given")
         dims, groups = block.axes.dims, Axes(block.axes.dims[1:2] + block.axes.dims[:1])
         if len(dims) != 3 or not block.whole_rows:
-            raise Odd("its queries, keys and values are not of whole rows of nodes")
+            raise OddBlocks("its queries, keys and values are not of whole rows of nodes")
         # Scores are [G, M, M] for each head, and the mask is [G, M] of their keys.
         if mask is None or mask.kind == "keep" or mask.axes != groups:
-            raise Odd("its mask is not the one of to_dense_batch")
+            raise OddBlocks("its mask is not the one of to_dense_batch")
         dropout = given["dropout_p"] if given.get("training", True) else 0.0
         users = list(node.users)
         if len(users) != 1 or not is_call(users[0], operator.getitem) or users[0].args[1] != 0:
-            raise Odd("its weights are read elsewhere")
+            raise OddBlocks("its weights are read elsewhere")
         self._check(users[0], mask, dropout)
         heads = given["num_heads"], block.columns // given["num_heads"]
         rows = ("linear", block.rows, given["in_proj_weight"], given["in_proj_bias"])
@@ -172,26 +172,26 @@ class _Reader:
         """Heads and their width.
 
         Raises:
-            Odd: queries, keys and values are not of the same heads of the same block.
+            OddBlocks: queries, keys and values are not of the same heads of the same block.
         """
         if q is None or k is None or v is None:
-            raise Odd("its values are no linear layer of rows of nodes")
+            raise OddBlocks("its values are no linear layer of rows of nodes")
         lead, place, last = q.axes.dims[:-2], *q.axes.dims[-2:]
         for other in (k, v):
             if other.axes.dims[:-2] != lead or other.axes.dims[-2:] != (place, last):
-                raise Odd("queries, keys and values are split into different heads")
+                raise OddBlocks("queries, keys and values are split into different heads")
         assert self.blocks.layout is not None
         groups, width = self.blocks.layout.args[2:4]
         stretches = [stretch for dim in lead for stretch in dim]
         heads = [one for one in stretches if one.axis == COLUMN]
         rest = [one for one in stretches if one.axis != COLUMN]
         if place != (Stretch("place", width),) or rest != [Stretch("graph", groups)]:
-            raise Odd("it attends along something else than the nodes of a graph")
+            raise OddBlocks("it attends along something else than the nodes of a graph")
         if len(last) != 1 or last[0].axis != COLUMN or last[0].step != 1 or len(heads) > 1:
-            raise Odd("the columns of a head do not stand beside each other")
+            raise OddBlocks("the columns of a head do not stand beside each other")
         number = heads[0].size if heads else 1
         if heads and heads[0].step != last[0].size:
-            raise Odd("the columns of a head do not stand beside each other")
+            raise OddBlocks("the columns of a head do not stand beside each other")
         return number, last[0].size
 
     def _check(self, node: Call, mask: KeyMask | None, dropout: Any) -> None:
@@ -199,24 +199,24 @@ class _Reader:
         assert layout is not None
         index, _, groups, width, whole = layout.args
         if captured.index(index) != "batch" or groups != captured.graphs:
-            raise Odd("its block is not one of the batch's own graphs")
+            raise OddBlocks("its block is not one of the batch's own graphs")
         if not whole:
-            raise Odd("its block leaves nodes out (max_num_nodes)")
+            raise OddBlocks("its block leaves nodes out (max_num_nodes)")
         if width > WIDEST:
-            raise Odd(
+            raise OddBlocks(
                 f"its graphs have up to {how_many(width, 'node')}, where torch's products are "
                 "faster"
             )
         if node in captured.differentiated:
-            raise Odd("its derivative is taken in the forward, and has one of its own")
+            raise OddBlocks("its derivative is taken in the forward, and has one of its own")
         if dtype(node) not in (torch.float32, torch.float64) or not 0 <= dropout < 1:
-            raise Odd("half precision, or all of the weights are dropped")
+            raise OddBlocks("half precision, or all of the weights are dropped")
         if mask is None or not same_places(mask.layout, layout):
-            raise Odd("its mask is not the one of to_dense_batch")
+            raise OddBlocks("its mask is not the one of to_dense_batch")
 
     # ------------------------------------------------------------------ what takes its place
 
-    def _packed(self, scores: Scores, values: Block, heads: tuple[int, int]) -> Any:
+    def _packed(self, scores: DenseScores, values: Block, heads: tuple[int, int]) -> Any:
         """Rows ``[N, 3 * C]`` as nested tuples."""
         number, width = heads
         columns = number * width
@@ -242,7 +242,7 @@ class _Reader:
         node = end
         while True:
             if len(node.users) != 1:
-                raise Odd("the block that it gives is read in several places")
+                raise OddBlocks("the block that it gives is read in several places")
             (user,) = node.users
             if is_call(user, read_back):
                 return user, self._rows_at(user, block)
@@ -255,9 +255,9 @@ class _Reader:
             elif (step := moved(user)) is not None:
                 after = turned(block, step[1])
             else:
-                raise Odd("what it gives is no row of a node again (out[mask])", user)
+                raise OddBlocks("what it gives is no row of a node again (out[mask])", user)
             if after is None:
-                raise Odd("its heads are joined in another order", user)
+                raise OddBlocks("its heads are joined in another order", user)
             node, block = user, after
 
     def _rows_at(self, back: Call, block: Block) -> Any:
@@ -265,13 +265,13 @@ class _Reader:
         layout = place.args[0] if is_call(place, operator.getitem) else None
         assert self.blocks.layout is not None
         if not is_call(layout, placed) or not same_places(layout, self.blocks.layout):
-            raise Odd("it is read back by another block's mask", back)
+            raise OddBlocks("it is read back by another block's mask", back)
         groups, width = self.blocks.layout.args[2:4]
         whole = block.axes.view([groups, width, block.columns])
         if whole is None or whole != Axes.of(
             ("graph", groups), ("place", width), (COLUMN, block.columns)
         ):
-            raise Odd("its heads are joined in another order", back)
+            raise OddBlocks("its heads are joined in another order", back)
         return block.rows
 
     def _emit(

@@ -16,7 +16,7 @@ import torch
 from staticgraph.kernels.dot_attention import dot_attention
 from staticgraph.nn.functions import softmaxed
 from staticgraph.rewrites.captured import Captured
-from staticgraph.rewrites.dot_scores import Odd, Rows, Scores, rows_of, scores_of
+from staticgraph.rewrites.dot_scores import DotScores, KeyRows, OddProducts, rows_of, scores_of
 from staticgraph.rewrites.edge_terms import is_small, made
 from staticgraph.rewrites.words import (
     DROPOUT,
@@ -44,14 +44,15 @@ def rewrite(captured: Captured) -> None:
         if is_call(node, SCATTER) and node.users and captured.index(node.args[1]) == "dst":
             try:
                 _at(captured, node)
-            except Odd as odd:
+            except OddProducts as odd:
                 captured.miss(NAME, odd.node, str(odd))
 
 
 def _at(captured: Captured, node: Call) -> None:
     """
     Raises:
-        Odd: the weights are a softmax of such products, and something else stands in the way.
+        OddProducts: the weights are a softmax of such products, and something else stands in the
+            way.
     """
     message, _, dim, groups, reduce = node.args
     message = under_shape(message)
@@ -71,29 +72,31 @@ def _at(captured: Captured, node: Call) -> None:
         if scores is None:
             return
         if dropped is not None:
-            raise Odd("attention weights are dropped in training", node)
+            raise OddProducts("attention weights are dropped in training", node)
         if reduce not in ("sum", "add") or dim != 0 or groups != captured.nodes:
-            raise Odd("an aggregation other than a sum by destination", node)
+            raise OddProducts("an aggregation other than a sum by destination", node)
         if not used_once(shares):
-            raise Odd("the attention weights are used elsewhere", node)
+            raise OddProducts("the attention weights are used elsewhere", node)
         if node in captured.differentiated:
-            raise Odd("its derivative is taken in the forward, and has one of its own", node)
+            raise OddProducts(
+                "its derivative is taken in the forward, and has one of its own", node
+            )
         _, index, number, along = shares.args
         if captured.index(index) != "dst" or number != captured.nodes or along != 0:
-            raise Odd("the softmax is not over the same edges", node)
+            raise OddProducts("the softmax is not over the same edges", node)
         values = rows_of(captured, first)
         if values is None:
-            raise Odd(
+            raise OddProducts(
                 "what is weighed is no row of a neighbour, nor that and one of the edge", first
             )
         if None not in (scores.keys.edge, values.edge) and scores.keys.edge is not values.edge:
-            raise Odd("keys and values have different rows of the edges", first)
+            raise OddProducts("keys and values have different rows of the edges", first)
         if is_float(node):
             _put(captured, node, scores, values, heads)
         return
 
 
-def _put(captured: Captured, node: Call, scores: Scores, values: Rows, heads: int) -> None:
+def _put(captured: Captured, node: Call, scores: DotScores, values: KeyRows, heads: int) -> None:
     edge = values.edge if scores.keys.edge is None else scores.keys.edge
     found = node.meta["example_value"]
     options: dict[str, Any] = {"heads": heads, "scale": scores.scale, "dtype": found.dtype}

@@ -32,7 +32,7 @@ from staticgraph.rewrites.words import (
 _MATRIX = (torch.matmul, torch.bmm, operator.matmul)
 
 
-class Rows(NamedTuple):
+class KeyRows(NamedTuple):
     """What edges have as keys or values: the nodes' rows that their sources have, and their own,
     None for none; before any reshape."""
 
@@ -40,11 +40,11 @@ class Rows(NamedTuple):
     edge: Call | None
 
 
-class Scores(NamedTuple):
+class DotScores(NamedTuple):
     """Of ``scale * query[dst] . keys``."""
 
     query: Call
-    keys: Rows
+    keys: KeyRows
     scale: float
 
 
@@ -57,7 +57,7 @@ class Product(NamedTuple):
     summed: tuple[int, ...]
 
 
-class Odd(Exception):
+class OddProducts(Exception):
     """The one thing that stands in the way, and the node that is it."""
 
     def __init__(self, reason: str, node: Call) -> None:
@@ -65,11 +65,11 @@ class Odd(Exception):
         self.node = node
 
 
-def scores_of(captured: Captured, node: Any, heads: int) -> Scores | None:
+def scores_of(captured: Captured, node: Any, heads: int) -> DotScores | None:
     """What a softmax is over; None where no product of a query and a key leads there.
 
     Raises:
-        Odd: one does, of other rows.
+        OddProducts: one does, of other rows.
     """
     scale, node = _scaled(node)
     if (shape(node) or ())[:1] != (captured.edges,):
@@ -86,9 +86,9 @@ def scores_of(captured: Captured, node: Any, heads: int) -> Scores | None:
         asked = _gathered(captured, query, "dst")
         keys = rows_of(captured, key)
         if asked is not None and keys is not None:
-            return Scores(asked, keys, scale * parts[0][0] * parts[1][0])
+            return DotScores(asked, keys, scale * parts[0][0] * parts[1][0])
     if any(_gathered(captured, one, "dst") is not None for _, one in parts):
-        raise Odd("keys are no rows of neighbours, nor these and rows of the edges", node)
+        raise OddProducts("keys are no rows of neighbours, nor these and rows of the edges", node)
     return None
 
 
@@ -176,7 +176,7 @@ def _gathered(captured: Captured, node: Any, place: str) -> Call | None:
     return below.args[0] if ours and alike and is_float(below) else None
 
 
-def rows_of(captured: Captured, node: Any) -> Rows | None:
+def rows_of(captured: Captured, node: Any) -> KeyRows | None:
     """What a sum of neighbours' rows and of rows of the edges is of; None for any other."""
     terms, left = [], [node]
     while left:
@@ -194,10 +194,10 @@ def rows_of(captured: Captured, node: Any) -> Rows | None:
             continue
         rest = terms[:at] + terms[at + 1 :]
         if not rest:
-            return Rows(base, None)
+            return KeyRows(base, None)
         if _gathered(captured, rest[0], "src") or _gathered(captured, rest[0], "dst"):
             return None
-        return Rows(base, _uncut(rest[0])) if is_float(rest[0]) else None
+        return KeyRows(base, _uncut(rest[0])) if is_float(rest[0]) else None
     return None
 
 

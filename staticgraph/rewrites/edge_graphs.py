@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from staticgraph.errors import NotStatic
-from staticgraph.kernels.segments import segment_max, segment_softmax, segment_sum
+from staticgraph.kernels.segments import segment_softmax
 from staticgraph.nn.context.batch_context import EDGE_GRAPHS
 from staticgraph.nn.functions import softmaxed
 from staticgraph.rewrites.captured import Captured
+from staticgraph.rewrites.segments import NAME, reduced
 from staticgraph.rewrites.user_code import line_of
 from staticgraph.rewrites.words import GATHER, SCATTER, Call, is_call, is_float, shape
-
-NAME = "segments"
 
 
 def edge_pointers(row_ptr: Tensor, ptr: Tensor) -> Tensor:
@@ -79,13 +78,6 @@ def _at(captured: Captured, node: Call) -> None:
     dim, groups, reduce = node.args[2:]
     if dim != 0 or groups != captured.graphs or reduce not in ("sum", "add", "mean", "max"):
         return
-    if len(sizes) != 2:
-        rows = captured.before(node, torch.reshape, rows, (sizes[0], -1), like=rows)
-    if reduce == "max":
-        made = captured.before(node, segment_max, rows, ptr)
-    else:
-        made = captured.before(node, segment_sum, rows, ptr, mean=reduce == "mean")
-    if len(sizes) != 2:
-        made = captured.before(node, torch.reshape, made, shape(node))
+    made = reduced(captured, node, rows, ptr, reduce)
     captured.rewrote(NAME, node)
     captured.replace(node, made)

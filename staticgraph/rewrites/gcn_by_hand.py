@@ -90,8 +90,6 @@ def _weighed(captured: Captured, rows: Any) -> Weighed | None:
     assert numbers is not None
     if numbers.numel() != captured.nodes or not same_dtype(x[0], root, *weights):
         return None
-    if any(map(captured.has_gradient, (root, *weights))):
-        return None
     return Weighed(x[0], root, weights)
 
 

@@ -67,8 +67,6 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
         reason = "the message is no neighbour's row times its weight"
     elif node.args[2:] != (0, captured.nodes, "sum") or flow != "source_to_target":
         reason = "an aggregation other than a sum by destination"
-    elif weight is not None and captured.has_gradient(weight):
-        reason = "the normalisation has no derivative by edge_weight"
     elif node in captured.differentiated:
         reason = "its derivative is taken in the forward, and has one of its own"
     if reason is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from staticgraph.kernels.batch_norm import batch_norm_handed_on
+from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum, edge_matrix_sum_handed_on
 from staticgraph.kernels.linear import linear_handed_on
 from staticgraph.kernels.linear_statistics import linear_statistics_handed_on
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
@@ -77,6 +78,8 @@ def rewrite(captured: Captured) -> None:
             _sum(captured, node, order, tables)
         elif is_call(node, product):
             _product(captured, node, order)
+        elif is_call(node, edge_matrix_sum):
+            _matrices(captured, node, order)
         elif is_call(node, measured):
             _measured(captured, node, order)
         elif is_call(node, joined):
@@ -206,6 +209,18 @@ def _product(captured: Captured, node: Call, order: dict[Call, int]) -> None:
     parts = [captured.item(node, made, place, like) for place, like in ((0, node), (1, x))]
     for user in later:
         user.replace_input_with(x, parts[1])
+    _moved(order, node, (made, *parts))
+    captured.replace(node, parts[0])
+
+
+def _matrices(captured: Captured, node: Call, order: dict[Call, int]) -> None:
+    matrices = node.args[1]
+    if not (later := _later(node, matrices, order)):
+        return
+    made = captured.before(node, edge_matrix_sum_handed_on, *node.args, **node.kwargs)
+    parts = [captured.item(node, made, place, like) for place, like in ((0, node), (1, matrices))]
+    for user in later:
+        user.replace_input_with(matrices, parts[1])
     _moved(order, node, (made, *parts))
     captured.replace(node, parts[0])
 

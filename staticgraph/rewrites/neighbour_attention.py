@@ -18,6 +18,7 @@ from staticgraph.kernels.head_products import head_products
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
 from staticgraph.nn.functions import softmaxed
+from staticgraph.nn.fused.gat import full_precision
 from staticgraph.nn.utils.self_loops import loops_added, loops_removed
 from staticgraph.rewrites.captured import Captured
 from staticgraph.rewrites.words import (
@@ -56,7 +57,7 @@ class Edges(NamedTuple):
     rows: int
 
 
-class Scores(NamedTuple):
+class AdditiveScores(NamedTuple):
     """GAT's: one number a node and head at each end, ``[N, H]``, one an edge, ``[rows, H]``."""
 
     source: Call | None
@@ -72,7 +73,7 @@ def pair_of(source: Tensor, destination: Tensor) -> Tensor:
 
 def pair_by_weights(rows: Tensor, source: Tensor, destination: Tensor) -> Tensor:
     """``[N, H * C]`` and two weights ``[1, H, C]`` -> ``[H, N, 2]``, in one product."""
-    with _full_precision(rows):
+    with full_precision(rows):
         return head_products(rows, torch.cat([source, destination]))
 
 
@@ -82,13 +83,8 @@ def edge_by_weights(edge_attr: Tensor, weight: Tensor, attention: Tensor) -> Ten
     heads = attention.size(1)
     folded = (weight.view(heads, attention.size(2), -1) * attention.view(heads, -1, 1)).sum(1)
     dtype = torch.promote_types(edge_attr.dtype, folded.dtype)
-    with _full_precision(edge_attr):
+    with full_precision(edge_attr):
         return edge_attr.to(dtype) @ folded.t().to(dtype)
-
-
-def _full_precision(rows: Tensor) -> torch.autocast:
-    """Scores are small, and autocast would round them: the layer adds them up in float32."""
-    return torch.autocast(rows.device.type, enabled=False)
 
 
 def rewrite(captured: Captured) -> None:
@@ -179,7 +175,7 @@ def _fuse(
     given = _of_pairs(captured, node, scores, pair, edges, heads)
     if given is None:  # any score that is one number an edge is a sum of such, of itself alone
         found = _summed(captured, scores, pair, edges.rows, heads)
-        if not isinstance(found, Scores):
+        if not isinstance(found, AdditiveScores):
             return found
         given = _of_nodes(captured, node, found, (rows, flat), edges) | {"slope": found.slope}
     options |= given
@@ -201,7 +197,9 @@ def _flat(captured: Captured, node: Call, rows: Call) -> Call:
     return captured.before(node, torch.reshape, rows, (found[0], -1), like=rows)
 
 
-def _summed(captured: Captured, scores: Any, pair: Any, rows: int, heads: int) -> Scores | str:
+def _summed(
+    captured: Captured, scores: Any, pair: Any, rows: int, heads: int
+) -> AdditiveScores | str:
     slope = 1.0
     if is_call(scores, LEAKY_RELU) and used_once(scores):
         scores, slope = scores.args
@@ -225,11 +223,11 @@ def _summed(captured: Captured, scores: Any, pair: Any, rows: int, heads: int) -
         parts[place] = term.args[0] if place < 2 else term
     if (parts[0] is None) != (parts[1] is None):
         return "the scores read one end of the edges alone"
-    return Scores(parts[0], parts[1], parts[2], slope)
+    return AdditiveScores(parts[0], parts[1], parts[2], slope)
 
 
 def _of_nodes(
-    captured: Captured, node: Call, found: Scores, given: tuple[Call, Call], edges: Edges
+    captured: Captured, node: Call, found: AdditiveScores, given: tuple[Call, Call], edges: Edges
 ) -> dict[str, Any]:
     """``given`` are the rows that are summed, ``[N, H, C]`` and ``[N, H * C]``."""
     options: dict[str, Any] = {}

@@ -1,10 +1,10 @@
 """Gather, edge term, activation and sum by destination in one pass: ``neighbour_sum``.
 
-A message is read upwards from the sum: ``x[src]``, ``x[src] * w``, ``relu(x[src] + e)``; with it
-goes the node's own term, ``(1 + eps) x``. Rows of more than one
-dimension, ``[N, T, F]`` of a window of time, are rows all the same. Any other message is computed
-as it was, and its sum alone runs without atomics, by the row pointers (``segment_sum``); by source,
-``source_sum``.
+A message is read upwards from the sum: ``x[src]``, ``x[src] * w``, ``relu(x[src] + e)``, the
+last also times a number an edge; with it goes the node's own term, ``(1 + eps) x``. Rows of more
+than one dimension, ``[N, T, F]`` of a window of time, are rows all the same. Any other message is
+computed as it was, and its sum alone runs without atomics, by the row pointers (``segment_sum``);
+by source, ``source_sum``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from staticgraph.rewrites.words import (
     dtype,
     is_call,
     is_float,
+    said,
     shape,
     sides,
     tensor,
@@ -44,11 +45,12 @@ SUMS = ("sum", "add", "mean")
 
 
 class Message(NamedTuple):
-    """What is summed: the nodes, the edge operand, and how they meet."""
+    """What is summed: the nodes, the edge operand, how they meet, and what that is weighed by."""
 
     x: Call
     edge: Call | None
     transform: str
+    weight: Call | None = None
 
 
 def rewrite(captured: Captured) -> None:
@@ -75,7 +77,7 @@ def _at(captured: Captured, node: Call) -> None:
         captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
         return
     found = message(captured, rows)
-    if not isinstance(found, Message) or (reduce == "max" and found.transform == "multiply"):
+    if not isinstance(found, Message) or (reduce == "max" and _weighed(found)):
         reason = found if isinstance(found, str) else "the largest of weighted messages"
         _by_pointers(captured, node, reason)
         return
@@ -96,21 +98,48 @@ def message(captured: Captured, rows: Any) -> Message | str:
             weight = _weight(captured, second, rows)
             if x is not None and weight is not None and same_dtype(x, weight):
                 return Message(x, weight, "multiply")
-        return "a product of something else than a neighbour's row and a weight"
+        return _weighed_message(captured, rows)
     if is_call(rows, *ACTIVATIONS) or rows.op in ("call_function", "call_method"):
         name = ACTIVATIONS.get(rows.target) if rows.op == "call_function" else None
         inner = rows.args[0] if rows.args else None
         if name is None:
-            return f"{_said(rows)} is no known message"
+            return f"{said(rows)} is no known message"
         if is_call(inner, ADD) and used_once(inner) and rows.target is RELU:
-            for first, second in sides(inner):
-                x = source(captured, first)
-                if x is not None and shape(second) == shape(rows) and same_dtype(x, second):
-                    return Message(x, second, "relu_add")
-            return "a sum of something else than a neighbour's row and an edge's"
+            found = _relu_of_sum(captured, rows)
+            return found or "a sum of something else than a neighbour's row and an edge's"
         if rows.target is not RELU:
             return f"{name} is no activation of the kernel"
-    return f"{_said(rows)} is no known message"
+    return f"{said(rows)} is no known message"
+
+
+def _relu_of_sum(captured: Captured, rows: Any) -> Message | None:
+    """``relu(x[src] + e)``."""
+    if not is_call(rows, RELU) or not is_call(rows.args[0], ADD) or not used_once(rows.args[0]):
+        return None
+    for first, second in sides(rows.args[0]):
+        x = source(captured, first)
+        if x is not None and shape(second) == shape(rows) and same_dtype(x, second):
+            return Message(x, second, "relu_add")
+    return None
+
+
+def _weighed_message(captured: Captured, rows: Call) -> Message | str:
+    """``relu(x[src] + e)`` times a number an edge."""
+    for first, second in sides(rows):
+        found = _relu_of_sum(captured, first)
+        if found is None or not used_once(first):
+            continue
+        if shape(second) == shape(rows) or (weight := _weight(captured, second, rows)) is None:
+            return "an activation times something else than a number an edge"
+        if captured.has_gradient(second):
+            return "an activation times a number an edge that has a gradient"
+        return found._replace(weight=weight) if same_dtype(found.x, weight) else "two dtypes"
+    return "a product of something else than a neighbour's row and a weight"
+
+
+def _weighed(found: Message) -> bool:
+    """Whether numbers of the edges have a part in what is summed beside its activation."""
+    return found.transform == "multiply" or found.weight is not None
 
 
 def source(captured: Captured, node: Any) -> Call | None:
@@ -160,6 +189,8 @@ def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> None:
     options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
     if code is not None:
         options["code"] = code
+    if found.weight is not None:
+        options["weight"] = found.weight
     last, eps = _own_term(captured, node, found.x)
     if eps is not None:
         options["self_eps"] = eps
@@ -175,6 +206,8 @@ def _flattened(captured: Captured, node: Call, found: Message, reduce: str) -> N
         made = captured.before(node, neighbour_max, x, edge, *captured.pointers)
     else:
         options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
+        if found.weight is not None:
+            options["weight"] = found.weight
         made = captured.before(node, neighbour_sum, x, edge, *captured.pointers, **options)
     made = captured.before(node, torch.reshape, made, shape(node))
     captured.rewrote("neighbour_max" if reduce == "max" else NAME, node)
@@ -268,8 +301,3 @@ def _out_degrees(col_ptr: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _origin(index: Any) -> Call | None:
     return index if isinstance(index, Node) else None
-
-
-def _said(node: Call) -> str:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return str(name)

@@ -17,6 +17,7 @@ from staticgraph.rewrites import (
     dot_attention,
     dropout,
     edge_graphs,
+    edge_matrices,
     edge_rows,
     gcn_by_hand,
     gcn_sum,
@@ -30,6 +31,7 @@ from staticgraph.rewrites import (
     segments,
     small_tables,
     tables,
+    vector_sum,
 )
 from staticgraph.rewrites.captured import Captured, Target
 from staticgraph.rewrites.clean import drop_twins, drop_unread
@@ -52,6 +54,8 @@ ORDER: Sequence[Rewrite] = (
     edge_graphs.rewrite,
     segments.rewrite,
     gcn_by_hand.rewrite,
+    vector_sum.rewrite,
+    edge_matrices.rewrite,
     neighbour_reduce.rewrite,
     neighbour_sum.rewrite,
     edge_rows.rewrite,

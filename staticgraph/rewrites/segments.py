@@ -75,7 +75,22 @@ def _pool(captured: Captured, node: Call) -> None:
     if node in captured.differentiated:
         captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
         return
-    found, ptr = shape(rows), captured.facts["ptr"]
+    made = reduced(captured, node, rows, captured.facts["ptr"], reduce)
+    captured.rewrote(NAME, node)
+    captured.replace(node, made)
+
+
+def reduced(captured: Captured, node: Call, rows: Call, ptr: Call, reduce: str) -> Call:
+    """A sum, mean or largest of rows ``[R, ...]`` that stand together, in the place of a node.
+
+    Args:
+        captured: the graph.
+        node: what is computed otherwise now.
+        rows: of known shape.
+        ptr: ``[S + 1]``, where each segment begins.
+        reduce: ``sum``, ``add``, ``mean`` or ``max``.
+    """
+    found = shape(rows)
     assert found is not None
     if len(found) != 2:
         rows = captured.before(node, torch.reshape, rows, (found[0], -1), like=rows)
@@ -85,8 +100,7 @@ def _pool(captured: Captured, node: Call) -> None:
         made = captured.before(node, segment_sum, rows, ptr, mean=reduce == "mean")
     if len(found) != 2:
         made = captured.before(node, torch.reshape, made, shape(node))
-    captured.rewrote(NAME, node)
-    captured.replace(node, made)
+    return made
 
 
 def _softmax(captured: Captured, node: Call) -> None:

@@ -147,3 +147,9 @@ def sides(node: Call) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """The two operands of a node, either way round."""
     first, second = node.args[:2]
     return (first, second), (second, first)
+
+
+def said(node: Call) -> str:
+    """What a call is of, in a message."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return str(name)

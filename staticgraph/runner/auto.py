@@ -61,6 +61,10 @@ class Auto:
             (two cores, 2026-11-20), and made GNN training slower wherever it was measured; see
             ``bench_runner``. Capturing one for ``fused`` takes one to three.
         stopwatch: made for the device.
+
+    Raises:
+        ValueError: ``ways`` are unknown, out of order or without ``eager``, or the rounds too few
+            to choose by.
     """
 
     limit_s: float = 600.0

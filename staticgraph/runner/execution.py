@@ -57,6 +57,9 @@ class Execution:
         auto = shared(auto and auto.on(device, recording.records_on(device)), ranks)
         name = mode if isinstance(mode, str) else "auto"
         resolved = resolve(name, device.type, recording.anywhere)
+        if auto is not None and not resolved.compiled:
+            until = f"auto: eager on {device.type}, until warmup() has measured"
+            resolved = resolved._replace(reason=until)
         if resolved.fused and (why := without_fused(subject.differentiable)):
             raise ValueError(f"mode='fused' cannot be: {why}; give mode='eager', or a compiled one")
         return cls(resolved, auto, recording, ranks)

@@ -53,10 +53,18 @@ def predict(predictor: Predictor, graphs: Any, schema: Schema | None) -> Any:
         predictor: runs the batches.
         graphs: a list of ``Data``, a PyG data set, or a store.
         schema: the fields to expect; None reads them off the graphs.
+
+    Raises:
+        TypeError: ``graphs`` is a loader.
     """
     with Restored(nothing=True):  # a store is made by PyG's own functions, wherever this stands
         if isinstance(graphs, GraphStore | DeviceStore):
             store = graphs
+        elif isinstance(graphs, StaticLoader):
+            raise TypeError(
+                "predict() takes graphs, not a StaticLoader: give it the store, or eval_step() "
+                "each of the loader's batches"
+            )
         elif len(graphs) == 0:
             return []
         else:

@@ -13,6 +13,7 @@ from staticgraph.runner.choice import WayChoice
 from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
+from staticgraph.text.percent import percent
 from staticgraph.text.table import table
 
 
@@ -97,9 +98,9 @@ class Report:
             "graphs": [f"{b.graphs:,}" for b in found],
             "steps": [f"{b.batches:,}" for b in found],
             "evals": [f"{b.eval_batches:,}" for b in found],
-            "nodes filled": [_percent(b.node_efficiency) for b in found],
-            "edges filled": [_percent(b.edge_efficiency) for b in found],
-            "graphs filled": [_percent(b.graph_efficiency) for b in found],
+            "nodes filled": [percent(b.node_efficiency) for b in found],
+            "edges filled": [percent(b.edge_efficiency) for b in found],
+            "graphs filled": [percent(b.graph_efficiency) for b in found],
             "compiles": [
                 f"{b.compiles}" + (f" (+{b.late_compiles} late)" if b.late_compiles else "")
                 for b in found
@@ -143,7 +144,3 @@ def _ms(time: float | None) -> str:
 
 def _bytes(count: int | None) -> str:
     return "-" if count is None else human_bytes(count)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}%"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -22,36 +22,32 @@ from torch import Tensor
 
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
-from staticgraph.distributed.smallest_budget import smallest_budget
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
-from staticgraph.runner.account import Account
 from staticgraph.runner.auto import Auto
-from staticgraph.runner.commitments import Commitments, RunnerStats
-from staticgraph.runner.data_fields import DataFields
+from staticgraph.runner.commitments import RunnerStats
 from staticgraph.runner.execution import Execution
 from staticgraph.runner.export import export
-from staticgraph.runner.intake import Intake
+from staticgraph.runner.parts import RunnerParts
 from staticgraph.runner.prediction import predict, require_rows
 from staticgraph.runner.report import Report
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.turns import Turns, check_not_traced
 from staticgraph.runner.verification import Verification, verify
-from staticgraph.runner.warming import Warming
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
 from staticgraph.steps.evaluation import Evaluation, settle_training
 from staticgraph.steps.losses import Loss
 from staticgraph.steps.modes import Mode
 from staticgraph.steps.recordable_optimizer import make_recordable
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.subject import Subject, warn_of_another_models_optimizer
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
+from staticgraph.text.how_many import how_many
 
 
 class EvalResult(NamedTuple):
@@ -102,6 +98,10 @@ class StaticGraphRunner:
         NotStatic: the optimizer's step cannot be recorded.
         TypeError: no module, a loss module of torch, an optimizer that needs a closure, or an
             option that a given ``Subject`` says already.
+
+    Attributes:
+        steps: the ways in which batches run, below turns and statistics: for tools that look
+            inside, such as the dry run. A training loop needs none of it.
     """
 
     subject: Subject
@@ -135,28 +135,21 @@ class StaticGraphRunner:
         self._trains = subject.trains
         if self._trains:
             settle_training(subject.model)
+            warn_of_another_models_optimizer(subject)
         if self.ranks is not None:
             check_not_wrapped(subject.model)
             alike = {"the plan": list(map(str, self.plan.capacities)), "the mode": self.mode.name}
             self.ranks.check_alike(**alike)
-        self._steps = Steps(subject, self.plan.capacities, execution)
-        self._computation = self._steps.computation
-        self._fields = DataFields(self.plan.schema)
-        compiled = self.mode.compiled and execution.auto is None
-        padding = (
-            PaddingCheck(subject, self._computation, compiled) if subject.check_padding else None
-        )
-        self._commitments = budget and Commitments.of(
-            subject, self.plan, smallest_budget(budget, self.ranks), execution.records_gradients
-        )
-        self._warming = Warming(
-            subject, self.plan, execution, self._steps, self._commitments, padding, self._fields
-        )
-        self._account = Account(
-            subject, self.plan, self.mode, self._steps, self._warming, self._commitments
-        )
-        self._intake = Intake(
-            self._steps, self._account.statistics, self._warming, self._commitments, padding
+        parts = RunnerParts.of(subject, self.plan, execution, budget)
+        self.steps: Steps = parts.steps
+        self._fields, self._warming = parts.fields, parts.warming
+        self._account, self._intake = parts.account, parts.intake
+
+    def __repr__(self) -> str:
+        of = how_many(len(self.plan.capacities), "bucket")
+        return (
+            f"{type(self).__name__}({type(self.model).__name__} on {self.device}, mode "
+            f"{self.mode.name}, {of})"
         )
 
     @property
@@ -183,6 +176,21 @@ class StaticGraphRunner:
     def measures(self) -> bool:
         """Whether ``warmup()`` times the ways of each bucket, given graphs to time them with."""
         return self._execution.auto is not None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses to be copied or pickled.
+
+        Raises:
+            TypeError: always; the message says what to copy or to save instead.
+        """
+        raise TypeError(
+            "a StaticGraphRunner cannot be copied or pickled: its compiled and recorded steps, and "
+            "its turns with other threads, are of this process and of its model. For another one "
+            "copy the model and make a new runner, StaticGraphRunner(copy.deepcopy(runner.model), "
+            "runner.plan, ...); for a checkpoint save runner.model.state_dict(), "
+            "runner.optimizer.state_dict() and runner.state_dict(); another process makes its own "
+            "runner, or loads what runner.export(folder) wrote"
+        )
 
     # ------------------------------------------------------------------ loading
 
@@ -269,21 +277,21 @@ class StaticGraphRunner:
             batch = self._intake.take(batch, "step")
             statistics = self._account.statistics[batch.bucket]
             started = statistics.started()
-            loss = self._steps.train(batch)
+            loss = self.steps.train(batch)
             statistics.ended(started)
-            self._steps.count()
-        if self._steps.averaging is not None:
-            self._steps.averaging.compare_once()
+            self.steps.count()
+        if self.steps.averaging is not None:
+            self.steps.averaging.compare()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs besides model and optimizer, in plain values and tensors: with
         ``accumulate`` the gradients that wait for their update."""
-        return {"accumulated": self._steps.accumulated.state()}
+        return {"accumulated": self.steps.accumulated.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what :meth:`state_dict` gave."""
-        self._steps.accumulated.load(state["accumulated"])
+        self.steps.accumulated.load(state["accumulated"])
 
     def check_finite(self) -> None:
         """Waits for the device and checks the losses of the steps so far; for the end of an epoch.
@@ -293,7 +301,7 @@ class StaticGraphRunner:
         Raises:
             NonFiniteLoss: one since the last check was NaN or infinite; it names the graphs.
         """
-        self._steps.check()
+        self.steps.check()
 
     def eval_step(self, batch: StaticBatch) -> EvalResult:
         """Output and mean loss in evaluation mode, without gradients.
@@ -303,23 +311,23 @@ class StaticGraphRunner:
         check_not_traced("eval_step()")
         with self._turns.forward, self._evaluating():
             out = self._run("forward", batch)
-            loss = None if self.loss is None else self._computation.mean_loss(out, batch)
+            loss = None if self.loss is None else self.steps.computation.mean_loss(out, batch)
         return EvalResult(out, loss)
 
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """:meth:`step` without compiling or recording, whatever the mode: the reference."""
         with self._turns.step:
-            return self._steps.train(self._steps.accept(batch), "eager")
+            return self.steps.train(self.steps.accept(batch), "eager")
 
     def eager_forward(self, batch: StaticBatch) -> Any:
         """The output in evaluation mode, without compiling or recording, whatever the mode."""
         with self._turns.forward, self._evaluating():
-            return self._steps.run("forward", self._steps.accept(batch), "eager")
+            return self.steps.run("forward", self.steps.accept(batch), "eager")
 
     def verify(self, batch: StaticBatch) -> Verification:
         """Compares a step and a forward with eager on one batch, and changes nothing; see
         :func:`staticgraph.runner.verification.verify`."""
-        with self._turns.whole, self._steps.accumulated.kept():
+        with self._turns.whole, self.steps.accumulated.kept():
             return verify(self, batch)
 
     def predict(self, graphs: Any) -> Any:
@@ -337,6 +345,7 @@ class StaticGraphRunner:
         Raises:
             GraphTooLarge: a graph fits no bucket.
             BadGraph: a graph lacks a field, or has one of another dtype or width.
+            TypeError: a loader, which has batches.
         """
         check_not_traced("predict()")
         return predict(self, graphs, self._fields.schema)
@@ -354,7 +363,7 @@ class StaticGraphRunner:
         check_not_traced("predict_batch()")
         with self._turns.forward, self._evaluating():
             out = self._run("forward", batch)
-            require_rows(out, self._computation.levels(out, batch))
+            require_rows(out, self.steps.computation.levels(out, batch))
         return out
 
     def export(
@@ -389,7 +398,7 @@ class StaticGraphRunner:
         with self._turns.whole:
             return export(
                 folder,
-                self._computation,
+                self.steps.computation,
                 self.subject,
                 replace(self.plan, schema=schema),
                 schema,
@@ -438,7 +447,7 @@ class StaticGraphRunner:
         """Frees the recordings of ``cuda-graph``, all together. The runner then needs another
         :meth:`warmup`; other modes have nothing to free."""
         with self._turns.whole:
-            self._steps.close()
+            self.steps.close()
 
     # ------------------------------------------------------------------ reporting
 
@@ -453,4 +462,4 @@ class StaticGraphRunner:
     # ------------------------------------------------------------------ inside
 
     def _run(self, work: str, batch: StaticBatch) -> Any:
-        return self._steps.run(work, self._intake.take(batch, work))
+        return self.steps.run(work, self._intake.take(batch, work))

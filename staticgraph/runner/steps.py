@@ -11,6 +11,7 @@ mean loss; ``forward``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +49,10 @@ PHASES = ("step", "eval", "forward")
 RECORDING_RUNS = 3
 
 
+def _unwatched(_bucket: int, _phase: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class Steps:
     """The ways of one runner.
 
@@ -69,6 +74,7 @@ class Steps:
         store: a data set on the device, whose batches the recordings make from their ids.
         ranks: as given.
         averaging: the gradients of all ranks to one; None where there are none.
+        preparing: entered around each preparation of a (bucket, phase), by who watches it.
         warmed: called between the runs that warm a key up and those whose memory is a step's; None
             where nobody measures.
     """
@@ -88,6 +94,7 @@ class Steps:
         self.recorded: RecordedSteps | None = None
         self.store: DeviceStore | None = None
         self.warmed: Callable[[], None] | None = None
+        self.preparing: Callable[[int, str], AbstractContextManager[object]] = _unwatched
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
         self._subject = subject
         self._model = subject.model
@@ -150,7 +157,7 @@ class Steps:
                 "moved before its runner is made"
             )
         if self._pointers is layout.pointers and (self._pointers or not self._may_rewrite):
-            return batch
+            return with_pointers(batch) if self._pointers else batch
         if self._pointers:
             raise ValueError(
                 "the model was converted with kernels=True, which read row pointers, but the batch "

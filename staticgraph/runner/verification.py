@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from staticgraph.batches.field_mask import field_mask
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.steps.computation import Computation
+from staticgraph.runner.steps import Steps
 from staticgraph.steps.provenance import leaves
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import untouched
@@ -29,7 +30,7 @@ class RunsBothWays(Protocol):
     """A runner, as a verification uses it: each of its calls, and the same in eager."""
 
     subject: Subject
-    _computation: Computation
+    steps: Steps
 
     def step(self, batch: StaticBatch) -> Tensor:
         """One training step."""
@@ -128,7 +129,7 @@ def _rows(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> list[Tensor]
     """The real rows of the output in evaluation mode, or of each tensor of a tuple, list or dict;
     a tensor without rows of the batch, such as a loss among the outputs, whole."""
     out = runner.eager_forward(batch) if eager else runner.eval_step(batch).out
-    levels = runner._computation.levels(out, batch)
+    levels = runner.steps.computation.levels(out, batch)
     return [
         (value if (level := levels[path]) is None else value[batch[f"{level}_mask"]]).clone()
         for path, value in leaves(out)
@@ -144,7 +145,7 @@ def _changed(batch: StaticBatch, name: str) -> StaticBatch:
     keeps categories valid, and a shift where that changes nothing."""
     value = batch[name]
     field = batch.layout.schema[name]
-    mask = batch[f"{field.level}_mask"].repeat_interleave(field.rows)
+    mask = field_mask(batch, field)
     real = value[mask]
     other = value.clone()
     other[mask] = real.flip(0) + 1 if value.is_floating_point() else real.flip(0)

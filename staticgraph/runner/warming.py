@@ -155,7 +155,7 @@ class Warming:
             guard = self._commitments.recording(bucket, self._steps.tear_down)
             measures = self._commitments.allocator is not None
             self._steps.warmed = self._commitments.warmed if measures else None
-        with guard:
+        with guard, self._steps.preparing(bucket, phase):
             self._steps.prepare(way, bucket, phase, schema)
 
     def _commit_gradients(self, phases: Iterable[str]) -> None:

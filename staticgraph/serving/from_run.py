@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from staticgraph.datasets.specs import path_of
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.schema import Schema
 from staticgraph.serving.bodies import Reader
 from staticgraph.serving.ladder import for_serving
 from staticgraph.serving.server import Server
@@ -37,16 +35,7 @@ def service_of_run(
     trained = Trained.load(folder, device_of(device))
     runner = StaticGraphRunner(trained.model, for_serving(trained.plan), mode)
     runner.warmup(phases=("eval",))
-    smiles = reads_smiles(trained.config.data, trained.schema)
+    smiles = has_molecules(trained.schema)
     reader = Reader(trained.schema, trained.categories, smiles, most_graphs, most_bytes)
     server = Server(runner, max_wait_ms=max_wait_ms, max_queue=max_queue)
     return Service(server, reader, f"{trained.config.model} of {folder.name}", trained.task)
-
-
-def reads_smiles(data: str, schema: Schema) -> bool:
-    """Whether a run was trained on molecules with the features that this library gives a SMILES:
-    OGB's, of a table with SMILES, of molecules in an ``.npz`` (``esol`` is one), or of OGB itself.
-    PyG's own molecules (``molnet:``) have other ones under the same shapes."""
-    path = path_of(data)
-    known = data.startswith("ogb:ogbg-mol") if path is None else path.suffix in (".csv", ".npz")
-    return known and has_molecules(schema)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class PredictRoute:
 
     def __init__(self, asker: Asker, reader: Reader, task: str | None) -> None:
         self._asker, self._reader, self._task = asker, reader, task
+        schema = reader.schema
+        self._classes = schema["y"].classes if "y" in schema and task == "classes" else ()
         self._readers = {JSON: reader.json, compact.CONTENT_TYPE: reader.compact}
         self._readers |= dict.fromkeys(NPZ, reader.npz)
 
@@ -96,7 +98,7 @@ class PredictRoute:
 
     def reply(self, outputs: Any) -> Reply:
         """The answer that has these outputs, which are plain values."""
-        return _reply(outputs, self._task)
+        return _reply(outputs, self._task, self._classes)
 
     def _read_of(self, kind: str) -> Callable[[bytes], FlatGraphs]:
         if (read := self._readers.get(kind)) is None:
@@ -149,11 +151,14 @@ def _too_long(most: int) -> BadBody:
     return BadBody(f"the body has more than {how_many(most, 'byte')}", 413)
 
 
-def _reply(outputs: Any, task: str | None) -> Reply:
-    """Plain values; null for what is not finite."""
+def _reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Reply:
+    """Plain values; null for what is not finite. Where classes have names, the likeliest one's."""
     found: dict[str, Any] = {"outputs": outputs}
     if task in ("binary", "classes") and _is_table(outputs):
-        found["probabilities"] = _probabilities(np.asarray(outputs, np.float64), task)
+        values = np.asarray(outputs, np.float64)
+        found["probabilities"] = _probabilities(values, task)
+        if classes and values.ndim == 2 and values.shape[1] == len(classes):
+            found["classes"] = [classes[number] for number in values.argmax(axis=1)]
     try:
         return Reply(200, _ENCODED(found).encode())
     except ValueError:

@@ -22,7 +22,13 @@ class Service(NamedTuple):
 
 
 def has_molecules(schema: Schema) -> bool:
+    """Whether graphs are molecules with the features that this library gives a SMILES, as the data
+    says of itself."""
+    return schema.molecules and fits_molecules(schema)
+
+
+def fits_molecules(schema: Schema) -> bool:
     """Whether fields have the names, shapes and dtypes that this library gives a SMILES; what their
-    numbers mean is not among them."""
+    numbers mean is not among them: PyG's own molecules (``molnet:``) have other features so."""
     found = {item.name: (item.level, item.shape, item.dtype) for item in schema if item.name != "y"}
     return found == {"x": ATOMS, "edge_attr": BONDS}

@@ -37,6 +37,10 @@ class SizeHistogram:
         sizes: ``[T, C]`` int64, one distinct size a row.
         counts: ``[T]`` int64, how many graphs have it, each at least 1.
         components: the ``C`` names of the columns; the first two are nodes and edges.
+
+    Raises:
+        ValueError: the shapes do not fit each other, a number is too small, or 64 bits do not hold
+            the total.
     """
 
     sizes: IntArray

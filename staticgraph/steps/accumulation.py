@@ -25,9 +25,7 @@ class Accumulation:
 
     def __init__(self, subject: Subject) -> None:
         self._every = subject.accumulate
-        groups = [] if subject.optimizer is None else subject.optimizer.param_groups
-        given = [*subject.model.parameters(), *(p for group in groups for p in group["params"])]
-        self._parameters = list(dict.fromkeys(given))
+        self._subject = subject
         self._sums: dict[Tensor, Tensor] = {}
         self._count = 0
 
@@ -39,7 +37,7 @@ class Accumulation:
         """
         if self._every == 1:
             return True
-        for parameter in self._parameters:
+        for parameter in self._subject.parameters():
             if parameter.grad is None:
                 continue
             known = self._sums.get(parameter)
@@ -60,13 +58,13 @@ class Accumulation:
         parameter without one."""
         return {
             "count": self._count,
-            "sums": [self._sums.get(parameter) for parameter in self._parameters],
+            "sums": [self._sums.get(parameter) for parameter in self._subject.parameters()],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Puts back what :meth:`state` gave."""
         self._count = int(state["count"])
-        pairs = zip(self._parameters, state["sums"], strict=True)
+        pairs = zip(self._subject.parameters(), state["sums"], strict=True)
         self._sums = {p: g.to(p.device, copy=True) for p, g in pairs if g is not None}
 
     @contextmanager

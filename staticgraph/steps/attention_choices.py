@@ -12,7 +12,7 @@ from staticgraph.nn.aggr.set_transformer import (
     pooling_path,
 )
 from staticgraph.nn.attention.paths import setting_of
-from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.batch_context import BatchContext, context_held
 from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.sizes.attention import AttentionPath
 from staticgraph.sizes.capacity import Capacity
@@ -72,8 +72,8 @@ def attending_layers(
     """Layers with a choice of paths; a pool by seed vectors has None for its attention."""
     for name, module in model.named_modules():
         if isinstance(module, StaticSetTransformerAggregation | StaticGraphMultisetTransformer):
-            yield name, module._staticgraph, None
+            yield name, context_held(module), None
         elif isinstance(module, StaticGPSConv) and isinstance(
             module.attn, torch.nn.MultiheadAttention
         ):
-            yield name, module._staticgraph, module.attn
+            yield name, context_held(module), module.attn

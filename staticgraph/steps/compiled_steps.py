@@ -16,7 +16,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.context.present import Restored
 from staticgraph.steps.compiled import CompileCounts, CompiledFunction
 from staticgraph.steps.computation import Computation
-from staticgraph.steps.graph_trees import Counted
+from staticgraph.steps.graph_trees import RecordedGraphs
 from staticgraph.steps.modes import FUSED, Mode
 
 
@@ -91,7 +91,7 @@ class CompiledSteps:
             self._functions[key] = CompiledFunction(function, mode, str(key), device)
         return self._functions[key]
 
-    def note_recorded(self, bucket: int, work: str, training: bool, found: Counted) -> None:
+    def note_recorded(self, bucket: int, work: str, training: bool, found: RecordedGraphs) -> None:
         """Takes what torch recorded of a key, forward and backward, after its first run."""
         key = Key(bucket, work, training, training and torch.is_grad_enabled())
         counts = self._functions[key].counts

@@ -56,6 +56,9 @@ class Computation:
     Attributes:
         shared: a step gives its :class:`~staticgraph.distributed.share.Share` of a mean over
             ranks, instead of the mean over its own rows.
+
+    Raises:
+        NotStatic: a layer would keep the first batch's normalisation.
     """
 
     def __init__(self, subject: Subject) -> None:

@@ -39,6 +39,8 @@ _OF_DATA = (
     "the model makes a PyG Data or Batch inside its forward, whose attributes torch.compile cannot "
     "follow: hand the tensors on themselves, conv(x, edge_index); or mode='eager'"
 )
+# Of torch, before 2.12 the second.
+_ASKS_DERIVATIVE = ("source-less requires_grad_()", "Unsupported Tensor.requires_grad_() call")
 _DERIVED = (
     "a tensor that the forward makes asks for its own derivative: ask it of the input itself "
     "(pos = pos.requires_grad_(), without detach() or clone() before), and name the field: "
@@ -101,7 +103,7 @@ def untraceable(
 
 def remedy(message: str) -> str | None:
     """What to write instead of what torch.compile stopped at; None where only its words tell."""
-    return _DERIVED if "source-less requires_grad_()" in message else None
+    return _DERIVED if any(words in message for words in _ASKS_DERIVATIVE) else None
 
 
 def observed(error: BaseException | None) -> str | None:

@@ -36,6 +36,9 @@ class FiniteLosses:
         capacities: of the buckets.
         device: where losses are.
         every: read the flags every so many steps; 0 watches nothing.
+
+    Raises:
+        ValueError: ``every`` is negative.
     """
 
     def __init__(

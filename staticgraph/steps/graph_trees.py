@@ -46,7 +46,7 @@ def skipped_recordings() -> int:
 
 
 @dataclass(slots=True)
-class Counted:
+class RecordedGraphs:
     """What torch recorded, and declined to record, inside :func:`whole_recording`."""
 
     graphs: int = 0
@@ -54,7 +54,7 @@ class Counted:
 
 
 @contextmanager
-def whole_recording(device: torch.device, phase: str, name: str) -> Iterator[Counted]:
+def whole_recording(device: torch.device, phase: str, name: str) -> Iterator[RecordedGraphs]:
     """Inside, torch's graph trees warm up and record one phase of a bucket; afterwards what they
     recorded is counted, and checked to be all, in one piece each way.
 
@@ -68,7 +68,7 @@ def whole_recording(device: torch.device, phase: str, name: str) -> Iterator[Cou
     Raises:
         NotStatic: there are more or fewer recordings than a whole one takes.
     """
-    found = Counted()
+    found = RecordedGraphs()
     if device.type != "cuda":
         yield found
         return

@@ -13,7 +13,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
-from staticgraph.nn.refused import MODULE_HOOKS, unheard_hooks
+from staticgraph.internals.hooks import MODULE_HOOKS
+from staticgraph.nn.refused import unheard_hooks
 
 Hooks = dict[tuple[str, str], tuple[int, ...]]
 

@@ -13,6 +13,8 @@ containers above :data:`MOST_ITEMS`, and views of one element many times.
 
 from __future__ import annotations
 
+import dis
+import functools
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -29,6 +31,7 @@ LARGEST_BYTES = 64 << 20
 DEPTH = 4
 # Items of a container that are looked at: what holds more is data.
 MOST_ITEMS = 1024
+_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 # Whose functions hold nothing of a user's.
 LIBRARIES = ("torch", "torch_geometric", "numpy", "staticgraph")
 
@@ -99,17 +102,28 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
             continue
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-    for name in names_in(function.__code__):
+    for name in globals_in(function.__code__):
         if name in function.__globals__:
             yield function.__globals__[name]
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """The globals that code may read, that of functions inside of it included."""
+    """The globals and attributes that code names, that of functions inside of it included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from names_in(constant)
+
+
+@functools.lru_cache(maxsize=1024)
+def globals_in(code: CodeType) -> tuple[str, ...]:
+    """The globals that code may read, that of functions inside of it included. An attribute, which
+    often has the name of a notebook's variable (``data.x``, ``self.loss``), is none."""
+    names = [step.argval for step in dis.get_instructions(code) if step.opname in _READS]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names += globals_in(constant)
+    return tuple(dict.fromkeys(names))
 
 
 def _can_be_put_back(tensor: Tensor) -> bool:

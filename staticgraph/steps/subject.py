@@ -7,6 +7,7 @@ here. What a step runs *as* (a mode, a recording, a budget) is no part of it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,13 @@ class Subject:
         """Where the model is."""
         return device_of(self.model)
 
+    def parameters(self) -> list[torch.Tensor]:
+        """The model's as they are now, and the optimizer's where it has others, each once: either
+        may get more while it trains."""
+        groups = () if self.optimizer is None else self.optimizer.param_groups
+        given = [*self.model.parameters(), *(p for group in groups for p in group["params"])]
+        return list(dict.fromkeys(given))
+
     @property
     def functions(self) -> tuple[object, ...]:
         """The loss and the forward, as far as given: what they hold is no part of the model."""
@@ -129,6 +137,20 @@ class Subject:
 def device_of(model: torch.nn.Module) -> torch.device:
     """Where a model is: the device of its first parameter; the CPU where it has none."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def warn_of_another_models_optimizer(subject: Subject) -> None:
+    """Warns where training would leave the model as it is: the optimizer was made of parameters of
+    another one, such as a cell of a notebook that ran before the model was built again."""
+    mine = {id(p) for p in subject.model.parameters() if p.requires_grad}
+    groups = [] if subject.optimizer is None else subject.optimizer.param_groups
+    if mine and mine.isdisjoint(id(p) for group in groups for p in group["params"]):
+        warnings.warn(
+            f"the optimizer has none of the parameters of {type(subject.model).__name__}, so "
+            "training would leave it as it is: make the optimizer of model.parameters() after the "
+            "model",
+            stacklevel=3,
+        )
 
 
 def _check_given(model: object, loss: object, optimizer: object) -> None:

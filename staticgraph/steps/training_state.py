@@ -5,10 +5,10 @@ warming up and recording, a look at a model, the run that tells which results ar
 may touch differs, and is said when it is made.
 
 Values return, addresses stay, so that a recording made in between goes on reading and writing the
-same tensors. What is trained is kept on the host: beside a recording's pool the device may have no
+same tensors. A backward that waits finds what it kept, since a value that returns is no change to
+autograd. What is trained is kept on the host: beside a recording's pool the device may have no
 room for parameters and optimizer state a second time, and to carry what a GNN has across the bus is
-short beside a compilation. Where nothing is trained buffers are written only if they changed, so
-that a graph of autograd that waits for its backward stays valid.
+short beside a compilation.
 
 What the loss and the forward hold beside the model (:mod:`staticgraph.steps.held`) is put back with
 it. Not put back is a list or dict of the user's that a forward appends to, or a random generator of
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from staticgraph.internals.dispatch import preserved_versions
 from staticgraph.nn.context.asked import APART
 from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.steps.callbacks import callbacks_of
@@ -92,6 +93,8 @@ class SavedTraining:
         self._tensors = [(t, on_host(t)) for t in _once(parameters, buffers)] if trained else []
         looked_at = [] if trained else _once(buffers)
         self._looked_at = [(b, b.clone()) for b in looked_at if not is_lazy(b)]
+        written = (tensor for tensor, _ in (*self._tensors, *self._looked_at))
+        self._versions = preserved_versions(written)
         self._grads = [(parameter, parameter.grad) for parameter in parameters]
         self._flags = [(m, m.training) for m in modules] if trained else []
         self._optimizer = None if optimizer is None else SavedOptimizer(optimizer)
@@ -104,11 +107,12 @@ class SavedTraining:
     @torch.no_grad()
     def restore(self) -> None:
         """Puts everything back, into the tensors that were there, whatever is bound now."""
-        for tensor, value in self._tensors:
-            tensor.copy_(value)
-        for buffer, value in self._looked_at:
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
+        with self._versions:
+            for tensor, value in self._tensors:
+                tensor.copy_(value)
+            for buffer, value in self._looked_at:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
         for parameter, grad in self._grads:
             parameter.grad = grad
         for module, flag in self._flags:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
@@ -70,7 +70,11 @@ def native(values: Array, name: str) -> Array:
 
 
 def checked_offsets(num_nodes: Array, num_edges: Array, name: str) -> tuple[IntArray, IntArray]:
-    """Where each graph's nodes and edges begin, from how many it has."""
+    """Where each graph's nodes and edges begin, from how many it has.
+
+    Raises:
+        BadGraph: there is no graph, or a count is missing or negative.
+    """
     nodes = whole_numbers(num_nodes, f"num_nodes of {name}", BadGraph)
     edges = whole_numbers(num_edges, f"num_edges of {name}", BadGraph)
     if not len(nodes):
@@ -90,7 +94,11 @@ def checked_offsets(num_nodes: Array, num_edges: Array, name: str) -> tuple[IntA
 
 
 def axis_offsets(axes: Mapping[str, Array], graphs: int, name: str) -> dict[str, IntArray]:
-    """Where each graph's rows begin, for every axis of the data's own."""
+    """Where each graph's rows begin, for every axis of the data's own.
+
+    Raises:
+        BadGraph: an axis has not one number of at least 0 a graph.
+    """
     offsets = {}
     for axis, counts in axes.items():
         rows = whole_numbers(counts, f"{name}: axis {axis!r}", BadGraph)
@@ -113,7 +121,11 @@ def _graph_at(offsets: IntArray, row: int) -> int:
 
 
 def check_endpoints(src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray) -> None:
-    """Refuses an edge that points outside its graph."""
+    """Refuses an edge that points outside its graph.
+
+    Raises:
+        BadGraph: one does; the message names it.
+    """
     nodes = np.repeat(np.diff(node_offsets), np.diff(edge_offsets))
     wrong = (src < 0) | (dst < 0) | (src >= nodes) | (dst >= nodes)
     if wrong.any():
@@ -133,7 +145,11 @@ def checked_columns(
     axes: tuple[Axis, ...] = (),
     rules: Mapping[str, IndexRule] | None = None,
 ) -> tuple[Schema, dict[str, Array]]:
-    """What the fields are, and their columns as arrays of the right length."""
+    """What the fields are, and their columns as arrays of the right length.
+
+    Raises:
+        BadGraph: a field is of no number, of no known level, or has other rows than its level.
+    """
     lengths = {level: each[-1] for level, each in offsets.items()}
     lengths["graph"] = len(offsets["node"]) - 1
     described, columns = [], {}
@@ -167,7 +183,11 @@ def require_finite(
     all_offsets: Mapping[str, IntArray],
     which: bool | tuple[str, ...],
 ) -> None:
-    """Refuses NaN and infinity in every floating field but ``y`` (True), or in those named."""
+    """Refuses NaN and infinity in every floating field but ``y`` (True), or in those named.
+
+    Raises:
+        BadGraph: one has; the message names the graph.
+    """
     if which is False:
         return
     names = which if isinstance(which, tuple) else [i.name for i in schema if i.name != "y"]
@@ -185,9 +205,13 @@ def require_finite(
         )
 
 
-def checked_splits(splits: Mapping[str, Array], n: int, name: str) -> dict[str, IntArray]:
+def checked_splits(splits: Mapping[str, ArrayLike], n: int, name: str) -> dict[str, IntArray]:
     """The splits as int64, refused where one names a graph that is not there. A mask of booleans,
-    one per graph, gives the graphs where it is true."""
+    one per graph, gives the graphs where it is true.
+
+    Raises:
+        BadGraph: a split is neither a list of graphs that are there nor a mask of them.
+    """
     checked = {}
     for key, ids in splits.items():
         given = np.asarray(ids)

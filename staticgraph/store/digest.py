@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
 from staticgraph.files.checksum import crc32_of_array
 from staticgraph.store.graph_columns import GraphColumns
@@ -13,7 +14,8 @@ def digest_of(store: GraphColumns) -> str:
     """Sixteen hexadecimal digits that change with any feature, label, edge or split, and not with
     the store's name or place, nor with objects on the host. Reads every other array once."""
     store.verify()
-    hashed = hashlib.sha256(json.dumps(store.schema.to_dict()).encode())
+    schema = replace(store.schema, molecules=False)  # says what else may be a graph, not what is
+    hashed = hashlib.sha256(json.dumps(schema.to_dict()).encode())
     for name, array in sorted(store.arrays().items()):
         if name.startswith("object"):
             continue

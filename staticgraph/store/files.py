@@ -110,6 +110,7 @@ def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) ->
     """Opens a folder that :func:`save` wrote; columns are memory-mapped, read-only.
 
     Args:
+        kind: the class to open it as.
         folder: the folder.
         verify: True compares every byte now, False each block when it is first read; None does the
             first up to 64 MiB. ``store.verify()`` compares what is left.

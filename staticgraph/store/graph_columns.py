@@ -284,8 +284,9 @@ class GraphColumns:
         """The objects of some graphs, read when asked for; None where the data set has none."""
         return ObjectsOf(self.objects, graphs) if self.objects else None
 
-    def with_splits(self, **splits: Array) -> Self:
-        """The same store with these named lists of graph numbers."""
+    def with_splits(self, **splits: ArrayLike) -> Self:
+        """The same store with these named splits: positions of graphs, such as ``range(900)``, or a
+        mask of booleans, one per graph."""
         return replace(self, splits=checked_splits(splits, len(self), self.name))
 
     def cardinality(self, name: str) -> tuple[int, ...]:

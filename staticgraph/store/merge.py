@@ -183,7 +183,7 @@ def _joined(first: Schema, other: Schema, number: int) -> Schema:
     differing = sorted(
         name
         for name in {*ours, *theirs}
-        if name not in ours or name not in theirs or ours[name].layout != theirs[name].layout
+        if name not in ours or name not in theirs or _meaning(ours[name]) != _meaning(theirs[name])
     )
     if differing or axes[0] != axes[1]:
         said = [_said(name, ours.get(name), theirs.get(name)) for name in differing]
@@ -197,7 +197,13 @@ def _joined(first: Schema, other: Schema, number: int) -> Schema:
         fields=tuple(
             replace(field, has_nan=field.has_nan or theirs[field.name].has_nan) for field in first
         ),
+        molecules=first.molecules and other.molecules,
     )
+
+
+def _meaning(field: Field) -> tuple[object, ...]:
+    """What of a field is alike in all parts."""
+    return *field.layout, field.classes
 
 
 def _said(name: str, ours: Field | None, theirs: Field | None) -> str:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from staticgraph.errors import BudgetExceeded
 from staticgraph.memory.budget import MemoryBudget
-from staticgraph.schema import Field, Schema
+from staticgraph.schema import POINTERS, Field, Schema
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
@@ -38,7 +38,6 @@ from staticgraph.text.table import table
 
 # The arrays of a store that are not fields, in the order in which collation takes them.
 STRUCTURE = ("node_offsets", "edge_offsets", "edge_src", "edge_dst")
-POINTERS = ("row_ptr", "col_ptr", "transpose")
 # Signed types and uint8: torch and Triton have arithmetic for these everywhere.
 NARROW = (np.uint8, np.int8, np.int16, np.int32, np.int64)
 # How a column is kept: its values; rows as bits, eight to a byte, lowest first; floats as int8.

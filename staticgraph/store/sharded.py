@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.schema import Level
@@ -206,8 +207,9 @@ class Sharded(GraphColumns):
         """Bytes of all shards."""
         return self.shards.nbytes
 
-    def with_splits(self, **splits: Array) -> Self:
-        """The same store with these named lists of graph numbers."""
+    def with_splits(self, **splits: ArrayLike) -> Self:
+        """The same store with these named splits: positions of graphs, such as ``range(900)``, or a
+        mask of booleans, one per graph."""
         other = copy(self)
         other.__dict__["splits"] = checked_splits(splits, len(self), self.name)
         return other

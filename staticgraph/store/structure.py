@@ -72,7 +72,7 @@ def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> Non
         graphs: how many the manifest names.
 
     Raises:
-        StoreCorrupt: the message names the array, and the graph where one is known.
+        StoreCorrupt: a :class:`Damage`, which names the array, and the graph where one is known.
     """
     _check_schema(schema)
     offsets = {"node": arrays["node_offsets"], "edge": arrays["edge_offsets"]}

@@ -122,7 +122,11 @@ class StoreWriter:
         self._write(GraphStore.from_arrays(*arrays, **options))
 
     def commit(self) -> None:
-        """Writes what waits to the disk now; it survives a kill from here on."""
+        """Writes what waits to the disk now; it survives a kill from here on.
+
+        Raises:
+            BadGraph: a graph that waits cannot be stored; the message names it.
+        """
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []

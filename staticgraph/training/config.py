@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from staticgraph.datasets.task_names import AUTO, check_task
 from staticgraph.training.schedule import SCHEDULES
 
 # Settings that another sitting of the same run may change.
@@ -49,6 +50,7 @@ class TrainConfig:
     Attributes:
         data: what :func:`staticgraph.datasets.open` understands.
         target: column or columns of a CSV to predict; all numeric ones where None.
+        task: what the target is, one of :data:`staticgraph.datasets.task_names.TASKS`.
         model: one of :data:`staticgraph.models.NAMES`, or ``module:build``, which builds one.
         hidden: columns of every layer; layers: how many; dropout: between them; of the models by
             name alone.
@@ -71,10 +73,14 @@ class TrainConfig:
         workers: threads that fill batches ahead, where the store is on the host; ``auto`` times the
             first steps and takes as many as they ask for. Changes no result.
         checkpoint_every: steps between checkpoints within an epoch; each epoch's end has one.
+
+    Raises:
+        ValueError: a setting is out of its range; the message names it.
     """
 
     data: str
     target: str | tuple[str, ...] | None = None
+    task: str = AUTO
     model: str = "gine"
     hidden: int = 64
     layers: int = 4
@@ -104,6 +110,7 @@ class TrainConfig:
         for name in COUNTS:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
+        check_task(self.task)
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule={self.schedule!r}; choose of {', '.join(SCHEDULES)}")
         if self.autocast not in (None, *AUTOCAST):

@@ -18,7 +18,6 @@ from staticgraph.files import atomic
 from staticgraph.models.named import is_spec
 from staticgraph.training.config import TrainConfig
 
-FILE = "config.toml"
 # Sizes that say nothing of a model that builds itself.
 OF_THE_ZOO = ("hidden", "layers", "dropout", "pool")
 KEYS = tuple(field.name for field in fields(TrainConfig))

@@ -26,7 +26,13 @@ def opened(config: TrainConfig, ranks: Ranks | None, progress: bool) -> GraphSto
     """
 
     def open_it() -> GraphStore:
-        return datasets.open(config.data, target=config.target, seed=config.seed, progress=progress)
+        return datasets.open(
+            config.data,
+            target=config.target,
+            task=config.task,
+            seed=config.seed,
+            progress=progress,
+        )
 
     return first_alone(ranks, open_it) or open_it()
 

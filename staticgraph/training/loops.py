@@ -35,8 +35,8 @@ store.columns._counting_sort i8[1]*5
 packing.stream.stream_kernel i8[2] i8[1]*2 i8*2
 batches.collate._structure i8[1]*3 u1[1]*2 i8[2] i8[1]*3 b1[1]*3 b1
 kernels.table_sum.cpu.forward i8[2] i8[1] f4[2]*2 i8
-kernels.neighbour_sum.cpu_backward.relu_add_backward f4 12xi8 8xi8 f8 b1 i8 | gine gps
-kernels.neighbour_sum.cpu_backward.copy_backward f4 12xi8 8xi8 f8 b1 i8 | gin sage
+kernels.neighbour_sum.cpu_backward.relu_add_backward f4 13xi8 9xi8 f8 b1 i8 | gine gps
+kernels.neighbour_sum.cpu_backward.copy_backward f4 13xi8 9xi8 f8 b1 i8 | gin sage
 batches.collate._structure i8[1]*5 i8[2] i8[1]*3 b1[1]*3 b1
 batches.collate._pointers i8[1]*3 i4[1] i8[1] i8[2] i4[1]*3
 batches.collate._pointers i8[1]*3 i4[1] u1[1] i8[2] i4[1]*3
@@ -56,8 +56,8 @@ kernels.head_products.cpu.forward f4[2] f4[3]*2 | gat
 kernels.table_sum.cpu.backward f4[2] i8[2] i8[1] f4[2] i8
 kernels.gcn_sum.cpu.forward f4 8xi8 i8*3 b1*3 i8 | gcn
 packing.place.group_by_pack i8[1] i8
-kernels.neighbour_sum.cpu.copy f4 6xi8*2 f8 b1 i8 | gin sage
-kernels.neighbour_sum.cpu.relu_add f4 6xi8*2 f8 b1 i8 | gine gps
+kernels.neighbour_sum.cpu.copy f4 7xi8*2 f8 b1 i8 | gin sage
+kernels.neighbour_sum.cpu.relu_add f4 7xi8*2 f8 b1 i8 | gine gps
 packing.place.place_batches i8[2] i8[1]*2 i8[2]
 batches.real_counts._totals i8[1]*3
 kernels.head_blocks.cpu.to_block f4[2] i8 i8[1] f4[4] | gps
@@ -70,7 +70,11 @@ WORD = re.compile(r"([a-z]\d+)(?:\[(\d)\](A?)(r?))?|(\d+)x([a-z]\d+)")
 
 
 def type_of(word: str) -> Any:
-    """numba's type of a word of a line."""
+    """numba's type of a word of a line.
+
+    Raises:
+        ValueError: it is none.
+    """
     found = WORD.fullmatch(word)
     if found is None:
         raise ValueError(f"{word!r} is no type of a loop's argument")

@@ -88,7 +88,7 @@ class Parts:
         self.data: str = digest_of(self.store)
         if state is not None:
             self._check_same_data(folder, state["data"])
-        self.task: Task = task_of(self.store)
+        self.task: Task = task_of(self.store, config.task)
         self.model: torch.nn.Module = self._built_model()
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"

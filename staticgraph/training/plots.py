@@ -27,6 +27,8 @@ LOSS_LABEL = "training loss per batch"
 SMOOTHING = 0.04
 # What the axis of a metric shows at least, as a share of its largest value.
 LEAST_SPAN = 0.2
+# The axis of steps is so much longer than the run: room for the last metric in figures.
+LONGER = 1.07
 
 
 def save_picture(
@@ -52,16 +54,22 @@ def save_picture(
         fontsize=13,
     )
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
-    draw_loss(figure.add_subplot(grid[0, :]), report, steps)
+    draw_loss(figure.add_subplot(grid[0, :]), report, steps, "learning")
     draw_filling(figure.add_subplot(grid[1, 0]), steps, capacities)
     draw_spread(figure.add_subplot(grid[1, 1]), steps, capacities)
     atomic.save_figure(path, figure, dpi=120)
 
 
-def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:
+def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step], title: str = "") -> None:
     """Loss a step, its running mean, and the validation loss and metric at each epoch's end.
 
     Only what is finite: of a run that diverged, how it came to that.
+
+    Args:
+        axes: to draw on.
+        report: of the run.
+        steps: all steps.
+        title: above, where the page has no heading for it.
     """
     every = np.array([step.loss for step in steps])
     shown = np.isfinite(every)
@@ -77,13 +85,14 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:
     ends = np.cumsum([sum(s.epoch == e.epoch for s in steps) for e in report.epochs])
     for end in ends[:-1]:
         axes.axvline(end, color="#999999", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="step", ylabel="loss", xlim=(0, len(every) * 1.04))
+    axes.set(xlabel="step", ylabel="loss", xlim=(0, len(every) * LONGER))
+    if len(ends) > 1:
+        axes.set_xlabel("step (dotted: the end of an epoch)")
     axes.locator_params(axis="x", integer=True)
     lost = len(every) - len(losses)
-    title = (
-        f"learning; the losses of {how_many(lost, 'step')} are not finite" if lost else "learning"
-    )
-    axes.set_title(title, loc="left", fontsize=11)
+    missing = f"the losses of {how_many(lost, 'step')} are not finite" if lost else ""
+    words = "; ".join(part for part in (title, missing) if part)
+    axes.set_title(words, loc="left", fontsize=11, pad=24)  # the legend stands below it
     val_losses = np.array([_number(epoch.val_loss) for epoch in report.epochs])
     bounds = [*np.percentile(losses, [0, 99.5])] if len(losses) else []
     bounds += [*val_losses[np.isfinite(val_losses)]]
@@ -98,7 +107,16 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:
     if np.isfinite(metrics).any():
         handles.append(draw_metric(axes.twinx(), report.metric, ends, metrics))
         labels.append(f"validation {report.metric}")
-    axes.legend(handles, labels, loc="upper right", frameon=False, ncols=2)
+    axes.legend(
+        handles,
+        labels,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        frameon=False,
+        ncols=len(labels),
+        borderaxespad=0.2,
+        handlelength=1.5,
+    )
 
 
 def draw_metric(axes: Axes, name: str, ends: np.ndarray, metrics: np.ndarray) -> Line2D:
@@ -108,9 +126,9 @@ def draw_metric(axes: Axes, name: str, ends: np.ndarray, metrics: np.ndarray) ->
     axes.annotate(
         f"{metrics[-1]:.3f}",
         (ends[-1], metrics[-1]),
-        (0, 8),
+        (8, 0),
         textcoords="offset points",
-        ha="center",
+        va="center",
         color=METRIC,
     )
     axes.set_ylabel(f"validation {name}", color=METRIC)
@@ -124,6 +142,9 @@ def _no_narrower(axes: Axes, span: float) -> None:
     low, high = axes.get_ylim()
     missing = max(0.0, span - (high - low)) / 2
     axes.set_ylim(low - missing, high + missing)
+    least = min(float(np.min(line.get_ydata())) for line in axes.get_lines())
+    if least >= 0:
+        axes.set_ylim(bottom=max(0.0, low - missing))
 
 
 def draw_filling(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity]) -> None:

@@ -15,6 +15,7 @@ from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 from staticgraph.training.history import Epoch
 from staticgraph.training.run_folder import CHECKPOINT
+from staticgraph.training.task_words import task_words
 
 FILE = "report.json"
 PICTURE = "report.png"
@@ -32,6 +33,9 @@ class TrainReport:
         config: the settings, as given or by default.
         data: name, graphs, and graphs of each split.
         task: ``binary``, ``regression`` or ``classes``; ``metric`` is what it is judged by.
+        outputs: columns of the model's output, numbers, questions or classes; None in a report of
+            before it was noted.
+        classes: what the classes 0, 1, ... are called, where the data has names for them.
         parameters: numbers that were trained.
         epochs: one entry per epoch.
         test_metric: of the final model, None without test graphs.
@@ -58,6 +62,8 @@ class TrainReport:
     diverged: int | None = None
     stopped_early: int | None = None
     memory: dict[str, int | None] = field(default_factory=dict)
+    outputs: int | None = None
+    classes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON: what is not a finite number is None."""
@@ -100,35 +106,46 @@ class TrainReport:
             **{
                 **values,
                 "folder": str(folder),
+                "classes": tuple(values.get("classes", ())),
                 "epochs": tuple(Epoch(**epoch) for epoch in epochs),
                 "runner": Report.from_dict(values["runner"]),
             }
         )
 
-    def __str__(self) -> str:
-        config, splits = self.config, self.data["splits"]
-        rows = [
+    @property
+    def _learned(self) -> str:
+        if self.outputs is None:
+            return ""
+        return f", {task_words(self.task, self.outputs, self.metric, self.classes)}"
+
+    def epoch_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Headers, and a row of words an epoch."""
+        headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")
+        return headers, [
             (
-                epoch.epoch + 1,
-                f"{epoch.train_loss:.4f}",
-                _number(epoch.val_loss),
-                _number(epoch.val_metric),
+                str(epoch.epoch + 1),
+                number_text(epoch.train_loss),
+                number_text(epoch.val_loss),
+                number_text(epoch.val_metric),
                 f"{epoch.graphs_per_s:,.0f}",
                 f"{epoch.seconds:.1f}",
             )
             for epoch in self.epochs
         ]
-        headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")
+
+    def __str__(self) -> str:
+        config, splits = self.config, self.data["splits"]
         lines = [
             f"{_model(config)}, {how_many(self.parameters, 'parameter')}, on {self.data['name']} "
             f"({how_many(splits['train'], 'graph')} to train, {splits['val']:,} to validate, "
-            f"{splits['test']:,} to test), batches of {config['batch_size']}",
+            f"{splits['test']:,} to test), batches of {config['batch_size']}"
+            f"{self._learned}",
             "",
-            table(headers, rows),
+            table(*self.epoch_table()),
             "",
             f"diverged in epoch {self.diverged}: the loss is not finite"
             if self.diverged is not None
-            else f"test {self.metric} of the final model: {_number(self.test_metric)}",
+            else f"test {self.metric} of the final model: {number_text(self.test_metric)}",
             "",
             str(self.runner),
         ]
@@ -160,5 +177,6 @@ def _model(config: dict[str, Any]) -> str:
     )
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
+    """A loss or a metric in words: ``-`` for none, and for NaN."""
     return "-" if value is None or math.isnan(value) else f"{value:.4f}"

@@ -24,7 +24,6 @@ from staticgraph.errors import Diverged, NonFiniteLoss
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar, bar, say
 from staticgraph.training.config import TrainConfig
-from staticgraph.training.config_file import FILE as CONFIG
 from staticgraph.training.config_file import write_config
 from staticgraph.training.data import place_of
 from staticgraph.training.evaluate import evaluate
@@ -35,7 +34,9 @@ from staticgraph.training.kept import go_on, keep
 from staticgraph.training.memory import memory_of
 from staticgraph.training.parts import Parts
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
+from staticgraph.training.run_folder import CONFIG
 from staticgraph.training.schedule import factor, stands_still
+from staticgraph.training.task_words import task_words
 from staticgraph.training.timed_batches import timed
 from staticgraph.training.unread_losses import UnreadLosses
 
@@ -296,6 +297,8 @@ class Training:
                 "splits": {name: len(ids) for name, ids in store.splits.items()},
             },
             task=parts.task.name,
+            outputs=parts.task.num_outputs,
+            classes=store.schema["y"].classes,
             metric=parts.task.metric_name,
             parameters=sum(p.numel() for p in parts.model.parameters()),
             epochs=tuple(history.epochs),
@@ -318,6 +321,7 @@ class Training:
 
     def _opening(self, resumed_at: int) -> str:
         parts, store, mode = self.parts, self.parts.store, self.parts.runner.mode
+        task, classes = parts.task, store.schema["y"].classes
         timed_first = "auto (each way to run is timed before the first step)"
         chosen = timed_first if parts.runner.measures else f"{mode.name} ({mode.reason})"
         shapes = ", ".join(map(str, parts.plan.capacities))
@@ -326,7 +330,8 @@ class Training:
             f"{again}{len(store.splits['train']):,} of {how_many(len(store), 'graph')} "
             f"of {store.name} in {how_many(len(self.loader), 'batch')} per epoch; buckets "
             f"{shapes}; mode {chosen} on {parts.device}{self._several()}, graphs "
-            f"{place_of(parts.source)}, kernels {'on' if parts.kernels else 'off'}"
+            f"{place_of(parts.source)}, kernels {'on' if parts.kernels else 'off'}; "
+            f"{task_words(task.name, task.num_outputs, task.metric_name, classes)}"
         )
 
     def _several(self) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
-# What a run can go on from.
-CHECKPOINT = "checkpoint.pt"
+# What a run can go on from, and the settings that it was begun with.
+CHECKPOINT, CONFIG = "checkpoint.pt", "config.toml"
 
 
 def require_free(folder: Path) -> None:
@@ -45,3 +46,12 @@ def require_run(folder: Path) -> None:
             f"{folder} has no {CHECKPOINT}, so there is no run to resume: leave --resume out to "
             "begin one"
         )
+
+
+def named_in(folder: Path) -> str | None:
+    """The model of a run, for messages: what its settings name; None where they cannot be read."""
+    try:
+        name = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model")
+    except (OSError, ValueError):  # a run goes on by its checkpoint alone
+        return None
+    return name if isinstance(name, str) else None

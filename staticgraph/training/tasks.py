@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from staticgraph.datasets.task_names import AUTO
 from staticgraph.errors import BadGraph
 from staticgraph.store.graph_store import GraphStore
 
@@ -43,8 +44,13 @@ class Task:
     metric: Metric
 
 
-def task_of(store: GraphStore) -> Task:
+def task_of(store: GraphStore, asked: str = AUTO) -> Task:
     """The task that a store's ``y`` asks for.
+
+    Args:
+        store: as :func:`staticgraph.datasets.open` gave it, asked for the same.
+        asked: one of :data:`staticgraph.datasets.task_names.TASKS`; it decides where the dtype
+            leaves a choice: whether 0 and 1 are answers or numbers.
 
     Raises:
         BadGraph: no ``y``, one that is not a row per graph, or classes that do not count from 0.
@@ -61,7 +67,7 @@ def task_of(store: GraphStore) -> Task:
         known = column[~np.isnan(column)] if column.dtype.kind == "f" else column
         if not known.size:
             raise BadGraph(f"{store.name} has a target y, but every value of it is missing (NaN)")
-        if np.isin(known, (0, 1)).all():
+        if asked != "regression" and np.isin(known, (0, 1)).all():
             return Task("binary", y.width, _binary_loss, "ROC-AUC", roc_auc)
         return Task("regression", y.width, _squared_error, "RMSE", rmse)
     if y.width != 1 or column.min() < 0:

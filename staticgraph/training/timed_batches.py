@@ -3,7 +3,7 @@
 Nobody knows beforehand how long a machine takes to fill a batch and to step on it, and a number
 that is too large takes cores from the step. So the run begins without workers, as it may: their
 number changes no result. Its first steps are warm soon, and what they took is what
-:func:`staticgraph.plans.by_memory.autosize_workers` asks for.
+:func:`staticgraph.plans.worker_count.autosize_workers` asks for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 import torch
 
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.plans.by_memory import Workers, autosize_workers
+from staticgraph.plans.worker_count import WorkerCount, autosize_workers
 
 # Steps that warm caches and allocators, and steps that are timed.
 WARM, TIMED = 4, 16
@@ -24,7 +24,7 @@ def timed(
     batches: Iterator[StaticBatch],
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
-) -> Generator[StaticBatch, None, Workers | None]:
+) -> Generator[StaticBatch, None, WorkerCount | None]:
     """Hands the first batches on, and returns the workers that their times ask for.
 
     Args:

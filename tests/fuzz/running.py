@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 import staticgraph as sg
+from staticgraph.batches.field_mask import field_mask
 
 from .graph_sets import GraphSet, graph_sets
 from .nets import Net, nets
@@ -174,7 +175,7 @@ def _poisoned(batch: sg.StaticBatch) -> sg.StaticBatch:
         value = batch[field.name]
         if field.is_index or not value.is_floating_point():
             continue
-        padding = ~batch[f"{field.level}_mask"].repeat_interleave(field.rows)
+        padding = ~field_mask(batch, field)
         garbage = torch.randn(value.shape, generator=random, dtype=torch.float64).abs() * 1e3
         value = value.clone()
         value[padding] = garbage[padding].to(value.dtype)

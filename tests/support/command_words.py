@@ -25,11 +25,12 @@ from staticgraph.cli.probe import probe_model
 from staticgraph.cli.reports.plan_plots import map_around
 from staticgraph.cli.reports.rewrites import RewritesReport
 from staticgraph.dryrun import baseline
-from staticgraph.dryrun.operations import PARTS, count_step
+from staticgraph.dryrun.operations import count_step
+from staticgraph.dryrun.report import PARTS
 from staticgraph.serving.from_run import service_of_run
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
-from staticgraph.training.versus.versus import versus
+from staticgraph.training.versus.comparison import compare
 from support.command import status_of
 
 GIN = ["--model", "gin", "--hidden", "4", "--layers", "1"]
@@ -184,7 +185,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
     patch.setattr("staticgraph.cli.reports.plan_plots.map_around", once("map", map_around))
     patch.setattr("staticgraph.checking.preflight.preflight", once("check", preflight))
     patch.setattr(RewritesReport, "of", once("rewrites", RewritesReport.of))
-    patch.setattr("staticgraph.training.versus.versus.versus", once("try", versus))
+    patch.setattr("staticgraph.training.versus.comparison.compare", once("try", compare))
     for picture in (
         "training.versus.picture.save_versus_picture",
         "cli.reports.page.page_of",

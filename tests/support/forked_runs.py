@@ -80,7 +80,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None  # as pytest does it
     if any(dryrun_server.FIXTURE in getattr(one, "fixturenames", ()) for one in session.items):
         dryrun_server.begin()  # and while it starts others run
-    _make_what_all_need()
+    _make_what_all_need(session.items)
     session.config._tmp_path_factory.getbasetemp()  # pyright: ignore[reportAttributeAccessIssue]
     run = _Run(session, pieces(session.items, listed()))
     try:
@@ -90,14 +90,15 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
-def _make_what_all_need() -> None:
+def _make_what_all_need(items: Iterable[pytest.Item]) -> None:
     """torch's compiler and numba's, PyG's templates, and the server that ranks fork from."""
     make_tables()
     SimpleConv()
     gc.collect()
     gc.freeze()  # of no process that forks need these be looked through again
     needing = {"support.ranks", "support.forked", "support.killed_run"}
-    if needing & sys.modules.keys():  # some test needs it
+    forking = (one for one in items if "forked" in getattr(one, "fixturenames", ()))
+    if needing & sys.modules.keys() or any(forking):  # some test needs it
         fork_server.ensure_running()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -34,6 +36,20 @@ def graph_lists(draw: st.DrawFn, min_size: int = 1, max_size: int = 8) -> list[D
     )
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return [random_graph(rng, nodes, edges) for nodes, edges in sizes]
+
+
+def double_graphs(sizes: Iterable[int]) -> list[Data]:
+    """Graphs of so many nodes in float64, with a label each: ``x`` of four columns, and one edge
+    more than twice the nodes."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Data(
+            x=torch.randn(n, 4, generator=generator).double(),
+            edge_index=torch.randint(n, (2, 2 * n + 1), generator=generator),
+            y=torch.randn(1, 1, generator=generator).double(),
+        )
+        for n in sizes
+    ]
 
 
 FIELDS = ("x", "z", "edge_attr", "edge_weight", "y", "stress", "edge_index")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 import staticgraph as sg
+from staticgraph.batches.field_mask import field_mask
 from staticgraph.nn import context_of
 from staticgraph.nn.context.present import Restored
 from staticgraph.steps.losses import masked_mean
@@ -27,9 +28,9 @@ def poisoned(batch: sg.StaticBatch, scale: float) -> sg.StaticBatch:
     for field in batch.layout.schema:
         if field.is_index:
             continue
-        value, mask = batch[field.name], batch[f"{field.level}_mask"]
+        value, mask = batch[field.name], field_mask(batch, field)
         garbage = torch.randn(value.shape, generator=random, dtype=value.dtype) * scale
-        mask = mask.repeat_interleave(field.rows).view(-1, *(1,) * (value.dim() - 1))
+        mask = mask.view(-1, *(1,) * (value.dim() - 1))
         tensors[field.name] = torch.where(mask, value, garbage)
     return batch.replace(**tensors)
 

@@ -48,31 +48,37 @@ NODES, EDGES = 14, 34
         ("relu_add", "table"),
         ("multiply", "table"),
         ("relu_add", "each"),
+        ("relu_add", "weighed"),
+        ("relu_add", "weighed table"),
     ],
 )
 def test_neighbour_sum(mean, dtype, width, transform, operand):
     torch.manual_seed(0)
     src, dst, row_ptr, col_ptr, transpose = graph(NODES, EDGES)
     x = torch.randn(NODES, width).to(dtype)
-    shape = {"scalar": (EDGES,), "edge": (EDGES, width), None: None}.get(operand, (7, width))
+    shape = {"scalar": (EDGES,), None: None}.get(operand, (7, width))
+    if operand in ("edge", "weighed"):
+        shape = EDGES, width
     edge = None if shape is None else torch.randn(shape).to(dtype)
     each = operand == "each"
-    code = torch.randint(7, (EDGES,)) if operand in ("table", "each") else None
+    code = torch.randint(7, (EDGES,)) if operand in ("table", "weighed table", "each") else None
+    weight = torch.rand(EDGES).to(dtype) if "weighed" in str(operand) else None
     eps = torch.tensor([0.5]) if mean else None
     grad = torch.randn(NODES, width).to(dtype)
-    out = neighbour.forward(x, edge, code, src, row_ptr, eps, transform, mean)
+    out = neighbour.forward(x, edge, code, src, row_ptr, eps, weight, transform, mean)
     # What the gradients start from, where the operands were handed on: added at the end.
     kept = torch.zeros(EDGES, width) if each else edge
     into = [torch.randn_like(t) if mean and t is not None else None for t in (x, kept)]
+    pointers = row_ptr, col_ptr, transpose
     dx, dedge = neighbour.backward(
-        grad, x, edge, code, dst, row_ptr, col_ptr, transpose, eps, *into, transform, mean, each
+        grad, x, edge, code, dst, *pointers, eps, weight, *into, transform, mean, each
     )
     if each:
         assert dedge.dtype == torch.float32
         dedge = torch.zeros(7, width).index_add(0, code, dedge)
         into[1] = None if into[1] is None else torch.zeros(7, width).index_add(0, code, into[1])
     expected, gradients = exact(
-        neighbour_sum_reference, [x, edge], grad, code, src, dst, eps, transform, mean
+        neighbour_sum_reference, [x, edge], grad, code, src, dst, eps, transform, mean, weight
     )
     gradients = [g if i is None else g + i for g, i in zip(gradients, into, strict=False)]
     assert close(out, expected, 12)
@@ -273,10 +279,10 @@ def test_neighbour_sum_of_mixed_precision():
     src, dst, row_ptr, col_ptr, transpose = graph(NODES, EDGES)
     x, edge = torch.randn(NODES, 20).bfloat16(), torch.randn(EDGES, 20)
     grad = torch.randn(NODES, 20)
-    out = neighbour.forward(x, edge, None, src, row_ptr, None, "relu_add", False)
+    out = neighbour.forward(x, edge, None, src, row_ptr, None, None, "relu_add", False)
     pointers = (dst, row_ptr, col_ptr, transpose)
     found = neighbour.backward(
-        grad, x, edge, None, *pointers, None, x, None, "relu_add", False, False
+        grad, x, edge, None, *pointers, None, None, x, None, "relu_add", False, False
     )
     expected, gradients = exact(
         neighbour_sum_reference, [x, edge], grad, None, src, dst, None, "relu_add", False

@@ -111,6 +111,31 @@ def test_gcn_sum(dtype, weighted, loops):
     assert close(out, expected, 24)
     dx = gcn.backward(grad, root, own, weight, dst, col_ptr, transpose, loops, dtype)
     assert close(dx, gradients[0], 24)
+    given = x.double(), None, wide_root, wide_own, wide_weight
+    _, gradients = exact(
+        lambda root, own, weight: gcn_sum_reference(*given[:2], root, own, weight, src, dst, loops),
+        list(given[2:]),
+        grad,
+    )
+    where = src, dst, row_ptr, col_ptr, transpose
+    found = gcn.weights_backward(grad, x, root, own, weight, *where, loops)
+    for ours, theirs in zip(found if weighted else found[:2], gradients, strict=False):
+        assert close(ours, theirs, 60)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_gcn_degrees(loops):
+    torch.manual_seed(0)
+    src, dst, row_ptr, _, _ = graph(NODES, EDGES)
+    weight, droot, down = torch.rand(EDGES) + 0.5, torch.randn(NODES), torch.randn(NODES)
+    root, _ = gcn.degrees(src, row_ptr, weight, 2.0, loops, weight)
+
+    def both(weight):
+        root, own = gcn_degrees_reference(src, dst, NODES, weight, 2.0, loops)
+        return torch.cat([root, own])
+
+    _, (expected,) = exact(both, [weight], torch.cat([droot, down]))
+    assert close(gcn.degrees_backward(droot, down, root, src, row_ptr, loops), expected, 12)
 
 
 @pytest.mark.parametrize(

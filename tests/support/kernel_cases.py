@@ -151,7 +151,7 @@ def _degrees(v: Values, w: Where, weight: Tensor | None = None) -> tuple[Tensor,
 
 
 def _weighted_gcn(v: Values, w: Where) -> list[Tensor]:
-    weight = v["each"].detach().abs() + 1
+    weight = v["each"].abs() + 1
     root, own = _degrees(v, w, weight)
     return [root, own, gcn_sum(v["x"], root, own, *w.edges, weight=weight)]
 
@@ -323,6 +323,9 @@ CASES: dict[str, Run] = {
     ),
     "neighbour_sum copied mean": lambda v, w: neighbour_sum(v["x"], None, *w.edges, mean=True),
     "neighbour_sum read twice": _summed_and_read,
+    "neighbour_sum weighed": lambda v, w: neighbour_sum(
+        v["x"], v["rows"], *w.edges, transform="relu_add", weight=v["each"].detach()
+    ),
     "neighbour_sum weighted": lambda v, w: neighbour_sum(
         v["x"], v["each"], *w.edges, transform="multiply"
     ),

@@ -143,6 +143,81 @@ class SchNetLike(nn.Module):
         return global_add_pool(self.out(h), batch)
 
 
+class VectorMessage(MessagePassing):
+    """PaiNN's message: a scalar and three vectors' columns, by one product cut in three."""
+
+    def __init__(self, h, waves):
+        super().__init__(aggr="add", node_dim=0)
+        self.net = nn.Sequential(nn.Linear(h, h), nn.SiLU(), nn.Linear(h, 3 * h))
+        self.filter = nn.Linear(waves, 3 * h)
+
+    def forward(self, s, v, edge_index, rbf, cut, unit):
+        given = {"phi": self.net(s), "v": v, "W": self.filter(rbf) * cut, "unit": unit}
+        ds, dv = self.propagate(edge_index, **given)
+        return s + ds, v + dv
+
+    def message(self, phi_j, v_j, W, unit):
+        ds, gate, along = torch.split(phi_j * W, v_j.shape[-1], dim=-1)
+        return ds, v_j * gate.unsqueeze(1) + along.unsqueeze(1) * unit.unsqueeze(-1)
+
+    def aggregate(self, inputs, index, dim_size):
+        ds, dv = (scatter(rows, index, 0, dim_size, reduce="sum") for rows in inputs)
+        return ds, dv
+
+
+class VectorMessageByHand(nn.Module):
+    """The same as another repository writes it, with the gates of a second filter."""
+
+    def __init__(self, h, waves):
+        super().__init__()
+        self.phi, self.gates = nn.Linear(h, 2 * h), nn.Linear(waves, h)
+        self.filter = nn.Linear(waves, 2 * h)
+
+    def forward(self, s, v, edge_index, rbf, cut, unit):
+        src, dst = edge_index
+        scalar, along = (self.phi(s)[src] * self.filter(rbf) * cut).chunk(2, dim=1)
+        vectors = v[src] * self.gates(rbf)[:, None, :] + along[:, None, :] * unit[:, :, None]
+        ds = torch.zeros_like(s).index_add_(0, dst, scalar)
+        return s + ds, v + torch.zeros_like(v).index_add_(0, dst, vectors)
+
+
+class VectorUpdate(nn.Module):
+    def __init__(self, h):
+        super().__init__()
+        self.U, self.V = nn.Linear(h, h, bias=False), nn.Linear(h, h, bias=False)
+        self.net = nn.Sequential(nn.Linear(2 * h, h), nn.SiLU(), nn.Linear(h, 3 * h))
+
+    def forward(self, s, v):
+        u, w = self.U(v), self.V(v)
+        norms = (w.square().sum(1) + 1e-8).sqrt()
+        of_v, both, of_s = self.net(torch.cat([s, norms], -1)).chunk(3, dim=-1)
+        return s + of_s + both * (u * w).sum(1), v + of_v.unsqueeze(1) * u
+
+
+class PaiNN(nn.Module):
+    """Positions are a product of the features, so that directions have gradients too."""
+
+    def __init__(self, h=8, waves=5):
+        super().__init__()
+        self.embedding, self.place = nn.Embedding(53, h), nn.Linear(9, 3)
+        self.register_buffer("waves", torch.arange(1, waves + 1) * torch.pi / 5.0)
+        kinds = VectorMessage, VectorMessageByHand
+        self.messages = nn.ModuleList(kind(h, waves) for kind in kinds)
+        self.updates = nn.ModuleList(VectorUpdate(h) for _ in kinds)
+        self.out = nn.Linear(h, 1)
+
+    def forward(self, x, edge_index, batch):
+        pos = 0.1 * self.place(x.to(self.waves.dtype))
+        away = pos[edge_index[0]] - pos[edge_index[1]]
+        d = (away.square().sum(-1, keepdim=True) + 1e-3).sqrt()
+        rbf, cut = torch.sin(d * self.waves) / d, 0.5 * (torch.cos(torch.pi * d / 5.0) + 1)
+        s = self.embedding(x[:, 0])
+        v = s.new_zeros(s.size(0), 3, s.size(1))
+        for message, update in zip(self.messages, self.updates, strict=True):
+            s, v = update(*message(s, v, edge_index, rbf, cut, away / d))
+        return global_add_pool(self.out(s), batch)
+
+
 class Points(nn.Module):
     """Edge convolutions by the largest, their norms over edges, all layers concatenated."""
 
@@ -313,6 +388,7 @@ MODELS = {
     "gps, walks": GPSWithWalks,
     "gated": Gated,
     "schnet": SchNetLike,
+    "painn": PaiNN,
     "points": Points,
     "edge network": EdgeNetwork,
     "listed": Listed,

@@ -77,7 +77,7 @@ def difference(model: nn.Module, store: Any, mode: str = "fused") -> tuple[float
 
 def fired(runner: Any) -> Counter[str]:
     """How often each rewrite took a place of the one graph that a runner captured."""
-    (function,) = runner._steps.compiled._functions.values()
+    (function,) = runner.steps.compiled._functions.values()
     return Counter(place.rewrite for place in function.captured.done)
 
 
@@ -93,7 +93,7 @@ def assert_drawn_by_seed(runner: Any, batch: Any) -> None:
 
 def missed(runner: Any) -> str:
     """What was not rewritten, and why."""
-    (function,) = runner._steps.compiled._functions.values()
+    (function,) = runner.steps.compiled._functions.values()
     return "\n".join(map(str, function.captured.missed.values()))
 
 

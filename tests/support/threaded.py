@@ -90,7 +90,7 @@ def runner_of(model: nn.Module, **options) -> sg.StaticGraphRunner:
         model.middle = lambda: None
     for flag in (not training, training):
         model.train(flag)
-        runner._computation.known(batch_of())
+        runner.steps.computation.known(batch_of())
     if middle is not None:
         model.middle = middle
     return runner

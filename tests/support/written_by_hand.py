@@ -70,6 +70,33 @@ class GatedConv(MessagePassing):
         return gate * x_j
 
 
+class LearntWeights(nn.Module):
+    """GCN over weights of edges that are learnt."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.conv, self.weight = GCNConv(hidden, hidden), nn.Linear(hidden, 1)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(x, edge_index, self.weight(edge_attr).sigmoid().squeeze(-1))
+
+
+class LearntByHand(nn.Module):
+    """The same normalised by hand, so that roots of the degrees have gradients too."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.lin, self.weight = nn.Linear(hidden, hidden), nn.Linear(hidden, 1)
+
+    def forward(self, x, edge_index, edge_attr):
+        src, dst = edge_index
+        weight = self.weight(edge_attr).sigmoid().squeeze(-1)
+        root = (scatter(weight, dst, dim_size=x.size(0)) + 1).pow(-0.5)
+        norm, rows = root[src] * weight * root[dst], self.lin(x)
+        summed = scatter(norm.unsqueeze(-1) * rows[src], dst, dim_size=x.size(0))
+        return summed + (root * root).unsqueeze(-1) * rows
+
+
 class EdgeMLP(MessagePassing):
     """A message by a network of both ends and the edge, as interaction networks write it."""
 
@@ -326,6 +353,8 @@ MODELS = {
     "gcn, no loops": lambda **o: Trunk(
         lambda h: GCNConv(h, h, add_self_loops=False, bias=False), edges=False, **o
     ),
+    "gcn by hand, learnt weights": lambda **o: Trunk(LearntByHand, **o),
+    "gcn, learnt weights": lambda **o: Trunk(LearntWeights, **o),
     "sage": lambda **o: Trunk(lambda h: SAGEConv(h, h), edges=False, pool=global_max_pool, **o),
     "gat": lambda **o: Trunk(gat, edges=False, **o),
     "gat, edges": lambda **o: Trunk(lambda h: gat(h, edge_dim=h), **o),

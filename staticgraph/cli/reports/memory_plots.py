@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,9 @@ import numpy as np
 
 from staticgraph.files import atomic
 from staticgraph.memory.budget import MemoryBudget, scaled
+from staticgraph.memory.counts import blocks_in
 from staticgraph.memory.model import MemoryModel
+from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 
 if TYPE_CHECKING:
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, which people with any colour vision tell apart.
 CURVE, FITTED, HELD_OUT, CAP = "#0072B2", "#009E73", "#D55E00", "#CC79A7"
 MEBI = 1 << 20
+# Percent: what the figures beside the bars show as 0.00.
+MEETS = 0.005
 
 
 def save_memory_picture(
@@ -47,12 +53,15 @@ def draw_curve(axes: Axes, memory: MemoryModel, budget: MemoryBudget | None) -> 
     """Peak bytes of a step: measured points, and the fit along batches of like graphs."""
     last = memory.checked.capacity if memory.checked else memory.points[-1].capacity
     line = [scaled(last, share) for share in np.linspace(0.0, 1.05, 200)]
-    axes.plot(
-        [c.nodes for c in line],
-        [memory.predict(c) / MEBI for c in line],
-        color=CURVE,
-        label=f"fitted, batches of like graphs, M = {last.max_graph_nodes}",
-    )
+    label = f"fitted, batches of like graphs, M = {last.max_graph_nodes}"
+    pieces = _pieces(line, memory)
+    for number, piece in enumerate(pieces):
+        axes.plot(
+            [c.nodes for c in piece],
+            [memory.predict(c) / MEBI for c in piece],
+            color=CURVE,
+            label="_" if number else label,  # the legend leaves out what begins with it
+        )
     around = memory.resident.before_step
     for points, color, marker, label in (
         (memory.points, FITTED, "o", "measured"),
@@ -83,8 +92,19 @@ def draw_curve(axes: Axes, memory: MemoryModel, budget: MemoryBudget | None) -> 
         )
     axes.set(xlabel="nodes of the capacity", ylabel="peak of a step, MiB", xlim=(0, None))
     axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
-    axes.set_title("points off the curve have other edges, graphs or M", fontsize=10)
+    title = "points off the curve have other edges, graphs or M"
+    if len(pieces) > 1:
+        title += "\nwhere it breaks, attention begins to go in other blocks"
+    axes.set_title(title, fontsize=10)
     axes.legend(loc="upper left")
+
+
+def _pieces(line: Sequence[Capacity], memory: MemoryModel) -> list[list[Capacity]]:
+    """Stretches of a curve of as many blocks of attention: from one to the next the bytes jump, to
+    and fro where two ways cost nearly the same, and a line through that says nothing."""
+    how = memory.fit.layout, memory.fit.counted
+    stretches = [list(each) for _, each in groupby(line, lambda c: len(blocks_in(c, *how)))]
+    return [each for each in stretches if len(each) > 1] or [list(line)]
 
 
 def draw_errors(axes: Axes, memory: MemoryModel) -> None:
@@ -94,6 +114,7 @@ def draw_errors(axes: Axes, memory: MemoryModel) -> None:
     colors = [FITTED] * len(memory.points) + [HELD_OUT]
     places = np.arange(len(points))
     axes.barh(places, errors, color=colors[: len(points)])
+    axes.scatter(errors, places, color=colors[: len(points)], zorder=3)  # an error of 0 has no bar
     names = [
         f"{p.capacity.nodes:,} / {p.capacity.edges:,} / {p.capacity.graphs:,} / "
         f"{p.capacity.max_graph_nodes}"
@@ -102,10 +123,16 @@ def draw_errors(axes: Axes, memory: MemoryModel) -> None:
     axes.set_yticks(places, names, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.8)
-    widest = max(1.0, 1.2 * max(abs(e) for e in errors))
+    largest = max(abs(e) for e in errors)
+    widest = max(1.0, 1.3 * largest)
     for place, error in zip(places, errors, strict=True):
-        side = "left" if error >= 0 else "right"
-        axes.annotate(f" {error:+.2f} ", (error, place), va="center", ha=side, fontsize=8)
+        side, way = ("left", 1) if error >= 0 else ("right", -1)
+        axes.annotate(
+            f"{error:+.2f}%", (error, place), (7 * way, 0), textcoords="offset points",
+            va="center", ha=side, fontsize=8,
+        )  # fmt: skip
     axes.locator_params(axis="x", nbins=5)
     axes.set(xlim=(-widest, widest), xlabel="error of the fit, %")
-    axes.set_title("at nodes / edges / graphs / M", fontsize=10)
+    title = "the fit meets every point" if largest < MEETS else "fitted less measured"
+    axes.set_title(title, fontsize=10)
+    axes.set_ylabel("nodes / edges / graphs / M")

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
+from staticgraph.text.percent import percent
 from staticgraph.training.history import Step
-from staticgraph.training.report import TrainReport
+from staticgraph.training.report import TrainReport, number_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,9 +112,9 @@ def _facts(report: TrainReport, steps: Sequence[Step]) -> str:
         ("training graphs per second", f"{graphs / seconds:,.0f}" if seconds else "-"),
         ("steps", f"{len(steps):,}"),
         ("epochs", f"{len(report.epochs)} of {report.config['epochs']}"),
-        ("last training loss", _number(last and last.train_loss)),
-        (f"last validation {report.metric}", _number(last and last.val_metric)),
-        (f"test {report.metric}", _number(report.test_metric)),
+        ("last training loss", number_text(last and last.train_loss)),
+        (f"last validation {report.metric}", number_text(last and last.val_metric)),
+        (f"test {report.metric}", number_text(report.test_metric)),
     ]
     shown = "".join(f"<div><b>{escape(v)}</b><span>{escape(k)}</span></div>" for k, v in facts)
     return f'<div class="facts">{shown}</div>' + _warnings(report)
@@ -131,19 +132,7 @@ def _warnings(report: TrainReport) -> str:
 
 
 def _epochs(report: TrainReport) -> str:
-    rows = [
-        (
-            str(epoch.epoch + 1),
-            _number(epoch.train_loss),
-            _number(epoch.val_loss),
-            _number(epoch.val_metric),
-            f"{epoch.graphs_per_s:,.0f}",
-            f"{epoch.seconds:.1f}",
-        )
-        for epoch in report.epochs
-    ]
-    headers = ("epoch", "loss", "val loss", f"val {report.metric}", "graphs/s", "seconds")
-    return _table(headers, rows)
+    return _table(*report.epoch_table())
 
 
 def _buckets(report: TrainReport) -> str:
@@ -154,9 +143,9 @@ def _buckets(report: TrainReport) -> str:
             f"{b.edges:,}",
             f"{b.graphs:,}",
             f"{b.batches:,}",
-            _percent(b.node_efficiency),
-            _percent(b.edge_efficiency),
-            _percent(b.graph_efficiency),
+            percent(b.node_efficiency),
+            percent(b.edge_efficiency),
+            percent(b.graph_efficiency),
             f"{b.compiles}",
             f"{b.recordings}",
             "-" if b.step_ms is None else f"{b.step_ms:.2f}",
@@ -250,14 +239,6 @@ def _draw_spread(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacit
     from staticgraph.training.plots import draw_spread
 
     draw_spread(axes, steps, capacities)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None or value != value else f"{value:.4f}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}%"
 
 
 def _text(value: Any) -> str:

@@ -27,6 +27,14 @@ NODES, EDGES, GRAPHS, MARK = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 LINES = (MARK, EDGES, GRAPHS, "#CC79A7", "#56B4E9")
 # The map goes from the largest graph to so many times it, with so many steps a side.
 MAP_REACH, MAP_STEPS = 3.0, 36
+# The axis of costs spans so many percent at least, so that what saves nothing looks like it.
+# Below FALLS_FAR percent an even axis would press the points together.
+LEAST_SPAN, FALLS_FAR = 10.0, 10.0
+# Limits up to so many times the largest graph are drawn beside the graphs; larger ones would leave
+# the graphs a corner, and are named.
+NEAR = 1.5
+# Inches beside each panel, and their labels.
+BETWEEN = 0.12
 
 
 def map_around(histogram: SizeHistogram, max_graphs: int | None = None) -> EfficiencyMap:
@@ -60,6 +68,7 @@ def save_plan_picture(
 ) -> None:
     """Writes a PNG of three panels: sizes and buckets, efficiency over limits, filling of packs."""
     figure = _figure((16, 4.8))
+    figure.set_layout_engine("constrained", w_pad=BETWEEN)
     left, middle, right = figure.subplots(1, 3)
     draw_sizes(left, histogram, plan, packings)
     draw_map(middle, shown, packings)
@@ -72,21 +81,38 @@ def save_cost_picture(path: Path, choices: dict[str, list[SeveralChoice]]) -> No
     figure = _figure((7, 4.5))
     axes = figure.subplots()
     for (name, line), colour in zip(choices.items(), (NODES, *LINES), strict=False):
-        costs = np.array([choice.cost for choice in line]) / line[0].cost
+        costs = 100 * np.array([choice.cost for choice in line]) / line[0].cost
         number = np.arange(1, len(costs) + 1)
         axes.plot(number, costs, "o-", color=colour, label=name)
         at = knee(line)
         axes.plot(number[at], costs[at], "s", color=colour, markersize=11, fillstyle="none")
     axes.set(
         xlabel="buckets",
-        ylabel="cost of an epoch, one bucket = 1",
-        yscale="log",
+        ylabel="cost of an epoch, one bucket = 100%",
         title="What several buckets save (square: the last that saves 5%)",
     )
+    _percents(axes)
     axes.set_xticks(range(1, 1 + max(len(line) for line in choices.values())))
     axes.legend(frameon=False)
-    axes.grid(alpha=0.3, which="both")
+    axes.grid(alpha=0.3)
     atomic.save_figure(path, figure, dpi=110)
+
+
+def _percents(axes: Axes) -> None:
+    """Costs in percent as plain numbers: by powers of ten where they fall that far."""
+    least = min(float(np.min(line.get_ydata())) for line in axes.get_lines())
+    if least < FALLS_FAR:
+        axes.set_yscale("log")
+    else:
+        low, high = axes.get_ylim()
+        middle, half = (low + high) / 2, max(high - low, LEAST_SPAN) / 2
+        axes.set_ylim(max(0.0, middle - half), middle + half)
+    for place in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        place(lambda value, _: _share(value, least < FALLS_FAR))
+
+
+def _share(value: float, log: bool) -> str:
+    return "" if log and _first_digit(value) not in (1, 2, 5) else f"{value:g}%"
 
 
 def draw_sizes(
@@ -100,8 +126,9 @@ def draw_sizes(
     )
     shades = axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
     few = histogram.counts.max() < 100  # hardly a power of ten is among them
+    shown = (1, 2, 5) if few else (1,)
     for place in (shades.ax.yaxis.set_major_formatter, shades.ax.yaxis.set_minor_formatter):
-        place(lambda value, _: _count(value) if few or _is_power_of_ten(value) else "")
+        place(lambda value, _: _count(value) if _first_digit(value) in shown else "")
     axes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
     axes.set_title(
         f"{how_many(histogram.num_graphs, 'graph')} of {how_many(len(nodes), 'size')}", fontsize=10
@@ -117,7 +144,11 @@ def draw_sizes(
         colour = LINES[number % len(LINES)]
         axes.axvline(capacity.max_graph_nodes, color=colour, linewidth=1.5, label=label)
     for packing in packings if plan is None else ():
-        axes.plot(*packing.limits[:2], "P", color=MARK, label="limits of a pack")
+        limits = packing.limits[:2]
+        near = bool((limits <= NEAR * histogram.maxima[:2]).all())
+        label = f"limits of a pack: {how_many(limits[0], 'node')}, {how_many(limits[1], 'edge')}"
+        drawn = limits if near else ([], [])
+        axes.plot(*drawn, "P", color=MARK, label=label if near else f"{label}, beyond the axes")
     axes.legend(frameon=True, fontsize=7, loc="best")
 
 
@@ -125,8 +156,9 @@ def _count(value: float) -> str:
     return f"{value:,.0f}" if abs(value - round(value)) < 1e-6 else ""
 
 
-def _is_power_of_ten(value: float) -> bool:
-    return abs(math.log10(value) - round(math.log10(value))) < 1e-6
+def _first_digit(value: float) -> float:
+    """``5`` of 500; a fraction where other digits follow."""
+    return round(value / 10 ** math.floor(math.log10(value) + 1e-6), 6)
 
 
 def draw_map(axes: Axes, shown: EfficiencyMap, packings: Sequence[Packing]) -> None:
@@ -139,7 +171,10 @@ def draw_map(axes: Axes, shown: EfficiencyMap, packings: Sequence[Packing]) -> N
     axes.plot(edges, nodes, "o", color=MARK, fillstyle="none", markersize=12, markeredgewidth=2)
     for packing in packings:
         if packing.limits[0] <= shown.nodes[-1] and packing.limits[1] <= shown.edges[-1]:
-            axes.plot(packing.limits[1], packing.limits[0], "P", color="white", markersize=9)
+            axes.plot(
+                packing.limits[1], packing.limits[0], "P", color="white", markersize=9,
+                markeredgecolor="black", markeredgewidth=0.8,
+            )  # fmt: skip
     axes.set(xlabel="limit on edges", ylabel="limit on nodes")
     axes.locator_params(axis="x", nbins=5, integer=True)
     axes.locator_params(axis="y", integer=True)

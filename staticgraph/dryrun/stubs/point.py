@@ -48,6 +48,9 @@ class Points:
         """Puts a value in the place of a symbol.
 
         Args:
+            symbol: module and name, with dots.
+            value: what stands there instead.
+            why: it is put there, for the message.
             new: the symbol need not exist: a CPU build of torch lacks what CUDA's has.
 
         Raises:

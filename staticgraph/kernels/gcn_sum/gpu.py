@@ -113,6 +113,84 @@ def backward_kernel(
     tl.store(dx + j * width + f, total.to(dx.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def weights_kernel(
+    grad,
+    x,
+    root,
+    own,
+    weight,
+    src,
+    dst,
+    row_ptr,
+    col_ptr,
+    transpose,
+    droot,
+    down,
+    dweight,
+    width: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    LOOPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: the gradients of node ``i``'s root and loop, over the edges at either end, and
+    of the weights of the edges into it."""
+    i = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    inside = f < width
+    mine = tl.load(root + i).to(WIDE)
+    given = tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE)
+    row = tl.load(x + i * width + f, mask=inside, other=0).to(WIDE)
+    product = tl.sum(given * row, 0)
+    tl.store(down + i, mine * mine * product)
+    total = 2 * tl.load(own + i).to(WIDE) * mine * product
+    for e in range(tl.load(row_ptr + i), tl.load(row_ptr + i + 1)):
+        j = tl.load(src + e)
+        other = tl.load(root + j).to(WIDE)
+        theirs = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+        product = tl.sum(given * theirs, 0)
+        if LOOPS:
+            product = tl.where(j == i, 0, product)
+        tl.store(dweight + e, mine * other * product)
+        if WEIGHTED:
+            product = product * tl.load(weight + e).to(WIDE)
+        total += other * product
+    for k in range(tl.load(col_ptr + i), tl.load(col_ptr + i + 1)):
+        out = tl.load(transpose + k).to(tl.int64)
+        j = tl.load(dst + out)
+        theirs = tl.load(grad + j * width + f, mask=inside, other=0).to(WIDE)
+        product = tl.sum(theirs * row, 0)
+        if LOOPS:
+            product = tl.where(j == i, 0, product)
+        if WEIGHTED:
+            product = product * tl.load(weight + out).to(WIDE)
+        total += tl.load(root + j).to(WIDE) * product
+    tl.store(droot + i, total)
+
+
+@triton.jit
+def degrees_backward_kernel(
+    droot, down, root, src, row_ptr, dweight, LOOPS: tl.constexpr, WIDE: tl.constexpr
+):
+    """One program: what the weights of the edges into node ``i`` get by its degree and its loop."""
+    i = tl.program_id(0).to(tl.int64)
+    mine = tl.load(root + i).to(WIDE)
+    slope = -0.5 * mine * mine * mine * tl.load(droot + i).to(WIDE)
+    first = tl.load(row_ptr + i)
+    end = tl.load(row_ptr + i + 1)
+    last = first - 1
+    if LOOPS:
+        for e in range(first, end):
+            last = tl.where(tl.load(src + e) == i, e, last)
+    for e in range(first, end):
+        value = slope
+        if LOOPS:
+            value = tl.where(tl.load(src + e) == i, 0, slope)
+            value = tl.where(e == last, slope + tl.load(down + i).to(WIDE), value)
+        tl.store(dweight + e, value)
+
+
 def degrees(
     src: Tensor, row_ptr: Tensor, weight: Tensor | None, fill: float, loops: bool, like: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -198,3 +276,62 @@ def backward(
         num_warps=warps(columns),
     )
     return dx
+
+
+def weights_backward(
+    grad: Tensor,
+    x: Tensor,
+    root: Tensor,
+    own: Tensor,
+    weight: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    loops: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the operator; one launch."""
+    dtype, columns = torch.promote_types(x.dtype, torch.float32), block(x.size(1))
+    droot, down, dweight = (x.new_empty(n, dtype=dtype) for n in (len(x), len(x), len(src)))
+    weights_kernel[(len(x),)](
+        grad.contiguous(),
+        x.contiguous(),
+        root,
+        own,
+        root if weight is None else weight,
+        src,
+        dst,
+        row_ptr,
+        col_ptr,
+        transpose,
+        droot,
+        down,
+        dweight,
+        x.size(1),
+        WEIGHTED=weight is not None,
+        LOOPS=loops,
+        WIDE=wide(dtype),
+        BLOCK=columns,
+        num_warps=warps(columns),
+    )
+    return droot, down, dweight
+
+
+def degrees_backward(
+    droot: Tensor, down: Tensor, root: Tensor, src: Tensor, row_ptr: Tensor, loops: bool
+) -> Tensor:
+    """As the operator; one launch."""
+    dweight = root.new_empty(len(src))
+    degrees_backward_kernel[(len(root),)](
+        droot,
+        down,
+        root,
+        src,
+        row_ptr,
+        dweight,
+        LOOPS=loops,
+        WIDE=wide(root.dtype),
+        num_warps=1,
+    )
+    return dweight

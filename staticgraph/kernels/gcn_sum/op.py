@@ -4,7 +4,9 @@ The self-loops that a GCN layer adds are not edges of the batch, and there is no
 edges: a loop's message is the node's own row. So the sum runs over the batch's own edges, leaves
 out those that are loops already (``loops=True``), and adds one term a node. What does not depend on
 the features, the inverse root of each degree and each loop's weight, is computed once a forward by
-``gcn_degrees`` and shared by all layers.
+``gcn_degrees`` and shared by all layers. Where the weights of edges are learnt, what comes back to
+them goes by both: ``gcn_sum`` gives roots, loops and weights theirs, ``gcn_degrees`` the weights
+what roots and loops got.
 
 Source: Kipf and Welling 2017, arXiv 1609.02907, as ``torch_geometric.nn.conv.gcn_conv.gcn_norm``.
 """
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
-from staticgraph.kernels.gcn_sum import cpu
+from staticgraph.kernels.gcn_sum import cpu, cpu_weights
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.threads import threads_for
 
@@ -99,6 +101,45 @@ def _backward_on_cpu(
     return cast(dx, dtype)
 
 
+def _weights_backward_on_cpu(
+    grad: Tensor,
+    x: Tensor,
+    root: Tensor,
+    own: Tensor,
+    weight: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    loops: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = in_kernels(x.dtype)
+    read = [plain(value, wide) for value in (grad, x, root, own, weight)]
+    src, row_ptr = plain(src, torch.int64), plain(row_ptr, torch.int32)
+    droot, down, dweight = (torch.empty(n, dtype=wide) for n in (len(x), len(x), len(src)))
+    cpu_weights.sum_backward(
+        LIKE[wide],
+        addresses(*read, src, row_ptr, droot, down, dweight),
+        x.size(0),
+        x.size(1),
+        len(src),
+        weight is not None,
+        loops,
+        threads_for((len(x) + len(src)) * x.size(1)),
+    )
+    return droot, down, dweight
+
+
+def _degrees_backward_on_cpu(
+    droot: Tensor, down: Tensor, root: Tensor, src: Tensor, row_ptr: Tensor, loops: bool
+) -> Tensor:
+    dweight = root.new_empty(len(src))
+    given = droot.numpy(), down.numpy(), root.numpy(), src.numpy(), row_ptr.numpy()
+    cpu_weights.degrees_backward(*given, loops, dweight.numpy())
+    return dweight
+
+
 def _degrees_on_cuda(src, row_ptr, weight, fill, loops, like):
     from staticgraph.kernels.gcn_sum import gpu
 
@@ -117,6 +158,18 @@ def _backward_on_cuda(grad, root, own, weight, dst, col_ptr, transpose, loops, d
     return gpu.backward(grad, root, own, weight, dst, col_ptr, transpose, loops, dtype)
 
 
+def _weights_backward_on_cuda(*operands):
+    from staticgraph.kernels.gcn_sum import gpu
+
+    return gpu.weights_backward(*operands)
+
+
+def _degrees_backward_on_cuda(*operands):
+    from staticgraph.kernels.gcn_sum import gpu
+
+    return gpu.degrees_backward(*operands)
+
+
 def _fake_degrees(src, row_ptr, weight, fill, loops, like):
     dtype = torch.promote_types(like.dtype, torch.float32)
     root = torch.empty(row_ptr.size(0) - 1, dtype=dtype, device=src.device)
@@ -128,19 +181,49 @@ def _like_first(rows, *rest):
 
 
 def _setup(ctx, inputs, output):
-    x, bias, root, own, weight, _, dst, _, col_ptr, transpose, ctx.loops, _ = inputs
-    ctx.save_for_backward(root, own, weight, dst, col_ptr, transpose)
+    x, bias, root, own, weight, src, dst, row_ptr, col_ptr, transpose, ctx.loops, _ = inputs
+    ctx.weighs = any(ctx.needs_input_grad[2:5])
+    kept = x if ctx.weighs else None
+    ctx.save_for_backward(kept, root, own, weight, src, dst, row_ptr, col_ptr, transpose)
     ctx.dtype, ctx.bias_dtype = x.dtype, None if bias is None else bias.dtype
 
 
 def _derivative(ctx, grad):
-    root, own, weight, dst, col_ptr, transpose = ctx.saved_tensors
+    x, root, own, weight, src, dst, row_ptr, col_ptr, transpose = ctx.saved_tensors
     grad = grad.contiguous()
     dx = None
     if ctx.needs_input_grad[0]:
         dx = _backward(grad, root, own, weight, dst, col_ptr, transpose, ctx.loops, ctx.dtype)
     dbias = grad.sum(0, dtype=ctx.bias_dtype) if ctx.needs_input_grad[1] else None
-    return dx, dbias, *(None,) * 10
+    given = (None,) * 3
+    if ctx.weighs:
+        where = src, dst, row_ptr, col_ptr, transpose
+        droot, down, dweight = _weights_backward(grad, x, root, own, weight, *where, ctx.loops)
+        wants = ctx.needs_input_grad[2:5]
+        found = zip((droot, down, dweight), (root, own, weight), wants, strict=True)
+        given = tuple(one.to(of.dtype) if want else None for one, of, want in found)
+    return dx, dbias, *given, *(None,) * 7
+
+
+def _fake_weights_backward(grad, x, root, own, weight, src, *rest):
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return tuple(x.new_empty(n, dtype=dtype) for n in (x.size(0), x.size(0), src.size(0)))
+
+
+def _setup_degrees(ctx, inputs, output):
+    src, row_ptr, weight, _, ctx.loops, _ = inputs
+    ctx.save_for_backward(output[0], src, row_ptr)
+    ctx.dtype = None if weight is None else weight.dtype
+
+
+def _derivative_of_degrees(ctx, droot, down):
+    root, src, row_ptr = ctx.saved_tensors
+    if not ctx.needs_input_grad[2]:
+        return (None,) * 6
+    zero = torch.zeros_like(root)
+    droot, down = (zero if one is None else one.contiguous() for one in (droot, down))
+    dweight = _degrees_backward(droot, down, root, src, row_ptr, ctx.loops)
+    return None, None, dweight.to(ctx.dtype), None, None, None
 
 
 _degrees = operator(
@@ -149,6 +232,23 @@ _degrees = operator(
     cpu=_degrees_on_cpu,
     cuda=_degrees_on_cuda,
     fake=_fake_degrees,
+    derivative=_derivative_of_degrees,
+    setup=_setup_degrees,
+)
+_degrees_backward = operator(
+    "gcn_degrees_backward(Tensor droot, Tensor down, Tensor root, Tensor src, Tensor row_ptr, "
+    "bool loops) -> Tensor",
+    cpu=_degrees_backward_on_cpu,
+    cuda=_degrees_backward_on_cuda,
+    fake=lambda droot, down, root, src, *_: root.new_empty(src.size(0)),
+)
+_weights_backward = operator(
+    "gcn_weights_backward(Tensor grad, Tensor x, Tensor root, Tensor own, Tensor? weight, "
+    "Tensor src, Tensor dst, Tensor row_ptr, Tensor col_ptr, Tensor transpose, bool loops) "
+    "-> (Tensor, Tensor, Tensor)",
+    cpu=_weights_backward_on_cpu,
+    cuda=_weights_backward_on_cuda,
+    fake=_fake_weights_backward,
 )
 _backward = operator(
     "gcn_sum_backward(Tensor grad, Tensor root, Tensor own, Tensor? weight, Tensor dst, "
@@ -185,7 +285,8 @@ def gcn_degrees(
 
     Returns:
         ``[N]`` and ``[N]``, float32 (float64 where ``like`` is): ``degree ** -0.5``, zero where the
-        degree is, and the loop's weight, zero without ``loops``. Neither has a derivative.
+        degree is, and the loop's weight, zero without ``loops``. Both are differentiable
+        once in ``weight``; by a degree of zero, where PyG's gradient is NaN, theirs is zero.
     """
     return _degrees(
         src, row_ptr, None if weight is None else weight.contiguous(), fill, loops, like
@@ -213,13 +314,14 @@ def gcn_sum(
         x: ``[N, F]``; half precisions are added up in float32.
         root, own: as :func:`gcn_degrees` gives them.
         src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
-        weight: ``[E]`` without a gradient, or None where every edge weighs one.
+        weight: ``[E]``, or None where every edge weighs one.
         bias: ``[F]`` or None.
         loops: leave out edges from a node to itself, for which ``own`` stands.
         dtype: of the result; that of ``x`` where None.
 
     Returns:
-        ``[N, F]``, differentiable once in ``x`` and ``bias``. The same bits every time.
+        ``[N, F]``, differentiable once in ``x``, ``bias``, ``root``, ``own`` and ``weight``. The
+        same bits every time.
     """
     return _forward(
         x.contiguous(),

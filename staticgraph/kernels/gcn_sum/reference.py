@@ -19,8 +19,8 @@ def gcn_degrees_reference(
                 own[dst[e]] = weights[e]
         weights = torch.where(src == dst, 0, weights)
     degree = own.index_add(0, dst, weights)
-    root = degree.pow(-0.5)
-    return root.masked_fill(root == torch.inf, 0), own
+    none = degree == 0
+    return degree.masked_fill(none, 1).pow(-0.5).masked_fill(none, 0), own
 
 
 def gcn_sum_reference(
@@ -33,7 +33,7 @@ def gcn_sum_reference(
     dst: Tensor,
     loops: bool,
 ) -> Tensor:
-    """Differentiable in ``x`` and ``bias``; sums in float32 (float64 for float64).
+    """Differentiable; sums in float32 (float64 for float64).
 
     Args: as :func:`staticgraph.kernels.gcn_sum.gcn_sum`; edges in any order.
     """

@@ -18,8 +18,9 @@ from staticgraph.store.columns import Array
 def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, ...]:
     """``grad, x, edge, code, dst, row_ptr, col_ptr, transpose, into_x, into_edge, dx, dedge`` by
     their addresses; ``sizes`` are ``N, F``, those of ``edge``, of ``code`` and of ``dst``, and the
-    rows of ``into_x`` and ``into_edge``."""
-    nodes, width, entries, columns, codes, edges, on_nodes, on_edges = sizes
+    rows of ``into_x`` and ``into_edge``. The last address and size are those of ``weight``, which
+    :func:`_weights` reads."""
+    nodes, width, entries, columns, codes, edges, on_nodes, on_edges, _ = sizes
     number, small = np.int64(0), np.int32(0)
     return (
         carray(pointer(at[0], like), (nodes, width)),
@@ -35,6 +36,12 @@ def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple
         carray(pointer(at[10], like), (nodes, width)),
         carray(pointer(at[11], like), (entries, columns)),
     )
+
+
+@kernel
+def _weights(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
+    """What messages are multiplied by; empty where that is one."""
+    return carray(pointer(at[12], like), sizes[8])
 
 
 @kernel
@@ -170,6 +177,7 @@ def _relu_add(
     row_ptr: Array,
     col_ptr: Array,
     transpose: Array,
+    weight: Array,
     into_x: Array,
     dx: Array,
     dedge: Array,
@@ -178,7 +186,7 @@ def _relu_add(
     mean: bool,
 ) -> None:
     width, zero = grad.shape[1], grad.dtype.type(0)
-    coded = len(code) > 0
+    coded, weighted = len(code) > 0, len(weight) > 0
     begin, end = portion(pieces, 1, thread, threads)
     for piece in range(begin, end):
         first, last = portion(len(grad), 1, piece, pieces)
@@ -195,6 +203,8 @@ def _relu_add(
                 i = dst[e]
                 degree = row_ptr[i + 1] - row_ptr[i] if mean else 1
                 part = grad.dtype.type(1) / grad.dtype.type(degree)
+                if weighted:
+                    part *= weight[e]
                 r = code[e] if coded else e
                 for f in range(width):
                     slope = zero if x[j, f] + edge[r, f] <= zero else part * grad[i, f]
@@ -263,7 +273,9 @@ def relu_add_backward(
     tables = of_pieces(len(code), edge if coded else edge[:0])
     pieces = len(tables) if coded else threads
     team = min(threads, pieces)
-    _relu_adds(team, (pieces, *operands[:8], into_x, dx, dedge, tables, scale, mean))
+    weight = _weights(like, at, sizes)
+    given = pieces, *operands[:8], weight, into_x, dx, dedge, tables, scale, mean
+    _relu_adds(team, given)
     if coded:
         join(tables, dedge)
     if len(into_edge) > 0:

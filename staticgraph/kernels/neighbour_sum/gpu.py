@@ -32,12 +32,14 @@ def forward_kernel(
     src,
     row_ptr,
     self_eps,
+    weight,
     out,
     width: tl.constexpr,
     TRANSFORM: tl.constexpr,
     CODED: tl.constexpr,
     SCALAR: tl.constexpr,
     SCALED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     MEAN: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -57,12 +59,14 @@ def forward_kernel(
             if SCALAR:
                 value = value * tl.load(edge + r).to(WIDE)
             else:
-                weight = tl.load(edge + r * width + f, mask=inside, other=0).to(WIDE)
+                term = tl.load(edge + r * width + f, mask=inside, other=0).to(WIDE)
                 if TRANSFORM == RELU_ADD:
-                    value = value + weight
+                    value = value + term
                     value = tl.where(value <= 0, 0, value)
                 else:
-                    value = value * weight
+                    value = value * term
+        if WEIGHTED:
+            value = value * tl.load(weight + e).to(WIDE)
         total += value
     if MEAN:
         total = total / tl.maximum(last - first, 1).to(WIDE)
@@ -83,6 +87,7 @@ def backward_kernel(
     col_ptr,
     transpose,
     self_eps,
+    weight,
     into_x,
     into_edge,
     dx,
@@ -94,6 +99,7 @@ def backward_kernel(
     CODED: tl.constexpr,
     SCALAR: tl.constexpr,
     SCALED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     MEAN: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -115,6 +121,8 @@ def backward_kernel(
         part = tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE)
         if MEAN:
             part = part / (tl.load(row_ptr + i + 1) - tl.load(row_ptr + i)).to(WIDE)
+        if WEIGHTED:
+            part = part * tl.load(weight + e).to(WIDE)
         if TRANSFORM == COPY:
             total += part
         else:
@@ -126,13 +134,13 @@ def backward_kernel(
                 tl.store(dedge + e, to_edge.to(dedge.dtype.element_ty))
                 total += part * tl.load(edge + r).to(WIDE)
             else:
-                weight = tl.load(edge + r * width + f, mask=inside, other=0).to(WIDE)
+                term = tl.load(edge + r * width + f, mask=inside, other=0).to(WIDE)
                 if TRANSFORM == RELU_ADD:
-                    part = tl.where(own + weight <= 0, 0, part)
+                    part = tl.where(own + term <= 0, 0, part)
                     to_edge = part
                 else:
                     to_edge = part * own
-                    part = part * weight
+                    part = part * term
                 total += part
                 if INTO_EDGE:
                     before = tl.load(into_edge + e * width + f, mask=inside, other=0)
@@ -149,6 +157,7 @@ def forward(
     src: Tensor,
     row_ptr: Tensor,
     self_eps: Tensor | None,
+    weight: Tensor | None,
     transform: str,
     mean: bool,
 ) -> Tensor:
@@ -162,9 +171,10 @@ def forward(
         src,
         row_ptr,
         x if self_eps is None else self_eps,
+        x if weight is None else weight,
         out,
         x.size(1),
-        **_options(x, edge, code, self_eps, transform, mean),
+        **_options(x, edge, code, self_eps, weight, transform, mean),
         BLOCK=columns,
         num_warps=warps(columns),
     )
@@ -181,6 +191,7 @@ def backward(
     col_ptr: Tensor,
     transpose: Tensor,
     self_eps: Tensor | None,
+    weight: Tensor | None,
     into_x: Tensor | None,
     into_edge: Tensor | None,
     transform: str,
@@ -208,6 +219,7 @@ def backward(
         col_ptr,
         transpose,
         x if self_eps is None else self_eps,
+        x if weight is None else weight,
         x if into_x is None else into_x,
         x if into_each is None else into_each,
         dx,
@@ -215,7 +227,7 @@ def backward(
         x.size(1),
         INTO_X=into_x is not None,
         INTO_EDGE=into_each is not None,
-        **_options(x, edge, code, self_eps, transform, mean),
+        **_options(x, edge, code, self_eps, weight, transform, mean),
         BLOCK=columns,
         num_warps=warps(columns),
     )
@@ -231,6 +243,7 @@ def _options(
     edge: Tensor | None,
     code: Tensor | None,
     self_eps: Tensor | None,
+    weight: Tensor | None,
     transform: str,
     mean: bool,
 ) -> dict[str, object]:
@@ -239,6 +252,7 @@ def _options(
         "CODED": code is not None,
         "SCALAR": edge is not None and edge.dim() == 1,
         "SCALED": self_eps is not None,
+        "WEIGHTED": weight is not None,
         "MEAN": mean,
         "WIDE": wide(x.dtype if edge is None else torch.promote_types(x.dtype, edge.dtype)),
     }

@@ -44,18 +44,20 @@ def _on_cpu(
     col_ptr: Tensor,
     transpose: Tensor,
     self_eps: Tensor | None,
+    weight: Tensor | None,
     transform: str,
     mean: bool,
 ) -> Tensor:
     dtype = common(x, edge)
     wide = in_kernels(dtype)
     x, rows, code = plain(x, wide), _rows(edge, wide), plain(code, torch.int64)
-    src, row_ptr = plain(src, torch.int64), plain(row_ptr, torch.int32)
+    weight, src = plain(weight, wide), plain(src, torch.int64)
+    row_ptr = plain(row_ptr, torch.int32)
     out = torch.empty_like(x)
     cpu.FORWARD[transform](
         LIKE[wide],
-        addresses(x, rows, code, src, row_ptr, out),
-        (*x.shape, *_shape(rows), _length(code), len(src)),
+        addresses(x, rows, code, weight, src, row_ptr, out),
+        (*x.shape, *_shape(rows), _length(code), _length(weight), len(src)),
         0.0 if self_eps is None else 1.0 + float(self_eps),
         mean,
         threads_for((len(x) + len(src)) * x.size(1)),
@@ -74,6 +76,7 @@ def _backward_on_cpu(
     col_ptr: Tensor,
     transpose: Tensor,
     self_eps: Tensor | None,
+    weight: Tensor | None,
     into_x: Tensor | None,
     into_edge: Tensor | None,
     transform: str,
@@ -88,7 +91,7 @@ def _backward_on_cpu(
         types = types[0], torch.promote_types(dtype, torch.float32)
     wide = in_kernels(dtype)
     grad, x, rows = plain(grad, wide), plain(x, wide), _rows(edge, wide)
-    code = plain(code, torch.int64)
+    code, weight = plain(code, torch.int64), plain(weight, wide)
     on_x, on_edge = plain(into_x, wide), _rows(into_edge, wide)
     dst, row_ptr = plain(dst, torch.int64), plain(row_ptr, torch.int32)
     col_ptr, transpose = plain(col_ptr, torch.int32), plain(transpose, torch.int32)
@@ -99,8 +102,8 @@ def _backward_on_cpu(
     read = grad, x, rows, code, dst, row_ptr, col_ptr, transpose
     cpu.BACKWARD[transform](
         LIKE[wide],
-        addresses(*read, on_x, on_edge, dx, dedge),
-        (*x.shape, *_shape(rows), _length(code), len(dst), _length(on_x), _length(on_edge)),
+        addresses(*read, on_x, on_edge, dx, dedge, weight),
+        (*x.shape, *_shape(rows), *map(_length, (code, dst, on_x, on_edge, weight))),
         0.0 if self_eps is None else 1.0 + float(self_eps),
         mean,
         threads_for((len(x) + len(src)) * x.size(1)),
@@ -108,10 +111,10 @@ def _backward_on_cpu(
     return cast(dx, types[0]), cast(dedge, types[1])
 
 
-def _on_cuda(x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_eps, transform, mean):
+def _on_cuda(x, edge, code, src, dst, row_ptr, col_ptr, transpose, *rest):
     from staticgraph.kernels.neighbour_sum import gpu
 
-    return gpu.forward(x, edge, code, src, row_ptr, self_eps, transform, mean)
+    return gpu.forward(x, edge, code, src, row_ptr, *rest)
 
 
 def _backward_on_cuda(grad, x, edge, code, src, *rest):
@@ -125,7 +128,7 @@ def _backward_on_cuda(grad, x, edge, code, src, *rest):
 
 _OPERANDS = (
     "Tensor x, Tensor? edge, Tensor? code, Tensor src, Tensor dst, Tensor row_ptr, "
-    "Tensor col_ptr, Tensor transpose, Tensor? self_eps"
+    "Tensor col_ptr, Tensor transpose, Tensor? self_eps, Tensor? weight"
 )
 _forward = operator(
     f"neighbour_sum({_OPERANDS}, str transform, bool mean) -> Tensor",
@@ -184,8 +187,8 @@ class NeighbourSum(torch.autograd.Function):
         of_edge = dedge if ctx.needs_input_grad[1] else None
         of_eps = _of_eps(grads[0], *ctx.saved_tensors[::8]) if ctx.needs_input_grad[8] else None
         if ctx.each:
-            return dx, *(None,) * 7, of_eps, dedge, *(None,) * 3
-        return dx, of_edge, *(None,) * 6, of_eps, *(None,) * 4
+            return dx, *(None,) * 7, of_eps, None, dedge, *(None,) * 3
+        return dx, of_edge, *(None,) * 6, of_eps, *(None,) * 5
 
 
 class EachEdge(torch.autograd.Function):
@@ -234,10 +237,12 @@ def neighbour_sum(
     *,
     code: Tensor | None = None,
     self_eps: Tensor | None = None,
+    weight: Tensor | None = None,
     transform: str = "copy",
     mean: bool = False,
 ) -> Tensor:
-    """``out[i] = (1 + self_eps) x[i] + sum over edges e into i of transform(x[src[e]], edge[e])``.
+    """``out[i] = (1 + self_eps) x[i] + sum over edges e into i of transform(x[src[e]], edge[e])``,
+    each message times its weight where there are weights.
 
     Args:
         x: ``[N, F]`` float32, float64, or bfloat16 and float16, which are added up in float32.
@@ -247,6 +252,8 @@ def neighbour_sum(
             :class:`staticgraph.batches.slots.SlotLayout` describes them.
         code: ``[E]`` int64; edge ``e`` then reads row ``code[e]`` of ``edge [V, F]``.
         self_eps: 0-dim or ``[1]``, GIN's epsilon; None leaves ``x[i]`` out.
+        weight: ``[E]``, with ``relu_add``, what each message is multiplied by (OGB's GCN); without
+            a gradient.
         transform: ``copy`` (GIN, SAGE), ``multiply`` (GCN) or ``relu_add`` (GINE).
         mean: divide the sum by the number of edges into ``i``, at least 1.
 
@@ -255,11 +262,12 @@ def neighbour_sum(
         and in ``self_eps``. The same bits every time.
 
     Raises:
-        ValueError: an unknown transform, or an edge operand where none, or one, is needed.
+        ValueError: an unknown transform, an edge operand where none, or one, is needed, weights of
+            another transform, or weights with a gradient.
     """
-    x, edge = _checked(x, edge, transform)
+    x, edge, weight = _checked(x, edge, weight, transform)
     pointers = (src, dst, row_ptr, col_ptr, transpose)
-    return NeighbourSum.apply(x, edge, code, *pointers, self_eps, None, transform, mean, "")
+    return NeighbourSum.apply(x, edge, code, *pointers, self_eps, weight, None, transform, mean, "")
 
 
 def neighbour_sum_handed_on(
@@ -275,6 +283,7 @@ def neighbour_sum_handed_on(
     code: Tensor | None = None,
     each: Tensor | None = None,
     self_eps: Tensor | None = None,
+    weight: Tensor | None = None,
     transform: str = "copy",
     mean: bool = False,
 ) -> Summed:
@@ -286,15 +295,18 @@ def neighbour_sum_handed_on(
         each: as :func:`each_edge` gives it, or the sum before; it is then what is handed on for the
             edges, and the table itself gets no gradient from here.
     """
-    x, edge = _checked(x, edge, transform)
+    x, edge, weight = _checked(x, edge, weight, transform)
     handed = "xe" if edge_too and edge is not None else "x"
     pointers = (src, dst, row_ptr, col_ptr, transpose)
-    results = NeighbourSum.apply(x, edge, code, *pointers, self_eps, each, transform, mean, handed)
+    given = x, edge, code, *pointers, self_eps, weight, each
+    results = NeighbourSum.apply(*given, transform, mean, handed)
     kept = edge if each is None else each
     return Summed(results[0], results[1], results[2] if handed == "xe" else kept)
 
 
-def _checked(x: Tensor, edge: Tensor | None, transform: str) -> tuple[Tensor, Tensor | None]:
+def _checked(
+    x: Tensor, edge: Tensor | None, weight: Tensor | None, transform: str
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if transform not in TRANSFORMS:
         raise ValueError(f"transform={transform!r}; choose one of {', '.join(TRANSFORMS)}")
     if (edge is None) != (transform == "copy"):
@@ -302,9 +314,13 @@ def _checked(x: Tensor, edge: Tensor | None, transform: str) -> tuple[Tensor, Te
             f"transform={transform!r} {'takes no' if transform == 'copy' else 'needs an'} edge "
             "operand: 'copy' reads the node alone, 'multiply' and 'relu_add' node and edge"
         )
-    if edge is not None:
-        edge = edge.contiguous()
-    return x.contiguous(), edge
+    if weight is not None and (transform != "relu_add" or weight.requires_grad):
+        raise ValueError(
+            f"weight: transform={transform!r} and requires_grad={weight.requires_grad}; weights of "
+            "messages are for 'relu_add' and have no gradient: with 'multiply' give them as edge"
+        )
+    edge, weight = (None if one is None else one.contiguous() for one in (edge, weight))
+    return x.contiguous(), edge, weight
 
 
 def common(x: Tensor, edge: Tensor | None) -> torch.dtype:

@@ -18,6 +18,7 @@ def neighbour_sum_reference(
     self_eps: Tensor | None,
     transform: Transform,
     mean: bool,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """Differentiable, on any device; sums in float32 (float64 for float64).
 
@@ -27,10 +28,12 @@ def neighbour_sum_reference(
     values = x.to(wide)
     rows = values.index_select(0, src)
     if edge is not None:
-        weight = edge.to(wide)
-        weight = weight if code is None else weight.index_select(0, code)
-        weight = weight.unsqueeze(-1) if weight.dim() == 1 else weight
-        rows = (rows + weight).relu() if transform == "relu_add" else rows * weight
+        other = edge.to(wide)
+        other = other if code is None else other.index_select(0, code)
+        other = other.unsqueeze(-1) if other.dim() == 1 else other
+        rows = (rows + other).relu() if transform == "relu_add" else rows * other
+    if weight is not None:
+        rows = rows * weight.to(wide).unsqueeze(-1)
     out = torch.zeros_like(values).index_add(0, dst, rows)
     if mean:
         degree = torch.zeros(len(x), dtype=wide, device=x.device)

@@ -54,7 +54,11 @@ class Asked:
         self.unknown.setdefault(size, _asking())
 
     def norm(self, norm: torch.nn.Module, value: Tensor, known: bool, level: str | None) -> bool:
-        """Notes a norm over a tensor; True where the tensor is the model's own."""
+        """Notes a norm over a tensor; True where the tensor is the model's own.
+
+        Raises:
+            NeedsStems: it is not known yet which tensors are the model's own.
+        """
         if known:
             if value[0].numel() == value.shape[1]:
                 if level is None:

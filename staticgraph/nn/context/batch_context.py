@@ -201,7 +201,11 @@ class BatchContext:
             )
 
     def find_rows(self, size: int) -> Rows | None:
-        """What tensors of this leading size are, or None."""
+        """What tensors of this leading size are, or None.
+
+        Raises:
+            NotStatic: rows of the bucket and rows that no bucket changes are as many.
+        """
         rows, noted = self._known_rows(size), asked()
         if noted is not None:
             if rows is None:
@@ -381,3 +385,8 @@ class BatchContext:
             return max(1, batch.real.largest)
         sizes = torch.where(batch.graph_mask, batch.ptr.diff(), 0)
         return sizes.max().clamp(min=1)
+
+
+def context_held(layer: Any) -> BatchContext:
+    """The context that a static layer was given when its model was converted."""
+    return layer._staticgraph

@@ -18,6 +18,7 @@ from torch_geometric.nn import GPSConv
 from torch_geometric.nn.attention import PerformerAttention
 
 from staticgraph.errors import NotStatic
+from staticgraph.internals.hooks import user_unhooked
 from staticgraph.nn.attention.paths import attend
 from staticgraph.nn.context.batch_context import BatchContext
 
@@ -27,7 +28,7 @@ class StaticGPSConv(GPSConv):
 
     Raises:
         NotStatic: attention other than multi-head or Performer, keys and values of sizes of their
-            own, or a path that was asked for and is impossible here.
+            own, hooks on it, or a path that was asked for and is impossible here.
     """
 
     _staticgraph: BatchContext
@@ -81,5 +82,10 @@ class StaticGPSConv(GPSConv):
             raise NotStatic(
                 "GPSConv's attention has separate key and value sizes: leave kdim and vdim out of "
                 "attn_kwargs"
+            )
+        if not user_unhooked(attn):
+            raise NotStatic(
+                "GPSConv's attention has hooks, which its static form would not call, since it "
+                "reads the attention's weights: hook the GPSConv itself"
             )
         return attend(self._staticgraph, attn, x)

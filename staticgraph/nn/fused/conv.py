@@ -9,10 +9,11 @@ from torch import Tensor
 from torch_geometric.nn import GINConv, GINEConv, GraphConv, MessagePassing, SAGEConv
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.internals.hooks import message_hooks, unhooked, user_unhooked
 from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_sum import neighbour_sum, neighbour_sum_handed_on
 from staticgraph.nn.fused.encoder import folded
-from staticgraph.nn.fused.layer import Fused, unhooked
+from staticgraph.nn.fused.layer import Fused
 
 SUM = ("add", "sum")
 ALL = (*SUM, "mean", "max")
@@ -38,19 +39,10 @@ def obstacle(
         return f"aggr={conv.aggr!r} with flow={conv.flow!r} has no fused form"
     if conv.explain or conv.decomposed_layers > 1 or conv.node_dim != node_dim:
         return "the layer is explained, decomposed, or has another node_dim"
-    if any(
-        (
-            conv._propagate_forward_pre_hooks,
-            conv._propagate_forward_hooks,
-            conv._message_forward_pre_hooks,
-            conv._message_forward_hooks,
-            conv._aggregate_forward_pre_hooks,
-            conv._aggregate_forward_hooks,
-            conv._edge_update_forward_pre_hooks,
-            conv._edge_update_forward_hooks,
-        )
-    ):
-        return "hooks of propagate, message, aggregate or edge_update would not be called"
+    if (kind := message_hooks(conv)) is not None:
+        return f"hooks of it would not be called: it has a {kind}"
+    if not user_unhooked(conv.aggr_module):
+        return "hooks of its aggr_module would not be called"
     return None
 
 

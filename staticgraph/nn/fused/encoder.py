@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.internals.hooks import user_unhooked
 from staticgraph.kernels.table_sum import fold_codes, table_sum
 from staticgraph.models.encoders import CategoryEncoder
 from staticgraph.nn.fused.layer import Fused
@@ -73,7 +74,7 @@ class FusedEncoder(Fused):
         tables = getattr(self, self.tables_attribute)
         reason = None if self.batch is not None else "no batch is bound: it ran outside the runner"
         if any(_special(table) for table in tables):
-            reason = "a table has padding_idx, max_norm, sparse gradients or scaled gradients"
+            reason = "a table has hooks, padding_idx, max_norm, sparse or scaled gradients"
         if not self.use(reason):
             return super().forward(values)  # pyright: ignore[reportAttributeAccessIssue]
         index = values.view(len(values), -1).long()
@@ -130,4 +131,5 @@ def _special(table: torch.nn.Embedding) -> bool:
         or table.max_norm is not None
         or table.sparse
         or table.scale_grad_by_freq
+        or not user_unhooked(table)
     )

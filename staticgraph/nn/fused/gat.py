@@ -17,6 +17,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.internals.hooks import unhooked
 from staticgraph.kernels.head_products import head_products
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
@@ -45,7 +46,7 @@ class _Attending(Fused):
             return None
         if self.lin_edge is None:
             return "edge_attr without edge_dim"
-        if self.lin_edge._forward_pre_hooks or self.lin_edge._forward_hooks:
+        if not unhooked(self.lin_edge):
             return "hooks of lin_edge would not be called, or it has no weights yet"
         if self.add_self_loops and self.fill_value in ("min", "max", "mul"):
             return f"fill_value={self.fill_value!r} has no fused form"
@@ -101,7 +102,7 @@ class FusedGATConv(_Attending, GATConv):
         assert self.lin is not None
         residual = None if self.res is None else self.res(x)
         rows = self.lin(x)
-        with _full_precision(rows):
+        with full_precision(rows):
             pair = self._pair(rows)
             edge, own = self._edges(batch, edges)
         out = neighbour_attention(
@@ -198,6 +199,6 @@ class FusedGATv2Conv(_Attending, GATv2Conv):
         return self._finished(out, residual)
 
 
-def _full_precision(rows: Tensor) -> torch.autocast:
+def full_precision(rows: Tensor) -> torch.autocast:
     """Scores are small, and autocast would round them: stock code adds them up in float32."""
     return torch.autocast(rows.device.type, enabled=False)

@@ -66,8 +66,6 @@ class FusedGCNConv(Fused, GCNConv):
             return None
         if edge_weight.dim() != 1 or not edge_weight.is_floating_point():
             return "edge_weight is not one float an edge"
-        if self.normalize and edge_weight.requires_grad and torch.is_grad_enabled():
-            return "the normalisation has no derivative by edge_weight"
         return None
 
     def _degrees(

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import BatchNorm
 
+from staticgraph.internals.hooks import unhooked, user_unhooked
 from staticgraph.nn.attention.paths import attend, by_blocks, by_kernel, setting_of
 from staticgraph.nn.context.choosing import device_type
 from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.fused.conv import handing_on
-from staticgraph.nn.fused.layer import Fused, unhooked
+from staticgraph.nn.fused.layer import Fused
 from staticgraph.nn.fused.linear import FusedSequential, product, product_handing_on
 from staticgraph.nn.fused.norm import FusedBatchNorm1d
 
@@ -79,6 +80,8 @@ class FusedGPSConv(Fused, StaticGPSConv):
         stock = isinstance(attn, torch.nn.MultiheadAttention) and attn.in_proj_weight is not None
         if not stock or attn.bias_k is not None or attn.add_zero_attn:
             return "its attention is not plain multi-head attention"
+        if not user_unhooked(attn):
+            return "hooks of its attention would not be called"
         return None
 
     def _normed(
@@ -128,4 +131,6 @@ def _inner(norm: torch.nn.Module | None) -> FusedBatchNorm1d | None:
     if not isinstance(norm, BatchNorm) or norm.allow_single_element:
         return None
     inner = norm.module
-    return inner if isinstance(inner, FusedBatchNorm1d) and unhooked(norm) else None
+    if not isinstance(inner, FusedBatchNorm1d) or not (unhooked(norm) and unhooked(inner)):
+        return None
+    return inner

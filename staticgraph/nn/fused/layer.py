@@ -53,8 +53,3 @@ class Fused:
         elif leaves():  # the traced graph is rewritten, which knows more than the class
             return False
         return reason is None
-
-
-def unhooked(module: torch.nn.Module) -> bool:
-    """Whether calling another method than ``forward`` skips no hook."""
-    return not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from staticgraph.internals.hooks import unhooked
 from staticgraph.kernels.linear import available, linear, linear_handed_on
 from staticgraph.nn.context.choosing import any_size, device_type
 from staticgraph.nn.context.leaf import leaves
-from staticgraph.nn.fused.layer import Fused, unhooked
+from staticgraph.nn.fused.layer import Fused
 
 # Multiplications below which the stock layer's smaller overhead wins; see docs/kernels.md.
 SMALL = 1 << 20

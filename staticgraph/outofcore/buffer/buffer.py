@@ -96,6 +96,9 @@ class EmbeddingBuffer:
         sums: ``[rows, D]`` Adagrad sums.
         waited_s: seconds that training waited for the thread.
         times: of the states of the last run.
+
+    Raises:
+        ValueError: graph and file are partitioned otherwise.
     """
 
     def __init__(

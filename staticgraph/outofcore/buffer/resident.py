@@ -28,6 +28,7 @@ class ResidentGraph:
     Attributes:
         number: of the state.
         partitions: resident, ascending.
+        slot_of: ``[p]``; the slot of each partition, -1 where it is not resident.
         train: partitions whose nodes are trained on here (none in a schedule of edges).
         edges: ``[n, 2 or 3]`` to train on, in rows (none in a schedule of nodes).
         neighbours: of the buffer's rows, over every edge between resident partitions.

@@ -35,7 +35,11 @@ class ResidentEmbeddings:
         return self.buffer.times
 
     def run(self, schedule: Schedule | NodeSchedule) -> Iterator[ResidentGraph]:
-        """Brings the states in one by one; all partitions are written when the last one ends."""
+        """Brings the states in one by one; all partitions are written when the last one ends.
+
+        Raises:
+            ValueError: the schedule is of nodes: embeddings are trained along edges.
+        """
         if isinstance(schedule, NodeSchedule):
             raise ValueError("embeddings are trained along edges: give the loader task='link'")
         for resident in self.buffer.run(schedule):

@@ -46,6 +46,7 @@ class EmbeddingFile:
         cached: leave what is read and written in the page cache.
 
     Attributes:
+        num_partitions, partition_size, dimension: ``p``, rows of each, and numbers of a row.
         epoch: committed epochs.
         extras: the other arrays of the commit (relation parameters, a configuration).
         not_finite: partitions in which, as last written, some value or sum is NaN or infinite.

@@ -162,7 +162,12 @@ class PartitionedGraph:
         self._read_cells[cell] = True
 
     def read_features(self, partition: int, into: NDArray[Any]) -> None:
-        """Fills the first ``nodes_of(partition)`` rows of ``into`` (``[partition_size, F]``)."""
+        """Fills the first ``nodes_of(partition)`` rows of ``into`` (``[partition_size, F]``).
+
+        Raises:
+            ValueError: the graph was partitioned without features.
+            StoreCorrupt: they are not what was written.
+        """
         if self.feature_file is None or self.manifest.features is None:
             raise ValueError(f"{self.folder} was partitioned without features; give features=")
         dtype, width = self.manifest.features

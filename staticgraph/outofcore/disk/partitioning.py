@@ -33,6 +33,7 @@ from staticgraph.outofcore.disk.manifest import (
     Manifest,
 )
 from staticgraph.outofcore.disk.nearness import visits
+from staticgraph.outofcore.disk.node_choice import chosen_nodes
 from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES
 from staticgraph.text.how_many import how_many
 
@@ -65,7 +66,7 @@ def partition(
         folder: where to; made where it is missing.
         features: ``[N, F]``, also memory-mapped.
         relations: ``[E]`` integers, where the edges are ``[2, E]``.
-        training_nodes: nodes to number first, so that they fill the first partitions.
+        training_nodes: nodes, or a mask, to number first, so that they fill the first partitions.
         near: number the other nodes by how often that many hops from the training nodes reach them,
             as many as the model has layers, for ``NodeCache(near=)``; 0 numbers them at random. The
             edges are read ``near + 1`` times more, so a function that makes them is called so often
@@ -81,12 +82,7 @@ def partition(
         FileExistsError: the folder holds a partitioned graph and was not to be replaced, or
             anything else; the message names it, and nothing is touched.
     """
-    if num_nodes < 1:
-        raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
-    if features is not None and (features.ndim != 2 or len(features) != num_nodes):
-        raise BadGraph(
-            f"features has shape {features.shape}; give [{num_nodes}, F], a row per node"
-        )
+    _check_nodes(num_nodes, features)
     source = EdgeSource(edges, num_nodes, chunk, relations)
     row_bytes = 200 if features is None else features.shape[1] * features.itemsize
     p = _auto(num_nodes, row_bytes) if num_partitions == "auto" else num_partitions
@@ -112,9 +108,7 @@ def partition(
         files = _write_tables(scratch, node_ids, offsets, places, p)
         described = None
         if features is not None:
-            _write_features(features, node_ids, size, scratch / FEATURES)
-            block = size * row_bytes
-            files[FEATURES] = FileRecord.of(scratch / FEATURES, [k * block for k in range(p)])
+            files[FEATURES] = _write_features(features, node_ids, size, scratch / FEATURES)
             described = (features.dtype.name, features.shape[1])
         Manifest(
             num_nodes=num_nodes,
@@ -131,6 +125,16 @@ def partition(
             files=files,
         ).save(scratch)
     return PartitionedGraph(folder)
+
+
+def _check_nodes(num_nodes: int, features: NDArray[Any] | None) -> None:
+    """Refuses a graph without nodes, and features of others."""
+    if num_nodes < 1:
+        raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
+    if features is not None and (features.ndim != 2 or len(features) != num_nodes):
+        raise BadGraph(
+            f"features has shape {features.shape}; give [{num_nodes}, F], a row per node"
+        )
 
 
 def _partition_size(num_nodes: int, p: int) -> int:
@@ -158,12 +162,7 @@ def _auto(num_nodes: int, row_bytes: int) -> int:
 
 
 def _training(nodes: ArrayLike | None, num_nodes: int) -> NDArray[np.int64]:
-    ids = np.unique(np.asarray([] if nodes is None else nodes, dtype=np.int64))
-    if len(ids) and (ids[0] < 0 or ids[-1] >= num_nodes):
-        raise BadGraph(
-            f"training_nodes names {ids[[0, -1]].tolist()}; there are {how_many(num_nodes, 'node')}"
-        )
-    return ids
+    return np.unique(chosen_nodes([] if nodes is None else nodes, num_nodes, "training_nodes"))
 
 
 def _order(num_nodes: int, first: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
@@ -211,7 +210,13 @@ def _write_tables(
     }
 
 
-def _write_features(features: NDArray[Any], ids: NDArray[np.int64], size: int, path: Path) -> None:
+def _write_features(
+    features: NDArray[Any], ids: NDArray[np.int64], size: int, path: Path
+) -> FileRecord:
+    """Writes them in the new order; the file, with where each partition of ``size`` begins."""
+    begins = range(0, len(ids), size)
     with path.open("wb") as file:
-        for low in range(0, len(ids), size):
+        for low in begins:
             np.ascontiguousarray(features[ids[low : low + size]]).tofile(file)
+    row_bytes = features.shape[1] * features.itemsize
+    return FileRecord.of(path, [low * row_bytes for low in begins])

@@ -34,7 +34,11 @@ def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = Non
 def progress_by_partition(
     schedule: Schedule, cell_sizes: ArrayLike | None = None
 ) -> NDArray[np.float64]:
-    """``[states, touched partitions]``: the share of a partition's edges met after each state."""
+    """``[states, touched partitions]``: the share of a partition's edges met after each state.
+
+    Raises:
+        ValueError: ``cell_sizes`` is of other partitions than the schedule.
+    """
     p = schedule.num_partitions
     sizes = np.ones((p, p)) if cell_sizes is None else np.asarray(cell_sizes, np.float64)
     if sizes.shape != (p, p):

@@ -28,6 +28,9 @@ class NodeCache:
         buffer: partitions that fit.
         near: of the other places, how many belong to the partitions right behind the training ones
             in every epoch; all where there are fewer. For graphs of ``partition(near=)``.
+
+    Raises:
+        ValueError: ``near`` is negative.
     """
 
     buffer: int
@@ -71,6 +74,9 @@ class Dispersed:
     Args:
         buffer: partitions that fit.
         step: partitions that are replaced between states; half of the buffer where None.
+
+    Raises:
+        ValueError: ``step`` is not from 1 to the buffer.
     """
 
     buffer: int

@@ -32,6 +32,9 @@ class HopCapacity:
     Attributes:
         nodes: ``N_0 .. N_k``; rows of each hop, the seeds first.
         widths: ``f_0 .. f_{k-1}``; columns of each hop's draws.
+
+    Raises:
+        ValueError: there is not one more of nodes than of widths, or no seed, or no column.
     """
 
     nodes: tuple[int, ...]
@@ -77,7 +80,11 @@ class HopStatistics:
 
 @dataclass(frozen=True, slots=True)
 class HopLadder:
-    """Capacities, smallest first; each holds what those before it hold."""
+    """Capacities, smallest first; each holds what those before it hold.
+
+    Raises:
+        ValueError: there is none, or one does not hold those before it.
+    """
 
     rungs: tuple[HopCapacity, ...]
     statistics: HopStatistics = field(init=False, compare=False)

@@ -24,6 +24,7 @@ from staticgraph.outofcore.buffer.resident import ResidentGraph, ResidentGraphs
 from staticgraph.outofcore.buffer.resident_embeddings import ResidentEmbeddings
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.neighbours import Direction
+from staticgraph.outofcore.disk.node_choice import chosen_nodes, class_labels
 from staticgraph.outofcore.policies.node_policy import NodePolicy
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory
 from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule
@@ -32,7 +33,6 @@ from staticgraph.outofcore.sampling.hop_profile import profile
 from staticgraph.outofcore.sampling.hops import HopBatch, HopLadder, exact_capacity
 from staticgraph.outofcore.sampling.link_sampling import LinkSampler
 from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
-from staticgraph.text.how_many import how_many
 
 # Batches ready at once; two more slots are in hands.
 QUEUE = 4
@@ -50,8 +50,8 @@ class SampledLoader:
         fanouts: neighbours a node and direction, hop by hop.
         batch_size: seeds of a batch (nodes), or edges.
         task: ``node`` or ``link``.
-        seeds: the caller's numbers of the nodes to train on; all where None. Nodes only.
-        labels: ``[N]`` integers in the caller's order; nodes only.
+        seeds: the caller's numbers of the nodes to train on, or a mask; all where None. Nodes only.
+        labels: ``[N]`` classes in the caller's order, -1 for none; nodes only.
         negatives: resident nodes drawn for each batch of edges; links only.
         degree_fraction: share of the negatives drawn as ends of the state's edges, so by degree.
         exclude: leave a batch's own edges out of its samples, so that they are not to be seen where
@@ -63,7 +63,8 @@ class SampledLoader:
         states: what passes through the buffer; the graph's features where None.
 
     Raises:
-        ValueError: a policy for the other task, or labels of another length.
+        ValueError: a policy for the other task, labels of another length, or that are no classes.
+        BadGraph: seeds that the graph does not have.
     """
 
     graph: PartitionedGraph
@@ -98,11 +99,7 @@ class SampledLoader:
     ) -> None:
         if task not in ("node", "link"):
             raise ValueError(f"task={task!r}; choose 'node' or 'link'")
-        if labels is not None and len(labels) != graph.num_nodes:
-            raise ValueError(
-                f"labels has {how_many(len(labels), 'entry')}, the graph "
-                f"{how_many(graph.num_nodes, 'node')}"
-            )
+        classes = None if labels is None else class_labels(labels, graph.num_nodes)
         of_nodes = isinstance(policy, NodePolicy)
         if not isinstance(policy, InMemory) and of_nodes != (task == "node"):
             raise ValueError(
@@ -122,9 +119,9 @@ class SampledLoader:
         self._seeds = np.sort(
             np.arange(graph.num_nodes)
             if seeds is None
-            else self._new[np.unique(np.asarray(seeds, np.int64))]
+            else self._new[np.unique(chosen_nodes(seeds, graph.num_nodes, "seeds"))]
         )
-        self._labels = None if labels is None else np.asarray(labels, np.int64)[graph.node_ids]
+        self._labels = None if classes is None else classes[graph.node_ids]
         self.states: ResidentGraphs | ResidentEmbeddings = states or ResidentGraphs(
             graph, direction
         )

@@ -34,6 +34,11 @@ class Decoder(Protocol):
         """``[..., n, m]`` scores of queries ``[..., n, D]`` against candidates ``[..., m, D]``."""
         ...
 
+    def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """The same, computed in float64 and rounded to float32: equal candidates score alike,
+        wherever they stand, and near ones keep their order."""
+        ...
+
 
 class DistMult:
     """<source, relation, destination>; relations begin at one."""
@@ -53,6 +58,10 @@ class DistMult:
     def scores(self, query: Tensor, candidates: Tensor) -> Tensor:
         """All dot products."""
         return query @ candidates.transpose(-1, -2)
+
+    def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """All dot products, rounded once."""
+        return self.scores(query.double(), candidates.double()).float()
 
 
 class ComplEx(DistMult):
@@ -103,6 +112,10 @@ class TransE:
             - 2.0 * (query @ candidates.transpose(-1, -2))
         )
         return -(squares.clamp(min=0.0) + self.FLOOR).sqrt()
+
+    def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Minus all distances: squares less products keep in float64 what float32 can hold."""
+        return self.scores(query.double(), candidates.double()).float()
 
 
 DECODERS: dict[str, type[DistMult] | type[ComplEx] | type[TransE]] = {

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor, nn
 
-from staticgraph.recording.recorded_model import Made, RecordedModel
+from staticgraph.recording.recorded_model import ModelRecording, RecordedModel
 from staticgraph.recording.recorder import Recorder
 
 Body = Callable[[list[Tensor]], tuple[Tensor, ...]]
@@ -38,7 +38,7 @@ class RecordedHops:
         self._recorder = recorder
         self._recorded_model = RecordedModel(model)
         # By key, with the inputs that a recording reads.
-        self._made: dict[Hashable, tuple[Made, list[Tensor]]] = {}
+        self._made: dict[Hashable, tuple[ModelRecording, list[Tensor]]] = {}
 
     @property
     def replays(self) -> dict[Hashable, int]:
@@ -72,7 +72,7 @@ class RecordedHops:
 
     def _record(
         self, key: Hashable, inputs: Sequence[Tensor], body: Body
-    ) -> tuple[Made, list[Tensor]]:
+    ) -> tuple[ModelRecording, list[Tensor]]:
         noted = [tensor.detach().clone() for tensor in inputs]
         what = f"the step of rung {key}"
         made = self._recorded_model.record(self._recorder, lambda: body(noted), what, REMEDY)

@@ -69,7 +69,11 @@ class HopRunner:
         self.compiled: dict[tuple[int, bool], Callable[..., Tensor]] = {}
 
     def __call__(self, hops: HopBatch) -> Tensor:
-        """The model's output over a batch with features: ``[N_0, out]``."""
+        """The model's output over a batch with features: ``[N_0, out]``.
+
+        Raises:
+            ValueError: the batch has no features.
+        """
         if hops.x is None:
             raise ValueError("the batch has no features: pass features= to outofcore.partition")
         return self.run(hops, self.on_device(hops, hops.x.float()))

@@ -167,6 +167,9 @@ class SampledGNN(nn.Module):
         layers: k; the samples must have as many hops.
         dropout: before every layer, in training.
         heads: of ``gat``, but for its last layer, which has one.
+
+    Raises:
+        ValueError: ``kind`` is none of these, or ``hidden`` no multiple of ``heads``.
     """
 
     in_channels: int

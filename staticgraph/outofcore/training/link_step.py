@@ -41,6 +41,10 @@ class LinkConfig:
         rate: Adagrad's.
         spread: standard deviation of the first embeddings.
         seed: of everything random.
+
+    Raises:
+        ValueError: an unknown decoder, a count below 1, chunks that do not divide the batch, or a
+            share outside 0 to 1.
     """
 
     decoder: str = "distmult"

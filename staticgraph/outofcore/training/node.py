@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from staticgraph.errors import Diverged
 from staticgraph.outofcore.buffer.resident import ResidentGraphs
+from staticgraph.outofcore.disk.node_choice import chosen_nodes, class_labels
 from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState
 from staticgraph.outofcore.sampling.hops import HopBatch
 from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
@@ -111,10 +112,15 @@ class NodeTrainer:
         """Accuracy on full neighbourhoods, with the whole graph in memory.
 
         Args:
-            nodes: the caller's numbers.
-            labels: ``[N]`` in the caller's order.
+            nodes: the caller's numbers, or a mask.
+            labels: ``[N]`` classes in the caller's order.
+
+        Raises:
+            BadGraph, ValueError: nodes that the graph does not have; labels that are no classes.
         """
         graph = self.loader.graph
+        asked = chosen_nodes(nodes, graph.num_nodes, "nodes")
+        classes = class_labels(labels, graph.num_nodes)
         everything = tuple(range(graph.num_partitions))
         states = ResidentGraphs(graph)
         schedule = NodeSchedule(graph.num_partitions, (NodeState(everything, everything),))
@@ -127,13 +133,13 @@ class NodeTrainer:
         )
         new = np.empty(graph.num_nodes, np.int64)
         new[graph.node_ids] = np.arange(graph.num_nodes)
-        rows = torch.from_numpy(resident.rows(new[np.asarray(nodes)]))
+        rows = torch.from_numpy(resident.rows(new[asked]))
         x = torch.from_numpy(resident.features).float().to(self.runner.device)
         edges = torch.stack([source, target]).to(self.runner.device)
         self.model.eval()
         with torch.no_grad():
             out = self.model.whole(x, edges).cpu()[rows]
-        y = torch.from_numpy(np.asarray(labels, np.int64)[np.asarray(nodes)])
+        y = torch.from_numpy(classes[asked])
         return float(_right(out, y).float().mean())
 
     def _inputs(self, hops: HopBatch) -> tuple[Tensor, Tensor]:

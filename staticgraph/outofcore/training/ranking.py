@@ -5,7 +5,8 @@ make an edge known to be true are left out. All nodes are scored, partition by p
 the embedding table need not fit; the place is 1 plus the better ones plus half of the equal
 ones, so that a model which scores everything alike gains nothing. A score that is not finite is
 worse than every finite one, and a true end that has one stands last, so that a model which diverged
-gains nothing either. Source: Bordes et al., NeurIPS 2013.
+gains nothing either. Scores are computed in float64 and compared in float32: in float32 alone the
+rounding of a product decides between equal candidates. Source: Bordes et al., NeurIPS 2013.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def filtered_places(
         first, keys, ends = way, tested[way], tested[1 - way]
         relation = torch.from_numpy(tested[2])
         query = trainer.decoder.query(values[first], trainer.relations[way, relation])
-        positive = trainer.decoder.score(query, values[1 - first])
+        ends_of = values[1 - first].unsqueeze(1)
+        positive = trainer.decoder.ranked(query.unsqueeze(1), ends_of).flatten()
         not_finite += int((~torch.isfinite(positive)).sum())
         pointers, others = _true_ends(keys, tested[2], true, way)
         counts = np.zeros((len(ends), 2), np.int64)
@@ -91,7 +93,7 @@ def filtered_places(
             low = partition * graph.partition_size
             for at in range(0, len(ends), QUERIES):
                 span = slice(at, at + QUERIES)
-                scores = trainer.decoder.scores(query[span], block).numpy()
+                scores = trainer.decoder.ranked(query[span], block).numpy()
                 _count(
                     scores, positive[span].numpy(), low, pointers[at : at + QUERIES + 1], others,
                     counts[span],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from staticgraph.errors import BadGraph
@@ -67,6 +68,11 @@ def from_pyg(
 def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:
     """The graphs in order, and how many they are where that is known. What has a length and
     positions is read by position, as PyG's data sets are meant to be."""
+    if isinstance(dataset, str | Path):
+        raise BadGraph(
+            f"{str(dataset)!r} is a name, not a data set: sg.datasets.open(...) opens it, or pass "
+            "a list of torch_geometric.data.Data"
+        )
     if hasattr(dataset, "to_dict") and hasattr(dataset, "num_nodes"):
         raise BadGraph(f"a {type(dataset).__name__} is a single graph: pass a list, [data]")
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):

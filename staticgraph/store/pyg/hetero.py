@@ -55,11 +55,15 @@ class HeteroReader(PygReader):
         self.counts_of: dict[str, list[int]] = {axis.name: [] for axis in self.types}
 
     def add(self, number: int, data: Any) -> None:
-        """Takes one graph."""
+        """Takes one graph.
+
+        Raises:
+            BadGraph: it is of another kind than the first, or lacks what the first has.
+        """
         if not hasattr(data, "node_types"):
             raise BadGraph(
-                f"item {number} of {self.name} is a {type(data).__name__}; expected HeteroData, "
-                "as the first"
+                f"item {number} of {self.name} is of type {type(data).__name__}; expected "
+                "HeteroData, as the first"
             )
         if not self.types:
             self.types = axes_of(data)

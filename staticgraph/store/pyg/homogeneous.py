@@ -65,7 +65,7 @@ class PygReader(CountedFields):
         hetero = hasattr(data, "node_types")
         if isinstance(data, tuple) or hetero or not hasattr(data, "to_dict"):
             raise BadGraph(
-                f"item {number} of {self.name} is a {type(data).__name__}; "
+                f"item {number} of {self.name} is of type {type(data).__name__}; "
                 f"expected torch_geometric.data.{'Data, as the first' if hetero else 'Data'}"
             )
         values = data.to_dict()

@@ -121,7 +121,11 @@ def _increments(
 
 
 class Increments:
-    """The increments of one field over all graphs, ``[n, W]`` or ``[n, 1]``."""
+    """The increments of one field over all graphs, ``[n, W]`` or ``[n, 1]``.
+
+    Raises:
+        BadGraph: graphs give different numbers of increments.
+    """
 
     def __init__(self, key: str, said: list[tuple[int, ...]]) -> None:
         width = max((len(steps) for steps in said), default=0)

@@ -70,7 +70,10 @@ def draw_rates(axes: Axes, sides: Sequence[SideReport], report: VersusReport) ->
     axes.set_xlim(0, 1.5 * most)
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlabel("training graphs per second, loading included (more is better)")
+    axes.set_xlabel(
+        "training graphs per second, loading included (more is better)\n"
+        "whiskers: 10th to 90th percentile; dark: to be taken"
+    )
     axes.set_title(f"throughput, and times {report.compared_with}", loc="left", fontsize=11)
 
 

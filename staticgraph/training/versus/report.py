@@ -77,7 +77,7 @@ class SideReport:
 
 @dataclass(frozen=True, slots=True)
 class VersusReport:
-    """What :func:`staticgraph.training.versus.versus.versus` found.
+    """What :func:`staticgraph.training.versus.comparison.compare` found.
 
     Attributes:
         model: its class; data: the data set's name; graphs: how many a turn trained over.
@@ -89,7 +89,8 @@ class VersusReport:
         random: whether a step draws random numbers, so that losses cannot be compared.
         outputs_apart: of the models in evaluation mode, relative to the largest value; None where
             one of the two does not run.
-        winner: the name of the side to take, and why; ``""`` where none ran.
+        winner: the name of the side to take; ``""`` where none ran.
+        reason: why that one.
         compared_with: the first side that ran.
         obstacles: of a model that a mode refused, as the preflight names them.
     """

@@ -85,7 +85,7 @@ class _Entrant:
                 self.losses.append(losses)
 
 
-def versus(
+def compare(
     model: torch.nn.Module,
     store: GraphStore,
     *,

@@ -1,0 +1,13 @@
+"""Which rows of one field of a batch are real."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.schema import Field
+
+
+def field_mask(batch: StaticBatch, field: Field) -> Tensor:
+    """``[rows of the field]`` bool: the mask of its level, as often as a row of that has rows."""
+    return batch[f"{field.level}_mask"].repeat_interleave(field.rows)

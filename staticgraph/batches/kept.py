@@ -1,0 +1,59 @@
+"""What of a batch is written where it is saved, pickled or deeply copied: its tensors, in memory of
+their own, and nothing of the slot that they stand in.
+
+The arrays of a slot are views of one buffer in many dtypes, which ``torch.save`` refuses, and the
+slot is the loader's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from staticgraph.batches.arrays import BatchArrays
+from staticgraph.batches.memory_of_batches import note
+from staticgraph.batches.real_counts import RealCounts
+
+_INDICES = ("edge_index", "batch")
+
+
+def state_of(
+    batch: BatchArrays,
+    real: RealCounts | None,
+    objects: Mapping[str, Any],
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What makes the same batch again, with memory of its own.
+
+    Args:
+        batch: whose tensors are copied.
+        real: its real counts, where they are known.
+        objects: its strings and objects of graphs.
+        extra: what was set on it.
+
+    Raises:
+        StaleBatch: its slot was given back.
+    """
+    return {
+        "layout": batch.layout,
+        "tensors": {name: _alone(tensor) for name, tensor in batch.tensors().items()},
+        "real": real,
+        "objects": dict(objects),
+        "extra": {
+            name: _alone(value) if type(value) is Tensor else value for name, value in extra.items()
+        },
+    }
+
+
+def note_indices(batch: BatchArrays) -> None:
+    """Notes the memory of a copy's index arrays as a batch's, see
+    :func:`staticgraph.batches.memory_of_batches.note`."""
+    for name, tensor in batch.tensors().items():
+        if name in _INDICES or name.endswith(".edge_index"):
+            note(tensor, batch.layout.lengths)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

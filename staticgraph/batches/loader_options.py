@@ -1,0 +1,50 @@
+"""Names of options that a loader does not have, each with what to write instead.
+
+Who comes from ``torch.utils.data.DataLoader`` brings its options along. An error that only says
+"unexpected argument" leaves him to find out which of them the plan decides already.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+
+# Of torch's and PyG's DataLoader -> why there is none, and what to write.
+ELSEWHERE = {
+    "batch_size": "the plan says how many graphs a batch has: make it with "
+    "plan_buckets(store, batch_size=...)",
+    "drop_last": "leave it out: the last batch has the shape of the others, and the loss is the "
+    "mean over its real graphs; for as many graphs in every batch give indices= a multiple of "
+    "plan.batch_size",
+    "sampler": "give the graphs as indices=, and their order as shuffle= and seed=",
+    "batch_sampler": "give the graphs as indices=; which of them go together follows from the plan",
+    "collate_fn": "batches are filled in fixed shapes; transform= changes each before it is used",
+    "pin_memory": "leave it out: what goes to a GPU goes through pinned memory",
+    "pin_memory_device": "leave it out: what goes to a GPU goes through pinned memory",
+    "prefetch_factor": "leave it out: slots= are the batches that may be alive at once",
+    "persistent_workers": "leave it out: workers are threads, of no start worth keeping",
+    "multiprocessing_context": "leave it out: workers are threads",
+    "worker_init_fn": "leave it out: workers are threads, and draw nothing",
+    "generator": "give seed=",
+    "timeout": "leave it out: workers are threads of this process",
+    "in_order": "leave it out: the order depends on the seed alone",
+    "exclude_keys": "leave fields out when the store is made: GraphStore.from_pyg(exclude=[...])",
+}
+
+
+def check_options(given: Iterable[str], known: Collection[str]) -> None:
+    """Refuses options that a loader does not have.
+
+    Args:
+        given: names, as written.
+        known: all names that there are.
+
+    Raises:
+        TypeError: one is not known; the message says what to write instead.
+    """
+    for name in given:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = f"did you mean {near[0]}=?" if near else f"it has {', '.join(sorted(known))}"
+        raise TypeError(f"a StaticLoader has no {name}=: {ELSEWHERE.get(name, meant)}")

@@ -1,0 +1,253 @@
+"""What the columns of a table ask for: numbers, yes or no, or classes; and the labels so read.
+
+The problem: ``0, 1, 2`` in a table may be three classes or counts, and no dtype tells. The idea:
+all that is needed to decide is seen row by row in bounded memory (the different cells of each
+column, up to a limit), so that a table larger than memory is decided like any other. A guess is
+made only where it is safe, and said; ``task`` overrules it.
+
+The labels are those of :mod:`staticgraph.training.tasks`: float32 for numbers and for yes or no,
+int64 from 0 for classes, whose names stand in the schema.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from staticgraph.datasets.npz import as_float32
+from staticgraph.datasets.number_columns import is_missing, is_number, label_of
+from staticgraph.datasets.task_names import check_task
+from staticgraph.errors import BadGraph
+from staticgraph.store.columns import Array
+from staticgraph.text.how_many import how_many
+from staticgraph.text.some import some
+
+# Different cells of a column that are kept: more are no classes.
+MOST_CLASSES = 1000
+# Whole numbers are guessed to be classes where there are no more different ones than this, each of
+# them in this many rows or more: counts and measurements are spread wider.
+MOST_GUESSED, ROWS_EACH = 20, 5
+# More different words than this, most of them in one row alone, are names of molecules.
+FEW_WORDS = 20
+YES_NO = {"false": 0.0, "true": 1.0, "0": 0.0, "1": 1.0}
+WORDS = frozenset({"false", "true"})
+
+
+@dataclass
+class Cells:
+    """The different cells of the columns that may be targets.
+
+    Attributes:
+        names: of the columns.
+        rows: seen so far.
+        found: column -> cell -> in how many rows; None where there are more than
+            :data:`MOST_CLASSES`.
+        empty: column -> how many cells say "no label", and the line of the first.
+    """
+
+    names: tuple[str, ...]
+    rows: int = 0
+    found: dict[str, Counter[str] | None] = field(default_factory=dict)
+    empty: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def see(self, row: dict[str, str], line: int) -> None:
+        """Takes the next row in."""
+        self.rows += 1
+        for name in self.names:
+            cell = row[name].strip()
+            if is_missing(cell):
+                count, first = self.empty.get(name, (0, line))
+                self.empty[name] = count + 1, first
+                continue
+            found = self.found.setdefault(name, Counter())
+            if found is not None:
+                found[cell] += 1
+                if len(found) > MOST_CLASSES:
+                    self.found[name] = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is predicted of a table.
+
+    Attributes:
+        columns: by name; one for classes.
+        task: ``regression``, ``binary`` or ``classes``.
+        codes: of classes, the cells of each class, in their order.
+        classes: names of the classes; empty where they are the numbers from 0.
+        guessed: whether nobody said what these are, and it could be another thing.
+        unlabelled: where numbers would be classes, the line of the first row without a label.
+    """
+
+    columns: tuple[str, ...]
+    task: str
+    codes: tuple[tuple[str, ...], ...] = ()
+    classes: tuple[str, ...] = ()
+    guessed: bool = False
+    unlabelled: int | None = None
+
+    def labels(self, path: Path, rows: Sequence[dict[str, str]], lines: Sequence[int]) -> Array:
+        """``[n, T]`` float32, NaN for no label; ``[n]`` int64 of classes.
+
+        Raises:
+            BadGraph: a cell that is no label, with its line.
+        """
+        if self.task == "classes":
+            (name,) = self.columns
+            code = {cell: number for number, cells in enumerate(self.codes) for cell in cells}
+            return np.array([code[row[name].strip()] for row in rows], np.int64)
+        numbers = np.empty((len(rows), len(self.columns)))
+        for i, row in enumerate(rows):
+            for j, name in enumerate(self.columns):
+                try:
+                    numbers[i, j] = self._number(row[name])
+                except ValueError as error:
+                    raise BadGraph(
+                        f"{path}, line {lines[i]}: in {name}, {error}; leave the cell empty where "
+                        "there is no label"
+                    ) from None
+        return as_float32(numbers, str(path))
+
+    def _number(self, cell: str) -> float:
+        if self.task == "binary" and (word := cell.strip().lower()) in WORDS:
+            return YES_NO[word]
+        return label_of(cell)
+
+    def said(self, path: Path) -> str | None:
+        """A line for whoever did not say what these are; None where there was no choice."""
+        if self.unlabelled is not None:
+            return (
+                f"{path.name}: {self.columns[0]} is taken as a number, since line "
+                f"{self.unlabelled} has no label, which classes take in every row; if these are "
+                "classes, drop the rows without; --task regression leaves this line out"
+            )
+        if not self.guessed:
+            return None
+        count = len(self.codes)
+        names = some(self.classes) if self.classes else f"0 to {count - 1}"
+        said = f"{path.name}: {self.columns[0]} is taken as {count} classes ({names})"
+        if all(is_number(cells[0]) for cells in self.codes):
+            said += (
+                ", whose order counts for nothing; if these are counts, years or grades, --task "
+                "regression takes them as numbers; --task classes leaves this line out"
+            )
+        return said
+
+
+def target_of(path: Path, columns: Sequence[str], cells: Cells, task: str = "auto") -> Target:
+    """What columns ask for.
+
+    Args:
+        path: of the table, for messages.
+        columns: to predict.
+        cells: all of theirs.
+        task: one of :data:`staticgraph.datasets.task_names.TASKS`; ``auto`` guesses.
+
+    Raises:
+        BadGraph: the columns are not what the task takes.
+        ValueError: no such task.
+    """
+    check_task(task)
+    names = tuple(columns)
+    if task == "classes" or (task == "auto" and len(names) == 1):
+        found = cells.found.get(names[0]) or Counter()
+        if task == "classes":
+            return _classes(path, names, cells)
+        if found and not any(map(is_number, found)) and not _yes_or_no(found):
+            _refuse_names(path, names[0], found)
+            return _classes(path, names, cells, guessed=True)
+        if _are_codes(found):
+            if names[0] not in cells.empty:
+                return _classes(path, names, cells, guessed=True)
+            return Target(names, "regression", unlabelled=cells.empty[names[0]][1])
+    if task == "regression":
+        return Target(names, task)
+    answers = all(_yes_or_no(cells.found.get(name, Counter())) for name in names)
+    if task == "binary" and not answers:
+        name, cell = next(
+            (name, _odd(cells.found[name]))
+            for name in names
+            if not _yes_or_no(cells.found.get(name, Counter()))
+        )
+        raise BadGraph(
+            f"{path}: --task binary takes 0 and 1, or true and false, and {name} has {cell!r}: "
+            "give --task classes or regression, or write 0 and 1"
+        )
+    return Target(names, "binary" if answers else "regression")
+
+
+def _yes_or_no(found: Counter[str] | None) -> bool:
+    """Whether all cells say yes or no, by numbers or by words."""
+    return found is not None and all(
+        cell.lower() in WORDS or (is_number(cell) and float(cell) in (0.0, 1.0)) for cell in found
+    )
+
+
+def _odd(found: Counter[str] | None) -> str:
+    """A cell that says neither yes nor no."""
+    cells = found or Counter(["more than 1,000 different cells"])
+    return next(cell for cell in cells if not _yes_or_no(Counter([cell])))
+
+
+def _are_codes(found: Counter[str]) -> bool:
+    """Whether numbers look like classes: few, whole, each in several rows, and two of them, or
+    without a gap from 0 or 1; not 0 and 1, which are answers."""
+    if not found or not all(map(is_number, found)):
+        return False
+    values = sorted({float(cell) for cell in found})
+    if not 1 < len(values) <= MOST_GUESSED or not all(value.is_integer() for value in values):
+        return False
+    unbroken = values[0] in (0, 1) and all(b - a == 1 for a, b in pairwise(values))
+    often = found.total() >= ROWS_EACH * len(values)
+    return often and values != [0.0, 1.0] and (unbroken or len(values) == 2)
+
+
+def _refuse_names(path: Path, name: str, found: Counter[str]) -> None:
+    """Refuses words that are mostly different, unless somebody said that they are classes."""
+    if len(found) > FEW_WORDS and found.total() < 2 * len(found):
+        raise BadGraph(
+            f"{path}: {name} has {how_many(len(found), 'different word')} in "
+            f"{how_many(found.total(), 'row')}, as a name has: give another --target, or --task "
+            "classes if they are classes"
+        )
+
+
+def _classes(path: Path, names: tuple[str, ...], cells: Cells, *, guessed: bool = False) -> Target:
+    """One column as classes: numbers by their size, words by the alphabet."""
+    if len(names) != 1:
+        raise BadGraph(
+            f"{path}: classes are one column, and {', '.join(names)} are {len(names)}: name one "
+            "with --target"
+        )
+    (name,) = names
+    if name in cells.empty:
+        count, line = cells.empty[name]
+        raise BadGraph(
+            f"{path}, line {line}: in {name}, there is no label ({how_many(count, 'such row')}), "
+            "and classes take one in every row: drop such rows; or write the classes as columns of "
+            "0 and 1, yes-no questions, of which an empty cell counts in neither loss nor metric"
+        )
+    found = cells.found.get(name)
+    if not found:
+        raise BadGraph(
+            f"{path}: {name} has more than {MOST_CLASSES:,} different cells, which are no classes: "
+            "give --task regression, or another --target"
+        )
+    if not all(map(is_number, found)):
+        words = sorted(found)
+        return Target(names, "classes", tuple((word,) for word in words), tuple(words), guessed)
+    values = sorted({float(cell) for cell in found})
+    if broken := [cell for cell in found if not float(cell).is_integer()]:
+        raise BadGraph(
+            f"{path}: --task classes takes words or whole numbers, and {name} has {broken[0]!r}: "
+            "give --task regression"
+        )
+    codes = tuple(tuple(cell for cell in found if float(cell) == value) for value in values)
+    counted = values == list(range(len(values)))
+    called = () if counted else tuple(f"{value:.15g}" for value in values)
+    return Target(names, "classes", codes, called, guessed)

@@ -1,0 +1,149 @@
+"""``edge_matrix_sum`` on the CPU: each matrix is read once forward, and once on the way back.
+
+Matrices are most of what moves, ``[E, I, O]``, so both ways go destination by destination, in the
+order in which they stand; on the way back a matrix and its gradient pass together, and what sources
+get, a row an edge, is added up afterwards. ``into`` is what the gradient of the matrices starts
+from; empty for zero.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from staticgraph.kernels.addresses import carray, pointer
+from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.lanes import dot
+from staticgraph.kernels.threads import on_threads, portion
+from staticgraph.store.columns import Array
+
+
+@kernel
+def _forward(
+    thread: int,
+    threads: int,
+    x: Array,
+    matrices: Array,
+    src: Array,
+    row_ptr: Array,
+    mean: bool,
+    out: Array,
+) -> None:
+    nodes, columns = out.shape
+    zero, one = out.dtype.type(0), out.dtype.type(1)
+    begin, end = portion(nodes, 1, thread, threads)
+    for i in range(begin, end):
+        first, last = row_ptr[i], row_ptr[i + 1]
+        share = one / out.dtype.type(max(last - first, 1) if mean else 1)
+        for o in range(columns):
+            out[i, o] = zero
+        for e in range(first, last):
+            j = src[e]
+            for k in range(x.shape[1]):
+                value = share * x[j, k]
+                for o in range(columns):
+                    out[i, o] += value * matrices[e, k, o]
+
+
+_forwards = on_threads(_forward)
+
+
+@kernel
+def forward(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], mean: bool, threads: int
+) -> None:
+    """By the addresses of ``x, matrices, src, row_ptr, out``; ``sizes`` are ``N, E, I, O``. Every
+    element of ``out`` is written."""
+    nodes, edges, inputs, outputs = sizes
+    x = carray(pointer(at[0], like), (nodes, inputs))
+    matrices = carray(pointer(at[1], like), (edges, inputs, outputs))
+    src = carray(pointer(at[2], np.int64(0)), edges)
+    row_ptr = carray(pointer(at[3], np.int32(0)), nodes + 1)
+    out = carray(pointer(at[4], like), (nodes, outputs))
+    _forwards(threads, (x, matrices, src, row_ptr, mean, out))
+
+
+@kernel
+def _of_edges(
+    thread: int,
+    threads: int,
+    grad: Array,
+    x: Array,
+    matrices: Array,
+    src: Array,
+    row_ptr: Array,
+    into: Array,
+    mean: bool,
+    rows: Array,
+    dmatrices: Array,
+) -> None:
+    """What each edge gives back to its source's row, and to its matrix."""
+    nodes, inputs = x.shape
+    columns, one = grad.shape[1], grad.dtype.type(1)
+    flat = matrices.reshape(-1)
+    given = np.empty(columns, grad.dtype)
+    begin, end = portion(nodes, 1, thread, threads)
+    for i in range(begin, end):
+        first, last = row_ptr[i], row_ptr[i + 1]
+        share = one / grad.dtype.type(max(last - first, 1) if mean else 1)
+        for o in range(columns):
+            given[o] = share * grad[i, o]
+        for e in range(first, last):
+            j = src[e]
+            for k in range(inputs):
+                rows[e, k] = dot(flat, (e * inputs + k) * columns, given, 0, columns)
+                value = x[j, k]
+                if len(into) > 0:
+                    for o in range(columns):
+                        dmatrices[e, k, o] = value * given[o] + into[e, k, o]
+                else:
+                    for o in range(columns):
+                        dmatrices[e, k, o] = value * given[o]
+
+
+@kernel
+def _of_sources(
+    thread: int, threads: int, rows: Array, col_ptr: Array, transpose: Array, dx: Array
+) -> None:
+    """What edges give back, added up by their sources."""
+    nodes, inputs = dx.shape
+    begin, end = portion(nodes, 1, thread, threads)
+    for j in range(begin, end):
+        for k in range(inputs):
+            dx[j, k] = 0
+        for n in range(col_ptr[j], col_ptr[j + 1]):
+            e = transpose[n]
+            for k in range(inputs):
+                dx[j, k] += rows[e, k]
+
+
+_edges_on_threads, _sources_on_threads = on_threads(_of_edges), on_threads(_of_sources)
+
+
+@kernel
+def backward(
+    like: float,
+    at: tuple[int, ...],
+    sizes: tuple[int, ...],
+    handed: bool,
+    mean: bool,
+    threads: int,
+) -> None:
+    """By the addresses of ``grad, x, matrices, src, row_ptr, col_ptr, transpose, into, dx,
+    dmatrices``; ``into`` is read where ``handed``. Every element of the last two is written."""
+    nodes, edges, inputs, outputs = sizes
+    number, small = np.int64(0), np.int32(0)
+    shape = edges, inputs, outputs
+    grad = carray(pointer(at[0], like), (nodes, outputs))
+    x = carray(pointer(at[1], like), (nodes, inputs))
+    matrices = carray(pointer(at[2], like), shape)
+    src = carray(pointer(at[3], number), edges)
+    row_ptr = carray(pointer(at[4], small), nodes + 1)
+    col_ptr = carray(pointer(at[5], small), nodes + 1)
+    transpose = carray(pointer(at[6], small), edges)
+    into = carray(pointer(at[7], like), (edges if handed else 0, inputs, outputs))
+    dx = carray(pointer(at[8], like), (nodes, inputs))
+    dmatrices = carray(pointer(at[9], like), shape)
+    rows = np.empty((edges, inputs), grad.dtype)
+    given = grad, x, matrices, src, row_ptr, into, mean
+    _edges_on_threads(threads, (*given, rows, dmatrices))
+    _sources_on_threads(threads, (rows, col_ptr, transpose, dx))

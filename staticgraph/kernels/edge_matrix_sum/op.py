@@ -1,0 +1,160 @@
+"""``edge_matrix_sum`` as an operator of torch: CPU kernel, shapes, derivative.
+
+A message-passing network with a matrix an edge multiplies each neighbour's row by its edge's
+matrix: as many small products as there are edges, and a gradient as large as all matrices each time
+that one layer is called again. Here a matrix is read as its message is added up, and the gradients
+of all calls meet in the operator itself, where the matrices are handed on. There is no kernel of
+ours on CUDA.
+
+Source: Gilmer et al. 2017, arXiv 1704.01212.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
+from staticgraph.kernels.edge_matrix_sum import cpu
+from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.kernels.threads import threads_for
+
+
+def _on_cpu(
+    x: Tensor,
+    matrices: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    mean: bool,
+) -> Tensor:
+    wide = in_kernels(x.dtype)
+    read = plain(x, wide), plain(matrices, wide), plain(src, torch.int64)
+    row_ptr = plain(row_ptr, torch.int32)
+    out = torch.empty(len(x), matrices.size(2), dtype=wide)
+    cpu.forward(
+        LIKE[wide],
+        addresses(*read, row_ptr, out),
+        (len(x), *matrices.shape),
+        mean,
+        threads_for(matrices.numel()),
+    )
+    return cast(out, x.dtype)
+
+
+def _backward_on_cpu(
+    grad: Tensor,
+    x: Tensor,
+    matrices: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    into: Tensor | None,
+    mean: bool,
+) -> tuple[Tensor, Tensor]:
+    wide = in_kernels(x.dtype)
+    read = plain(grad, wide), plain(x, wide), plain(matrices, wide), plain(src, torch.int64)
+    pointers = [plain(one, torch.int32) for one in (row_ptr, col_ptr, transpose)]
+    into = plain(into, wide)
+    dx, dmatrices = torch.empty(x.shape, dtype=wide), torch.empty(matrices.shape, dtype=wide)
+    cpu.backward(
+        LIKE[wide],
+        addresses(*read, *pointers, into, dx, dmatrices),
+        (len(x), *matrices.shape),
+        into is not None,
+        mean,
+        threads_for(matrices.numel()),
+    )
+    return cast(dx, x.dtype), cast(dmatrices, matrices.dtype)
+
+
+_OPERANDS = (
+    "Tensor x, Tensor matrices, Tensor src, Tensor dst, Tensor row_ptr, Tensor col_ptr, "
+    "Tensor transpose"
+)
+_forward = operator(
+    f"edge_matrix_sum({_OPERANDS}, bool mean) -> Tensor",
+    cpu=_on_cpu,
+    cuda=None,
+    fake=lambda x, matrices, *_: x.new_empty(x.size(0), matrices.size(2)),
+)
+_backward = operator(
+    f"edge_matrix_sum_backward(Tensor grad, {_OPERANDS}, Tensor? into, bool mean) "
+    "-> (Tensor, Tensor)",
+    cpu=_backward_on_cpu,
+    cuda=None,
+    fake=lambda grad, x, matrices, *_: (torch.empty_like(x), torch.empty_like(matrices)),
+)
+
+
+class EdgeMatrixSum(torch.autograd.Function):
+    """The derivative; ``handed`` tells whether the matrices are handed on."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        """``[N, O]`` as the operator gives it; the matrices, too, where they are handed on."""
+        *tensors, mean, handed = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.mean = mean
+        out = _forward(*tensors, mean)
+        return (out, tensors[1].view_as(tensors[1])) if handed else out
+
+    @staticmethod
+    @differentiable_once("edge_matrix_sum")
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Gradients of ``x`` and of the matrices, with that of what was handed on."""
+        grad, *handed = grads
+        into = handed[0] if handed else None
+        found = _backward(grad, *ctx.saved_tensors, into, ctx.mean)
+        wants = ctx.needs_input_grad[:2]
+        kept = [one if want else None for one, want in zip(found, wants, strict=True)]
+        return *kept, *(None,) * 7
+
+
+def edge_matrix_sum(
+    x: Tensor,
+    matrices: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    *,
+    mean: bool = False,
+) -> Tensor:
+    """``out[i] = sum over edges e into i of x[src[e]] @ matrices[e]``.
+
+    Args:
+        x: ``[N, I]``; half precisions are added up in float32.
+        matrices: ``[E, I, O]`` in the dtype of ``x``.
+        src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
+        mean: divide the sum by the number of edges into ``i``, at least 1.
+
+    Returns:
+        ``[N, O]``, differentiable once in ``x`` and ``matrices``. The same bits every time. On a
+        CPU alone.
+    """
+    given = x.contiguous(), matrices.contiguous(), src, dst, row_ptr, col_ptr, transpose
+    return EdgeMatrixSum.apply(*given, mean, False)
+
+
+def edge_matrix_sum_handed_on(
+    x: Tensor,
+    matrices: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    *,
+    mean: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """:func:`edge_matrix_sum`, and the matrices to be read from now on instead of those given."""
+    given = x.contiguous(), matrices.contiguous(), src, dst, row_ptr, col_ptr, transpose
+    return EdgeMatrixSum.apply(*given, mean, True)

@@ -1,0 +1,22 @@
+"""What :func:`edge_matrix_sum` means, in eager torch, as ``NNConv`` computes it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def edge_matrix_sum_reference(
+    x: Tensor, matrices: Tensor, src: Tensor, dst: Tensor, mean: bool
+) -> Tensor:
+    """Differentiable, on any device; sums in float32 (float64 for float64).
+
+    Args: as :func:`staticgraph.kernels.edge_matrix_sum`; edges in any order.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows = torch.einsum("ek,eko->eo", x.to(wide).index_select(0, src), matrices.to(wide))
+    out = rows.new_zeros(len(x), rows.size(1)).index_add(0, dst, rows)
+    if mean:
+        degree = rows.new_zeros(len(x)).index_add(0, dst, torch.ones_like(dst, dtype=wide))
+        out = out / degree.clamp(min=1).unsqueeze(-1)
+    return out.to(x.dtype)

@@ -1,0 +1,58 @@
+"""How many threads a loader needs, so that no step waits for its batch."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import NamedTuple
+
+from staticgraph.text.how_many import how_many
+
+# A share of times by which sums and quotients of floating-point numbers may be off.
+ROUNDING = 1e-9
+
+
+class WorkerCount(NamedTuple):
+    """How many threads fill batches, how many batches may be alive, and why."""
+
+    num_workers: int
+    slots: int
+    reason: str
+
+
+def autosize_workers(
+    read_s: float, collate_s: float, step_s: float, cores: int | None = None
+) -> WorkerCount:
+    """Enough workers that a step never waits for its batch, if the cores allow.
+
+    Args:
+        read_s: seconds to read one batch from where it is stored.
+        collate_s: seconds to fill one batch.
+        step_s: seconds of one step.
+        cores: of the machine; those this process may use where None.
+
+    Returns:
+        ``ceil((read + collate) / step)`` workers, one core kept for the step itself, and slots for
+        what they fill ahead.
+
+    Raises:
+        ValueError: a negative time, or a step of no time.
+    """
+    if min(read_s, collate_s) < 0 or step_s <= 0:
+        raise ValueError(
+            f"read_s={read_s}, collate_s={collate_s} must not be negative and step_s={step_s} "
+            "must be positive: measure a few warm batches and steps"
+        )
+    available = cores or len(os.sched_getaffinity(0))
+    most = max(1, available - 1)
+    # 0.1 + 0.2 is a little more than three times 0.1, which no clock would see.
+    needed = (read_s + collate_s) * (1.0 - ROUNDING)
+    wanted = math.ceil(needed / step_s)
+    wanted += wanted * step_s < needed  # the quotient itself was rounded down
+    count = min(wanted, most)
+    reason = (
+        f"{1e3 * (read_s + collate_s):.2f} ms to make a batch, {1e3 * step_s:.2f} ms per step"
+        + (f"; {wanted} wanted, {how_many(available, 'core')}" if wanted > most else "")
+    )
+    # One in use, one handed over, and one for each worker to fill.
+    return WorkerCount(count, 2 + count, reason)

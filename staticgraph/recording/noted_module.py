@@ -1,0 +1,120 @@
+"""One module as it stood when it was recorded: what of it a forward may depend on.
+
+Noted are its class, its submodules, the objects and addresses of its parameters and buffers, its
+hooks, and its public attributes that are plain values, tensors or functions
+(:mod:`staticgraph.recording.noted_values`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import is_
+from typing import Any
+
+from torch import Tensor, nn
+
+from staticgraph.internals.hooks import MESSAGE_HOOKS, MODULE_HOOKS
+from staticgraph.recording.changes import Change
+from staticgraph.recording.noted_values import GONE, differ, is_watched, text_of
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+_HOOKS = (*MODULE_HOOKS, *MESSAGE_HOOKS)
+
+
+class NotedModule:
+    """What was noted of one module.
+
+    Args:
+        path: its own in the model, ``""`` for the model itself.
+        module: noted as it stands.
+
+    Attributes:
+        kind: its class.
+        own: names of all attributes.
+        attributes: those that a forward may read.
+        hooks: how many of each kind.
+        registered: parameters, buffers and submodules, by name.
+        addresses: of the buffers.
+    """
+
+    path: str
+    module: nn.Module
+    kind: type[nn.Module]
+    own: set[str]
+    attributes: dict[str, Any]
+    hooks: list[int]
+    registered: list[dict[str, Any]]
+    addresses: dict[str, int]
+
+    __slots__ = ("addresses", "attributes", "hooks", "kind", "module", "own", "path", "registered")
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path, self.module, self.kind = path, module, type(module)
+        own = vars(module)
+        self.own = set(own)
+        self.attributes = {
+            name: tuple(value) if type(value) is list else value
+            for name, value in own.items()
+            if not name.startswith("_") and name != "training" and is_watched(value)
+        }
+        self.hooks = [len(own.get(name) or ()) for name in _HOOKS]
+        self.note_registered()
+
+    def note_registered(self) -> None:
+        """Parameters, buffers and layers, as they stand now."""
+        own = vars(self.module)
+        self.registered = [dict(own[name]) for name in _REGISTERED]
+        self.addresses = {n: _address(b) for n, b in self.module._buffers.items()}
+
+    def changes(self) -> Iterator[Change]:
+        """What of it is no longer as it was."""
+        module = self.module
+        own = vars(module)
+        if type(module) is not self.kind:
+            yield self.changed("", self.kind.__name__, type(module).__name__)
+        for name, value in self.attributes.items():
+            now = own.get(name, GONE)
+            if now is not value and differ(now, value):
+                yield self.changed(name, text_of(value), text_of(now), attribute=True)
+        if own.keys() != self.own:
+            for name in own.keys() - self.own:  # it hides what the class says
+                if not name.startswith("_") and (before := getattr(self.kind, name, None)):
+                    yield self.changed(name, text_of(before), text_of(own[name]), attribute=True)
+        for kind, before in zip(_REGISTERED, self.registered, strict=True):
+            now = own[kind]
+            if len(now) != len(before) or not all(map(is_, now.values(), before.values())):
+                for name in {**before, **now}:
+                    if (one := before.get(name)) is not (other := now.get(name)):
+                        after = "another" if type(one) is type(other) else _kind_of(other)
+                        yield self.changed(name, _kind_of(one), after)
+        for name, address in self.addresses.items():
+            now = _address(module._buffers.get(name))
+            if now != address and module._buffers.get(name) is self.registered[1].get(name):
+                yield self.changed(name, f"at address {address:#x}", f"at {now:#x}")
+        hooks = [len(own.get(name) or ()) for name in _HOOKS]
+        if hooks != self.hooks:
+            yield self.changed("hooks", str(sum(self.hooks)), str(sum(hooks)))
+
+    def forget(self) -> None:
+        """Leaves out what has changed since."""
+        own = vars(self.module)
+        for name, value in list(self.attributes.items()):
+            if differ(own.get(name, GONE), value):
+                del self.attributes[name]
+        self.own |= own.keys()
+
+    def changed(self, name: str, before: str, after: str, attribute: bool = False) -> Change:
+        """A change of what the module calls ``name``, ``""`` for itself."""
+        where = ".".join(filter(None, (self.path, name))) or "the model"
+        return Change(where, before, after, attribute)
+
+
+def _kind_of(value: nn.Module | Tensor | None) -> str:
+    return repr(GONE) if value is None else f"a {type(value).__name__}"
+
+
+def _address(value: Tensor | None) -> int:
+    try:
+        return 0 if value is None else value.data_ptr()
+    except RuntimeError:  # a sparse tensor has none
+        return 0

@@ -1,0 +1,71 @@
+"""What a runner is made of, in the order in which it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from staticgraph.checking.padding_check import PaddingCheck
+from staticgraph.distributed.smallest_budget import smallest_budget
+from staticgraph.memory.budget import MemoryBudget
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.account import Account
+from staticgraph.runner.commitments import Commitments
+from staticgraph.runner.data_fields import DataFields
+from staticgraph.runner.execution import Execution
+from staticgraph.runner.intake import Intake
+from staticgraph.runner.steps import Steps
+from staticgraph.runner.warming import Warming
+from staticgraph.steps.subject import Subject
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """The parts of one runner.
+
+    Attributes:
+        steps: run its batches, each in its bucket's way.
+        fields: of the data, as far as they are known.
+        warming: prepares the steps.
+        account: of what ran.
+        intake: of batches.
+    """
+
+    steps: Steps
+    fields: DataFields
+    warming: Warming
+    account: Account
+    intake: Intake
+
+    @classmethod
+    def of(
+        cls,
+        subject: Subject,
+        plan: BucketPlan,
+        execution: Execution,
+        budget: MemoryBudget | None,
+    ) -> RunnerParts:
+        """Makes them; the model becomes static.
+
+        Args:
+            subject: what is run.
+            plan: the buckets.
+            execution: how.
+            budget: a cap on what torch holds; None for none.
+
+        Raises:
+            BudgetExceeded: the plan needs more than the budget; nothing was compiled yet.
+            NotStatic: the model, or its optimizer's step, cannot be static.
+        """
+        steps = Steps(subject, plan.capacities, execution)
+        fields = DataFields(plan.schema)
+        padding = None
+        if subject.check_padding:
+            compiled = execution.mode.compiled and execution.auto is None
+            padding = PaddingCheck(subject, steps.computation, compiled)
+        commitments = budget and Commitments.of(
+            subject, plan, smallest_budget(budget, execution.ranks), execution.records_gradients
+        )
+        warming = Warming(subject, plan, execution, steps, commitments, padding, fields)
+        account = Account(subject, plan, execution.mode, steps, warming, commitments)
+        intake = Intake(steps, account.statistics, warming, commitments, padding)
+        return cls(steps, fields, warming, account, intake)

@@ -1,0 +1,50 @@
+"""Classes of graphs whose fields count more than nodes, by PyG's rules for a class of one's own."""
+
+from __future__ import annotations
+
+import torch
+from torch_geometric.data import Data
+
+
+class Triplets(Data):
+    """Pairs of edges that share a node, as in DimeNet: values that count edges."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        return self.num_edges if key == "triplets" else super().__inc__(key, value, *args, **kwargs)
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return 1 if key == "triplets" else super().__cat_dim__(key, value, *args, **kwargs)
+
+
+class Pair(Data):
+    """Two graphs, as PyG's own example has them, and what joins them."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "edge_index_s":
+            return self.x_s.size(0)
+        if key == "edge_index_t":
+            return self.x_t.size(0)
+        if key == "assignment_index":
+            return torch.tensor([[self.x_s.size(0)], [self.x_t.size(0)]])
+        return super().__inc__(key, value, *args, **kwargs)
+
+
+class Bipartite(Data):
+    """PyG's example of mini-batching, word for word: edges lead from sources to targets."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "edge_index":
+            return torch.tensor([[self.x_s.size(0)], [self.x_t.size(0)]])
+        return super().__inc__(key, value, *args, **kwargs)
+
+
+class Clusters(Data):
+    """Nodes put into clusters, of which there is no field but their number."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "cluster_index":
+            return torch.tensor([[self.num_nodes], [self.num_clusters]])
+        return super().__inc__(key, value, *args, **kwargs)
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return None if key == "cell" else super().__cat_dim__(key, value, *args, **kwargs)

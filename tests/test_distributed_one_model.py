@@ -1,0 +1,178 @@
+"""All ranks keep one model, also where what is trained changes in mid-training or stands beside the
+model; what each rank writes for itself is said.
+
+The oracle is one process over the union of the ranks' batches, as in ``test_distributed.py``.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from support.ranked_net import BATCH, model_of, squared, state_of, store_of
+from support.ranks import on_ranks
+from torch import nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import HeteroBatchNorm, global_add_pool
+
+import staticgraph as sg
+
+TOLERANCE = 1e-10
+
+
+class Trained:
+    """The model of a case, its loss, and what the loop does after a step."""
+
+    def __init__(self, case: str, seed: int) -> None:
+        self.case = case
+        self.model = model_of(sync=False, seed=seed).eval()  # no norm of one rank's rows
+        self.model.training = True
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.rand(2, generator=generator, dtype=torch.float64))
+        self.project = nn.Linear(2, 2).double()
+        more = {"beside": [self.weight], "projected": list(self.project.parameters())}
+        if case == "unfrozen":
+            self.model.bonds.requires_grad_(False)
+        if case == "later":
+            self.weight.data.zero_()
+        given = [*self.model.parameters(), *more.get(case, [])]
+        self.optimizer = torch.optim.SGD(given, lr=0.05, momentum=0.9)
+
+    def loss(self, out, batch):
+        if self.case == "projected":
+            out = self.project(out)
+        values = F.mse_loss(out, batch.y, reduction="none")
+        weighted = self.case in ("beside", "later")
+        return values * (-self.weight).exp() + self.weight if weighted else values
+
+    def after(self, steps: int) -> None:
+        if steps == 2 and self.case == "unfrozen":
+            self.model.bonds.requires_grad_(True)
+        if steps == 2 and self.case == "later":
+            self.optimizer.add_param_group({"params": [self.weight]})
+
+    def state(self) -> dict[str, torch.Tensor]:
+        found = {**self.model.state_dict()}
+        if self.case in ("beside", "later"):
+            found["weight"] = self.weight
+        if self.case == "projected":
+            found["project"] = self.project.weight
+        return {name: value.detach().clone() for name, value in found.items()}
+
+
+def _on_rank(case: str) -> tuple[list, dict]:
+    store, made = store_of(), Trained(case, dist.get_rank())
+    loss = made.loss
+    runner = sg.StaticGraphRunner(
+        made.model, sg.plan_buckets(store, BATCH), "eager",
+        loss=lambda out, batch: loss(out, batch), optimizer=made.optimizer,
+    )  # fmt: skip
+    ids = []
+    for batch in runner.loader(store, shuffle=True):
+        ids.append(batch.graph_ids[batch.graph_mask].tolist())
+        runner.step(batch)
+        made.after(len(ids))
+    return ids, made.state()
+
+
+@pytest.mark.parametrize("case", ["unfrozen", "later", "beside", "projected"])
+def test_what_is_trained_later_or_beside_the_model_is_one_on_all_ranks(case):
+    ranks = on_ranks(2, _on_rank, case)
+    store, alone = store_of(), Trained(case, 0)
+    for number, parts in enumerate(zip(*(ids for ids, _ in ranks), strict=True), 1):
+        data = Batch.from_data_list([store[i] for ids in parts for i in ids])
+        alone.optimizer.zero_grad()
+        out = alone.model(data.x, data.edge_index, data.edge_attr, data.batch)
+        alone.loss(out, data).mean().backward()
+        alone.optimizer.step()
+        alone.after(number)
+    expected = alone.state()
+    for _, state in ranks:
+        for name, value in expected.items():
+            assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
+
+
+class Typed(nn.Module):
+    """PyG's norm by types, whose statistics are its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 2)
+        self.norm = HeteroBatchNorm(2, 2)
+
+    def forward(self, x, batch, num_graphs):
+        h = self.norm(self.lin(x), (x[:, 0] > 0).long())
+        return global_add_pool(h, batch, num_graphs)
+
+
+class Counting(Typed):
+    """An average that its forward writes, of this rank's rows."""
+
+    def __init__(self, summed: bool) -> None:
+        super().__init__()
+        self.summed = summed
+        self.register_buffer("average", torch.zeros(2))
+
+    def forward(self, x, batch, num_graphs):
+        pooled = global_add_pool(self.lin(x), batch, num_graphs)
+        if self.training:
+            mean = global_add_pool(pooled.detach(), torch.zeros(len(pooled)).long(), 1)[0]
+            if self.summed:
+                dist.all_reduce(mean)
+            with torch.no_grad():
+                self.average.lerp_(mean, 0.01)
+        return pooled - self.average
+
+
+def _with_state(kind: str) -> tuple[str, list[str], dict]:
+    torch.manual_seed(0)
+    model = (Typed() if kind == "norm" else Counting(kind == "summed")).double()
+    centre = torch.zeros(2, dtype=torch.float64)
+
+    def loss(out, batch):
+        if kind == "centre":
+            with torch.no_grad():
+                centre.lerp_(sg.masked_mean(out, batch).expand(2), 0.1)
+        return squared(out - centre, batch)
+
+    store, said = store_of(), ""
+    if kind == "centre":
+        model = Typed().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    runner = sg.StaticGraphRunner(
+        sg.Subject(model, loss, optimizer, check_padding=False), sg.plan_buckets(store, BATCH),
+        "eager",
+    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            for batch in runner.loader(store, shuffle=True):
+                runner.step(batch)
+        except RuntimeError as error:
+            said = str(error)
+    told = [str(w.message) for w in caught if "values of its own" in str(w.message)]
+    return said, told, state_of(model)
+
+
+def test_a_norm_by_types_keeps_one_model():
+    (said, told, first), (_, _, second) = on_ranks(2, _with_state, "norm")
+    assert not said
+    assert not told
+    for name, value in first.items():
+        assert torch.equal(value, second[name]) or "num_batches" in name, name
+
+
+def test_a_buffer_that_each_rank_writes_for_itself_is_named_on_all():
+    for said, _, _ in on_ranks(2, _with_state, "alone"):
+        assert "after step 1 the ranks have different models: average is written" in said
+        assert "all_reduce" in said
+
+
+def test_a_centre_of_the_loss_that_each_rank_writes_is_warned_of_once():
+    for said, told, _ in on_ranks(2, _with_state, "centre"):
+        assert not said
+        assert len(told) == 1
+        assert "the loss writes to a tensor of shape [2]" in told[0]

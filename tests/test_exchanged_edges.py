@@ -1,0 +1,130 @@
+"""Edges that a user puts in the place of a batch's own: plain PyG's numbers, or a refusal. Fused
+loops read row pointers, which belong to the edges that came."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GCNConv, global_add_pool
+
+import staticgraph as sg
+from staticgraph.batches.pointers import with_pointers
+from staticgraph.schema import POINTERS
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def _graph(nodes: int) -> Data:
+    return Data(
+        x=torch.randn(nodes, 4, generator=GENERATOR, dtype=torch.float64),
+        edge_index=torch.randint(nodes, (2, 2 * nodes), generator=GENERATOR),
+        y=torch.randn(1, 2, generator=GENERATOR, dtype=torch.float64),
+    )
+
+
+GRAPHS = [_graph(3 + number % 4) for number in range(12)]
+STORE = sg.GraphStore.from_pyg(GRAPHS, progress=False)
+PLAN = sg.plan_buckets(STORE, batch_size=4)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = GCNConv(4, 6), nn.Linear(6, 2)
+
+    def forward(self, data):
+        h = self.conv(data.x, data.edge_index).relu()
+        return self.head(global_add_pool(h, data.batch, data.num_graphs))
+
+
+class Inside(Net):
+    """Reversed in its own forward."""
+
+    def forward(self, data):
+        data.edge_index = data.edge_index.flip(0)
+        return super().forward(data)
+
+
+def squared(out, batch):
+    return (out - batch.y).square()
+
+
+def reversed_edges(batch):
+    batch.edge_index = batch.edge_index.flip(0)
+
+
+def written_edges(batch):
+    batch.edge_index.copy_(batch.edge_index.flip(0))
+
+
+def losses(mode: str, kind: type[Net], change, kernels: bool = False) -> tuple[list, list]:
+    """Of three steps here, and in plain PyG."""
+    torch.manual_seed(0)
+    model = kind().double()
+    twin = copy.deepcopy(model)
+    model = sg.convert(model, kernels=True) if kernels else model
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, twin)]
+    runner = sg.StaticGraphRunner(model, PLAN, mode, loss=squared, optimizer=optimizers[0])
+    found, expected = [], []
+    for batch in runner.loader(STORE):
+        data = Batch.from_data_list([STORE[i] for i in batch.graph_ids[batch.graph_mask].tolist()])
+        change(batch)
+        found.append(float(runner.step(batch)))
+        change(data)
+        optimizers[1].zero_grad()
+        loss = squared(twin(data), data).mean()
+        loss.backward()
+        optimizers[1].step()
+        expected.append(float(loss))
+    return found, expected
+
+
+@pytest.mark.parametrize("change", [reversed_edges, written_edges])
+def test_an_eager_step_takes_other_edges(change):
+    found, expected = losses("eager", Net, change)
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize(("mode", "kernels"), [("eager", True), ("fused", False), ("fused", True)])
+def test_edges_exchanged_inside_of_the_forward_are_plain_pygs(mode, kernels):
+    found, expected = losses(mode, Inside, lambda batch: None, kernels)
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("mode", "change", "kernels"),
+    [
+        ("fused", reversed_edges, False),
+        ("fused", written_edges, False),
+        ("eager", reversed_edges, True),
+        ("fused", reversed_edges, True),
+    ],
+)
+def test_fused_loops_refuse_edges_out_of_order(mode, change, kernels):
+    with pytest.raises(ValueError, match="no longer in order of destination"):
+        losses(mode, Net, change, kernels)
+
+
+def test_edges_of_another_source_in_order_have_pointers_of_their_own():
+    batch = sg.StaticBatch.of(STORE, range(4), PLAN.capacities[0], pointers=True)
+    source = batch.edge_index[0].roll(1)
+    other = batch.replace(edge_index=torch.stack([source, batch.edge_index[1]]))
+    assert not {*POINTERS} & {*other.tensors()}
+    made = with_pointers(other)
+    assert torch.equal(made.row_ptr, batch.row_ptr)
+    assert torch.equal(source[made.transpose.long()], source.sort(stable=True).values)
+    assert with_pointers(batch) is batch
+    same = batch.replace(edge_index=batch.edge_index)
+    assert torch.equal(same.transpose, batch.transpose)
+
+
+def test_a_bound_model_of_kernels_refuses_them_too():
+    model = sg.convert(Net().double(), kernels=True)
+    batch = sg.StaticBatch.of(STORE, range(4), PLAN.capacities[0], pointers=True)
+    reversed_edges(batch)
+    with pytest.raises(ValueError, match="no longer in order"):
+        sg.bound(model, batch)

@@ -1,0 +1,92 @@
+"""What goes wrong on somebody's first day, in words; and what prints in a notebook."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import staticgraph as sg
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(9, 1)
+
+    def forward(self, x, batch, num_graphs):
+        rows = x.float()
+        return self.head(rows.new_zeros(num_graphs, 9).index_add(0, batch, rows))
+
+
+@pytest.fixture(scope="module")
+def store():
+    return sg.datasets.open("esol")
+
+
+@pytest.fixture(scope="module")
+def plan(store):
+    return sg.plan_buckets(store, batch_size=32)
+
+
+def runner_of(model, plan, trained):
+    return sg.StaticGraphRunner(
+        model,
+        plan,
+        mode="eager",
+        loss=lambda out, batch: (out - batch.y).square(),
+        optimizer=torch.optim.Adam(trained.parameters()),
+    )
+
+
+def test_an_optimizer_of_another_model_is_told():
+    plan = [(100, 200, 5)]
+    with pytest.warns(UserWarning, match="the optimizer has none of the parameters of Net"):
+        runner_of(Net(), plan, Net())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = Net()
+        runner_of(model, plan, model)
+        runner_of(model, plan, model.head)  # a part of it
+        runner_of(model.requires_grad_(False), plan, Net())  # nothing of it is to be trained
+
+
+def test_a_path_is_no_plan():
+    with pytest.raises(TypeError, match=r"'plan\.json' is no plan: BucketPlan\.load"):
+        sg.StaticGraphRunner(Net(), "plan.json")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_name_is_no_data_set():
+    with pytest.raises(sg.BadGraph, match=r"'esol' is a name, not a data set: sg\.datasets\.open"):
+        sg.GraphStore.from_pyg("esol")
+
+
+def test_a_loader_is_no_graphs(store, plan):
+    runner = sg.StaticGraphRunner(Net(), plan, mode="eager")
+    with pytest.raises(TypeError, match="give it the store, or eval_step"):
+        runner.predict(runner.loader(store))
+
+
+def test_fewer_buckets_than_were_asked_for_is_said(store):
+    one = sg.plan_buckets(store, graphs=32, num_buckets=2)
+    assert len(one.capacities) == 1
+    assert one.note == "num_buckets=2 was asked, 1 cost less than more"
+    assert sg.plan_buckets(store, graphs=64, num_buckets=2).note == ""
+
+
+def test_what_prints_is_for_people(store, plan):
+    (capacity,) = plan.capacities
+    shown = str(plan).splitlines()
+    assert shown[0].startswith("1 bucket, batches of 32 graphs, expected to be real: 9")
+    assert shown[1:] == [f"bucket 0: {capacity}"]
+    free = sg.BucketPlan.of([(100, 200, 5)])
+    assert str(free).splitlines()[0] == "1 bucket, any number of graphs per batch"
+    noted = sg.plan_buckets(store, batch_size=5000)
+    assert str(noted).splitlines()[-1] == noted.note != ""
+    assert repr(sg.StaticGraphRunner(Net(), plan, mode="eager")) == (
+        "StaticGraphRunner(Net on cpu, mode eager, 1 bucket)"
+    )
+    batch = next(iter(sg.StaticLoader(store, plan)))
+    nodes = int(batch.num_real_nodes)
+    assert repr(batch).startswith(f"StaticBatch(bucket=0, real: {nodes} nodes, ")

@@ -1,0 +1,87 @@
+"""Whoever watches modules is told of what they are given, once each, for as long as they live."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import torch
+from torch import nn
+
+from staticgraph.nn import registrations
+from staticgraph.nn.registrations import watch
+
+
+class Heard:
+    """What one listener was told."""
+
+    def __init__(self) -> None:
+        self.layers: list[bool] = []
+
+    def registered(self, layer: bool) -> None:
+        self.layers.append(layer)
+
+
+def test_layers_and_tensors_are_told_apart_and_each_once():
+    model, heard = nn.Sequential(nn.Linear(1, 1)), Heard()
+    watch(model.modules(), heard)
+    watch(model.modules(), heard)
+    model[0].weight = nn.Parameter(torch.ones(1, 1))
+    model[0].register_buffer("seen", torch.ones(1))
+    assert heard.layers == [False, False]
+    model.append(nn.ReLU())
+    assert heard.layers == [False, False, True]
+    nn.Sequential(nn.Linear(1, 1))
+    assert len(heard.layers) == 3
+
+
+def test_all_who_watch_a_module_are_told():
+    model, first, second = nn.Sequential(), Heard(), Heard()
+    watch([model], first)
+    watch([model], second)
+    model.append(nn.ReLU())
+    assert first.layers == second.layers == [True]
+
+
+def test_neither_models_nor_listeners_are_kept():
+    model, heard, others = nn.Sequential(), Heard(), Heard()
+    watch([model], heard)
+    gone = weakref.ref(heard)
+    del heard
+    gc.collect()
+    assert gone() is None
+    model.append(nn.ReLU())
+    watch([model], others)
+    assert len(registrations._LISTENERS[model]) == 1, "the one that is gone has left its place"
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_modules_are_given_layers_while_others_come_to_watch():
+    model, first = nn.Sequential(), Heard()
+    watch([model], first)
+    listeners, failures = [Heard() for _ in range(300)], []
+
+    def watches() -> None:
+        for listener in listeners:
+            watch([model], listener)
+
+    def gives() -> None:
+        try:
+            for _ in range(300):
+                model.last = nn.ReLU()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=gives), threading.Thread(target=watches)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert first.layers == [True] * 300
+    model.last = nn.ReLU()
+    assert all(listener.layers for listener in listeners)

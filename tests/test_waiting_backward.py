@@ -1,0 +1,44 @@
+"""A backward that waits while the runner looks at its model finds what it kept; and what stands
+beside batches of this library runs in plain PyG as ever."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.gine_net import CAPACITIES, Net, batches_of, bce
+from torch_geometric.nn import GCNConv
+
+import staticgraph as sg
+
+
+@pytest.mark.parametrize("between", ["eval_step", "predict_batch"])
+def test_an_evaluation_between_a_forward_and_its_backward(hiv, between):
+    """The runner's first: the model is checked over other paddings, and put back."""
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    first = batches_of(hiv, 1)[0]
+    grads = []
+    for net, looks in ((model, True), (twin, False)):
+        runner = sg.StaticGraphRunner(net, CAPACITIES, "eager", loss=bce)
+        loss = sg.masked_mean(bce(runner(first), first), first)
+        if looks:
+            getattr(runner, between)(first)
+        loss.backward()
+        grads.append([p.grad for p in net.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*grads, strict=True))
+
+
+def test_torch_func_over_plain_pyg_beside_batches(hiv):
+    """PyG's functions ask where an index stands; torch.func's wrappers stand nowhere."""
+    batches_of(hiv, 1)
+    next(iter(sg.StaticLoader(hiv, CAPACITIES, exact=False)))
+    conv = GCNConv(2, 2)
+    edges = torch.tensor([[0, 1], [1, 0]])
+    x = torch.ones(2, 2)
+    given, tangent = torch.func.jvp(lambda value: conv(value, edges), (x,), (x,))
+    assert torch.allclose(given, tangent + conv.bias)
+    each = torch.func.vmap(lambda value: conv(value, edges))(torch.stack([x, 2 * x]))
+    assert torch.allclose(each[0], given)

@@ -1,0 +1,51 @@
+"""A loader has as many threads as the times ask for, and the cores allow."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staticgraph.plans.worker_count import autosize_workers
+
+
+@pytest.mark.parametrize(
+    ("times", "cores", "workers"),
+    [
+        ((0.0, 0.001, 0.010), 8, 1),
+        ((0.004, 0.007, 0.010), 8, 2),
+        ((0.0, 0.050, 0.010), 8, 5),
+        ((0.0, 0.500, 0.010), 8, 7),
+        ((0.0, 0.500, 0.010), 1, 1),
+        ((0.0, 0.0, 0.010), 8, 0),
+        ((0.1, 0.2, 0.1), 8, 3),
+        ((0.1, 0.2001, 0.1), 8, 4),
+        ((0.0001, 1e-13, 0.0001), 3, 2),
+    ],
+)
+def test_workers_for_measured_times(times, cores, workers):
+    found = autosize_workers(*times, cores=cores)
+    assert found.num_workers == workers
+    assert found.slots == workers + 2
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(1e-4, 1), st.integers(1, 64))
+@settings(max_examples=50)
+def test_workers_keep_up_or_use_all_cores_but_one(read_s, collate_s, step_s, cores):
+    found = autosize_workers(read_s, collate_s, step_s, cores=cores)
+    keeps_up = found.num_workers * step_s >= (read_s + collate_s) * (1 - 1e-9)
+    assert keeps_up or found.num_workers == max(1, cores - 1)
+    assert found.num_workers <= max(1, cores - 1)
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 50))
+def test_workers_for_times_in_whole_milliseconds_are_those_of_whole_numbers(read, collate, step):
+    found = autosize_workers(read * 1e-3, collate * 1e-3, step * 1e-3, cores=1000)
+    assert found.num_workers == -(-(read + collate) // step)
+
+
+def test_times_that_are_none_are_refused():
+    for times in ((-1.0, 0.0, 1.0), (0.0, 0.0, 0.0)):
+        with pytest.raises(ValueError, match="measure a few warm batches"):
+            autosize_workers(*times)
+    assert "ms to make a batch" in autosize_workers(0.1, 0.1, 0.1).reason
