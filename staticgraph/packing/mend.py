@@ -166,7 +166,8 @@ def _settle(homeless, members, held, load, sizes, limits, weights):
                 best, least, fullest = b, excess, full
         members[best, held[best]] = t
         held[best] += 1
-        load[best] += sizes[t]
+        for c in range(len(limits)):  # as one sum of rows, numba compiles five times as long
+            load[best, c] += sizes[t, c]
 
 
 @numba.njit(nogil=True, cache=True)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 import numba
 import numpy as np
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -155,6 +156,17 @@ def _pointer(typing: Any, at: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
+@intrinsic
+def _copy_bytes(_: Any, target: Any, source: Any, count: Any) -> Any:
+    """C's memcpy. Slices are given by a loop, twice as slow, and five times as long to compile."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        cgutils.raw_memcpy(builder, arguments[0], arguments[1], arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.none(types.voidptr, types.voidptr, types.int64), generate
+
+
 @numba.njit(cache=True, nogil=True)
 def _rows(
     addresses: IntArray, owners: IntArray, ids: IntArray, begins: IntArray, offsets: IntArray
@@ -177,7 +189,7 @@ def _copy(
     for g in range(len(owners)):
         at, stop = offsets[g] * width, offsets[g + 1] * width
         first = addresses[owners[g]] + begins[g] * width
-        target[at:stop] = numba.carray(_pointer(first), (stop - at,), np.uint8)
+        _copy_bytes(_pointer(target.ctypes.data + at), _pointer(first), stop - at)
 
 
 @numba.njit(cache=True, nogil=True)
