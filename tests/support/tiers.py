@@ -1,10 +1,10 @@
 """Which tests are quick: those that `make test` runs.
 
 A test is slow where it says so itself (the marker), or where it was seen to use the processor for
-longer than :data:`QUICK_S`; those are in ``tests/data/slow_tests.txt``, seconds and a name per
-line. ``make tiers`` runs all tests and writes the list anew: what ran and was slow is in, what ran
-and was quick is out, what did not run stays. A list, since some hundreds of six thousand tests take
-nine tenths of the time, and which ones is a matter of measuring.
+longer than :data:`QUICK_S` with empty caches; those are in ``tests/data/slow_tests.txt``, seconds
+and a name per line. ``make tiers`` runs all tests and writes the list: what ran and was slow is in,
+what ran and was quick is out, what did not run stays. A list, since a thousand of seven thousand
+tests take nine tenths of the time, and which ones is a matter of measuring.
 """
 
 from __future__ import annotations
