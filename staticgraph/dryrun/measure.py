@@ -107,7 +107,7 @@ class _Mode:
                 recording=Recording(recorder=recorder),
             )
             runner.steps.computation.assume_rows()  # fake tensors have no values to tell by
-            runner.steps.preparing = self._noting
+            runner.preparation.watched = self._noting
             runner.warmup(progress=False, phases=phases)
             keys = [(b, r) for b in reversed(range(len(self._plan.capacities))) for r in phases]
             steps = recorder.runs
@@ -134,7 +134,7 @@ class _Mode:
         self._key = bucket, phase
         steps, schema = runner.steps, self._plan.schema
         assert schema is not None
-        batch = StaticBatch.blank(steps.layout(bucket, schema), runner.device)
+        batch = StaticBatch.blank(steps.form.layout(bucket, schema), runner.device)
 
         def body() -> Any:
             if phase == "step":
@@ -228,7 +228,7 @@ def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
     assert runner.optimizer is not None
     for state in runner.optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
-    recorded = runner.steps.recorded
+    recorded = runner.steps.recordings.made
     if recorded is not None and recorded.buffer is not None:
         yield recorded.buffer
 
