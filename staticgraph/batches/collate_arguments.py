@@ -12,7 +12,7 @@ from staticgraph.kernels.collate.arguments import Arguments
 from staticgraph.schema import COUNTS, LEVELS, POINTERS, Field
 from staticgraph.store.on_device import PLAIN, STRUCTURE, UNSIGNED, DeviceColumn, DeviceStore
 
-# What every batch has beside its fields, in the order of the operator's list.
+# What every batch has in addition to its fields, in the order of the operator's list.
 OUTPUTS = (
     "edge_index",
     "batch",

@@ -35,7 +35,7 @@ TARGET = "y"
 
 
 def fields_of(schema: Schema) -> list[Field]:
-    """What a graph of a request must have beside its edges: all but its target."""
+    """What a graph of a request must have in addition to its edges: all but its target."""
     return [item for item in schema if item.name != TARGET]
 
 

@@ -62,7 +62,7 @@ class CapturedStep:
         return self._found[0]
 
     def seconds_around(self, calls: int = 50, rounds: int = 20) -> float:
-        """What a call takes beside the graph: guards, dispatch, arguments; the least of rounds."""
+        """What a call takes on top of the graph: guards, dispatch, arguments; the best round."""
         self._idle, best = (torch.zeros(()),), float("inf")
         try:
             with Restored(nothing=True):

@@ -1,7 +1,8 @@
 """What the rows of a tensor are, told by its leading size: the register of a batch at its start.
 
-That a size is the batch's at all, and not that of a tensor of the model's own, is found apart
-(:mod:`staticgraph.nn.context.asked`).
+Whether a size is the batch's at all, and not that of a tensor of the model's own, is decided in
+:mod:`staticgraph.nn.context.asked`.
+
 The physical sizes of a bucket all differ, so a size says whether rows are nodes, edges, graphs, the
 rows of an axis, or the nodes or edges of one type. Layers that put all types into one tensor
 (HGTConv, ``to_homogeneous``) make rows of their sum; the planner keeps that sum apart as well.

@@ -4,7 +4,7 @@ The problem: a gain depends on the data, the model, the batch size and the machi
 from elsewhere answers for none of these. The idea: both train here, from the same weights, over
 the same batches in the same order, and take turns for about a minute, loading included; what
 decides is the median over turns, and only what gains in most of them wins. The invariant: nothing
-is compared that does not compute the same, and to whom it cannot be compared is said; a side that
+is compared that does not compute the same, and what cannot be compared is said; a side that
 cannot run is named with its reason and costs the others nothing.
 
 What it does not do: tune the model, or look beyond one device and process.
