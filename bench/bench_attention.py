@@ -25,13 +25,13 @@ from torch_geometric.nn import GPSConv
 import staticgraph as sg
 from bench.interleave import interleave
 from staticgraph.epochs.batcher import Batcher
-from staticgraph.sizes.attention import PATHS, Setting, attention_path
+from staticgraph.sizes.attention import PATHS, AttentionSetting, attention_path
 from staticgraph.text.table import table
 
 DATA = Path(__file__).parent.parent / "examples" / "data"
 SETS = [("hiv", 32), ("hiv", 128), ("hiv", 1024), ("esol", 128), ("PROTEINS", 128), ("NCI1", 128)]
 QUANTILES = (0.1, 0.5, 0.9)
-CUDA = Setting("cuda", "float32", 16, compiled=True)
+CUDA = AttentionSetting("cuda", "float32", 16, compiled=True)
 
 
 def entries(epochs: int) -> str:

@@ -54,13 +54,12 @@ def recorded_bytes(
         optimizer=optimizer,
         recording=sg.Recording(recorder=Uncompiled if on_cuda else None),
     )
-    steps = runner.steps
     smallest = sg.StaticBatch.of(store, range(8), capacities[0], 0).to(DEVICE)
     runner.eager_step(smallest)  # optimizer state and libraries' workspaces exist from here on
     optimizer.zero_grad(set_to_none=True)
     base = reserved()
     for bucket in order:
-        steps.prepare(steps.mode.name, bucket, "step", store.schema)
+        runner.preparation.prepare(runner.mode.name, bucket, "step", store.schema)
     taken = reserved() - base
     runner.close()
     return {"reserved_bytes": taken, "left_after_teardown_bytes": reserved() - base}

@@ -117,15 +117,22 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports(path: Path) -> list[Import]:
-    """All imports of a file."""
+@functools.cache
+def tree_of(name: str) -> ast.Module:
+    """The source of a module, parsed once for all tests."""
+    return ast.parse(MODULES[name].read_text())
+
+
+@functools.cache
+def imports_of(name: str) -> list[Import]:
+    """All imports of a module."""
     found: list[Import] = []
 
     def visit(node: ast.AST, inside: bool) -> None:
         if isinstance(node, ast.Import):
             found.extend(Import(alias.name, node.lineno, inside) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
+            assert node.level == 0, f"{MODULES[name]}:{node.lineno} imports relatively"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 known = full.removeprefix("staticgraph.") in MODULES
@@ -134,14 +141,8 @@ def imports(path: Path) -> list[Import]:
         for child in ast.iter_child_nodes(node):
             visit(child, within)
 
-    visit(ast.parse(path.read_text()), False)
+    visit(tree_of(name), False)
     return found
-
-
-@functools.cache
-def imports_of(name: str) -> list[Import]:
-    """All imports of a module."""
-    return imports(MODULES[name])
 
 
 def own(name: str) -> list[tuple[str, int]]:
@@ -288,7 +289,7 @@ def foreign(names: dict[str, list[Private]]) -> list[str]:
 
 
 def test_no_room_reads_anothers_private_names():
-    assert foreign({m: private_names(ast.parse(MODULES[m].read_text())) for m in MODULES}) == []
+    assert foreign({name: private_names(tree_of(name)) for name in MODULES}) == []
 
 
 def test_a_private_name_of_another_room_is_seen():
@@ -298,3 +299,22 @@ def test_a_private_name_of_another_room_is_seen():
         "runner.b:1 reads _x, which is private to steps"
     ]
     assert foreign({"steps.a": made, "steps.b": read}) == []
+
+
+def defined_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """Public classes of one name, each with the modules that define it."""
+    homes: dict[str, list[str]] = {}
+    for module, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    return {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_a_name_of_a_class_means_one_thing():
+    assert defined_twice({name: tree_of(name) for name in MODULES}) == {}
+
+
+def test_a_name_that_two_classes_have_is_seen():
+    one, other = ast.parse("class Rows: ...\nclass _Here: ..."), ast.parse("class _Here: ...")
+    assert defined_twice({"a": one, "b": one, "c": other}) == {"Rows": ["a", "b"]}

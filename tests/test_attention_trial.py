@@ -14,11 +14,11 @@ from support.tape import TapeRecorder
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.runner.auto import Stopwatch
-from staticgraph.sizes.attention import Setting, attention_path, rivals
+from staticgraph.sizes.attention import AttentionSetting, attention_path, rivals
 from staticgraph.sizes.capacity import Capacity
 
 CAPACITY = Capacity(900, 1900, 33, 60)
-CUDA = Setting("cuda", "float32", 16, compiled=True)
+CUDA = AttentionSetting("cuda", "float32", 16, compiled=True)
 
 
 class Given(Stopwatch):
@@ -47,9 +47,9 @@ def watch(**table) -> type[Given]:
 @pytest.fixture
 def _kernels(monkeypatch):
     """Varlen attention as on a device that has its kernels; the rest stays as it is on a CPU."""
-    stock = Setting.discourages
+    stock = AttentionSetting.discourages
     monkeypatch.setattr(
-        Setting, "discourages", lambda s, path: "" if path == "varlen" else stock(s, path)
+        AttentionSetting, "discourages", lambda s, path: "" if path == "varlen" else stock(s, path)
     )
 
 
@@ -165,7 +165,7 @@ class TestRivals:
     @pytest.mark.parametrize(
         "setting",
         [
-            Setting(),
+            AttentionSetting(),
             CUDA._replace(dropout=0.1),
             CUDA._replace(dtype="float64"),
             CUDA._replace(extra_keys="a key of its own"),

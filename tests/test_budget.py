@@ -20,12 +20,12 @@ from staticgraph.memory.budget import (
     scaled,
 )
 from staticgraph.memory.fit import Fit
-from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
+from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.outofcore.policies.tuning import tune
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes
 
-RESIDENT = Resident(parameters=4_000, buffers=100, gradients=4_000, optimizer=8_000)
+RESIDENT = ResidentBytes(parameters=4_000, buffers=100, gradients=4_000, optimizer=8_000)
 BATCH = BatchBytes(2_560, 90, 20, 12)
 BUCKETS = [Capacity(512, 1_100, 33, 40), Capacity(2_048, 4_400, 129, 40)]
 

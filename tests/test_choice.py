@@ -176,7 +176,7 @@ def test_a_tie_is_run_as_simply_as_can_be(hiv):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
     runner = auto(model, hiv, optimizer, choosing={"stopwatch": watch(eager=3, cuda_graph=3)})
     assert set(ways(runner).values()) == {"eager"}
-    assert runner.steps.recorded is None
+    assert runner.steps.recordings.made is None
     assert optimizer.param_groups[0]["lr"] == 1e-3
 
 

@@ -15,7 +15,7 @@ from support.command_words import BASES, make_place
 from support.schemas import schema_of
 
 from staticgraph import cli
-from staticgraph.dryrun.report import Cause, DryRun, Run
+from staticgraph.dryrun.report import BucketRun, Cause, DryRun
 
 DOCS = Path(__file__).parent.parent / "docs"
 # For training on nodes, which needs labels.
@@ -77,7 +77,7 @@ def test_what_is_printed_is_as_the_schema_says(base, capsys):
 
 
 def test_a_dry_run_is_as_its_schema_says():
-    run = Run(
+    run = BucketRun(
         "cuda-graph", 0, "(9, 8, 3)", "step", 1, 1, (Cause("why", "x.item()", "m.py:3"),),
         launches={"forward": {"triton": {"fused_0": 2}}}, operators={"forward": {"aten.mm": 1}},
         moments=(("forward", "aten.mm", 12),),

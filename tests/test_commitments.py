@@ -144,7 +144,7 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(
         runner.warmup(esol, progress=False)
     assert allocator.trims
     assert runner.stats().bytes_committed == 0
-    assert runner.steps.recorded is None
+    assert runner.steps.recordings.made is None
     assert not len(runner.steps.compiled)
     assert all(map(torch.equal, runner.model.parameters(), weights))
     again = made(esol, sg.MemoryBudget("1GiB"), memory)
@@ -245,7 +245,7 @@ def test_memory_that_runs_out_while_recording_tears_everything_down(esol, memory
     with pytest.raises(sg.BudgetExceeded, match=r"bucket 0 .* ran out of memory, .* predicted"):
         runner.warmup(esol, phases=("step",), progress=False)
     assert runner.stats().bytes_committed == 0
-    assert runner.steps.recorded is None
+    assert runner.steps.recordings.made is None
     again = made(esol, budget, memory)
     assert torch.isfinite(again.step(batch_of(esol, 1)))
 
@@ -275,7 +275,7 @@ class TestStepsFromIds:
         with pytest.raises(sg.BudgetExceeded, match=r"Recording\(one_launch=False\)") as caught:
             tight.warmup(esol.to("cpu"), progress=False)
         assert caught.value.floor_bytes == wanted
-        assert tight.steps.recorded is None
+        assert tight.steps.recordings.made is None
 
     def test_neither_from_the_host_nor_in_two_recordings(self, esol, memory, recorded_floor):
         for options, store in (({}, esol), ({"one_launch": False}, esol.to("cpu"))):
@@ -303,7 +303,7 @@ class TestGradientsOfEachRecording:
 
     def held(self, runner) -> int:
         """Bytes of all gradients that recordings keep."""
-        recorded = runner.steps.recorded
+        recorded = runner.steps.recordings.made
         made = [*recorded._recordings.values(), *recorded._from_ids.values()]
         kept = [grad for each in made for grad in each.grads if grad is not None]
         for pair in recorded._pairs._pairs.values():
@@ -353,4 +353,4 @@ class TestGradientsOfEachRecording:
             runner.warmup(esol, phases=("step", "forward"), progress=False)
         wanted = recorded_floor + len(BUCKETS) * memory.resident.gradients
         assert caught.value.floor_bytes == wanted
-        assert runner.steps.recorded is None
+        assert runner.steps.recordings.made is None

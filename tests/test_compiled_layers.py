@@ -12,7 +12,7 @@ from support.parity import STORE, loss
 
 import staticgraph as sg
 from staticgraph.dryrun import compiled_probe
-from staticgraph.dryrun.report import Run
+from staticgraph.dryrun.report import BucketRun
 from staticgraph.memory.regime import Regime
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.fake_tensors import FakeTensorReader
@@ -34,12 +34,12 @@ def joined(model):
     result is kept, and nothing says which layer it belongs to."""
     opened = FakeTensorReader("cuda").open(Probed(sg.Subject(model, loss), STORE.schema))
 
-    def run(read, capacity: Capacity) -> Run:
+    def run(read, capacity: Capacity) -> BucketRun:
         found = read(capacity)
         live = np.maximum.reduceat(found.moments, np.arange(0, len(found.moments), 2)) * 0.6
         names = [f"joined_{number}" for number in found.operations[::2]]
         moments = tuple(zip(["forward"] * len(live), names, live.astype(int).tolist(), strict=True))
-        return Run("default", 0, str(capacity), "step", moments=moments)
+        return BucketRun("default", 0, str(capacity), "step", moments=moments)
 
     return opened, run
 

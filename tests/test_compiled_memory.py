@@ -12,7 +12,7 @@ from torch import nn
 import staticgraph as sg
 from staticgraph.dryrun.availability import why_not
 from staticgraph.dryrun.compiled_probe import CompiledReader, probe, reading_of
-from staticgraph.dryrun.report import Run
+from staticgraph.dryrun.report import BucketRun
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing import probe as probing
 from staticgraph.probing.caching_pool import CachingPool
@@ -27,7 +27,7 @@ MOMENTS = (
     ("backward", "aten::mm", 1_900),
     ("optimizer", "aten::_fused_adam_", 1_400),
 )
-RUN = Run("default", 0, "", "step", resident_bytes=1_000, peak_bytes=2_000)
+RUN = BucketRun("default", 0, "", "step", resident_bytes=1_000, peak_bytes=2_000)
 RUN = replace(RUN, reserved_bytes=2_300, moments=MOMENTS)
 
 
@@ -43,7 +43,7 @@ def test_a_run_is_read_by_its_phases():
 
 def test_a_run_without_moments_is_no_reading():
     with pytest.raises(RuntimeError, match="counted nothing"):
-        reading_of(Run("default", 0, "(nodes=9)", "step"), True)
+        reading_of(BucketRun("default", 0, "(nodes=9)", "step"), True)
 
 
 def test_segments_are_taken_as_the_allocator_takes_them():

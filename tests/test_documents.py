@@ -24,7 +24,7 @@ from staticgraph.files.document import read_document
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.memory.counts import TERMS
 from staticgraph.memory.fit import fit
-from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
+from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.probe import probe_capacities
@@ -48,7 +48,7 @@ def memory(folder: Path) -> tuple[Path, Callable[[], Any]]:
     capacities, _ = probe_capacities(np.array([[5, 8], [25, 54], [60, 130], [12, 26]]))
     points = points_of(TERMS["linear"], (1000.0, 7.0, 3.0, 2.0, 0.0), capacities)
     found = fit(points, "linear")
-    resident = Resident(100, 100, 200, 0)
+    resident = ResidentBytes(100, 100, 200, 0)
     model = MemoryModel(found, resident, BatchBytes(100, 9, 2, 1), points=tuple(points))
     model.save(folder / "memory.json")
     return folder / "memory.json", lambda: MemoryModel.load(folder / "memory.json")

@@ -16,8 +16,8 @@ import staticgraph as sg
 from staticgraph import cli
 from staticgraph.dryrun import ask, availability, guard
 from staticgraph.dryrun.picture import draw
-from staticgraph.dryrun.report import Cause, DryRun, KernelUse, Run
-from staticgraph.dryrun.stubs.point import Points
+from staticgraph.dryrun.report import BucketRun, Cause, DryRun, KernelUse
+from staticgraph.dryrun.stubs.point import PatchPoints
 from staticgraph.dryrun.targets import TARGETS
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 
@@ -29,7 +29,9 @@ LAUNCHES = {
 
 
 def report(**options) -> DryRun:
-    run = Run("reduce-overhead", 0, "(nodes=9)", "step", 2, 2, launches=LAUNCHES, peak_bytes=2**20)
+    run = BucketRun(
+        "reduce-overhead", 0, "(nodes=9)", "step", 2, 2, launches=LAUNCHES, peak_bytes=2**20
+    )
     values = {"runs": (run,), "uses": (), "emulated": ("attention",), "notes": ("a note",)}
     return DryRun("h100", "NVIDIA H100", "2.13.0", "Net", True, "bfloat16", **values | options)
 
@@ -37,14 +39,16 @@ def report(**options) -> DryRun:
 def test_a_report_survives_json():
     cause = Cause("cpu ops", "aten.sin.default", "model.py:7: x.sin()")
     use = KernelUse("linear.masked_sums_kernel", "staticgraph", 64, 0, 1024, 4, 8, 0)
-    cut = Run("reduce-overhead", 0, "(nodes=9)", "eval", 2, 1, causes=(cause,), partitions=(2,))
+    cut = BucketRun(
+        "reduce-overhead", 0, "(nodes=9)", "eval", 2, 1, causes=(cause,), partitions=(2,)
+    )
     made = report(runs=(report().runs[0], cut), uses=(use,))
     assert DryRun.from_dict(json.loads(made.to_json())) == made
 
 
 def test_a_report_says_what_it_is_and_what_stands_in_the_way():
     cause = Cause("cpu ops", "aten.sin.default", "model.py:7: x.sin()")
-    cut = Run("reduce-overhead", 0, "(nodes=9)", "eval", 3, 1, causes=(cause,))
+    cut = BucketRun("reduce-overhead", 0, "(nodes=9)", "eval", 3, 1, causes=(cause,))
     text = str(report(runs=(report().runs[0], cut)))
     assert "compiled for NVIDIA H100, not run on one; no time of a step is promised" in text
     assert "in 3 pieces, not 1\n  cpu ops: aten.sin.default at model.py:7: x.sin()" in text
@@ -124,7 +128,7 @@ def test_the_guard_is_not_loaded_after_torch():
 
 
 def test_a_symbol_that_torch_lost_is_named():
-    points = Points()
+    points = PatchPoints()
     with pytest.raises(DryRunBroken, match=r"has no torch\.cuda\.nothing, .*\(asks the driver\)"):
         points.put("torch.cuda:nothing", None, "asks the driver")
     with pytest.raises(DryRunBroken, match=r"has no torch\._inductor\.gone\.Kind\.run"):

@@ -14,7 +14,7 @@ from staticgraph.serving import compact, frames
 from staticgraph.serving.bad_body import BadBody
 from staticgraph.serving.bodies import Reader
 from staticgraph.serving.checked_graphs import cast, checked
-from staticgraph.serving.flat_graphs import Stretch, split, store_of, together, whole
+from staticgraph.serving.flat_graphs import FlatSpan, split, store_of, together, whole
 
 
 def graph(nodes: int, seed: int = 0) -> Data:
@@ -69,14 +69,14 @@ def same_store(found: sg.GraphStore, graphs: list[Data]) -> None:
 @given(lists=st.lists(LISTS, min_size=1, max_size=4), data=st.data())
 def test_a_store_of_flat_graphs_is_that_of_pyg(lists, data):
     given = [[graph(n, 10 * k + i) for i, n in enumerate(ns)] for k, ns in enumerate(lists)]
-    stretches, expected = [], []
+    spans, expected = [], []
     for graphs in given:
         flat = READER.compact(body_of(graphs))
         first = data.draw(st.integers(0, len(flat) - 1))
         last = data.draw(st.integers(first + 1, len(flat)))
-        stretches.append(Stretch(flat, first, last))
+        spans.append(FlatSpan(flat, first, last))
         expected += graphs[first:last]
-    same_store(store_of(stretches, SCHEMA), expected)
+    same_store(store_of(spans, SCHEMA), expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -85,12 +85,12 @@ def test_requests_come_over_a_line_as_they_were(lists):
     given = [[graph(n, 10 * k + i) for i, n in enumerate(ns)] for k, ns in enumerate(lists)]
     flats = [READER.compact(body_of(graphs)) for graphs in given]
     joined = together([whole(flat) for flat in flats], SCHEMA)
-    asked = frames.Asked(7, [len(flat) for flat in flats], joined)
+    asked = frames.RequestFrame(7, [len(flat) for flat in flats], joined)
     sent = frames.ask_frame(asked, SCHEMA)
     found = frames.asked_of(bytearray(sent[frames.HEADER.size :]), SCHEMA)
     assert (found.first, found.counts) == (7, asked.counts)
-    for stretch, graphs in zip(split(found.graphs, found.counts), given, strict=True):
-        same_store(store_of([stretch], SCHEMA), graphs)
+    for span, graphs in zip(split(found.graphs, found.counts), given, strict=True):
+        same_store(store_of([span], SCHEMA), graphs)
 
 
 def test_small_numbers_on_the_way_are_the_same_graphs():

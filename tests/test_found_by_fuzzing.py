@@ -1,4 +1,4 @@
-"""What the fuzzer of ``tests/fuzz`` found, one small test each, so that it stays mended."""
+"""What the fuzzer of ``tests/fuzz`` found, one small test each, so that it stays repaired."""
 
 from __future__ import annotations
 

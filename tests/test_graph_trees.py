@@ -81,7 +81,7 @@ def runner_of(hiv):
         allow_cpu=True,
         check_padding=False,
     )
-    runner.steps._device = CUDA  # where the trees are
+    runner.preparation._device = CUDA  # where the trees are
     return runner
 
 

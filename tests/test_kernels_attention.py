@@ -21,7 +21,7 @@ from staticgraph.kernels.graph_attention import (
     graph_attention_reference,
     kept,
 )
-from staticgraph.sizes.attention import Setting, attention_path
+from staticgraph.sizes.attention import AttentionSetting, attention_path
 from staticgraph.steps.capture import CapturedStep
 from staticgraph.steps.computation import Computation
 
@@ -31,7 +31,7 @@ NODES, REAL, HEADS = 23, 20, 2
 MOLECULES = sg.Capacity(
     3288, 7078, 129, 222, order_statistics=((0, 222), (2, 117), (8, 59), (50, 28))
 )
-CUDA = Setting("cuda", "float32", 16, 0.5, compiled=True, kernels=True)
+CUDA = AttentionSetting("cuda", "float32", 16, 0.5, compiled=True, kernels=True)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.25])

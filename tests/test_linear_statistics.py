@@ -21,7 +21,7 @@ from staticgraph.kernels.batch_norm import gpu as norm
 from staticgraph.kernels.batch_norm import op as norm_op
 from staticgraph.kernels.batch_norm import partials
 from staticgraph.kernels.linear_statistics import gpu, linear_statistics_handed_on
-from staticgraph.rewrites import Target, linear_statistics
+from staticgraph.rewrites import RewriteTarget, linear_statistics
 from staticgraph.steps import capture, compiled
 
 MULTIPROCESSORS, REGISTERS, SHARED = 132, 65536, 227 * 1024
@@ -139,7 +139,7 @@ class Net(nn.Module):
 def on_cuda(monkeypatch, module) -> None:
     """Graphs are rewritten as though they ran there; the operators' CPU side runs."""
     monkeypatch.setattr(
-        module, "Target", lambda device, compiled: Target("cuda", compiled=compiled)
+        module, "RewriteTarget", lambda device, compiled: RewriteTarget("cuda", compiled=compiled)
     )
 
 

@@ -24,7 +24,7 @@ from staticgraph import cli
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import counts_of, terms_of
-from staticgraph.memory.fit import Point, fit
+from staticgraph.memory.fit import FitPoint, fit
 from staticgraph.memory.least_squares import active_set, non_negative
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.allocator import AllocatorReader
@@ -237,7 +237,7 @@ def test_axes_are_told_apart_and_extrapolate(stores):
 
         def made(capacity, truth=truth):
             counts = counts_of(capacity)
-            return Point(capacity, sum(counts[term] * value for term, value in truth.items()))
+            return FitPoint(capacity, sum(counts[term] * value for term, value in truth.items()))
 
         found = fit([made(c) for c in capacities], "linear", made(held), typed=hetero)
         assert dict(zip(found.terms, found.planes[0], strict=True)) == pytest.approx(truth, 1e-4)

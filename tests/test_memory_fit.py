@@ -12,7 +12,7 @@ from support.memory_points import CAPACITIES, HELD_OUT, points_of
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import TERMS, counts_of
-from staticgraph.memory.fit import Point, fit
+from staticgraph.memory.fit import FitPoint, fit
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
 
@@ -79,7 +79,7 @@ def test_the_peak_moves_from_one_moment_to_another():
     def moments(c):
         return np.array([50.0 * c.nodes + 900.0 * c.edges, 2000.0 * c.nodes + 1.0, 7.0])
 
-    points = [Point(c, float(moments(c).max()), moments(c)) for c in CAPACITIES]
+    points = [FitPoint(c, float(moments(c).max()), moments(c)) for c in CAPACITIES]
     found = fit(points, "linear")
     assert found.residual < 1e-9
     with pytest.raises(FitRefused):
@@ -109,7 +109,7 @@ def test_a_residual_over_five_percent_is_refused():
 
 
 def test_negative_curvature_falls_back_to_the_line_with_a_word():
-    bent = [Point(c, 1e6 + 1e3 * c.nodes - 5e-3 * c.nodes**2) for c in CAPACITIES]
+    bent = [FitPoint(c, 1e6 + 1e3 * c.nodes - 5e-3 * c.nodes**2) for c in CAPACITIES]
     found = fit(bent, "quadratic")
     assert found.planes[0][TERMS["quadratic"].index("nodes^2")] == 0
     assert "negative curvature" in found.note
@@ -119,7 +119,7 @@ def test_a_point_without_bytes_is_refused():
     points = points_of(TERMS["linear"], (1e3, 10.0, 1.0, 1.0, 1.0))
     for nothing in (0.0, math.nan, math.inf):
         with pytest.raises(FitRefused, match="no positive number of bytes"):
-            fit([*points, Point(HELD_OUT, nothing)])
+            fit([*points, FitPoint(HELD_OUT, nothing)])
 
 
 def test_unknown_forms_are_named():

@@ -22,7 +22,7 @@ from staticgraph.nn.attention import paths as attention_paths
 from staticgraph.nn.context import document_mask
 from staticgraph.nn.context.document_mask import DocumentLayout
 from staticgraph.nn.context.present import Restored
-from staticgraph.sizes.attention import PATHS, WORTH_IT, Setting, attention_path
+from staticgraph.sizes.attention import PATHS, WORTH_IT, AttentionSetting, attention_path
 
 SIZES = [60, 3, 8, 1, 17, 5, 9, 2, 30]
 BOUNDS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks, as the sizes are: none has room to spare
@@ -124,14 +124,16 @@ def test_a_pool_in_blocks_takes_fewer_places():
 @pytest.mark.parametrize("path", ["flex", "varlen"])
 def test_a_layer_with_options_that_a_path_lacks_is_refused_by_name(path):
     """And ``auto`` takes another path, for the reason that is told."""
-    dropping = Setting(dropout=0.5)
+    dropping = AttentionSetting(dropout=0.5)
     with pytest.raises(sg.NotStatic, match=f"attention='{path}' is impossible here: it has no dr"):
         attention_path(BATCH.capacity, path, dropping)
     ruled_out = dict(attention_path(BATCH.capacity, "auto", dropping).ruled_out)
     assert "drops 0.5 of the weights" in ruled_out[path]
     with pytest.raises(sg.NotStatic, match="give each graph a key"):
         attention_path(
-            BATCH.capacity, path, Setting(extra_keys="bias_k and bias_v give each graph a key")
+            BATCH.capacity,
+            path,
+            AttentionSetting(extra_keys="bias_k and bias_v give each graph a key"),
         )
     model = sg.convert(Attending().double(), attention=path)
     model.gps.attn.dropout = 0.5
@@ -140,7 +142,7 @@ def test_a_layer_with_options_that_a_path_lacks_is_refused_by_name(path):
     static_step(model.eval(), forward, unknown_counts(BATCH))  # nothing is dropped there
 
 
-CUDA = Setting("cuda", "float32", 16, compiled=True)
+CUDA = AttentionSetting("cuda", "float32", 16, compiled=True)
 LARGE = sg.Capacity(20_001, 40_000, 41, 4_000)  # a few graphs of thousands of nodes
 
 
@@ -154,8 +156,8 @@ LARGE = sg.Capacity(20_001, 40_000, 41, 4_000)  # a few graphs of thousands of n
         (CUDA._replace(head=20, dtype="bfloat16"), "varlen", "no multiple of 8 for bfloat16"),
         (CUDA._replace(head=320), "varlen", "more than 256"),
         (CUDA._replace(compiled=False), "flex", "outside a compiled step"),
-        (Setting(), "flex", "on a CPU"),
-        (Setting(), "varlen", "on a CPU"),
+        (AttentionSetting(), "flex", "on a CPU"),
+        (AttentionSetting(), "varlen", "on a CPU"),
     ],
 )
 def test_auto_tells_why_a_path_was_not_compared(setting, path, reason):

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.packing_problems import alike, assert_packed, fewest_packs, load, problems
 
-from staticgraph.packing import mend, pack_histogram
+from staticgraph.packing import pack_histogram, repair
 from staticgraph.packing.bound import packing_bound
 from staticgraph.packing.columns import Columns
 from staticgraph.packing.companions import packed_giants
 from staticgraph.packing.giants import giants_bound
-from staticgraph.packing.mend import fewer_by_mending
 from staticgraph.packing.pack import Packing
 from staticgraph.packing.pricing import best_patterns, grid_of, worth_of_rooms
+from staticgraph.packing.repair import fewer_by_repair
 from staticgraph.packing.sample import fewer_by_sample
 from staticgraph.packing.swap import as_packing
 from staticgraph.sizes.histogram import SizeHistogram
@@ -129,9 +129,9 @@ def test_at_the_bound_with_ten_graphs_a_pack(name, packs):
     limits = np.ceil(10 * histogram.totals / histogram.num_graphs).astype(np.int64)
     limits = np.maximum(limits, histogram.maxima)
     start = pack_histogram(histogram, limits)
-    mended = fewer_by_mending(start, packs, np.inf)
-    mended.check()
-    assert mended.num_packs == packs
+    repaired = fewer_by_repair(start, packs, np.inf)
+    repaired.check()
+    assert repaired.num_packs == packs
     if name != "ogbg-molhiv_train":  # linear programs of ten seconds prove that 3,296 is least
         best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
         assert best.num_packs == best.proven == packs
@@ -143,12 +143,12 @@ def test_mended_packs_are_valid_and_never_more(problem, spare):
     histogram, limits, max_graphs = problem
     start = pack_histogram(histogram, limits, max_graphs=max_graphs)
     least = max(1, start.volume_bound - spare)
-    found = fewer_by_mending(start, least, np.inf)
+    found = fewer_by_repair(start, least, np.inf)
     found.check()
     assert least <= found.num_packs <= start.num_packs
 
 
-def test_packs_with_no_room_at_all_are_mended():
+def test_packs_with_no_room_at_all_are_repaired():
     """Twelve full packs of four, taken apart into pairs: only the full packs are few enough."""
     rng = np.random.default_rng(3)
     cuts = np.sort(rng.choice(np.arange(1, 97), (12, 3)), axis=1)
@@ -160,7 +160,7 @@ def test_packs_with_no_room_at_all_are_mended():
         pairs, np.array([97, 100]), None, np.repeat(np.arange(len(pairs.counts)), pairs.counts),
         np.arange(0, 49),
     )  # fmt: skip
-    found = fewer_by_mending(start, 12, np.inf)
+    found = fewer_by_repair(start, 12, np.inf)
     found.check()
     assert found.num_packs == 12 == histogram.totals[0] // 97
 
@@ -169,16 +169,16 @@ def test_a_pack_that_cannot_go_costs_a_bounded_number_of_steps(monkeypatch):
     """Three graphs of 34 fill no pack of 100, so the bound by volume is out of reach."""
     histogram = SizeHistogram(np.array([[34, 2]]), np.array([3000]))
     start = pack_histogram(histogram, (100, 100))
-    steps, real = [], mend._exchange
+    steps, real = [], repair._exchange
 
     def counted(*args):
         over, made, after = real(*args)
         steps.append(made)
         return over, made, after
 
-    monkeypatch.setattr(mend, "_exchange", counted)
-    monkeypatch.setattr(mend, "MOST_STEPS", 1000)
-    assert fewer_by_mending(start, start.num_packs - 1) is start
+    monkeypatch.setattr(repair, "_exchange", counted)
+    monkeypatch.setattr(repair, "MOST_STEPS", 1000)
+    assert fewer_by_repair(start, start.num_packs - 1) is start
     assert sum(steps) == 1000
 
 

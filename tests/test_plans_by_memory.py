@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import staticgraph as sg
 from staticgraph.memory.budget import BudgetExceeded, MemoryBudget, breakdown_of
-from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
+from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.plans.by_memory import in_tiles
 
-RESIDENT = Resident(10_000, 100, 10_000, 20_000)
+RESIDENT = ResidentBytes(10_000, 100, 10_000, 20_000)
 
 
 def model(**coefficients):

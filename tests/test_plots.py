@@ -18,7 +18,7 @@ from staticgraph.runner.report import Report
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.training import plots
-from staticgraph.training.history import Epoch, Step
+from staticgraph.training.history import EpochRecord, StepRecord
 from staticgraph.training.report import TrainReport
 from staticgraph.training.versus.picture import draw_losses
 from staticgraph.training.versus.report import SideReport
@@ -36,16 +36,16 @@ def report_of(*metrics: float | None) -> TrainReport:
         task="binary",
         metric="ROC-AUC",
         parameters=1,
-        epochs=tuple(Epoch(i, 0.5, 1.0, 8, m and 0.4, m) for i, m in enumerate(metrics)),
+        epochs=tuple(EpochRecord(i, 0.5, 1.0, 8, m and 0.4, m) for i, m in enumerate(metrics)),
         test_metric=None,
         resumed_at=0,
         runner=Report("m", "cpu", "eager", "as asked", None, (), (), {}),
     )
 
 
-def steps_of(epochs: int, buckets: int = 1, batches: int = 5) -> list[Step]:
+def steps_of(epochs: int, buckets: int = 1, batches: int = 5) -> list[StepRecord]:
     return [
-        Step(epoch, number % buckets, 8, 60 + number, 150 + number, 1.0 / (1 + number))
+        StepRecord(epoch, number % buckets, 8, 60 + number, 150 + number, 1.0 / (1 + number))
         for epoch in range(epochs)
         for number in range(batches)
     ]
@@ -134,7 +134,7 @@ def test_filling_is_real_over_physical_rows():
 
 def test_graphs_without_edges_have_a_filling_of_nodes_alone():
     axes = Figure().add_subplot()
-    plots.draw_spread(axes, [Step(0, 0, 8, 60, 0, 1.0)], [Capacity(100, 0, 9)])
+    plots.draw_spread(axes, [StepRecord(0, 0, 8, 60, 0, 1.0)], [Capacity(100, 0, 9)])
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["nodes"]
 
 

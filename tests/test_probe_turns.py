@@ -14,7 +14,7 @@ import staticgraph as sg
 from staticgraph import models
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import TERMS, TURNS, counts_of, turns_of
-from staticgraph.memory.fit import Point, fit
+from staticgraph.memory.fit import FitPoint, fit
 from staticgraph.memory.model import MemoryModel
 from staticgraph.memory.regime import Regime
 from staticgraph.memory.series import Moments
@@ -76,7 +76,7 @@ def test_loops_are_numbered_and_nothing_is_told_where_nobody_watches():
 # ------------------------------------------------------------------------------------ arithmetic
 
 
-def made(capacity: Capacity, held: float, grows: float) -> Point:
+def made(capacity: Capacity, held: float, grows: float) -> FitPoint:
     """A step of one loop: each block leaves ``held`` bytes a place behind and takes ``grows`` a
     pair while its turn lasts; outside 50 a node."""
     turns = turns_of(capacity, "auto")
@@ -86,7 +86,7 @@ def made(capacity: Capacity, held: float, grows: float) -> Point:
         for turn in turns
     )
     peak = max(float(outside.max()), *(float(one.max()) for one in loop))
-    return Point(capacity, peak, None, Moments(outside, (loop,)))
+    return FitPoint(capacity, peak, None, Moments(outside, (loop,)))
 
 
 def test_the_sums_of_a_loop_are_found():

@@ -10,7 +10,7 @@ from torch import nn
 from torch_geometric.nn import GCNConv, global_add_pool
 from torch_geometric.utils import scatter
 
-from staticgraph.rewrites import Target, rewrite
+from staticgraph.rewrites import RewriteTarget, rewrite
 from staticgraph.rewrites.words import is_method
 
 
@@ -288,7 +288,7 @@ def test_a_new_dimension_stands_where_the_index_puts_it(name):
     found = []
 
     def backend(graph, inputs):
-        found.append(rewrite(graph, Target("cpu", compiled=False), inputs))
+        found.append(rewrite(graph, RewriteTarget("cpu", compiled=False), inputs))
         return graph.forward
 
     x = torch.arange(6.0).view(2, 3)

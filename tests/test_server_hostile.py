@@ -16,7 +16,7 @@ from support.served_graphs import PATIENCE_S, Held, flat_of, graph, runner_of, s
 import staticgraph as sg
 from staticgraph.serving import frames, gateway
 from staticgraph.serving.desk import Desk, Ticket
-from staticgraph.serving.flat_graphs import Stretch, store_of
+from staticgraph.serving.flat_graphs import FlatSpan, store_of
 
 
 def server_of(**options) -> sg.Server:
@@ -91,7 +91,7 @@ def test_waiting_without_an_end_is_a_wait_like_others(wait):
 def test_a_request_of_no_graphs_is_answered():
     """A store without graphs added nothing to the queue, and nothing answered it."""
     with server_of() as server:
-        none = store_of([Stretch(flat_of([graph(3)]), 0, 0)], server.schema)
+        none = store_of([FlatSpan(flat_of([graph(3)]), 0, 0)], server.schema)
         assert (type(none), len(none)) == (sg.GraphStore, 0)
         assert server.submit(none).result(PATIENCE_S) == []
         flat = flat_of([graph(3), graph(4)])

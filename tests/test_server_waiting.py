@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.served_graphs import BUCKETS, graph
 
 import staticgraph as sg
-from staticgraph.serving.joined import Run, joined
+from staticgraph.serving.joined import StoreSpan, joined
 from staticgraph.serving.request import Request
 from staticgraph.serving.waiting import Waiting
 
@@ -116,7 +116,7 @@ def test_joined_stores_have_the_graphs_of_each(lists, data):
     for store in stores:
         first = data.draw(st.integers(0, len(store) - 1))
         last = data.draw(st.integers(first + 1, len(store)))
-        runs.append(Run(store, first, last))
+        runs.append(StoreSpan(store, first, last))
         expected += [store[g] for g in range(first, last)]
     found = joined(runs)
     whole = sg.GraphStore.from_pyg(expected, schema=stores[0].schema)

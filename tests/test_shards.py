@@ -350,7 +350,7 @@ def test_what_shards_keep_in_different_dtypes_is_widened(tmp_path):
     found = []
     for second in (store._open[1], wide):
         opened = [addresses.Opened.of(each) for each in (store._open[0], second)]
-        taken = addresses.Taken(store.schema, opened, owners, ids)
+        taken = addresses.TakenGraphs(store.schema, opened, owners, ids)
         found.append(gathered(store.schema, store.shards.dtypes, taken, True))
     assert_same_files(*found)
 

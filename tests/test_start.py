@@ -10,7 +10,7 @@ import pytest
 
 from staticgraph import cli
 from staticgraph.runner.report import Report
-from staticgraph.training.history import Epoch
+from staticgraph.training.history import EpochRecord
 from staticgraph.training.report import TrainReport
 
 ESOL = str(Path(__file__).parents[1] / "examples" / "data" / "esol.npz")
@@ -112,7 +112,7 @@ def test_a_report_is_read_without_torch(tmp_path):
         folder="", config={"model": "a:b", "batch_size": 2},
         data={"name": "few", "splits": {"train": 1, "val": 0, "test": 0}},
         task="regression", metric="RMSE", parameters=1,
-        epochs=(Epoch(0, 1.0, 0.5, 1, None, None),), test_metric=None, resumed_at=0,
+        epochs=(EpochRecord(0, 1.0, 0.5, 1, None, None),), test_metric=None, resumed_at=0,
         runner=Report("Net", "cpu (1 thread)", "eager", "as asked", None, (), (), {}),
     )  # fmt: skip
     report.save(tmp_path / "report.json")

@@ -91,13 +91,13 @@ def test_the_report_is_there_even_if_the_picture_fails(data, tmp_path, monkeypat
 def test_the_picture_draws_what_is_finite(data, tmp_path, finite):
     from matplotlib.figure import Figure
 
-    from staticgraph.training.history import Epoch
+    from staticgraph.training.history import EpochRecord
     from staticgraph.training.plots import draw_loss
 
     train(TrainConfig(data, **{**SMALL, "epochs": 1}), tmp_path, progress=False)
     report, steps = TrainReport.load(tmp_path), read_steps(tmp_path / "steps.csv")
     steps = [step._replace(loss=1.0 if n < finite else math.nan) for n, step in enumerate(steps)]
-    bad = Epoch(0, math.nan, 1.0, 32, math.nan, math.nan)
+    bad = EpochRecord(0, math.nan, 1.0, 32, math.nan, math.nan)
     for epochs in ((), (report.epochs[0]._replace(epoch=0), bad)):
         axes = Figure().add_subplot()
         shown = TrainReport(**{**vars_of(report), "epochs": epochs})

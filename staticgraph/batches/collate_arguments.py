@@ -10,9 +10,9 @@ from torch import Tensor
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.kernels.collate.arguments import Arguments
 from staticgraph.schema import COUNTS, LEVELS, POINTERS, Field
-from staticgraph.store.on_device import PLAIN, STRUCTURE, UNSIGNED, Column, DeviceStore
+from staticgraph.store.on_device import PLAIN, STRUCTURE, UNSIGNED, DeviceColumn, DeviceStore
 
-# What every batch has beside its fields, in the order of the operator's list.
+# What every batch has in addition to its fields, in the order of the operator's list.
 OUTPUTS = (
     "edge_index",
     "batch",
@@ -60,7 +60,7 @@ def collate_arguments(
     )
 
 
-def _pair(field: Field, column: Column, target: Tensor, line: bool) -> tuple[Tensor, Tensor]:
+def _pair(field: Field, column: DeviceColumn, target: Tensor, line: bool) -> tuple[Tensor, Tensor]:
     """A column and where it goes, as ``[rows, width]``; ``line`` is written to as a float."""
     values, same = column.values, column.kind == PLAIN and column.values.dtype == target.dtype
     if same and not line:

@@ -1,4 +1,4 @@
-"""A model over padding beside plain PyG without: outputs, and the gradients of all parameters.
+"""A model over padding compared with plain PyG without it: outputs and parameters' gradients.
 
 The static side runs as a compiled step sees it, with the real counts unknown and garbage in the
 padding, so that a width taken from the batch, or a division by the zero nodes of a padding graph

@@ -20,7 +20,7 @@ from staticgraph.store.columns import IndexRule
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.how_many import how_many
 
-# Large beside any feature, and its square is far from overflow in float32.
+# Large compared with any feature, and its square is far from overflow in float32.
 GARBAGE = 1000.0
 
 

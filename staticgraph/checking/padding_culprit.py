@@ -41,7 +41,7 @@ class Culprit(NamedTuple):
     line: str = ""
 
 
-class Event(NamedTuple):
+class TrailEntry(NamedTuple):
     """What one operation, or one module, gave."""
 
     what: str
@@ -66,7 +66,7 @@ class Trail:
         self._context = context
         self._operations = operations
         self._running = [Culprit(None)]
-        self.events: list[Event] = []
+        self.events: list[TrailEntry] = []
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -105,7 +105,7 @@ class Trail:
         place = calling_line() if values else None
         if place is not None:
             culprit = _at(self._running[-1].module, place)
-            self.events.append(Event(f"{name} at {culprit.where}", culprit, None, values))
+            self.events.append(TrailEntry(f"{name} at {culprit.where}", culprit, None, values))
 
     def _entering(self, path: str) -> Any:
         def hook(*_: Any) -> None:
@@ -118,7 +118,7 @@ class Trail:
             called = self._running.pop() if len(self._running) > 1 else Culprit(path)
             with DisableTorchFunction():
                 inputs = self._parts([args, kwargs])
-                self.events.append(Event(f"module {path}", called, inputs, self._parts(out)))
+                self.events.append(TrailEntry(f"module {path}", called, inputs, self._parts(out)))
 
         return hook
 

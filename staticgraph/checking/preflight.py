@@ -284,7 +284,7 @@ class _Preflight:
         return seen
 
     def _compared(self) -> tuple[float | None, str]:
-        """Outputs and gradients beside plain PyG's on the same graphs without padding."""
+        """Outputs and gradients compared with plain PyG's on the same graphs without padding."""
         unpadded = plain_batch(self._batch)
         found = compare_with_plain(
             self._stock, self._forward, self._batch, unpadded, own_sizes=self._own_sizes
@@ -296,7 +296,7 @@ class _Preflight:
         return found.worst, found.note
 
     def _loss_compared(self) -> None:
-        """The mean of the loss over rows beside that of torch's functions in it, on plain PyG."""
+        """The mean of the loss over rows against that of torch's functions in it, on plain PyG."""
         if self._loss is None:
             return
         data: Any = plain_batch(self._batch)

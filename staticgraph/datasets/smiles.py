@@ -17,7 +17,7 @@ import numpy as np
 
 from staticgraph.datasets.npz import SPLITS, both_directions
 from staticgraph.datasets.number_columns import NumberColumns
-from staticgraph.datasets.targets import Cells, Target, target_of
+from staticgraph.datasets.targets import Cells, PredictionTarget, target_of
 from staticgraph.datasets.task_names import AUTO
 from staticgraph.errors import BadGraph, MissingPackage
 from staticgraph.schema import Level
@@ -227,7 +227,7 @@ class Sought:
         self.columns.see(row, line)
         self.cells.see(row, line)
 
-    def found(self, path: Path, task: str, progress: bool) -> Target:
+    def found(self, path: Path, task: str, progress: bool) -> PredictionTarget:
         """After the last row; with ``progress`` a line says what was chosen.
 
         Raises:
@@ -276,7 +276,7 @@ def molecule(chem: Any, smiles: str, path: Path, line: int) -> tuple[Array, Arra
         raise BadGraph(f"{path}, line {line}: the SMILES is empty; fill the cell, or drop the row")
     molecule = chem.MolFromSmiles(smiles)
     if molecule is None or not molecule.GetNumAtoms():
-        raise BadGraph(f"{path}, line {line}: RDKit cannot read the SMILES {smiles!r}; mend it")
+        raise BadGraph(f"{path}, line {line}: RDKit cannot read the SMILES {smiles!r}; fix it")
     return _arrays(molecule)
 
 

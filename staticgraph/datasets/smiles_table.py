@@ -17,7 +17,7 @@ import numpy as np
 
 from staticgraph.datasets import smiles
 from staticgraph.datasets.npz import SPLITS
-from staticgraph.datasets.targets import Target
+from staticgraph.datasets.targets import PredictionTarget
 from staticgraph.datasets.task_names import AUTO
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_store import GraphStore
@@ -36,7 +36,7 @@ class Table:
 
     path: Path
     graphs: int
-    target: Target
+    target: PredictionTarget
     splits: dict[str, IntArray]
 
     @classmethod

@@ -13,7 +13,7 @@ from staticgraph.errors import UnknownDataset
 from staticgraph.files.folder import repair
 from staticgraph.store.manifest import MANIFEST
 
-# What PyG keeps beside the graphs: how they were made.
+# What PyG keeps next to the graphs: how they were made.
 NO_GRAPHS = ("pre_transform", "pre_filter")
 SPECS = (
     ("esol", "1,128 molecules with their solubility, which come with the package"),

@@ -72,7 +72,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Target:
+class PredictionTarget:
     """What is predicted of a table.
 
     Attributes:
@@ -139,7 +139,9 @@ class Target:
         return said
 
 
-def target_of(path: Path, columns: Sequence[str], cells: Cells, task: str = "auto") -> Target:
+def target_of(
+    path: Path, columns: Sequence[str], cells: Cells, task: str = "auto"
+) -> PredictionTarget:
     """What columns ask for.
 
     Args:
@@ -164,9 +166,9 @@ def target_of(path: Path, columns: Sequence[str], cells: Cells, task: str = "aut
         if _are_codes(found):
             if names[0] not in cells.empty:
                 return _classes(path, names, cells, guessed=True)
-            return Target(names, "regression", unlabelled=cells.empty[names[0]][1])
+            return PredictionTarget(names, "regression", unlabelled=cells.empty[names[0]][1])
     if task == "regression":
-        return Target(names, task)
+        return PredictionTarget(names, task)
     answers = all(_yes_or_no(cells.found.get(name, Counter())) for name in names)
     if task == "binary" and not answers:
         name, cell = next(
@@ -178,7 +180,7 @@ def target_of(path: Path, columns: Sequence[str], cells: Cells, task: str = "aut
             f"{path}: --task binary takes 0 and 1, or true and false, and {name} has {cell!r}: "
             "give --task classes or regression, or write 0 and 1"
         )
-    return Target(names, "binary" if answers else "regression")
+    return PredictionTarget(names, "binary" if answers else "regression")
 
 
 def _yes_or_no(found: Counter[str] | None) -> bool:
@@ -217,7 +219,9 @@ def _refuse_names(path: Path, name: str, found: Counter[str]) -> None:
         )
 
 
-def _classes(path: Path, names: tuple[str, ...], cells: Cells, *, guessed: bool = False) -> Target:
+def _classes(
+    path: Path, names: tuple[str, ...], cells: Cells, *, guessed: bool = False
+) -> PredictionTarget:
     """One column as classes: numbers by their size, words by the alphabet."""
     if len(names) != 1:
         raise BadGraph(
@@ -240,7 +244,9 @@ def _classes(path: Path, names: tuple[str, ...], cells: Cells, *, guessed: bool 
         )
     if not all(map(is_number, found)):
         words = sorted(found)
-        return Target(names, "classes", tuple((word,) for word in words), tuple(words), guessed)
+        return PredictionTarget(
+            names, "classes", tuple((word,) for word in words), tuple(words), guessed
+        )
     values = sorted({float(cell) for cell in found})
     if broken := [cell for cell in found if not float(cell).is_integer()]:
         raise BadGraph(
@@ -250,4 +256,4 @@ def _classes(path: Path, names: tuple[str, ...], cells: Cells, *, guessed: bool 
     codes = tuple(tuple(cell for cell in found if float(cell) == value) for value in values)
     counted = values == list(range(len(values)))
     called = () if counted else tuple(f"{value:.15g}" for value in values)
-    return Target(names, "classes", codes, called, guessed)
+    return PredictionTarget(names, "classes", codes, called, guessed)

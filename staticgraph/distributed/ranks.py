@@ -1,4 +1,4 @@
-"""The processes of one job, and what they tell each other besides gradients.
+"""The processes of one job, and what they tell each other apart from gradients.
 
 The problem: a collective that one process enters and another does not is a job that hangs, so
 whatever decides what runs next must come out alike on every rank. The idea: few calls, each of

@@ -20,7 +20,7 @@ from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.dryrun.ask import dry_run
 from staticgraph.dryrun.operations import Operations, count_step
-from staticgraph.dryrun.report import PARTS, Run
+from staticgraph.dryrun.report import PARTS, BucketRun
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.runner import StaticGraphRunner
@@ -36,7 +36,7 @@ MODE = "reduce-overhead"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class BaselineColumn:
     """One way to run a step.
 
     Attributes:
@@ -106,14 +106,14 @@ def dispatched(
     return count_step(forward, optimizer)
 
 
-def operations_column(name: str, found: Operations) -> Column:
+def operations_column(name: str, found: Operations) -> BaselineColumn:
     """Operations as a column."""
-    return Column(name, "operations", {part: found.total(part) for part in PARTS})
+    return BaselineColumn(name, "operations", {part: found.total(part) for part in PARTS})
 
 
 def launched(
     model: torch.nn.Module, plan: BucketPlan, target: str, kernels: bool, dtype: Any = None
-) -> tuple[Column, str]:
+) -> tuple[BaselineColumn, str]:
     """Launches of the compiled step of the plan's largest bucket, and the label of the dry run.
 
     Raises:
@@ -138,10 +138,10 @@ def launched(
     return launches_column(KERNELS if kernels else STOCK, run), report.label
 
 
-def launches_column(name: str, run: Run) -> Column:
+def launches_column(name: str, run: BucketRun) -> BaselineColumn:
     """A dry run's launches as a column."""
     kinds = {kind for found in run.launches.values() for kind in found}
-    return Column(
+    return BaselineColumn(
         name,
         "launches",
         {part: run.count(part) for part in PARTS},

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from staticgraph.dryrun.ask import Child, hand_over
-from staticgraph.dryrun.report import Run
+from staticgraph.dryrun.report import BucketRun
 from staticgraph.dryrun.targets import target_of
 from staticgraph.memory.model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
@@ -98,7 +98,7 @@ class CompiledReader:
                 yield read
 
 
-def reading_of(run: Run, updates: bool) -> Reading:
+def reading_of(run: BucketRun, updates: bool) -> Reading:
     """A run's moments as a reading; without an optimizer of the subject's its update is left out.
 
     Raises:

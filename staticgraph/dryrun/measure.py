@@ -17,10 +17,10 @@ from staticgraph.dryrun import ptx
 from staticgraph.dryrun.availability import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, peak_flops
 from staticgraph.dryrun.recorder import CountedStep, RefusingRecorder, counted
-from staticgraph.dryrun.report import PARTS, Cause, DryRun, Run
+from staticgraph.dryrun.report import PARTS, BucketRun, Cause, DryRun
 from staticgraph.dryrun.stubs import attention, inductor
 from staticgraph.dryrun.subject import Candidate, candidate_of, twin
-from staticgraph.dryrun.targets import Target
+from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import Refused, Watcher
 from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import forget_compiled
@@ -34,7 +34,7 @@ PHASES = ("step", "eval")
 OWN_RECORDS = 1
 
 
-def measure(request: Mapping[str, Any], target: Target) -> DryRun:
+def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
     """Answers a request.
 
     Args:
@@ -74,7 +74,9 @@ def measure(request: Mapping[str, Any], target: Target) -> DryRun:
 class _Mode:
     """One mode of one candidate."""
 
-    def __init__(self, candidate: Candidate, mode: str, target: Target, moments: bool) -> None:
+    def __init__(
+        self, candidate: Candidate, mode: str, target: TargetDevice, moments: bool
+    ) -> None:
         self._candidate, self._plan = candidate, candidate.plan
         self._mode, self._target, self._moments = mode, target, moments
         self._graphs: dict[tuple[int, str], list[CompiledGraph]] = {}
@@ -82,7 +84,7 @@ class _Mode:
         self._seconds: dict[tuple[int, str], float] = {}
         self._key: tuple[int, str] | None = None
 
-    def runs(self, phases: tuple[str, ...]) -> list[Run]:
+    def runs(self, phases: tuple[str, ...]) -> list[BucketRun]:
         """Of all buckets; a phase that cannot run does not keep the others from it."""
         self._key = None
         try:
@@ -93,7 +95,7 @@ class _Mode:
             rest = tuple(phase for phase in phases if phase not in stopped)
             return failed + (self.runs(rest) if rest else [])
 
-    def _warmed(self, phases: tuple[str, ...]) -> list[Run]:
+    def _warmed(self, phases: tuple[str, ...]) -> list[BucketRun]:
         forget_compiled()
         inductor.TREES.roots.clear()
         with Watcher():
@@ -105,7 +107,7 @@ class _Mode:
                 recording=Recording(recorder=recorder),
             )
             runner.steps.computation.assume_rows()  # fake tensors have no values to tell by
-            runner.steps.preparing = self._noting
+            runner.preparation.watched = self._noting
             runner.warmup(progress=False, phases=phases)
             keys = [(b, r) for b in reversed(range(len(self._plan.capacities))) for r in phases]
             steps = recorder.runs
@@ -132,7 +134,7 @@ class _Mode:
         self._key = bucket, phase
         steps, schema = runner.steps, self._plan.schema
         assert schema is not None
-        batch = StaticBatch.blank(steps.layout(bucket, schema), runner.device)
+        batch = StaticBatch.blank(steps.form.layout(bucket, schema), runner.device)
 
         def body() -> Any:
             if phase == "step":
@@ -143,7 +145,7 @@ class _Mode:
         body()  # the optimizer makes its state
         return counted(body, [*_resident(runner), *batch.tensors().values()])[1]
 
-    def _run(self, runner: StaticGraphRunner, key: tuple[int, str], step: CountedStep) -> Run:
+    def _run(self, runner: StaticGraphRunner, key: tuple[int, str], step: CountedStep) -> BucketRun:
         bucket, phase = key
         graphs, skips = self._graphs[key], self._skips[key]
         pieces = expected = None
@@ -157,7 +159,7 @@ class _Mode:
             if compiled.bucket == bucket and compiled.grad == (phase == "step")
         ]
         moved, rate = self._target.bandwidth_bytes_s, self._rate()
-        return Run(
+        return BucketRun(
             mode=self._mode,
             bucket=bucket,
             capacity=str(self._plan.capacities[bucket]),
@@ -190,7 +192,7 @@ class _Mode:
             self._candidate.subject.autocast, self._target.float32_flops, self._target.tensor_flops
         )
 
-    def _failed(self, error: Exception, phase: str) -> list[Run]:
+    def _failed(self, error: Exception, phase: str) -> list[BucketRun]:
         """What a phase that was stopped is reported as, in every bucket."""
         refused = _refusal(error)
         graphs, skips = [], []
@@ -205,7 +207,7 @@ class _Mode:
             text = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
         expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": WHOLE[phase]}
         return [
-            Run(
+            BucketRun(
                 self._mode,
                 bucket,
                 str(capacity),
@@ -226,7 +228,7 @@ def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
     assert runner.optimizer is not None
     for state in runner.optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
-    recorded = runner.steps.recorded
+    recorded = runner.steps.recordings.made
     if recorded is not None and recorded.buffer is not None:
         yield recorded.buffer
 

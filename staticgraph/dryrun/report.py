@@ -29,7 +29,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BucketRun:
     """One mode, bucket and phase.
 
     Attributes:
@@ -158,7 +158,7 @@ class DryRun:
         torch: version.
         model: class name.
         kernels: whether fused kernels were put under it; autocast: the dtype's name.
-        runs: see :class:`Run`. uses: see :class:`KernelUse`.
+        runs: see :class:`BucketRun`. uses: see :class:`KernelUse`.
         emulated: what stands for something that only the device knows.
         notes: what else to know, such as a stand-in for a loss.
     """
@@ -169,7 +169,7 @@ class DryRun:
     model: str
     kernels: bool
     autocast: str | None
-    runs: tuple[Run, ...]
+    runs: tuple[BucketRun, ...]
     uses: tuple[KernelUse, ...] = ()
     emulated: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ class DryRun:
         """Whether every run is whole."""
         return all(run.ok for run in self.runs)
 
-    def run(self, mode: str, phase: str = "step", bucket: int = 0) -> Run:
+    def run(self, mode: str, phase: str = "step", bucket: int = 0) -> BucketRun:
         """One of the runs.
 
         Raises:
@@ -239,16 +239,16 @@ class DryRun:
         return "\n".join(lines)
 
 
-def _run_of(values: Mapping[str, Any]) -> Run:
+def _run_of(values: Mapping[str, Any]) -> BucketRun:
     fields = dict(values)
     fields["causes"] = tuple(Cause(**cause) for cause in fields["causes"])
     for name in ("partitions", "devices"):
         fields[name] = tuple(fields[name])
     fields["moments"] = tuple(map(tuple, fields["moments"]))
-    return Run(**fields)
+    return BucketRun(**fields)
 
 
-def _runs_table(runs: tuple[Run, ...]) -> str:
+def _runs_table(runs: tuple[BucketRun, ...]) -> str:
     headers = ["mode", "bucket", "phase", "records", "breaks", "operators", "launches", *PARTS]
     headers += ["ours", "Inductor's", "peak", "moved", "at least, us"]
     return table(

@@ -18,12 +18,12 @@ from staticgraph.dryrun import ptx
 from staticgraph.dryrun.launches import WATCH
 from staticgraph.dryrun.recorder import RefusingRecorder
 from staticgraph.dryrun.stubs.inductor import TREES
-from staticgraph.dryrun.stubs.point import Points
+from staticgraph.dryrun.stubs.point import PatchPoints
 from staticgraph.dryrun.watcher import Refused, Watcher
 from staticgraph.internals.tracing import forget_compiled
 
 
-def tried(points: Points) -> list[dict[str, Any]]:
+def tried(points: PatchPoints) -> list[dict[str, Any]]:
     """Runs all stages; for each its name, whether it passed, and if not, what is known."""
     found = []
     for name, (groups, stage) in STAGES.items():

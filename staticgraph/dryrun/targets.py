@@ -16,7 +16,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetDevice:
     """A device by its sheet.
 
     Attributes:
@@ -60,19 +60,19 @@ class Target:
 TARGETS = {
     target.name: target
     for target in (
-        Target(
+        TargetDevice(
             "h100", "NVIDIA H100 80GB HBM3", (9, 0), 132, 80 * 10**9, 3.35e12, 67e12, 989e12,
             50 * MIB, 227 * KIB, 228 * KIB, 2048, 1_980_000, 2_619_000, 5120,
         ),
-        Target(
+        TargetDevice(
             "h200", "NVIDIA H200", (9, 0), 132, 141 * 10**9, 4.8e12, 67e12, 989e12,
             50 * MIB, 227 * KIB, 228 * KIB, 2048, 1_980_000, 3_201_000, 6144,
         ),
-        Target(
+        TargetDevice(
             "a100", "NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 * 10**9, 2.039e12, 19.5e12, 312e12,
             40 * MIB, 163 * KIB, 164 * KIB, 2048, 1_410_000, 1_593_000, 5120,
         ),
-        Target(
+        TargetDevice(
             "l4", "NVIDIA L4", (8, 9), 58, 24 * 10**9, 300e9, 30.3e12, 121e12,
             48 * MIB, 99 * KIB, 100 * KIB, 1536, 2_040_000, 6_251_000, 192,
         ),
@@ -80,7 +80,7 @@ TARGETS = {
 }  # fmt: skip
 
 
-def target_of(name: str) -> Target:
+def target_of(name: str) -> TargetDevice:
     """A target by name.
 
     Raises:

@@ -277,7 +277,7 @@ class Batcher:
                      step_buckets, np.concatenate(windows)), stats  # fmt: skip
 
     def _kept(self, made: EpochBatches) -> tuple[EpochBatches, int]:
-        """The batches in buckets whose order statistics they keep, and how many were mended."""
+        """The batches in buckets whose order statistics they keep, and how many were repaired."""
         promised = any(capacity.order_statistics for capacity in self.plan.capacities)
         if not promised or not len(made.buckets):
             return made, 0
@@ -288,14 +288,14 @@ class Batcher:
             exchanged = exchange_graphs(drawn, self.sizes, self.plan.capacities)
         kept, moved, divided = keep_order_statistics(drawn, self.sizes, self.plan.capacities)
         lengths = [0, *(len(ids) for _, ids in kept)]
-        mended = made._replace(
+        repaired = made._replace(
             order=np.concatenate([made.order[:0], *(ids for _, ids in kept)]),
             bounds=np.cumsum(lengths),
             buckets=np.array([bucket for bucket, _ in kept], np.int64),
             spilled=made.spilled + moved,
             split=made.split + divided,
         )
-        return mended, exchanged
+        return repaired, exchanged
 
     @property
     def _shares(self) -> int:

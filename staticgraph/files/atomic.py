@@ -1,6 +1,6 @@
 """A file that is there whole or as it was before, whatever happens while it is written.
 
-The new contents go to a scratch file beside the target, are made durable, and take the target's
+The new contents go to a scratch file next to the target, are made durable, and take the target's
 name in one move. A full disk or a kill leaves the old file; a kill leaves the scratch file too,
 which the next write of the same target removes. Readers need no lock: they see one or the other.
 """

@@ -1,12 +1,12 @@
 """A folder of files that is there whole, the old or the new, and never taken from somebody else.
 
 Two things must not happen to a folder that is written again: that a kill leaves neither the old nor
-the new, and that what stood there was not ours. So it is written beside its place and made durable;
-then the old one is moved aside, the new one moved in, and only then the old one removed. A kill
-between the two moves leaves the old one under its scratch name, from where :func:`repair` puts it
-back at the next opening or writing. And what is replaced is only a folder whose manifest says that
-it is one of the same kind, that holds no file but those it lists, and only where that was asked
-for. No lock: of two processes that write the same folder at once, one gets an error.
+the new, and that what stood there was not ours. So it is first written next to its place and made
+durable; then the old one is moved aside, the new one moved in, and only then the old one removed. A
+kill between the two moves leaves the old one under its scratch name, from where :func:`repair` puts
+it back at the next opening or writing. And what is replaced is only a folder whose manifest says
+that it is one of the same kind, that holds no file but those it lists, and only where that was
+asked for. No lock: of two processes that write the same folder at once, one gets an error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where numba keeps what it compiled, on machines where it finds no place by itself.
 
-Every compiled loop of this package is cached on disk, beside its source or in the user's cache
+Every compiled loop of this package is cached on disk, next to its source or in the user's cache
 folder. In a container with a read-only home and a read-only installation neither can be written,
 and then numba refuses to compile: importing would fail. Here the places that numba tries are tried
 first, before it is imported; where none takes a file it is given a fresh folder of this process's

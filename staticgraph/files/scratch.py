@@ -1,4 +1,4 @@
-"""Names of what stands beside a file or folder while it is written, and who may remove it.
+"""Names of what stands next to a file or folder while it is written, and who may remove it.
 
 A process that is killed cannot clean up, so the next one must, without a lock and without taking
 what a living process still writes. The name says whose it is: machine, process id, and a random

@@ -1,6 +1,6 @@
 """A hard cap on every byte that this library makes torch hold, decided before the first step.
 
-The problem: a recording that fails midway for want of memory leaks its pool for the life of the
+The problem: a recording that runs out of memory midway leaks its pool for the life of the
 process, so whether a plan fits must be decided before anything is compiled. The idea: add up what
 is known (model, optimizer state, slots, one pool as large as the largest bucket needs, library
 workspaces), compare with the cap, and refuse with the sum, the floor and the remedies in numbers.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, get_args
 
-from staticgraph.sizes.attention import Block, attention_path, clipped
+from staticgraph.sizes.attention import AttentionBlock, attention_path, clipped
 from staticgraph.sizes.capacity import Capacity
 
 Form = Literal["linear", "attention", "series", "blocks", "quadratic"]
@@ -55,10 +55,10 @@ def counts_of(
 
 # A fit asks for the blocks of a thousand capacities, again for every form.
 @lru_cache(maxsize=1 << 13)
-def blocks_in(capacity: Capacity, layout: Layout, counted: bool) -> tuple[Block, ...]:
+def blocks_in(capacity: Capacity, layout: Layout, counted: bool) -> tuple[AttentionBlock, ...]:
     """The blocks of attention, by falling size; as large as real graphs may fill them where
     ``counted``."""
-    blocks = (Block(0, capacity.graphs, capacity.max_graph_nodes),)
+    blocks = (AttentionBlock(0, capacity.graphs, capacity.max_graph_nodes),)
     if layout != "dense":
         blocks = attention_path(capacity, layout).blocks
     if counted:
@@ -85,7 +85,7 @@ def turns_of(
     return found
 
 
-def _count(count: str, block: Block) -> int:
+def _count(count: str, block: AttentionBlock) -> int:
     return block.graphs if count == "graphs" else block.places * (block.width ** (count == "pairs"))
 
 

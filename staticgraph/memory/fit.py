@@ -67,7 +67,7 @@ EXACT_RESIDUAL = 0.001
 ENVELOPE_SAMPLES = 1000
 
 
-class Point(NamedTuple):
+class FitPoint(NamedTuple):
     """What a step adds to what was there before it.
 
     Attributes:
@@ -155,9 +155,9 @@ class Fit(NamedTuple):
 
 
 def fit(
-    points: Sequence[Point],
+    points: Sequence[FitPoint],
     form: Form | Literal["auto"] = "auto",
-    held_out: Point | None = None,
+    held_out: FitPoint | None = None,
     *,
     typed: bool = False,
     counted: bool = False,
@@ -214,7 +214,7 @@ def fit(
     return _accepted(best._replace(note="; ".join([*given_up, best.note]).strip("; ")), points)
 
 
-def _accepted(found: Fit, points: Sequence[Point]) -> Fit:
+def _accepted(found: Fit, points: Sequence[FitPoint]) -> Fit:
     if found.residual > WORST_RESIDUAL:
         worst = max(points, key=lambda p: abs(found.predict(p.capacity) / p.nbytes - 1))
         raise FitRefused(
@@ -228,10 +228,10 @@ def _accepted(found: Fit, points: Sequence[Point]) -> Fit:
 
 
 def _fit_form(
-    points: Sequence[Point],
+    points: Sequence[FitPoint],
     form: Form,
     layout: Layout,
-    held_out: Point | None,
+    held_out: FitPoint | None,
     typed: bool,
     counted: bool,
 ) -> Fit:
@@ -281,7 +281,7 @@ def _fit_form(
     return _checked(result, held_out)
 
 
-def _checked(found: Fit, held_out: Point | None) -> Fit:
+def _checked(found: Fit, held_out: FitPoint | None) -> Fit:
     if held_out is None:
         return found
     missed = abs(found.predict(held_out.capacity) / held_out.nbytes - 1)
@@ -303,7 +303,7 @@ def rows_at(
 
 
 def _series(
-    points: Sequence[Point], terms: Sequence[str], layout: Layout, counted: bool
+    points: Sequence[FitPoint], terms: Sequence[str], layout: Layout, counted: bool
 ) -> FloatArray:
     moments = [point.turns for point in points if point.turns is not None]
     if len(moments) < len(points):
@@ -328,7 +328,7 @@ def _counted(
 
 
 def _moments(
-    points: Sequence[Point],
+    points: Sequence[FitPoint],
     peaks: FloatArray,
     weighted: FloatArray,
     terms: Sequence[str],

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from staticgraph.files import document
 from staticgraph.files.document import read_document
 from staticgraph.memory.counts import TERMS, TURNS, Form, counts_of, rows_of
-from staticgraph.memory.fit import Fit, Point
+from staticgraph.memory.fit import Fit, FitPoint
 from staticgraph.memory.fit_document import fit_of, values_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
@@ -27,7 +27,7 @@ from staticgraph.text.table import table
 BLOCK_TERMS = ("places", "pairs", "widest", "block", *TURNS)
 
 
-class Resident(NamedTuple):
+class ResidentBytes(NamedTuple):
     """Bytes of a model that are there all the time, at any capacity."""
 
     parameters: int = 0
@@ -62,7 +62,7 @@ class BatchBytes(NamedTuple):
         )
 
 
-NOTHING_RESIDENT, NO_BATCH = Resident(), BatchBytes()
+NOTHING_RESIDENT, NO_BATCH = ResidentBytes(), BatchBytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ class MemoryModel:
     """
 
     fit: Fit
-    resident: Resident = NOTHING_RESIDENT
+    resident: ResidentBytes = NOTHING_RESIDENT
     batch: BatchBytes = NO_BATCH
     update_bytes: int = 0
     overhead: float = 0.0
     workspace_bytes: int = 0
-    points: tuple[Point, ...] = ()
-    checked: Point | None = None
+    points: tuple[FitPoint, ...] = ()
+    checked: FitPoint | None = None
     reader: str = "given"
     note: str = ""
 
@@ -97,7 +97,7 @@ class MemoryModel:
     def of(
         cls,
         form: Form = "linear",
-        resident: Resident | None = None,
+        resident: ResidentBytes | None = None,
         *,
         axes: Mapping[str, float] | None = None,
         **coefficients: float,
@@ -148,7 +148,7 @@ class MemoryModel:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
 
-        def plain(point: Point) -> dict[str, Any]:
+        def plain(point: FitPoint) -> dict[str, Any]:
             return {"capacity": point.capacity.to_dict(), "bytes": point.nbytes}
 
         return {
@@ -172,14 +172,14 @@ class MemoryModel:
             ValueError: a key is missing or unknown.
         """
 
-        def point(value: dict[str, Any]) -> Point:
-            return Point(Capacity.from_dict(value["capacity"]), value["bytes"])
+        def point(value: dict[str, Any]) -> FitPoint:
+            return FitPoint(Capacity.from_dict(value["capacity"]), value["bytes"])
 
         try:
             per_axis = tuple((str(k), v) for k, v in values["batch"].get("per_axis", ()))
             return cls(
                 fit_of(values),
-                Resident(**values["resident"]),
+                ResidentBytes(**values["resident"]),
                 BatchBytes(**{**values["batch"], "per_axis": per_axis}),
                 values["update_bytes"],
                 values["overhead"],

@@ -3,7 +3,7 @@
 ``global_add_pool(x, batch)`` finds the number of graphs with ``int(batch.max()) + 1``: a host read
 that no CUDA graph records. ``remove_self_loops`` indexes with a mask. Each of these has an equal of
 fixed shape once the bucket is known. They are on an allow-list (here and in the
-``static_functions`` of the modules beside this one), and :func:`install` makes each of them
+``static_functions`` of the modules next to this one), and :func:`install` makes each of them
 dispatch (:mod:`staticgraph.nn.context.dispatch`): in a thread where a batch is bound it is the
 static form, in every other it is PyG's own. Nothing is rewritten that is not on the list: rewriting
 every mask generically compiles TopKPooling into garbage.

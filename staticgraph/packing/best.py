@@ -6,8 +6,9 @@ pack, since what it takes early is missing later. The idea: solve the linear rel
 fractions; use each as often as the whole part says, and solve again for the graphs that are left,
 with patterns of their own, until few are left and the quick packers do the rest. With
 five graphs a pack and more, and where the relaxation has no solution in time (thousands of sizes),
-pack after pack is taken away and the others mended by exchanges (:mod:`staticgraph.packing.mend`).
-Very large graphs whose packs are hard to fill are packed first (:mod:`.companions`).
+pack after pack is taken away and the others repaired by exchanges
+(:mod:`staticgraph.packing.repair`). Very large graphs whose packs are hard to fill are packed first
+(:mod:`.companions`).
 
 The invariant: never more packs than it is given to begin with, and the bound that is returned is
 proven wherever the search stops.
@@ -25,9 +26,9 @@ import numpy as np
 from staticgraph.packing.columns import ColumnGeneration, Columns, columns_of, scipy_optimize, whole
 from staticgraph.packing.companions import packed_giants
 from staticgraph.packing.giants import giants_bound
-from staticgraph.packing.mend import MOST_GRAPHS, fewer_by_mending
 from staticgraph.packing.pack import Packing, volume_bound
 from staticgraph.packing.pricing import Grid, grid_of
+from staticgraph.packing.repair import MOST_GRAPHS, fewer_by_repair
 from staticgraph.packing.swap import MIN_GRAPHS, join, pack_by_swaps
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
@@ -46,7 +47,7 @@ ROUNDS_A_STEP = 4
 SHARE = 0.08
 # More sizes than this make linear programs of several seconds.
 MOST_SIZES = 2000
-# Even deals tried for each number of packs, where there are too many graphs to mend packs.
+# Even deals tried for each number of packs, where there are too many graphs to repair packs.
 DEALS = 12
 # The share of the time after which nothing more is begun: a linear program takes half a second.
 BEGUN = 0.93
@@ -82,7 +83,7 @@ def improve(
             best = min(best, _giants_first(best, quick), key=lambda packing: packing.num_packs)
         few, many = MANY_GRAPHS * best.num_packs, MOST_GRAPHS
         if best.num_packs > bound and few <= histogram.num_graphs <= many:
-            best = _mended(best, bound, until - (1 - EXCHANGES) * time_limit, shown)
+            best = _repaired(best, bound, until - (1 - EXCHANGES) * time_limit, shown)
         if best.num_packs <= bound:
             return replace(best, proven=bound)
         grid = grid_of(histogram, limits)
@@ -95,7 +96,7 @@ def improve(
                 if best.num_packs <= bound or time.perf_counter() > until:
                     break
         if best.num_packs > bound:
-            best = _mended(best, bound, until, shown)
+            best = _repaired(best, bound, until, shown)
     return replace(best, proven=bound)
 
 
@@ -116,7 +117,7 @@ def _with_rest(made: Packing, left: IntArray, quick: QuickPacker) -> Packing:
     return join(made, quick(rest, made.limits, made.max_graphs), rows)
 
 
-def _mended(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
+def _repaired(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
     """Fewer packs by exchanges; of very many graphs by even deals."""
     if best.histogram.num_graphs > MOST_GRAPHS:
         return _deal_again(best, bound, until)
@@ -124,7 +125,7 @@ def _mended(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
     def tell(packs: int) -> None:
         shown.set_postfix_str(f"{how_many(packs, 'pack')}, at least {bound:,}")
 
-    return fewer_by_mending(best, bound, until, shown=tell)
+    return fewer_by_repair(best, bound, until, shown=tell)
 
 
 class _Search:

@@ -1,4 +1,4 @@
-"""Which graph takes which place of a packing, drawn anew each epoch.
+"""Which graph takes which place of a packing, drawn again each epoch.
 
 A packing fixes only the sizes that go together (paper, section 2.6). Graphs of one size are
 interchangeable to it, so each epoch shuffles the graphs of every size and deals them to the places,
@@ -46,7 +46,7 @@ def draw_packs(
         packing: the sizes that go together.
         types: ``[n]`` int64 from :func:`types_of`.
         seed: with ``epoch``, of the order.
-        epoch: each epoch deals anew.
+        epoch: each epoch deals them again.
 
     Returns:
         ``order`` ``[n]`` positions of the graphs pack by pack, and ``bounds`` ``[packs + 1]`` where

@@ -1,11 +1,11 @@
-"""Exact batches that break their bucket's promise, mended by exchanging graphs.
+"""Exact batches that break their bucket's promise, repaired by exchanging graphs.
 
 The problem: a batch with one large graph too many (:mod:`staticgraph.plans.order_statistics`) needs
 a wider bucket, which is one more compile and recording for a batch or two an epoch; most often for
 the rest at an epoch's end, into which swaps had moved large graphs since it had room. The idea:
 give the graph that is one too many to a batch that may have it, for a smaller one of that batch.
 The invariant: every batch keeps its number of graphs and its limits, and no promise that held is
-broken. What cannot be mended so is left for the caller to place.
+broken. What cannot be repaired so is left for the caller to place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Exchanges for one batch; each mends one order statistic that is too large.
+# Exchanges for one batch; each repairs one order statistic that is too large.
 MOST = 64
 
 
@@ -34,7 +34,7 @@ def exchange_graphs(
     Returns:
         How many batches broke their promise and keep it now.
     """
-    mended = 0
+    repaired = 0
     for number, (bucket, ids) in enumerate(batches):
         capacity = capacities[bucket]
         if capacity.order_statistics_hold(sizes[ids, 0]):
@@ -43,9 +43,9 @@ def exchange_graphs(
             if not _exchange(batches, number, sizes, capacity):
                 break
             if capacity.order_statistics_hold(sizes[batches[number][1], 0]):
-                mended += 1
+                repaired += 1
                 break
-    return mended
+    return repaired
 
 
 def _exchange(

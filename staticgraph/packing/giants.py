@@ -1,4 +1,4 @@
-"""A bound for packs that hold one very large graph each, and cannot be filled beside it.
+"""A bound for packs that hold one very large graph each, and cannot be filled around it.
 
 The problem: where nodes are scarce, the volume bound counts every pack as full of nodes, yet beside
 a dense graph that takes nearly all edges no pack can be; and the linear program that knows better

@@ -21,10 +21,10 @@ from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.correction import fewer_by_correction
 from staticgraph.packing.fill import fill_histogram
 from staticgraph.packing.listing import listings
-from staticgraph.packing.mend import fewer_by_mending
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound
+from staticgraph.packing.repair import fewer_by_repair
 from staticgraph.packing.sample import fewer_by_sample
-from staticgraph.packing.swap import MENDED_GRAPHS, fewer_by_swaps
+from staticgraph.packing.swap import REPAIRED_GRAPHS, fewer_by_swaps
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -32,9 +32,9 @@ PackingEffort = Literal["fast", "best"]
 EFFORTS = ("fast", "best")
 # Seconds that ``effort="best"`` may take.
 TIME_LIMIT = 10.0
-# ``fast`` mends packs of so many graphs, where there are not too many of them, and looks at so many
-# pairs of graphs, about 25 ms; of packs of fewer graphs it mends a sample, unless most graphs are
-# alone.
+# ``fast`` repairs packs of so many graphs, where there are not too many of them, and looks at so
+# many pairs of graphs, about 25 ms; of packs of fewer graphs it repairs a sample, unless most
+# graphs are alone.
 FEW_GRAPHS, MANY_GRAPHS = 5, 30
 PAIRS = 1_600_000
 ALONE = 1.5
@@ -98,4 +98,4 @@ def _fast(histogram: SizeHistogram, limits: IntArray, max_graphs: int | None) ->
         return best
     if graphs < FEW_GRAPHS * best.num_packs:
         return fewer_by_sample(best) if graphs > ALONE * best.num_packs else best
-    return fewer_by_mending(best, least, pairs=PAIRS) if graphs <= MENDED_GRAPHS else best
+    return fewer_by_repair(best, least, pairs=PAIRS) if graphs <= REPAIRED_GRAPHS else best

@@ -1,7 +1,7 @@
-"""A few of the packs, mended; what they gain is repeated for all that are like them.
+"""A few of the packs, repaired; what they gain is repeated for all that are like them.
 
 The problem: at two to four graphs a pack the packs of any filler are one to three percent too many,
-and exchanges (:mod:`staticgraph.packing.mend`) find better ones, but not among a hundred thousand
+and exchanges (:mod:`staticgraph.packing.repair`) find better ones, but not among a hundred thousand
 graphs in milliseconds. The idea: so many graphs have few distinct sizes, so most patterns are used
 many times over. Of each a share of the packs is taken, a few thousand graphs in all; what exchanges
 make of them is repeated as often as the share goes into the whole, and the packs that the share
@@ -17,8 +17,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from staticgraph.packing.mend import fewer_by_mending
 from staticgraph.packing.pack import Packing
+from staticgraph.packing.repair import fewer_by_repair
 from staticgraph.packing.swap import join
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
@@ -40,7 +40,7 @@ def fewer_by_sample(best: Packing) -> Packing:
         return best
     sample, rows = _apart(best, counts)
     most = max(1, int(AT_ONCE * sample.num_packs))
-    found = fewer_by_mending(
+    found = fewer_by_repair(
         sample, sample.volume_bound, pairs=PAIRS, at_once=most, each=EACH * PAIRS
     )
     if found.num_packs == sample.num_packs:

@@ -30,8 +30,8 @@ RESOLUTION = 0.0005
 # It tries this share of the way from the best to the bound: what succeeds takes a millisecond or
 # two, what fails ten to thirty, and longer the nearer it is to the bound.
 STRIDE = 0.25
-# Of fewer graphs exchanges (:mod:`staticgraph.packing.mend`) gain more than a second attempt here.
-MENDED_GRAPHS = 50_000
+# With fewer graphs, exchanges (:mod:`staticgraph.packing.repair`) gain more than a second attempt.
+REPAIRED_GRAPHS = 50_000
 
 
 def pack_by_swaps(
@@ -152,7 +152,7 @@ def fewer_by_swaps(best: Packing) -> Packing:
         found = pack_by_swaps(rest, limits, middle, max_graphs=best.max_graphs)
         if found is not None:
             best, most = join(kept, found, rows), middle
-        elif histogram.num_graphs <= MENDED_GRAPHS:
+        elif histogram.num_graphs <= REPAIRED_GRAPHS:
             break
         else:
             least = middle + 1

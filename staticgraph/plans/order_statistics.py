@@ -20,7 +20,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from staticgraph.sizes.attention import ENTRIES_A_BLOCK, MAX_BLOCKS, WORTH_IT, Block, charged
+from staticgraph.sizes.attention import (
+    ENTRIES_A_BLOCK,
+    MAX_BLOCKS,
+    WORTH_IT,
+    AttentionBlock,
+    charged,
+)
 from staticgraph.sizes.attention import blocks_of as blocks_by_limits
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
@@ -132,6 +138,8 @@ def _cheapest_cuts(widths: IntArray) -> tuple[tuple[int, int], ...]:
     return tuple(p for i, p in enumerate(pairs) if i == 0 or p[1] < pairs[i - 1][1])
 
 
-def _blocks(bounds: tuple[tuple[int, int], ...], graphs: int) -> list[Block]:
+def _blocks(bounds: tuple[tuple[int, int], ...], graphs: int) -> list[AttentionBlock]:
     ends = [first for first, _ in bounds[1:]] + [graphs]
-    return [Block(first, end - first, w) for (first, w), end in zip(bounds, ends, strict=True)]
+    return [
+        AttentionBlock(first, end - first, w) for (first, w), end in zip(bounds, ends, strict=True)
+    ]

@@ -22,7 +22,7 @@ ROUND_LARGE = 2 << 20
 MIN_BLOCK_SIZE = 512
 
 
-class Piece(NamedTuple):
+class PoolBlock(NamedTuple):
     """A stretch of one segment; sorts by size, then by place, as the allocator looks for it."""
 
     nbytes: int
@@ -40,8 +40,8 @@ class CachingPool:
     def __init__(self) -> None:
         self.reserved_bytes: int = 0
         self._segments = 0
-        self._free: dict[bool, list[Piece]] = {True: [], False: []}
-        self._used: dict[int, tuple[bool, Piece]] = {}
+        self._free: dict[bool, list[PoolBlock]] = {True: [], False: []}
+        self._used: dict[int, tuple[bool, PoolBlock]] = {}
 
     def allocate(self, key: int, nbytes: int) -> None:
         """Takes memory under a key; nothing for no bytes."""
@@ -50,11 +50,11 @@ class CachingPool:
         size = -(-nbytes // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
         small = size <= SMALL_SIZE
         free = self._free[small]
-        at = bisect_left(free, Piece(size, -1, -1))
+        at = bisect_left(free, PoolBlock(size, -1, -1))
         piece = free.pop(at) if at < len(free) else self._segment(size, small)
         rest = piece.nbytes - size
         if rest >= MIN_BLOCK_SIZE if small else rest > SMALL_SIZE:
-            insort(free, Piece(rest, piece.segment, piece.start + size))
+            insort(free, PoolBlock(rest, piece.segment, piece.start + size))
             piece = piece._replace(nbytes=size)
         self._used[key] = small, piece
 
@@ -66,7 +66,7 @@ class CachingPool:
         free = self._free[small]
         for other in [p for p in free if p.segment == piece.segment]:
             if other.start + other.nbytes == piece.start:
-                piece = Piece(other.nbytes + piece.nbytes, piece.segment, other.start)
+                piece = PoolBlock(other.nbytes + piece.nbytes, piece.segment, other.start)
             elif piece.start + piece.nbytes == other.start:
                 piece = piece._replace(nbytes=piece.nbytes + other.nbytes)
             else:
@@ -74,7 +74,7 @@ class CachingPool:
             free.remove(other)
         insort(free, piece)
 
-    def _segment(self, size: int, small: bool) -> Piece:
+    def _segment(self, size: int, small: bool) -> PoolBlock:
         if small:
             nbytes = SMALL_BUFFER
         elif size < MIN_LARGE_ALLOC:
@@ -83,4 +83,4 @@ class CachingPool:
             nbytes = -(-size // ROUND_LARGE) * ROUND_LARGE
         self.reserved_bytes += nbytes
         self._segments += 1
-        return Piece(nbytes, self._segments, 0)
+        return PoolBlock(nbytes, self._segments, 0)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import LAYOUTS_OF, Form
-from staticgraph.memory.fit import EXACT_RESIDUAL, GOOD_RESIDUAL, Fit, Point, fit
+from staticgraph.memory.fit import EXACT_RESIDUAL, GOOD_RESIDUAL, Fit, FitPoint, fit
 from staticgraph.memory.regime import Regime
 from staticgraph.probing.aligned import aligned
 from staticgraph.probing.floors import beyond, floors_of, sides_of, wanted
@@ -150,9 +150,9 @@ class Fitting:
             return None
 
     def _fit(
-        self, points: Sequence[Point], checked: Measured | None, form: Form | Literal["auto"]
+        self, points: Sequence[FitPoint], checked: Measured | None, form: Form | Literal["auto"]
     ) -> Fit:
-        held = None if checked is None else Point(checked[0], checked[1].step)
+        held = None if checked is None else FitPoint(checked[0], checked[1].step)
         return fit(points, form, held, typed=self.typed, counted=self.counted)
 
 
@@ -160,11 +160,11 @@ def _worst(found: Fit | FitRefused) -> float:
     return found.worst if isinstance(found, Fit) else float("inf")
 
 
-def points_of(readings: Sequence[Measured]) -> list[Point]:
+def points_of(readings: Sequence[Measured]) -> list[FitPoint]:
     """What is fitted of readings, their moments matched where they can be."""
     steps = [reading for _, reading in readings]
     moments, turns = aligned(steps), parts_of(steps) or [None] * len(steps)
     return [
-        Point(capacity, reading.step, seen, taken)
+        FitPoint(capacity, reading.step, seen, taken)
         for (capacity, reading), seen, taken in zip(readings, moments, turns, strict=True)
     ]

@@ -138,7 +138,7 @@ class LiveStorages(TorchDispatchMode):
             )
 
     def reset_peak(self) -> tuple[list[int], list[int], list[Turn | None]]:
-        """Moments, operations and turns so far; begins them and the peak anew from what is live."""
+        """Moments, operations and turns so far; restarts them and the peak from what is live."""
         seen = self.moments, self.operations, self.turns
         self.moments, self.operations, self.turns, self.turn = [], [], [], None
         self.peak_bytes = self.live_bytes

@@ -4,7 +4,7 @@ torch raises a type of its own for the caching allocator, but what torch calls d
 cuDNN report a status, Triton's launcher, the driver and the CPU allocator plain RuntimeErrors.
 Everything that is not in the list below is some other error and must pass unchanged. Triton's
 ``OutOfResources`` is one of those: it means shared memory or registers of a single kernel, which no
-smaller batch mends.
+smaller batch cures.
 """
 
 from __future__ import annotations

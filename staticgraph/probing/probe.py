@@ -30,7 +30,7 @@ from staticgraph.batches.slots import ALIGNMENT, SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import FitRefused, ProbeFailed
 from staticgraph.memory.counts import TERMS, Form
-from staticgraph.memory.fit import Point
+from staticgraph.memory.fit import FitPoint
 from staticgraph.memory.model import BatchBytes, MemoryModel
 from staticgraph.plans.plan import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
@@ -299,8 +299,8 @@ def _model_of(fitting: Fitting, probed: Probed, reader: str) -> MemoryModel:
         update_bytes=max(reading.update for reading in every),
         overhead=float(np.median([reading.overhead for reading in every])),
         workspace_bytes=max(reading.workspaces for reading in every),
-        points=tuple(Point(capacity, reading.step) for capacity, reading in readings),
-        checked=None if checked is None else Point(checked[0], checked[1].step),
+        points=tuple(FitPoint(capacity, reading.step) for capacity, reading in readings),
+        checked=None if checked is None else FitPoint(checked[0], checked[1].step),
         reader=reader,
         note=fitting.note,
     )

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from staticgraph.memory.model import Resident
+from staticgraph.memory.model import ResidentBytes
 from staticgraph.probing.fake_twin import fake_mode, fake_model, fake_optimizer
 from staticgraph.probing.live_storages import LiveStorages
 from staticgraph.steps.subject import Subject
 
 
-def resident_bytes(subject: Subject) -> Resident:
+def resident_bytes(subject: Subject) -> ResidentBytes:
     """What a model in training keeps, once its optimizer has stepped; read off a fake twin."""
     parameters = list(subject.model.parameters())
     trained = [p for p in parameters if p.requires_grad] if subject.loss is not None else []
@@ -30,7 +30,7 @@ def resident_bytes(subject: Subject) -> Resident:
             live.reads_allowed = True
             twin.step()
         optimizer = state_bytes(twin)
-    return Resident(
+    return ResidentBytes(
         distinct_bytes(parameters),
         distinct_bytes(subject.model.buffers()),
         distinct_bytes(trained),

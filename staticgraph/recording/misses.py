@@ -1,4 +1,4 @@
-"""What ran for want of a recording, and whether it may."""
+"""What ran eagerly because it had no recording, and whether it may."""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ class RecordedSteps:
         return counts
 
     def missed(self) -> list[str]:
-        """A sentence for whatever ran for want of a recording."""
+        """A sentence for whatever ran without a recording."""
         return self._misses.sentences() + [
             f"made from ids outside the recordings: {how_many(count, 'batch')}; pass the store on "
             "the device to warmup(store)"

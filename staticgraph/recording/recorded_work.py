@@ -82,7 +82,7 @@ class RecordedWork:
             return self._computation.run(work, batch)
 
     def once(self, work: str, batch: StaticBatch) -> Any:
-        """The work in eager, for want of a recording.
+        """The work in eager, where there is no recording.
 
         Raises:
             NonFiniteLoss: the loss is NaN or infinite; nothing was updated.

@@ -14,7 +14,7 @@ stands in the padding.
 
 from __future__ import annotations
 
-from staticgraph.rewrites.captured import Captured, Rewritten, Target
+from staticgraph.rewrites.captured import Captured, RewriteTarget, Rewritten
 from staticgraph.rewrites.rewrite import rewrite
 
-__all__ = ["Captured", "Rewritten", "Target", "rewrite"]
+__all__ = ["Captured", "RewriteTarget", "Rewritten", "rewrite"]

@@ -39,7 +39,7 @@ class Rewritten(NamedTuple):
         return f"{self.rewrite}: {where}" + ("" if self.reason is None else f": {self.reason}")
 
 
-class Target(NamedTuple):
+class RewriteTarget(NamedTuple):
     """What runs the rewritten graph.
 
     Attributes:
@@ -71,7 +71,7 @@ class Captured:
     """
 
     module: GraphModule
-    target: Target
+    target: RewriteTarget
     fake_mode: FakeTensorMode | None = None
     facts: dict[str, Call] = field(default_factory=dict)
     done: list[Rewritten] = field(default_factory=list)

@@ -30,7 +30,7 @@ from staticgraph.rewrites.words import (
 NAME = "cat_linear"
 
 
-class Part(NamedTuple):
+class ScaledRows(NamedTuple):
     """``scale * rows``: ``rows [R, K]``, ``scale [R, 1]`` or None for one."""
 
     rows: Call
@@ -112,14 +112,16 @@ def _product(node: Any) -> tuple[Call, Call] | None:
     return None
 
 
-def _parts(captured: Captured, anchor: Call, node: Any, tower: int | None) -> list[Part] | None:
+def _parts(
+    captured: Captured, anchor: Call, node: Any, tower: int | None
+) -> list[ScaledRows] | None:
     """What is concatenated, of one tower where ``tower`` says which."""
     if is_call(node, SELECT) and tower is None and node.args[1] == 1:
         if len(shape(node.args[0]) or ()) != 3:
             return None
         return _parts(captured, anchor, node.args[0], node.args[2])
     if is_cat(node):
-        found: list[Part] = []
+        found: list[ScaledRows] = []
         for part in node.args[0]:
             inner = _parts(captured, anchor, part, tower)
             if inner is None:
@@ -134,7 +136,7 @@ def _parts(captured: Captured, anchor: Call, node: Any, tower: int | None) -> li
     found_shape = shape(rows)
     if rows is None or found_shape is None or len(found_shape) != 2:
         return None
-    return [Part(rows, scale, found_shape[1])]
+    return [ScaledRows(rows, scale, found_shape[1])]
 
 
 def _column(captured: Captured, anchor: Call, scale: Call) -> Call:

@@ -31,7 +31,7 @@ from staticgraph.rewrites.words import (
     is_fenced,
 )
 
-# Functions without an effect beside their result, and without a draw of random numbers.
+# Functions without an effect other than their result, and without a draw of random numbers.
 _PURE = {
     *(
         ADD,

@@ -27,8 +27,8 @@ from staticgraph.nn.context.dense_layout import laid_out, placed, read_back
 from staticgraph.rewrites.axes import COLUMN, Axes, Stretch, moved
 from staticgraph.rewrites.captured import Captured
 from staticgraph.rewrites.dense_blocks import (
-    Block,
-    Blocks,
+    DenseBlock,
+    DenseBlockReader,
     linear,
     times,
     turned,
@@ -93,7 +93,7 @@ class _Reader:
 
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
-        self.blocks = Blocks()
+        self.blocks = DenseBlockReader()
         self.scores = ScoreReader(self.blocks)
 
     # ------------------------------------------------------------------ what is there
@@ -130,7 +130,7 @@ class _Reader:
         assert values is not None
         width = heads[1]
         rows = self._packed(scores, values, heads)
-        attended = Block(("attention", rows), Axes(out), heads[0] * width)
+        attended = DenseBlock(("attention", rows), Axes(out), heads[0] * width)
         back, tail = self._way_back(end, attended)
         self._emit(node, back, tail, heads, number, dropout)
         return 1
@@ -162,7 +162,7 @@ class _Reader:
         heads = given["num_heads"], block.columns // given["num_heads"]
         rows = ("linear", block.rows, given["in_proj_weight"], given["in_proj_bias"])
         out = ("linear", ("attention", rows), given["out_proj_weight"], given["out_proj_bias"])
-        back, tail = self._way_back(users[0], Block(out, block.axes, block.columns))
+        back, tail = self._way_back(users[0], DenseBlock(out, block.axes, block.columns))
         self._emit(node, back, tail, heads, number, dropout)
         return 1
 
@@ -216,7 +216,7 @@ class _Reader:
 
     # ------------------------------------------------------------------ what takes its place
 
-    def _packed(self, scores: DenseScores, values: Block, heads: tuple[int, int]) -> Any:
+    def _packed(self, scores: DenseScores, values: DenseBlock, heads: tuple[int, int]) -> Any:
         """Rows ``[N, 3 * C]`` as nested tuples."""
         number, width = heads
         columns = number * width
@@ -237,7 +237,7 @@ class _Reader:
             parts.append(rows if by == 1 else ("times", rows, by))
         return ("beside", *parts)
 
-    def _way_back(self, end: Call, block: Block) -> tuple[Call, Any]:
+    def _way_back(self, end: Call, block: DenseBlock) -> tuple[Call, Any]:
         """The node that gives rows of nodes again, and what they are."""
         node = end
         while True:
@@ -260,7 +260,7 @@ class _Reader:
                 raise OddBlocks("its heads are joined in another order", user)
             node, block = user, after
 
-    def _rows_at(self, back: Call, block: Block) -> Any:
+    def _rows_at(self, back: Call, block: DenseBlock) -> Any:
         place = back.args[1]
         layout = place.args[0] if is_call(place, operator.getitem) else None
         assert self.blocks.layout is not None

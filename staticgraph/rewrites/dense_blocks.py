@@ -23,7 +23,7 @@ from staticgraph.rewrites.words import DIV, LINEAR, MUL, Call, is_call, is_metho
 _PRODUCTS = (torch.matmul, torch.bmm, operator.matmul, Tensor.matmul)
 
 
-class Block(NamedTuple):
+class DenseBlock(NamedTuple):
     """A tensor of a block's entries.
 
     Attributes:
@@ -42,7 +42,7 @@ class Block(NamedTuple):
         return self.axes.dims[-1] == (Stretch(COLUMN, self.columns),) and not self.axes.start
 
 
-class Blocks:
+class DenseBlockReader:
     """Reads the blocks of one layout.
 
     Attributes:
@@ -51,15 +51,15 @@ class Blocks:
 
     def __init__(self) -> None:
         self.layout: Call | None = None
-        self._known: dict[Call, Block | None] = {}
+        self._known: dict[Call, DenseBlock | None] = {}
 
-    def at(self, node: Any) -> Block | None:
+    def at(self, node: Any) -> DenseBlock | None:
         """A node as a block of rows; None where it is something else, or of another layout."""
         if node not in self._known:
             self._known[node] = self._read(node)
         return self._known[node]
 
-    def _read(self, node: Any) -> Block | None:
+    def _read(self, node: Any) -> DenseBlock | None:
         if is_call(node, laid_out):
             return self._laid_out(node)
         if is_call(node, LINEAR):
@@ -69,7 +69,7 @@ class Blocks:
         step = moved(node)
         return None if step is None else turned(self.at(step[0]), step[1])
 
-    def _laid_out(self, node: Call) -> Block | None:
+    def _laid_out(self, node: Call) -> DenseBlock | None:
         rows, places, _, groups, width = node.args
         sizes = shape(rows)
         layout = places.args[0] if is_call(places, operator.getitem) else None
@@ -82,31 +82,31 @@ class Blocks:
         columns = math.prod(sizes[1:])
         axes = Axes.of(("graph", groups), ("place", width), (COLUMN, columns))
         split = axes.view([groups, width, *sizes[1:]])
-        return split and Block(rows if len(sizes) == 2 else ("flat", rows), split, columns)
+        return split and DenseBlock(rows if len(sizes) == 2 else ("flat", rows), split, columns)
 
 
-def linear(block: Block | None, node: Call) -> Block | None:
+def linear(block: DenseBlock | None, node: Call) -> DenseBlock | None:
     """A linear layer of a block."""
     columns = (shape(node) or (0,))[-1]
     if block is None or not block.whole_rows:
         return None
     after = Axes((*block.axes.dims[:-1], *Axes.of((COLUMN, columns)).dims))
-    return Block(("linear", block.rows, *node.args[1:]), after, columns)
+    return DenseBlock(("linear", block.rows, *node.args[1:]), after, columns)
 
 
-def times(block: Block | None, node: Call) -> Block | None:
+def times(block: DenseBlock | None, node: Call) -> DenseBlock | None:
     """A block times, or divided by, a number."""
     number = node.args[1] if node.target is MUL else 1 / node.args[1]
     return block and block._replace(rows=("times", block.rows, number))
 
 
-def turned(block: Block | None, turn: Callable[[Axes], Axes | None]) -> Block | None:
+def turned(block: DenseBlock | None, turn: Callable[[Axes], Axes | None]) -> DenseBlock | None:
     """A block's entries moved."""
     axes = None if block is None else turn(block.axes)
     return None if block is None or axes is None else block._replace(axes=axes)
 
 
-def without_factor(block: Block) -> tuple[Block, float]:
+def without_factor(block: DenseBlock) -> tuple[DenseBlock, float]:
     """A block, and the number that it was multiplied by."""
     factor, rows = 1.0, block.rows
     while isinstance(rows, tuple) and rows[0] == "times":

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.rewrites.axes import arguments
-from staticgraph.rewrites.dense_blocks import Block, Blocks, is_copy, product, turned
+from staticgraph.rewrites.dense_blocks import DenseBlock, DenseBlockReader, is_copy, product, turned
 from staticgraph.rewrites.key_masks import KeyMask, forbids, is_number, key_mask
 from staticgraph.rewrites.words import ADD, DIV, DROPOUT, MUL, Call, is_call, is_method, shape
 
@@ -20,8 +20,8 @@ class DenseScores(NamedTuple):
     """Weights before the softmax: ``q`` and ``k`` with axes ``[..., place, column]``, the number
     that their product is multiplied by, and the mask of keys."""
 
-    q: Block
-    k: Block
+    q: DenseBlock
+    k: DenseBlock
     scale: float
     mask: KeyMask | None
 
@@ -37,7 +37,7 @@ class OddBlocks(Exception):
 class ScoreReader:
     """Reads scores over the blocks of one layout."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: DenseBlockReader) -> None:
         self.blocks = blocks
 
     def under(self, node: Call) -> DenseScores | None:
@@ -45,7 +45,7 @@ class ScoreReader:
         return self.at(node, 1.0, None)
 
     def of_operator(
-        self, node: Call, q: Block | None, k: Block | None
+        self, node: Call, q: DenseBlock | None, k: DenseBlock | None
     ) -> tuple[DenseScores, float, Call]:
         """Of ``scaled_dot_product_attention``: the scores, how much is dropped, and the call.
 
@@ -71,7 +71,7 @@ class ScoreReader:
         scores = DenseScores(q, k, width**-0.5 if scale is None else scale, found)
         return scores, given.get("dropout_p", 0.0), node
 
-    def of_softmax(self, node: Call) -> tuple[float, Call, Block, list[int]]:
+    def of_softmax(self, node: Call) -> tuple[float, Call, DenseBlock, list[int]]:
         """Dropout of the weights, the product with the values, the values, and the order in which
         it gives its dimensions.
 

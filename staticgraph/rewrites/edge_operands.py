@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from staticgraph.rewrites.captured import Captured
-from staticgraph.rewrites.edge_terms import Rows, Terms, made
+from staticgraph.rewrites.edge_terms import Terms, UngatheredRows, made
 from staticgraph.rewrites.words import ADD, GATHER, LINEAR, SUB, Call, tensor
 
 
@@ -130,9 +130,9 @@ class _Slices:
                 piece.meta["example_value"] = values[place]
                 self._cut[weight, first] = piece
 
-    def by_rows(self) -> dict[Rows, list[tuple[int, Any]]]:
+    def by_rows(self) -> dict[UngatheredRows, list[tuple[int, Any]]]:
         """For each kind of rows the signs and weights that it is taken with."""
-        found: dict[Rows, list[tuple[int, Any]]] = {}
+        found: dict[UngatheredRows, list[tuple[int, Any]]] = {}
         for term in self._terms.terms:
             weight = None if term.weight is None else self._cut[term.weight, term.first]
             found.setdefault(term.rows, []).append((term.sign, weight))

@@ -38,7 +38,7 @@ MOST_DEPTH = 12
 PLACES = ("src", "dst", "edge")
 
 
-class Rows(NamedTuple):
+class UngatheredRows(NamedTuple):
     """Two-dimensional rows before they are gathered.
 
     Attributes:
@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 class Term(NamedTuple):
     """``sign * rows``, or ``sign * rows @ weight[:, first:first + width].T``."""
 
-    rows: Rows
+    rows: UngatheredRows
     sign: int
     weight: Call | None = None
     first: int = 0
@@ -96,15 +96,15 @@ def terms_of(captured: Captured, node: Any, depth: int = 0) -> Terms:
     return whole
 
 
-def _rows(captured: Captured, node: Any) -> Rows:
+def _rows(captured: Captured, node: Any) -> UngatheredRows:
     if is_call(node, GATHER) and len(shape(node) or ()) == 2:
         base, _, index = node.args
         place, found = captured.index(index), shape(base)
         if place in ("src", "dst") and found is not None and found[0] == captured.nodes:
-            return Rows(base, str(place))
+            return UngatheredRows(base, str(place))
         if place is None and found is not None and is_small(captured, node):
-            return Rows(base, "edge", index)
-    return Rows(node, "edge")
+            return UngatheredRows(base, "edge", index)
+    return UngatheredRows(node, "edge")
 
 
 def is_small(captured: Captured, node: Any) -> bool:
@@ -161,7 +161,7 @@ def _parts(captured: Captured, anchor: Call, node: Any) -> list[list[Term]] | No
     plain = all(term.weight is None for term in terms.terms) and not terms.biases
     alike = all(_columns(term) == terms.columns for term in terms.terms)
     if not plain or not alike:
-        return [[Term(Rows(node, "edge"), 1)]]
+        return [[Term(UngatheredRows(node, "edge"), 1)]]
     return [list(terms.terms)]
 
 
@@ -179,7 +179,7 @@ def _slices(captured: Captured, anchor: Call, node: Any, tower: int) -> list[lis
         place, base = captured.index(node.args[2]), node.args[0]
         if place in ("src", "dst") and (shape(base) or (0,))[0] == captured.nodes:
             sliced = slice_of(captured, anchor, base, tower)
-            return None if sliced is None else [[Term(Rows(sliced, str(place)), 1)]]
+            return None if sliced is None else [[Term(UngatheredRows(sliced, str(place)), 1)]]
     sliced = slice_of(captured, anchor, node, tower)
     return None if sliced is None else [[Term(_rows(captured, sliced), 1)]]
 

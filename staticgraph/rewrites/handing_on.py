@@ -24,7 +24,7 @@ from staticgraph.kernels.linear_statistics import linear_statistics_handed_on
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
 from staticgraph.nn.fused.linear import autocast
 from staticgraph.rewrites.batch_norm import joined, running_of
-from staticgraph.rewrites.captured import Captured, Target
+from staticgraph.rewrites.captured import Captured, RewriteTarget
 from staticgraph.rewrites.linear import product
 from staticgraph.rewrites.linear_statistics import measured
 from staticgraph.rewrites.words import Call, dtype, is_call, is_float, is_method, tensor
@@ -117,7 +117,7 @@ def _differentiable(user: Call) -> bool:
     return user.op != "output" and (found is None or found.is_floating_point())
 
 
-def edge_by_edge(target: Target) -> bool:
+def edge_by_edge(target: RewriteTarget) -> bool:
     """Whether gradients of a shared table are better added up edge by edge, and by entry once."""
     return target.device != "cpu"
 

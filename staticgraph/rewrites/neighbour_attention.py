@@ -43,7 +43,7 @@ from staticgraph.rewrites.words import (
 NAME = "neighbour_attention"
 
 
-class Edges(NamedTuple):
+class IndexedEdges(NamedTuple):
     """What edges a layer's index names.
 
     Attributes:
@@ -96,12 +96,12 @@ def rewrite(captured: Captured) -> None:
             _at(captured, node)
 
 
-def edges_of(captured: Captured, index: Any, place: int) -> tuple[Edges, Any] | None:
+def edges_of(captured: Captured, index: Any, place: int) -> tuple[IndexedEdges, Any] | None:
     """What a vector of sources (0) or destinations (1) goes over, and the pair that it is of; None
     where it is neither the batch's own nor that with a loop a node."""
     index = under_shape(index)
     if captured.index(index) == ("src", "dst")[place]:
-        return Edges(False, captured.edges, captured.edges), captured.facts["edge_index"]
+        return IndexedEdges(False, captured.edges, captured.edges), captured.facts["edge_index"]
     if not is_call(index, SELECT) or index.args[1:] != (0, place):
         return None
     added = _taken(index.args[0], loops_added)
@@ -110,7 +110,7 @@ def edges_of(captured: Captured, index: Any, place: int) -> tuple[Edges, Any] | 
     removed = _taken(added.args[0], loops_removed)
     if removed is None or under_shape(removed.args[0]) is not captured.facts["edge_index"]:
         return None
-    return Edges(True, removed.args[4], added.args[4]), added
+    return IndexedEdges(True, removed.args[4], added.args[4]), added
 
 
 def _taken(node: Any, function: Any) -> Call | None:
@@ -166,7 +166,7 @@ def _rows(captured: Captured, node: Any, pair: Any) -> Call | None:
 
 
 def _fuse(
-    captured: Captured, node: Call, rows: Call, scores: Any, edges: Edges, pair: Any
+    captured: Captured, node: Call, rows: Call, scores: Any, edges: IndexedEdges, pair: Any
 ) -> str | None:
     """Puts the operator in; the reason where the scores are none that it knows."""
     heads = shape(rows)[1]  # pyright: ignore[reportOptionalSubscript]
@@ -227,7 +227,11 @@ def _summed(
 
 
 def _of_nodes(
-    captured: Captured, node: Call, found: AdditiveScores, given: tuple[Call, Call], edges: Edges
+    captured: Captured,
+    node: Call,
+    found: AdditiveScores,
+    given: tuple[Call, Call],
+    edges: IndexedEdges,
 ) -> dict[str, Any]:
     """``given`` are the rows that are summed, ``[N, H, C]`` and ``[N, H * C]``."""
     options: dict[str, Any] = {}
@@ -274,7 +278,7 @@ def _folded(captured: Captured, node: Call, edge: Call) -> Call:
     return edge
 
 
-def _cut(captured: Captured, node: Call, edge: Call, edges: Edges) -> dict[str, Any]:
+def _cut(captured: Captured, node: Call, edge: Call, edges: IndexedEdges) -> dict[str, Any]:
     """The rows of the edges and those of the loops."""
     if not edges.loops:
         return {"edge": edge}
@@ -284,7 +288,7 @@ def _cut(captured: Captured, node: Call, edge: Call, edges: Edges) -> dict[str, 
 
 
 def _of_pairs(
-    captured: Captured, node: Call, scores: Any, pair: Any, edges: Edges, heads: int
+    captured: Captured, node: Call, scores: Any, pair: Any, edges: IndexedEdges, heads: int
 ) -> dict[str, Any] | None:
     """GATv2: ``(leaky_relu(left[src] + right[dst] + edge) * att).sum(-1)``."""
     if not _adds_columns(scores) or not is_call(scores.args[0], MUL) or not used_once(scores):

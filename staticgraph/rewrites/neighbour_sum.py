@@ -138,7 +138,7 @@ def _weighed_message(captured: Captured, rows: Call) -> Message | str:
 
 
 def _weighed(found: Message) -> bool:
-    """Whether numbers of the edges have a part in what is summed beside its activation."""
+    """Whether numbers of the edges have a part in what is summed, apart from its activation."""
     return found.transform == "multiply" or found.weight is not None
 
 

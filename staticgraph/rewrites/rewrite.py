@@ -33,7 +33,7 @@ from staticgraph.rewrites import (
     tables,
     vector_sum,
 )
-from staticgraph.rewrites.captured import Captured, Target
+from staticgraph.rewrites.captured import Captured, RewriteTarget
 from staticgraph.rewrites.clean import drop_twins, drop_unread
 from staticgraph.rewrites.in_place import plain
 from staticgraph.rewrites.regions import fence_regions
@@ -68,7 +68,7 @@ ORDER: Sequence[Rewrite] = (
 )
 
 
-def rewrite(module: GraphModule, target: Target, inputs: Sequence[Any] = ()) -> Captured:
+def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = ()) -> Captured:
     """Rewrites a graph of Dynamo's in place, and says what it did.
 
     Args:

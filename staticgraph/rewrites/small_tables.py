@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from staticgraph.rewrites.captured import Captured, same_dtype
 from staticgraph.rewrites.edge_terms import is_small, made
-from staticgraph.rewrites.tables import Folded
+from staticgraph.rewrites.tables import FoldedLookup
 from staticgraph.rewrites.words import (
     ACTIVATIONS,
     GATHER,
@@ -47,6 +47,6 @@ def _at(captured: Captured, node: Call) -> None:
     base, _, code = rows.args
     table = made(captured, node, node.target, base, *node.args[1:], **node.kwargs)
     new = made(captured, node, GATHER, table, 0, code)
-    captured.folded[new] = Folded(code, None, table)
+    captured.folded[new] = FoldedLookup(code, None, table)
     captured.rewrote(NAME, node)
     captured.replace(node, new)

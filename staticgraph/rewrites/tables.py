@@ -46,7 +46,7 @@ class Lookup(NamedTuple):
     weight: Call
 
 
-class Folded(NamedTuple):
+class FoldedLookup(NamedTuple):
     """What a gather of a small table stands for, to be made one lookup again; without offsets the
     rows of ``weight`` at ``index [E]``."""
 
@@ -202,5 +202,5 @@ def _table_sum(
     code = before(anchor, fold_codes, index, offsets, like=like)
     code.meta["example_value"] = integers.new_empty(integers.size(0), dtype=torch.int64)
     made = before(anchor, GATHER, rows, 0, code, like=like)
-    captured.folded[made] = Folded(index, offsets, weight)
+    captured.folded[made] = FoldedLookup(index, offsets, weight)
     return made

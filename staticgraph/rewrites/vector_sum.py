@@ -37,7 +37,7 @@ from staticgraph.rewrites.words import (
 NAME = "vector_sum"
 
 
-class Part(NamedTuple):
+class EdgeColumns(NamedTuple):
     """Columns of rows of edges, ``[E, F]``.
 
     Attributes:
@@ -51,12 +51,12 @@ class Part(NamedTuple):
     place: int
 
 
-class Message(NamedTuple):
+class VectorMessage(NamedTuple):
     """Vectors ``[N, D, F]``, what gates them, and what scales the directions ``[E, D]``."""
 
     vectors: Call
-    gate: Part
-    along: Part | None
+    gate: EdgeColumns
+    along: EdgeColumns | None
     unit: Call | None
 
 
@@ -80,19 +80,19 @@ def _by_destination(captured: Captured, node: Any) -> bool:
     return ours and reduce in ("sum", "add") and node not in captured.differentiated
 
 
-def _message(captured: Captured, rows: Any) -> Message | None:
+def _message(captured: Captured, rows: Any) -> VectorMessage | None:
     if not used_once(rows):
         return None
     if is_call(rows, ADD):
         for first, second in sides(rows):
             gated, turned = _gated(captured, first), _turned(captured, second)
             if gated is not None and turned is not None:
-                return _alike(Message(*gated, *turned))
+                return _alike(VectorMessage(*gated, *turned))
     gated = _gated(captured, rows)
-    return None if gated is None else _alike(Message(*gated, None, None))
+    return None if gated is None else _alike(VectorMessage(*gated, None, None))
 
 
-def _alike(found: Message) -> Message | None:
+def _alike(found: VectorMessage) -> VectorMessage | None:
     """The message where its operands have one dtype and its parts do not overlap."""
     parts = [part for part in (found.gate, found.along) if part is not None]
     same = same_dtype(found.vectors, found.unit, *(part.whole for part in parts))
@@ -100,7 +100,7 @@ def _alike(found: Message) -> Message | None:
     return found if same and apart else None
 
 
-def _gated(captured: Captured, rows: Any) -> tuple[Call, Part] | None:
+def _gated(captured: Captured, rows: Any) -> tuple[Call, EdgeColumns] | None:
     """``v[src] * gate[:, None]``."""
     if not is_call(rows, MUL) or not used_once(rows):
         return None
@@ -113,7 +113,7 @@ def _gated(captured: Captured, rows: Any) -> tuple[Call, Part] | None:
     return None
 
 
-def _turned(captured: Captured, rows: Any) -> tuple[Part, Call] | None:
+def _turned(captured: Captured, rows: Any) -> tuple[EdgeColumns, Call] | None:
     """``along[:, None] * unit[:, :, None]``."""
     if not is_call(rows, MUL) or not used_once(rows):
         return None
@@ -127,7 +127,7 @@ def _turned(captured: Captured, rows: Any) -> tuple[Part, Call] | None:
     return None
 
 
-def _part(captured: Captured, node: Any, sizes: tuple[int, ...]) -> Part | None:
+def _part(captured: Captured, node: Any, sizes: tuple[int, ...]) -> EdgeColumns | None:
     """What columns a tensor of these sizes is."""
     if shape(node) != sizes:
         return None
@@ -138,8 +138,8 @@ def _part(captured: Captured, node: Any, sizes: tuple[int, ...]) -> Part | None:
         widths = [one.shape[-1] for one in below.args[0].meta["example_value"]]
         whole = below.args[0].args[0]
         if all(size == 1 for size in (shape(whole) or (0,))[1:-1]):
-            return Part(below, whole, sum(widths[: below.args[1] % len(widths)]))
-    return Part(below, below, 0)
+            return EdgeColumns(below, whole, sum(widths[: below.args[1] % len(widths)]))
+    return EdgeColumns(below, below, 0)
 
 
 def _cut(node: Any) -> bool:
@@ -151,7 +151,7 @@ def _cut(node: Any) -> bool:
     return dim in (-1, len(shape(node.args[0]) or ()) - 1)
 
 
-def _put(captured: Captured, node: Call, found: Message) -> None:
+def _put(captured: Captured, node: Call, found: VectorMessage) -> None:
     gate, along = found.gate, found.along
     apart = along is not None and along.whole is not gate.whole
     scalar = None if apart or gate.whole is gate.node else _scalar(captured, node, found)
@@ -184,7 +184,7 @@ def _put(captured: Captured, node: Call, found: Message) -> None:
         captured.replace(sum_of_scalars, second)
 
 
-def _alone(gate: Part, parts: list[Part]) -> bool:
+def _alone(gate: EdgeColumns, parts: list[EdgeColumns]) -> bool:
     """Whether nothing but these parts, each once, is read of their whole."""
     if gate.whole is gate.node or not used_once(gate.whole):
         return False
@@ -201,7 +201,9 @@ def _side_by_side(captured: Captured, anchor: Call, *parts: Call) -> Call:
     return made
 
 
-def _scalar(captured: Captured, node: Call, found: Message) -> tuple[Call, Call, Part] | None:
+def _scalar(
+    captured: Captured, node: Call, found: VectorMessage
+) -> tuple[Call, Call, EdgeColumns] | None:
     """The sum by destination of a third part of the same rows, which of both sums comes first, and
     that part; where both can stand at the place of the first."""
     order = {one: place for place, one in enumerate(captured.graph.nodes)}

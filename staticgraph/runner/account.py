@@ -60,7 +60,7 @@ class Account:
 
     def report(self) -> Report:
         """All of it, in plain values."""
-        warming, recorded = self._warming, self._steps.recorded
+        warming, recorded = self._warming, self._steps.recordings.made
         counts = self._steps.compiled.counts
         missed = recorded.missed() if recorded else ()
         return Report(
@@ -81,7 +81,7 @@ class Account:
         )
 
     def _bucket(self, bucket: int) -> BucketReport:
-        steps, recorded = self._steps, self._steps.recorded
+        steps, recorded = self._steps, self._steps.recordings.made
         compiled = [count for key, count in steps.compiled.counts if key.bucket == bucket]
         own = sum(key.bucket == bucket for key in (recorded.counts if recorded else ()))
         late = steps.compiled.late[bucket]

@@ -22,7 +22,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.attention.paths import attend, setting_of
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
-from staticgraph.sizes.attention import Setting, rivals
+from staticgraph.sizes.attention import AttentionSetting, rivals
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.attention_choices import attending_layers
 from staticgraph.steps.subject import Subject
@@ -97,7 +97,7 @@ class AttentionTrial:
         out = attend(self._context, attn, given)
         return torch.autograd.grad(out.sum(), wanted, allow_unused=True)
 
-    def _setting(self, attn: torch.nn.MultiheadAttention, training: bool) -> Setting:
+    def _setting(self, attn: torch.nn.MultiheadAttention, training: bool) -> AttentionSetting:
         dtype = self._autocast or attn.out_proj.weight.dtype
         kernels = self._context.kernels
         return setting_of(attn, self._device.type, dtype, training, True, kernels)

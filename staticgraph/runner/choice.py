@@ -1,7 +1,7 @@
 """Which way a bucket runs, decided from measured times alone.
 
 A more elaborate way must earn its place: it is taken only where it beat the simpler one by
-:data:`MARGIN` in the median, and was the faster in most rounds besides. On a device that is busy
+:data:`MARGIN` in the median, and also won most rounds. On a device that is busy
 all the time recording gains nothing; there the times tie, and a tie goes to the simpler way.
 
 Pure arithmetic on numbers: what measures is :mod:`staticgraph.runner.trials`.

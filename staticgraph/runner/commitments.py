@@ -1,6 +1,6 @@
 """What a runner makes torch hold, under its budget: decided first, counted, measured after.
 
-The problem: a recording that fails for want of memory, or takes more than was thought, shows it too
+The problem: a recording that runs out of memory, or takes more than was thought, shows it too
 late to choose another batch size. The idea: the whole plan is checked when the runner is made; each
 part is then entered in a ledger as it comes to be used, and where the device has an allocator to
 ask, what a recording took is written beside what was predicted: the step alone, measured once it is

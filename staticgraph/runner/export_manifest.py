@@ -187,7 +187,7 @@ def package_name(bucket: int) -> str:
 
 
 def files_of(values: Mapping[str, Any]) -> list[str]:
-    """The files beside the manifest, given its values."""
+    """The files next to the manifest, given its values."""
     return [package_name(bucket) for bucket in range(len(values["packages"]))]
 
 

@@ -35,7 +35,8 @@ class Intake:
         commitments: Commitments | None,
         padding: PaddingCheck | None,
     ) -> None:
-        self._steps, self._statistics, self._warming = steps, statistics, warming
+        self._steps, self._form = steps, steps.form
+        self._statistics, self._warming = statistics, warming
         self._commitments, self._padding = commitments, padding
 
     def take(self, batch: StaticBatch, work: str) -> StaticBatch:
@@ -46,10 +47,10 @@ class Intake:
             work: ``step`` or ``forward``.
 
         Raises:
-            TypeError, ValueError: as :meth:`staticgraph.runner.steps.Steps.accept`.
+            TypeError, ValueError: as :meth:`staticgraph.runner.batch_form.BatchForm.accept`.
             PaddingLeaks: padding reaches real rows.
         """
-        batch = self._steps.accept(batch)
+        batch = self._form.accept(batch)
         if self._commitments is not None:
             self._commitments.use(batch.bucket)
         if batch.real is not None:
@@ -62,4 +63,4 @@ class Intake:
     def _recorded(self) -> bool:
         """Whether there are recordings: beside them there is no memory for another step."""
         trees = self._steps.mode.recording and self._warming.seconds is not None
-        return trees or self._steps.recorded is not None
+        return trees or self._steps.recordings.made is not None

@@ -13,6 +13,7 @@ from staticgraph.runner.commitments import Commitments
 from staticgraph.runner.data_fields import DataFields
 from staticgraph.runner.execution import Execution
 from staticgraph.runner.intake import Intake
+from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.warming import Warming
 from staticgraph.steps.subject import Subject
@@ -24,13 +25,15 @@ class RunnerParts:
 
     Attributes:
         steps: run its batches, each in its bucket's way.
+        preparation: compiles and records them.
         fields: of the data, as far as they are known.
-        warming: prepares the steps.
+        warming: prepares all of them before the first step.
         account: of what ran.
         intake: of batches.
     """
 
     steps: Steps
+    preparation: Preparation
     fields: DataFields
     warming: Warming
     account: Account
@@ -57,6 +60,7 @@ class RunnerParts:
             NotStatic: the model, or its optimizer's step, cannot be static.
         """
         steps = Steps(subject, plan.capacities, execution)
+        preparation = Preparation(subject, steps)
         fields = DataFields(plan.schema)
         padding = None
         if subject.check_padding:
@@ -65,7 +69,9 @@ class RunnerParts:
         commitments = budget and Commitments.of(
             subject, plan, smallest_budget(budget, execution.ranks), execution.records_gradients
         )
-        warming = Warming(subject, plan, execution, steps, commitments, padding, fields)
+        warming = Warming(
+            subject, plan, execution, steps, preparation, commitments, padding, fields
+        )
         account = Account(subject, plan, execution.mode, steps, warming, commitments)
         intake = Intake(steps, account.statistics, warming, commitments, padding)
-        return cls(steps, fields, warming, account, intake)
+        return cls(steps, preparation, fields, warming, account, intake)

@@ -34,6 +34,7 @@ from staticgraph.runner.execution import Execution
 from staticgraph.runner.export import export
 from staticgraph.runner.parts import RunnerParts
 from staticgraph.runner.prediction import predict, require_rows
+from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.report import Report
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.turns import Turns, check_not_traced
@@ -142,6 +143,7 @@ class StaticGraphRunner:
             self.ranks.check_alike(**alike)
         parts = RunnerParts.of(subject, self.plan, execution, budget)
         self.steps: Steps = parts.steps
+        self.preparation: Preparation = parts.preparation
         self._fields, self._warming = parts.fields, parts.warming
         self._account, self._intake = parts.account, parts.intake
 
@@ -317,12 +319,12 @@ class StaticGraphRunner:
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """:meth:`step` without compiling or recording, whatever the mode: the reference."""
         with self._turns.step:
-            return self.steps.train(self.steps.accept(batch), "eager")
+            return self.steps.train(self.steps.form.accept(batch), "eager")
 
     def eager_forward(self, batch: StaticBatch) -> Any:
         """The output in evaluation mode, without compiling or recording, whatever the mode."""
         with self._turns.forward, self._evaluating():
-            return self.steps.run("forward", self.steps.accept(batch), "eager")
+            return self.steps.run("forward", self.steps.form.accept(batch), "eager")
 
     def verify(self, batch: StaticBatch) -> Verification:
         """Compares a step and a forward with eager on one batch, and changes nothing; see
@@ -447,7 +449,7 @@ class StaticGraphRunner:
         """Frees the recordings of ``cuda-graph``, all together. The runner then needs another
         :meth:`warmup`; other modes have nothing to free."""
         with self._turns.whole:
-            self.steps.close()
+            self.steps.recordings.close()
 
     # ------------------------------------------------------------------ reporting
 

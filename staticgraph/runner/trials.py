@@ -31,6 +31,7 @@ from staticgraph.runner.auto import LEAST_ROUNDS, Auto
 from staticgraph.runner.choice import ATTENTION, WayChoice, choose, load, save
 from staticgraph.runner.steps import Steps
 from staticgraph.schema import Schema
+from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.callbacks import without_callbacks
 from staticgraph.steps.modes import FUSED, OWN, without_fused
 from staticgraph.steps.subject import Subject
@@ -63,7 +64,7 @@ class Trials:
         prepare: Callable[[str, int, str], None],
     ) -> None:
         self.notes: list[str] = []
-        self._model, self._optimizer = subject.model, subject.optimizer
+        self._subject, self._model = subject, subject.model
         self._without_fused = without_fused(subject.differentiable)
         self._steps = steps
         self._options = options
@@ -94,8 +95,8 @@ class Trials:
             shown: told of each key that is ready.
         """
         if OWN in self._options.ways:
-            self.notes += self._steps.fit_scope()
-        made_for = self._steps.fingerprint()
+            self.notes += self._steps.recordings.fit_scope()
+        made_for = _fingerprint(self._subject, self._steps.form.capacities)
         found = None if file is None else _fixed(file, keys, made_for)
         ranks = self._steps.ranks
         if ranks is not None and not ranks.all(found is not None):
@@ -103,7 +104,7 @@ class Trials:
         if found is not None:
             self._paths = [choice for choice in found if choice.of_attention]
             for path in self._paths:
-                capacity = self._steps.layout(path.bucket, schema).capacity
+                capacity = self._steps.form.capacities[path.bucket]
                 self._attention.choose(capacity, not path.phase.endswith("eval"), path.way)
             found = [choice for choice in found if not choice.of_attention]
             for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
@@ -113,16 +114,16 @@ class Trials:
         else:
             for bucket, phase in keys:
                 shown.set_postfix_str(f"bucket {bucket} {phase}")
-                batch = batch_of(self._steps.layout(bucket, schema))
+                batch = batch_of(self._steps.form.layout(bucket, schema))
                 self.measure_attention(batch, phase)
                 self.measure(batch, phase)
                 shown.update()
             found = self.choices()
             if all(choice.way != OWN for choice in found):
-                self._steps.close()
+                self._steps.recordings.close()
             if file is not None and (ranks is None or ranks.first):
                 save(file, [*found, *self._paths], made_for)
-        self._steps.ways = {(choice.bucket, choice.phase): choice.way for choice in found}
+        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
         return (*found, *self._paths)
 
     def measure_attention(self, batch: StaticBatch, phase: str) -> None:
@@ -181,8 +182,8 @@ class Trials:
         """Prepares a way; the reason where it cannot run."""
         if way != "eager" and self._stopwatch.now() > self._until:
             return f"not tried: limit_s={self._options.limit_s:g} was spent"
-        if way == OWN and (self._lost is not None or not self._steps.records(phase)):
-            return self._lost or f"scope {self._steps.scope!r} does not record {phase!r}"
+        if way == OWN and (self._lost is not None or not self._steps.recordings.records(phase)):
+            return self._lost or f"scope {self._steps.recordings.scope!r} does not record {phase!r}"
         if way == FUSED and self._without_fused:
             return self._without_fused
         try:
@@ -190,7 +191,7 @@ class Trials:
         except NotStatic as error:
             if way == OWN:
                 self._lost = f"all recordings were torn down: {error}"
-                self._steps.close()
+                self._steps.recordings.close()
             return str(error)
         except Exception as error:
             # The model itself ran in eager: what a compiler, or its graph, makes of it is no
@@ -224,7 +225,7 @@ class Trials:
 
     def _run(self, way: str, batch: StaticBatch, phase: str) -> None:
         if phase == "step":
-            with without_callbacks(self._model, self._optimizer):
+            with without_callbacks(self._model, self._subject.optimizer):
                 self._steps.train(batch, way)
         elif phase == "eval":
             with evaluating(self._model):
@@ -232,6 +233,20 @@ class Trials:
         else:
             train(self._model)
             self._steps.run("forward", batch, way)
+
+
+def _fingerprint(subject: Subject, capacities: Sequence[Capacity]) -> dict[str, Any]:
+    """What a choice among the ways depends on: values that JSON keeps."""
+    device = subject.device
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": torch.__version__,
+        "model": type(subject.model).__name__,
+        "parameters": sum(p.numel() for p in subject.model.parameters()),
+        "optimizer": type(subject.optimizer).__name__,
+        "autocast": subject.precision,
+        "capacities": [str(capacity) for capacity in capacities],
+    }
 
 
 def _fixed(

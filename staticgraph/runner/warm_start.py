@@ -1,4 +1,4 @@
-"""Compiled code kept beside a plan, so that the next process starts without compiling.
+"""Compiled code kept next to a plan, so that the next process starts without compiling.
 
 torch collects what it compiled as one blob of bytes, valid for the same torch, device and code
 (``torch.compiler.save_cache_artifacts``). Tracing is done again in every process; what is saved is

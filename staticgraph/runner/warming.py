@@ -25,6 +25,7 @@ from staticgraph.runner.choice import WayChoice
 from staticgraph.runner.commitments import Commitments
 from staticgraph.runner.data_fields import DataFields
 from staticgraph.runner.execution import Execution
+from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.schema import Schema
@@ -52,6 +53,7 @@ class Warming:
         plan: BucketPlan,
         execution: Execution,
         steps: Steps,
+        preparation: Preparation,
         commitments: Commitments | None,
         padding: PaddingCheck | None,
         fields: DataFields,
@@ -61,7 +63,7 @@ class Warming:
         self.seconds: float | None = None
         self.cold_s: float | None = None
         self._subject, self._plan, self._execution = subject, plan, execution
-        self._steps, self._commitments = steps, commitments
+        self._steps, self._preparation, self._commitments = steps, preparation, commitments
         self._padding, self._fields = padding, fields
 
     def run(
@@ -75,7 +77,7 @@ class Warming:
         """Prepares every bucket in every phase; see :meth:`StaticGraphRunner.warmup`."""
         example: StaticBatch | GraphColumns | None
         if isinstance(given, DeviceStore):
-            self._steps.store, example = given, given.host
+            self._steps.recordings.store, example = given, given.host
         else:
             example = given
         if example is not None:
@@ -123,7 +125,7 @@ class Warming:
             cache = warm_start.default_path(*what) if cache else None
         started = time.perf_counter()
         self.cold_s = None if cache is None else warm_start.load(cache, device)
-        self._steps.close()
+        self._steps.recordings.close()
         self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
         self._commit_gradients(phases)
         prepare, subject = partial(self.prepare, schema), self._subject
@@ -145,26 +147,26 @@ class Warming:
         self.seconds = time.perf_counter() - started
         if cache is not None:
             warm_start.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)
-        self._steps.finish()
+        self._preparation.finish()
         self._steps.clear()  # what was warmed up with is no data
 
     def prepare(self, schema: Schema, way: str, bucket: int, phase: str) -> None:
         """Compiles or records, under the budget."""
         guard = nullcontext()
         if self._commitments is not None:
-            guard = self._commitments.recording(bucket, self._steps.tear_down)
+            guard = self._commitments.recording(bucket, self._preparation.tear_down)
             measures = self._commitments.allocator is not None
-            self._steps.warmed = self._commitments.warmed if measures else None
-        with guard, self._steps.preparing(bucket, phase):
-            self._steps.prepare(way, bucket, phase, schema)
+            self._preparation.warmed = self._commitments.warmed if measures else None
+        with guard, self._preparation.watched(bucket, phase):
+            self._preparation.prepare(way, bucket, phase, schema)
 
     def _commit_gradients(self, phases: Iterable[str]) -> None:
         """Those of recordings beside one training step a bucket, before any is recorded."""
         if self._commitments is None:
             return
         buckets = len(self._plan.capacities)
-        if "step" in phases and self._steps.joins_collation:
+        if "step" in phases and self._steps.recordings.joins_collation:
             self._commitments.steps_from_ids(buckets)
-        own = self._execution.records and self._steps.records("forward")
+        own = self._execution.records and self._steps.recordings.records("forward")
         if "forward" in phases and own:
             self._commitments.pairs(buckets)

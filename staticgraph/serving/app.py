@@ -44,14 +44,14 @@ class Application(FastAPI):
 
 
 def make_app(asker: Asker, reader: Reader, title: str, task: str | None = None) -> Application:
-    """The application; it closes whom it asks, who answers what waits, when it stops.
+    """The application; when it stops it closes the asker, which answers what still waits.
 
     Args:
         asker: answers.
         reader: of the bodies.
         title: of the page and of the interface.
         task: of :class:`staticgraph.training.trained.Trained`: outputs of ``binary`` and
-            ``classes`` get probabilities beside them.
+            ``classes`` get probabilities next to them.
 
     Raises:
         ValueError: graphs have rows of their own or types, which a body cannot say.

@@ -1,4 +1,4 @@
-"""Whom HTTP asks: the server in this process, or in another one (:mod:`.remote`)."""
+"""What HTTP asks: the server in this process, or in another one (:mod:`.remote`)."""
 
 from __future__ import annotations
 

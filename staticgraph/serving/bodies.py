@@ -30,7 +30,7 @@ from staticgraph.text.how_many import how_many
 
 # Of a SMILES, in characters; the longest of ogbg-molhiv has 529.
 LONGEST_SMILES = 4000
-# How far an npz may unfold, beside the limit on the body; and how many rows a byte may claim.
+# How far an npz may unfold, apart from the limit on the body; and how many rows a byte may claim.
 MOST_INFLATED = 8
 
 Arrays = dict[str, Array]
@@ -56,7 +56,7 @@ class Reader:
 
     @cached_property
     def fields(self) -> list[Field]:
-        """What a graph must have beside its edges."""
+        """What a graph must have in addition to its edges."""
         return fields_of(self.schema)
 
     @cached_property

@@ -1,6 +1,8 @@
-"""Arrays that whoever likes may have sent -> graphs that a model can take, or one line of what is
-wrong: numbers of rows, edges within their graph, categories that the model has a row for, values
-that are finite and that their dtype holds. All graphs of a body are looked at in one go."""
+"""Arrays from an untrusted caller -> graphs that a model can take, or one line of what is wrong.
+
+Checked are numbers of rows, edges within their graph, categories that the model has a row for,
+values that are finite and that their dtype holds. All graphs of a body are looked at in one go.
+"""
 
 from __future__ import annotations
 

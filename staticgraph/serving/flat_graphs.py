@@ -2,7 +2,7 @@
 
 The problem: a ``Data`` a graph, its tensors and a store of them cost a third of a millisecond a
 request, more than the model takes for a molecule in a full batch. The idea: a body becomes one
-array a field at once, requests are stretches of these arrays, and a batch is sorted and padded from
+array a field at once, requests are spans of these arrays, and a batch is sorted and padded from
 all of them in one go.
 
 The invariant: arrays have the dtypes that a model sees (the loops that fill a batch are compiled
@@ -35,7 +35,7 @@ TARGET = "y"
 
 
 def fields_of(schema: Schema) -> list[Field]:
-    """What a graph of a request must have beside its edges: all but its target."""
+    """What a graph of a request must have in addition to its edges: all but its target."""
     return [item for item in schema if item.name != TARGET]
 
 
@@ -86,7 +86,7 @@ class FlatGraphs:
         return slice(int(offsets[first]), int(offsets[last]))
 
 
-class Stretch(NamedTuple):
+class FlatSpan(NamedTuple):
     """Graphs ``first`` to ``last``, less one."""
 
     graphs: FlatGraphs
@@ -94,18 +94,16 @@ class Stretch(NamedTuple):
     last: int
 
 
-def whole(graphs: FlatGraphs) -> Stretch:
+def whole(graphs: FlatGraphs) -> FlatSpan:
     """All graphs."""
-    return Stretch(graphs, 0, len(graphs))
+    return FlatSpan(graphs, 0, len(graphs))
 
 
-def together(stretches: Sequence[Stretch], schema: Schema) -> FlatGraphs:
-    """The graphs of all stretches in one set of arrays, in the order given."""
-    if len(stretches) == 1 and _is_whole(stretches[0]):
-        return stretches[0].graphs
-    all_of = [
-        stretch.graphs if _is_whole(stretch) else cut_out(stretch, schema) for stretch in stretches
-    ]
+def together(spans: Sequence[FlatSpan], schema: Schema) -> FlatGraphs:
+    """The graphs of all spans in one set of arrays, in the order given."""
+    if len(spans) == 1 and _is_whole(spans[0]):
+        return spans[0].graphs
+    all_of = [span.graphs if _is_whole(span) else cut_out(span, schema) for span in spans]
     return FlatGraphs(
         np.concatenate([graphs.num_nodes for graphs in all_of]),
         np.concatenate([graphs.num_edges for graphs in all_of]),
@@ -117,13 +115,13 @@ def together(stretches: Sequence[Stretch], schema: Schema) -> FlatGraphs:
     )
 
 
-def _is_whole(stretch: Stretch) -> bool:
-    return stretch.last - stretch.first == len(stretch.graphs)
+def _is_whole(span: FlatSpan) -> bool:
+    return span.last - span.first == len(span.graphs)
 
 
-def cut_out(stretch: Stretch, schema: Schema) -> FlatGraphs:
-    """The graphs of a stretch, over the same memory."""
-    graphs, first, last = stretch
+def cut_out(span: FlatSpan, schema: Schema) -> FlatGraphs:
+    """The graphs of a span, over the same memory."""
+    graphs, first, last = span
     rows = {
         "node": graphs.rows("node", first, last),
         "edge": graphs.rows("edge", first, last),
@@ -138,10 +136,10 @@ def cut_out(stretch: Stretch, schema: Schema) -> FlatGraphs:
     return FlatGraphs(graphs.num_nodes[first:last], graphs.num_edges[first:last], index, columns)
 
 
-def store_of(stretches: Sequence[Stretch], schema: Schema) -> GraphStore:
+def store_of(spans: Sequence[FlatSpan], schema: Schema) -> GraphStore:
     """A store of the graphs, sorted as every store is; targets are zero. Nothing is checked: that
     was done where the arrays were made."""
-    graphs = together(stretches, schema)
+    graphs = together(spans, schema)
     offsets = {level: graphs.offsets[level] for level in ("node", "edge", "graph")}
     (src, dst), bounds = graphs.edge_index, (offsets["node"], offsets["edge"])
     order = sort_by_destination(dst, *bounds)
@@ -173,7 +171,7 @@ def store_of(stretches: Sequence[Stretch], schema: Schema) -> GraphStore:
     )
 
 
-def split(graphs: FlatGraphs, counts: Sequence[int]) -> list[Stretch]:
+def split(graphs: FlatGraphs, counts: Sequence[int]) -> list[FlatSpan]:
     """Neighbours in the arrays, so many graphs each."""
     bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
-    return [Stretch(graphs, first, last) for first, last in pairwise(bounds)]
+    return [FlatSpan(graphs, first, last) for first, last in pairwise(bounds)]

@@ -32,7 +32,7 @@ _ASKED = struct.Struct("<QQ")
 KNOWN = ("BadGraph", "GraphTooLarge", "ServerBusy", "ServerClosed", "BatchFailed", "ValueError")
 
 
-class Asked(NamedTuple):
+class RequestFrame(NamedTuple):
     """Requests numbered from ``first``, with so many graphs each, in one set of arrays."""
 
     first: int
@@ -50,19 +50,19 @@ def json_frame(kind: int, values: Any) -> bytes:
     return frame(kind, json.dumps(values, separators=(",", ":")).encode())
 
 
-def ask_frame(asked: Asked, schema: Schema) -> bytes:
+def ask_frame(asked: RequestFrame, schema: Schema) -> bytes:
     """One of requests; the number of graphs of each is a multiple of 8 bytes."""
     counts = np.array(asked.counts, "<i8").tobytes()
     head = _ASKED.pack(asked.first, len(asked.counts))
     return frame(ASK, head + counts + compact.encode_graphs(asked.graphs, schema))
 
 
-def asked_of(payload: bytearray, schema: Schema) -> Asked:
+def asked_of(payload: bytearray, schema: Schema) -> RequestFrame:
     """What :func:`ask_frame` holds, over the same memory."""
     first, requests = _ASKED.unpack_from(payload)
     at = _ASKED.size + 8 * requests
     counts = np.frombuffer(payload, "<i8", requests, _ASKED.size).tolist()
-    return Asked(first, counts, compact.decode_graphs(memoryview(payload)[at:], schema))
+    return RequestFrame(first, counts, compact.decode_graphs(memoryview(payload)[at:], schema))
 
 
 def error_values(error: BaseException) -> list[Any]:

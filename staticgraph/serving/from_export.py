@@ -3,7 +3,7 @@
 An export has the model, its buckets and the fields of a graph, and whether these are what a SMILES
 gets here, where the data said so. It does not say what the outputs mean. Who serves it says so, or
 does without. Its buckets are those it was compiled for: no smaller ones can
-be made beside them (``for_serving`` of a plan, before the export).
+be made with them (``for_serving`` of a plan, before the export).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def service_of_export(
         digest: what the export returned; another folder is refused.
         smiles: its ``x`` and ``edge_attr`` are the features that this library gives a SMILES, where
             its data did not say so.
-        task: ``binary`` or ``classes`` for probabilities beside the outputs.
+        task: ``binary`` or ``classes`` for probabilities next to the outputs.
         max_wait_ms, max_queue: of the :class:`Server`.
         most_graphs, most_bytes: of one request.
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from staticgraph.schema import Level, Schema
-from staticgraph.serving.flat_graphs import Stretch, store_of
+from staticgraph.serving.flat_graphs import FlatSpan, store_of
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 
 
-class Run(NamedTuple):
+class StoreSpan(NamedTuple):
     """Graphs ``first`` to ``last``, less one, of a store."""
 
     store: GraphColumns
@@ -33,36 +33,40 @@ class Run(NamedTuple):
         return slice(int(offsets[self.first]), int(offsets[self.last]))
 
 
-def joined(runs: Sequence[Run]) -> GraphStore:
-    """One store of the graphs of all runs, which have the same fields.
+def joined(spans: Sequence[StoreSpan]) -> GraphStore:
+    """One store of the graphs of all spans, which have the same fields.
 
     Args:
-        runs: at least one.
+        spans: at least one.
     """
-    for run in runs:
-        run.store.verify(np.arange(run.first, run.last))
-    schema = runs[0].store.schema
+    for span in spans:
+        span.store.verify(np.arange(span.first, span.last))
+    schema = spans[0].store.schema
 
-    def flat(part: Callable[[Run], Array], dtype: str = "int64") -> Array:
-        return np.concatenate([part(run) for run in runs]).astype(dtype, copy=False)
+    def flat(part: Callable[[StoreSpan], Array], dtype: str = "int64") -> Array:
+        return np.concatenate([part(span) for span in spans]).astype(dtype, copy=False)
 
     def offsets(level: Level) -> IntArray:
-        counts = flat(lambda run: np.diff(run.store.offsets_of(level)[run.first : run.last + 1]))
+        counts = flat(
+            lambda span: np.diff(span.store.offsets_of(level)[span.first : span.last + 1])
+        )
         return np.concatenate([[0], np.cumsum(counts)])
 
     def origins(level: Level, found: Callable[[GraphColumns], Array | None]) -> Array:
-        kept = [found(run.store) for run in runs]
+        kept = [found(span.store) for span in spans]
         if not any(origin is not None and len(origin) for origin in kept):
             return np.empty(0, np.int64)
-        return np.concatenate([_origins(run, level, o) for run, o in zip(runs, kept, strict=True)])
+        return np.concatenate(
+            [_origins(span, level, o) for span, o in zip(spans, kept, strict=True)]
+        )
 
     columns = {}
     for item in schema:
         rows = item.rows if item.level == "graph" else 1
 
-        def of(run: Run, name: str = item.name, level: Level = item.level, rows: int = rows):
-            here = run.rows(level)
-            return run.store.columns[name][here.start * rows : here.stop * rows]
+        def of(span: StoreSpan, name: str = item.name, level: Level = item.level, rows: int = rows):
+            here = span.rows(level)
+            return span.store.columns[name][here.start * rows : here.stop * rows]
 
         columns[item.name] = flat(of, item.dtype)
     edge_offsets = offsets("edge")
@@ -71,10 +75,10 @@ def joined(runs: Sequence[Run]) -> GraphStore:
         schema=schema,
         node_offsets=offsets("node"),
         edge_offsets=edge_offsets,
-        edge_src=flat(lambda run: run.store.edge_src[run.rows("edge")]),
-        edge_dst=flat(lambda run: run.store.edge_dst[run.rows("edge")]),
-        row_ptr=_row_pointers(runs, edge_offsets) if plain else np.empty(0, np.int64),
-        transpose=flat(lambda run: run.store.transpose[run.rows("edge")]),
+        edge_src=flat(lambda span: span.store.edge_src[span.rows("edge")]),
+        edge_dst=flat(lambda span: span.store.edge_dst[span.rows("edge")]),
+        row_ptr=_row_pointers(spans, edge_offsets) if plain else np.empty(0, np.int64),
+        transpose=flat(lambda span: span.store.transpose[span.rows("edge")]),
         edge_origin=origins("edge", lambda store: store.edge_origin),
         columns=columns,
         name="requests",
@@ -87,35 +91,35 @@ def joined(runs: Sequence[Run]) -> GraphStore:
     )
 
 
-def joined_any(stretches: Sequence[Run | Stretch], schema: Schema) -> GraphStore:
+def joined_any(spans: Sequence[StoreSpan | FlatSpan], schema: Schema) -> GraphStore:
     """One store of the graphs of all, whether they are columns already or flat."""
-    flat = [stretch for stretch in stretches if isinstance(stretch, Stretch)]
-    if len(flat) == len(stretches):
+    flat = [span for span in spans if isinstance(span, FlatSpan)]
+    if len(flat) == len(spans):
         return store_of(flat, schema)
     return joined(
         [
-            Run(store_of([each], schema), 0, each.last - each.first)
-            if isinstance(each, Stretch)
+            StoreSpan(store_of([each], schema), 0, each.last - each.first)
+            if isinstance(each, FlatSpan)
             else each
-            for each in stretches
+            for each in spans
         ]
     )
 
 
-def _origins(run: Run, level: Level, origin: Array | None) -> Array:
+def _origins(span: StoreSpan, level: Level, origin: Array | None) -> Array:
     """Where each edge stood in its graph; its own place where the store had them sorted."""
-    here = run.rows(level)
+    here = span.rows(level)
     if origin is not None and len(origin):
         return origin[here].astype(np.int64)
-    counts = np.diff(run.store.offsets_of(level)[run.first : run.last + 1])
+    counts = np.diff(span.store.offsets_of(level)[span.first : span.last + 1])
     return np.arange(here.stop - here.start) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _row_pointers(runs: Sequence[Run], edge_offsets: IntArray) -> IntArray:
+def _row_pointers(spans: Sequence[StoreSpan], edge_offsets: IntArray) -> IntArray:
     """``[sum n + 1]`` where each node's edges begin."""
     pieces, before = [], 0
-    for run in runs:
-        first = int(run.store.edge_offsets[run.first])
-        pieces.append(run.store.row_ptr[run.rows("node")].astype(np.int64) - first + before)
-        before += int(run.store.edge_offsets[run.last]) - first
+    for span in spans:
+        first = int(span.store.edge_offsets[span.first])
+        pieces.append(span.store.row_ptr[span.rows("node")].astype(np.int64) - first + before)
+        before += int(span.store.edge_offsets[span.last]) - first
     return np.concatenate([*pieces, edge_offsets[-1:]])

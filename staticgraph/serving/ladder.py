@@ -1,4 +1,4 @@
-"""A plan for training -> one for answering: smaller buckets beside, for the hours of few requests.
+"""A plan for training -> one for answering: smaller buckets added, for hours with few requests.
 
 A training step always has its full batch; a server at night has one graph, and a recorded step
 costs what its bucket costs. So each bucket gets smaller ones of the same largest graph.

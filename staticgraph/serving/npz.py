@@ -1,4 +1,4 @@
-"""The arrays of an npz that whoever likes may have sent: nothing is unpickled, and no size that it
+"""The arrays of an npz from an untrusted caller: nothing is unpickled, and no size that it
 claims is believed before it was compared with the bytes that are there."""
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from staticgraph.serving.plain_values import plain
 from staticgraph.store.graph_columns import GraphColumns
 
 
-class Rows(NamedTuple):
+class OutputRows(NamedTuple):
     """One output of some graphs: ``[n, ...]`` where each has one row, or a tensor a graph; lists of
     numbers in place of either where it is :func:`listed`."""
 
@@ -32,14 +32,14 @@ class Plain(NamedTuple):
     value: Any
 
 
-class Parts(NamedTuple):
+class NestedOutputs(NamedTuple):
     """Outputs by their keys or places, and what the model collects them in."""
 
     parts: dict[Any, Any]
     container: Any
 
 
-Output = Rows | Plain | Parts
+Output = OutputRows | Plain | NestedOutputs
 
 
 def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "") -> Output:
@@ -51,40 +51,42 @@ def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "")
     """
     if (items := parts_of(out)) is not None:
         parts = {key: output_of(store, batch, value, f"{name}[{key!r}]") for key, value in items}
-        return Parts(parts, with_parts(out, [None] * len(items)))
+        return NestedOutputs(parts, with_parts(out, [None] * len(items)))
     if isinstance(out, Tensor) and not out.dim():
         raise ValueError(
             f"the model's output{name} is one number for all graphs of a batch, which are of "
             "several callers: leave it out with forward=lambda model, batch: ..."
         )
     if isinstance(out, Tensor) and batch.level_of(out) == "graph":
-        return Rows(out[: len(store)].detach().to("cpu", copy=True))
+        return OutputRows(out[: len(store)].detach().to("cpu", copy=True))
     predictions = Predictions(store)
     predictions.add(batch, out)
     found = predictions.in_order()
-    return Rows(found) if isinstance(out, Tensor) else Plain(found)
+    return OutputRows(found) if isinstance(out, Tensor) else Plain(found)
 
 
 def listed(output: Output) -> Output:
     """The same with lists of numbers, which are cut without a tensor a caller."""
     match output:
-        case Rows(rows):
-            return Rows(plain(rows))
+        case OutputRows(rows):
+            return OutputRows(plain(rows))
         case Plain():
             return output
-        case Parts(parts, container):
-            return Parts({key: listed(part) for key, part in parts.items()}, container)
+        case NestedOutputs(parts, container):
+            return NestedOutputs({key: listed(part) for key, part in parts.items()}, container)
 
 
 def cut(output: Output, first: int, last: int) -> Output:
     """Of graphs ``first`` to ``last``, less one."""
     match output:
-        case Rows(rows):
-            return Rows(rows[first:last])
+        case OutputRows(rows):
+            return OutputRows(rows[first:last])
         case Plain():
             return output
-        case Parts(parts, container):
-            return Parts({key: cut(part, first, last) for key, part in parts.items()}, container)
+        case NestedOutputs(parts, container):
+            return NestedOutputs(
+                {key: cut(part, first, last) for key, part in parts.items()}, container
+            )
 
 
 def answer(pieces: Sequence[Output]) -> Any:
@@ -92,16 +94,16 @@ def answer(pieces: Sequence[Output]) -> Any:
     match pieces[0]:
         case Plain(value):
             return value
-        case Parts(parts, container):
+        case NestedOutputs(parts, container):
             found = [
                 answer([piece.parts[key] for piece in pieces])  # type: ignore[union-attr]
                 for key in parts
             ]
             return with_parts(container, found)
-        case Rows(rows):
+        case OutputRows(rows):
             if len(pieces) == 1:
                 return rows
-            all_rows = [piece.rows for piece in pieces if isinstance(piece, Rows)]
+            all_rows = [piece.rows for piece in pieces if isinstance(piece, OutputRows)]
             if isinstance(rows, Tensor):
                 return torch.cat(all_rows)  # type: ignore[arg-type]
             return [row for each in all_rows for row in each]
@@ -110,11 +112,11 @@ def answer(pieces: Sequence[Output]) -> Any:
 def plain_of(output: Output) -> Any:
     """What a caller without tensors gets of a :func:`listed` output."""
     match output:
-        case Rows(rows):
+        case OutputRows(rows):
             return rows
         case Plain(value):
             return plain(value)
-        case Parts(parts, container):
+        case NestedOutputs(parts, container):
             found = [plain_of(part) for part in parts.values()]
             if isinstance(container, dict):
                 return dict(zip(map(str, parts), found, strict=True))

@@ -1,9 +1,9 @@
-"""The graphs of a batch, seen as stretches: of one request, and of the same arrays."""
+"""The graphs of a batch, seen as spans: of one request, and of the same arrays."""
 
 from __future__ import annotations
 
-from staticgraph.serving.flat_graphs import FlatGraphs, Stretch
-from staticgraph.serving.joined import Run
+from staticgraph.serving.flat_graphs import FlatGraphs, FlatSpan
+from staticgraph.serving.joined import StoreSpan
 from staticgraph.serving.outputs import Output, cut, listed
 from staticgraph.serving.request import Piece, Request
 from staticgraph.store.graph_columns import GraphColumns
@@ -35,7 +35,7 @@ def handed_out(pieces: list[Piece], out: Output) -> list[Request]:
     return found
 
 
-def stretches_of(pieces: list[Piece]) -> list[Run | Stretch]:
+def spans_of(pieces: list[Piece]) -> list[StoreSpan | FlatSpan]:
     """Neighbours in the same arrays are cut out together, of whichever requests they are."""
     found: list[tuple[GraphColumns | FlatGraphs, int, int]] = []
     for request, graph in pieces:
@@ -45,6 +45,8 @@ def stretches_of(pieces: list[Piece]) -> list[Run | Stretch]:
         else:
             found.append((request.store, here, here + 1))
     return [
-        Stretch(store, first, last) if isinstance(store, FlatGraphs) else Run(store, first, last)
+        FlatSpan(store, first, last)
+        if isinstance(store, FlatGraphs)
+        else StoreSpan(store, first, last)
         for store, first, last in found
     ]

@@ -21,7 +21,7 @@ from staticgraph.text.how_many import how_many
 
 PATH = "/predict"
 JSON, NPZ = "application/json", ("application/octet-stream", "application/x-npz")
-# Bodies beyond this are read in a thread beside, so that they hold up no other request.
+# Bodies beyond this are read in another thread, so that they hold up no other request.
 INLINE_BYTES = 1 << 16
 # A SMILES takes a hundred times as long as so many bytes of numbers.
 INLINE_SMILES = 1 << 9
@@ -41,7 +41,7 @@ class PredictRoute:
     Args:
         asker: answers.
         reader: of the bodies.
-        task: outputs of ``binary`` and ``classes`` get probabilities beside them.
+        task: outputs of ``binary`` and ``classes`` get probabilities next to them.
     """
 
     def __init__(self, asker: Asker, reader: Reader, task: str | None) -> None:
@@ -113,7 +113,7 @@ class PredictRoute:
 
 
 def reads_at_once(body: bytes) -> bool:
-    """Whether a body is read in the event loop, which waits for it, and not in a thread beside."""
+    """Whether a body is read in the event loop, which waits for it, and not in another thread."""
     most = INLINE_SMILES if b'"smiles"' in body[:100] else INLINE_BYTES
     return len(body) <= most
 

@@ -88,7 +88,7 @@ class Remote:
             self._check_there()  # it may have gone since they asked
             graphs = together([whole(each) for each, _ in waiting], self._schema)
             numbers = [next(self._numbers) for _ in waiting]
-            asked = frames.Asked(numbers[0], [len(each) for each, _ in waiting], graphs)
+            asked = frames.RequestFrame(numbers[0], [len(each) for each, _ in waiting], graphs)
             said = frames.ask_frame(asked, self._schema)
         except Exception as error:  # nobody but these futures waits for it
             _fail([future for _, future in waiting], error)

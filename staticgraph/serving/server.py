@@ -38,7 +38,7 @@ from staticgraph.serving.pieces import handed_out
 from staticgraph.serving.request import Piece, Request, requests_of
 from staticgraph.serving.served_batches import ServedBatches
 from staticgraph.serving.statistics import Counts, ServerStats
-from staticgraph.serving.waiting import Taken, Waiting
+from staticgraph.serving.waiting import TakenBatch, Waiting
 from staticgraph.text.how_many import how_many
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
@@ -294,7 +294,7 @@ class Server:
                 left = self._waiting.clear()
             self._fail(left, self._ended)
 
-    def _next(self, after_batch: bool) -> Taken | None:
+    def _next(self, after_batch: bool) -> TakenBatch | None:
         """What runs next, once there is something; None where the server is closed and done.
 
         What waited while a batch ran has waited long enough: a device that stands still for more
@@ -312,7 +312,7 @@ class Server:
                     return None
                 self._clock.wait(self._changed, None if due is None else max(0.0, due - now))
 
-    def _answer(self, taken: Taken) -> None:
+    def _answer(self, taken: TakenBatch) -> None:
         began = self._clock.now()
         pieces = [piece for piece in taken.pieces if piece.request.begin()]
         if not pieces:

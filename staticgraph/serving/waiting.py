@@ -33,7 +33,7 @@ WINDOW = 8
 LOOK_AT = 8192
 
 
-class Taken(NamedTuple):
+class TakenBatch(NamedTuple):
     """What goes together: the graphs in the order of their arrival, and the bucket."""
 
     pieces: list[Piece]
@@ -80,7 +80,7 @@ class Waiting:
         """When the oldest graph has waited long enough; None where none waits."""
         return self._arrived[0] + self._max_wait_s if self._arrived else None
 
-    def take(self, now: float, everything: bool = False) -> Taken | None:
+    def take(self, now: float, everything: bool = False) -> TakenBatch | None:
         """The graphs that run next, which wait no longer; None where none need to run yet.
 
         Args:
@@ -95,7 +95,7 @@ class Waiting:
         if chosen is None:
             return None
         bucket, ids = chosen
-        taken = Taken([self._pieces[place] for place in ids], bucket)
+        taken = TakenBatch([self._pieces[place] for place in ids], bucket)
         self._keep(np.setdiff1d(np.arange(len(self._pieces)), ids, assume_unique=True))
         return taken
 

@@ -1,4 +1,4 @@
-"""Processes that read bodies, so that Python reads them beside the model and not in turn with it.
+"""Processes that read bodies, so that reading them runs in parallel with the model.
 
 The port is opened here and handed on, so whoever connects early waits, and is not refused. Stopping
 is in order: no new connections, what was asked is answered, then the model's process ends.

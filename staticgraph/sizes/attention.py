@@ -52,7 +52,7 @@ FLEX_LEAST_HEAD = 16
 VARLEN_MOST_HEAD = 256
 
 
-class Block(NamedTuple):
+class AttentionBlock(NamedTuple):
     """``graphs`` graphs by falling size from the ``first`` on, each with ``width`` places."""
 
     first: int
@@ -65,7 +65,7 @@ class Block(NamedTuple):
         return self.graphs * self.width
 
 
-class Setting(NamedTuple):
+class AttentionSetting(NamedTuple):
     """Where attention runs and with what options, as far as that rules a path out.
 
     Attributes:
@@ -145,7 +145,7 @@ class AttentionPath(NamedTuple):
 
     name: str
     asked: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[AttentionBlock, ...]
     costs: tuple[tuple[str, int], ...]
     pairs: int
     ruled_out: tuple[tuple[str, str], ...] = ()
@@ -174,7 +174,10 @@ class AttentionPath(NamedTuple):
 
 
 def attention_path(
-    capacity: Capacity, asked: str = "auto", setting: Setting | None = None, timed: str = ""
+    capacity: Capacity,
+    asked: str = "auto",
+    setting: AttentionSetting | None = None,
+    timed: str = "",
 ) -> AttentionPath:
     """The path of a bucket's attention.
 
@@ -192,7 +195,7 @@ def attention_path(
     """
     if asked not in PATHS:
         raise ValueError(f"attention={asked!r}; choose of {', '.join(PATHS)}")
-    whole = (Block(0, capacity.graphs, capacity.max_graph_nodes),)
+    whole = (AttentionBlock(0, capacity.graphs, capacity.max_graph_nodes),)
     blocks = blocks_of(capacity)
     costliest = _costliest(capacity, blocks)
     pairs = sum(graphs * width * width for graphs, width in costliest)
@@ -232,7 +235,7 @@ def attention_path(
     return AttentionPath(name, asked, chosen, costs, pairs, tuple(ruled_out), by_time)
 
 
-def rivals(capacity: Capacity, setting: Setting) -> tuple[str, ...]:
+def rivals(capacity: Capacity, setting: AttentionSetting) -> tuple[str, ...]:
     """The paths that only time can tell apart, simplest first: the best by count without
     ``varlen``, and ``varlen``, whose kernels are another's. One alone where there is no choice.
 
@@ -274,33 +277,35 @@ def _percent(part: int, whole: int) -> int:
     return 100 * part // max(1, whole)
 
 
-def _entries(blocks: tuple[Block, ...]) -> int:
+def _entries(blocks: tuple[AttentionBlock, ...]) -> int:
     return sum(block.places * block.width for block in blocks)
 
 
-def blocks_of(capacity: Capacity) -> tuple[Block, ...]:
+def blocks_of(capacity: Capacity) -> tuple[AttentionBlock, ...]:
     """As the capacity promises, or as its limits alone allow."""
     if not capacity.order_statistics:
         return _cut(capacity.node_limit, capacity.graphs, capacity.max_graph_nodes)
     ends = [first for first, _ in capacity.order_statistics[1:]] + [capacity.graphs]
     return tuple(
-        Block(first, end - first, width)
+        AttentionBlock(first, end - first, width)
         for (first, width), end in zip(capacity.order_statistics, ends, strict=True)
     )
 
 
-def clipped(blocks: tuple[Block, ...], nodes: int, graphs: int, largest: int) -> tuple[Block, ...]:
+def clipped(
+    blocks: tuple[AttentionBlock, ...], nodes: int, graphs: int, largest: int
+) -> tuple[AttentionBlock, ...]:
     """As much of each block as so many nodes and graphs, the largest of so many nodes, can need."""
     found = []
     for block in blocks:
         left = min(block.graphs, max(1, graphs) - block.first)
         if left > 0:
             width = min(block.width, largest, nodes // (block.first + 1))
-            found.append(Block(block.first, left, max(1, width)))
+            found.append(AttentionBlock(block.first, left, max(1, width)))
     return tuple(found)
 
 
-def _costliest(capacity: Capacity, blocks: tuple[Block, ...]) -> list[tuple[int, int]]:
+def _costliest(capacity: Capacity, blocks: tuple[AttentionBlock, ...]) -> list[tuple[int, int]]:
     """Graphs and their nodes in the batch of most pairs: the nodes go to the widest places."""
     left, found = capacity.node_limit, []
     for block in blocks:
@@ -334,7 +339,7 @@ def _tile_entries(
     return total + max(0, capacity.graph_limit - seen) * rows * columns
 
 
-def _cut(nodes: int, graphs: int, widest: int) -> tuple[Block, ...]:
+def _cut(nodes: int, graphs: int, widest: int) -> tuple[AttentionBlock, ...]:
     """The largest graph to the smallest in blocks that begin in geometric progression.
 
     Up to place ``nodes / widest`` every graph can be the widest. From there on the bound falls as
@@ -343,8 +348,8 @@ def _cut(nodes: int, graphs: int, widest: int) -> tuple[Block, ...]:
     """
     first = max(1, nodes // widest)
     if first >= graphs:
-        return (Block(0, graphs, widest),)
-    best, least = (Block(0, graphs, widest),), graphs * widest * widest + ENTRIES_A_BLOCK
+        return (AttentionBlock(0, graphs, widest),)
+    best, least = (AttentionBlock(0, graphs, widest),), graphs * widest * widest + ENTRIES_A_BLOCK
     for count in range(1, MAX_BLOCKS):
         ratio = (graphs / first) ** (1 / count)
         starts, at = [0], float(first)
@@ -356,7 +361,7 @@ def _cut(nodes: int, graphs: int, widest: int) -> tuple[Block, ...]:
         blocks, cost = [], 0
         for begin, end in zip(starts, ends, strict=True):
             width = max(1, min(widest, nodes // (begin + 1)))
-            blocks.append(Block(begin, end - begin, width))
+            blocks.append(AttentionBlock(begin, end - begin, width))
             cost += (end - begin) * width * width + ENTRIES_A_BLOCK
         if cost < least:
             best, least = tuple(blocks), cost

@@ -1,4 +1,4 @@
-"""Rows that a capacity keeps besides those for graphs, as the fields of the data ask for them.
+"""Rows that a capacity keeps in addition to those for graphs, as the fields of the data require.
 
 The problem: an index that counts edges needs an edge for its padding, positions need two padding
 nodes apart, and where nodes have types, the rows of all types together must be no type's own. The

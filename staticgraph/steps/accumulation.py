@@ -1,6 +1,6 @@
 """Gradients of several batches, added up before an update.
 
-A step writes gradients anew: a compiled one into tensors that torch makes, a recorded one into its
+A step overwrites gradients: a compiled one into tensors that torch makes, a recorded one into its
 own, another set for every bucket. So they are added here, outside of any step, and given to the
 parameters when enough are together; how a batch ran makes no difference.
 """

@@ -11,7 +11,7 @@ from torch import Tensor
 from staticgraph.batches.pointers import with_pointers
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.context.present import Restored
-from staticgraph.rewrites import Captured, Target, rewrite
+from staticgraph.rewrites import Captured, RewriteTarget, rewrite
 from staticgraph.steps.again import Again, drop_what_is_known
 from staticgraph.steps.compiled import with_own_code
 from staticgraph.steps.computation import Computation
@@ -45,7 +45,7 @@ class CapturedStep:
         self._again = Again(self._function, call)
 
     def _take(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        self._found.append(rewrite(graph, Target(self._device, compiled=False), inputs))
+        self._found.append(rewrite(graph, RewriteTarget(self._device, compiled=False), inputs))
         drop_what_is_known(self._function, self.captured)
 
         def run(*given: Any) -> Any:
@@ -62,7 +62,7 @@ class CapturedStep:
         return self._found[0]
 
     def seconds_around(self, calls: int = 50, rounds: int = 20) -> float:
-        """What a call takes beside the graph: guards, dispatch, arguments; the least of rounds."""
+        """What a call takes on top of the graph: guards, dispatch, arguments; the best round."""
         self._idle, best = (torch.zeros(()),), float("inf")
         try:
             with Restored(nothing=True):

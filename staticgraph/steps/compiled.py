@@ -21,7 +21,7 @@ from torch import Tensor
 from staticgraph.errors import NotStatic
 from staticgraph.internals.inductor import inductor
 from staticgraph.internals.tracing import TorchDynamoException, counters, watched
-from staticgraph.rewrites import Captured, Target, rewrite
+from staticgraph.rewrites import Captured, RewriteTarget, rewrite
 from staticgraph.steps.again import Again, drop_what_is_known
 from staticgraph.steps.checkpointed import checked
 from staticgraph.steps.failures import observed, remedy
@@ -79,7 +79,7 @@ class _StaticBackend:
         if not mode.fused:
             self._inductor = inductor(mode.inductor)
         self._recorded = mode.recording or mode.own
-        self._target = None if device is None else Target(device, not mode.fused)
+        self._target = None if device is None else RewriteTarget(device, not mode.fused)
         self._name = name
         self.done = False
         self.captured: Captured | None = None

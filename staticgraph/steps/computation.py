@@ -84,7 +84,7 @@ class Computation:
 
     def settle(self) -> None:
         """Makes layers static that the model was given since; what is known of its results is
-        found anew."""
+        found again."""
         self.newcomers.seen()
         self._context = context_of(self._model)
         self._known.clear()

@@ -1,4 +1,4 @@
-"""What the loss and the forward of a subject hold beside the model: modules and tensors.
+"""What the loss and the forward of a subject hold in addition to the model: modules and tensors.
 
 The problem: a run that is no training (a check, a warm-up) puts the model back as it was, and a
 loss may have a state of its own: weights of tasks that are learned, centres of classes, a memory

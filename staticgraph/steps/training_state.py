@@ -6,13 +6,13 @@ may touch differs, and is said when it is made.
 
 Values return, addresses stay, so that a recording made in between goes on reading and writing the
 same tensors. A backward that waits finds what it kept, since a value that returns is no change to
-autograd. What is trained is kept on the host: beside a recording's pool the device may have no
-room for parameters and optimizer state a second time, and to carry what a GNN has across the bus is
-short beside a compilation.
+autograd. What is trained is kept on the host: with a recording's pool the device may have no
+room for parameters and optimizer state a second time, and copying those of a GNN across the bus
+takes little time compared with a compilation.
 
-What the loss and the forward hold beside the model (:mod:`staticgraph.steps.held`) is put back with
-it. Not put back is a list or dict of the user's that a forward appends to, or a random generator of
-the user's own.
+What the loss and the forward hold in addition to the model (:mod:`staticgraph.steps.held`) is put
+back with it. A list or dict of the user's that a forward appends to, or a random generator of the
+user's own, is not put back.
 """
 
 from __future__ import annotations

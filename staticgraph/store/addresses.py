@@ -5,7 +5,8 @@ and array takes ten times as long as what is copied. A compiled loop takes no li
 idea: it takes their addresses, a row a shard, and for each graph the row of its own.
 
 Invariant: an address is read only while the store that it is of is held, since a mapping ends with
-the last who holds it. So addresses are handed out together with their stores (:class:`Taken`).
+the last who holds it. So addresses are handed out together with their stores
+(:class:`TakenGraphs`).
 """
 
 # numba gives an intrinsic its first argument itself, and does not list carray among its own.
@@ -77,7 +78,7 @@ def offsets_name(level: Level) -> str:
     return f"{level}_offsets" if level in ("node", "edge") else f"offsets.{level}"
 
 
-class Rows(NamedTuple):
+class LevelRows(NamedTuple):
     """Some graphs' rows of one level.
 
     Attributes:
@@ -89,7 +90,7 @@ class Rows(NamedTuple):
     offsets: IntArray
 
 
-class Taken:
+class TakenGraphs:
     """Some graphs of several stores, which stay open as long as this is kept.
 
     Args:
@@ -120,16 +121,16 @@ class Taken:
             _unchecked(blocks, done, counts, self.owners, self.ids, found)
         return found
 
-    def rows(self, level: Level, of_graph: int = 1) -> Rows:
+    def rows(self, level: Level, of_graph: int = 1) -> LevelRows:
         """The rows of a level; of graphs themselves so many each."""
         if level == "graph":
-            return Rows(self.ids * of_graph, np.arange(len(self) + 1) * of_graph)
-        found = Rows(np.empty(len(self), np.int64), np.zeros(len(self) + 1, np.int64))
+            return LevelRows(self.ids * of_graph, np.arange(len(self) + 1) * of_graph)
+        found = LevelRows(np.empty(len(self), np.int64), np.zeros(len(self) + 1, np.int64))
         column = self._at[:, self._names[offsets_name(level)]]
         _rows(column, self.owners, self.ids, found.begins, found.offsets)
         return found
 
-    def copy(self, name: str, rows: Rows, target: Array) -> bool:
+    def copy(self, name: str, rows: LevelRows, target: Array) -> bool:
         """Copies an array's rows to where they begin among all; False, and nothing was done, where
         a store keeps it in another dtype than the target's."""
         place, kind = self._names[name], target.dtype.num

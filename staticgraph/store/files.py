@@ -4,7 +4,7 @@ The manifest carries the format's version, the schema, and for every array its f
 CRC-32, and a digest of all of that, so that a folder that was cut short or changed is refused by
 name instead of training on other data. Small stores are compared when they are opened, larger ones
 a block at a time when it is first read (:mod:`staticgraph.store.checks`), memory-mapped either way.
-A store is written beside its place and moved there whole: a reader never sees half of one, and a
+A store is written next to its place and moved there whole: a reader never sees half of one, and a
 kill leaves the one before (:mod:`staticgraph.files.folder`).
 """
 
@@ -33,7 +33,7 @@ from staticgraph.text.how_many import how_many
 FORMAT = "staticgraph.store"
 # 2: form of each array, checksums by block, digest of the manifest. 1 is read, and compared whole.
 VERSION = 2
-# Up to here a load reads every byte once to check it: cheap beside building a model.
+# Up to here a load reads every byte once to check it: cheap compared with building a model.
 WHOLE_BYTES = 64 * 2**20
 BLOCKS, SUMS = "checks.blocks", "checks.crc32"
 

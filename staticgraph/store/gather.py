@@ -16,14 +16,14 @@ import numpy as np
 
 from staticgraph.schema import Schema
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
-from staticgraph.store.addresses import Rows, Taken
+from staticgraph.store.addresses import LevelRows, TakenGraphs
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns
 
 Dtypes = Mapping[str, np.dtype]
 
 
-def gathered(schema: Schema, dtypes: Dtypes, taken: Taken, pointers: bool) -> GraphColumns:
+def gathered(schema: Schema, dtypes: Dtypes, taken: TakenGraphs, pointers: bool) -> GraphColumns:
     """One store of these graphs, in their order.
 
     Args:
@@ -61,7 +61,7 @@ def gathered(schema: Schema, dtypes: Dtypes, taken: Taken, pointers: bool) -> Gr
     )
 
 
-def _copy(taken: Taken, name: str, rows: Rows, target: Array) -> None:
+def _copy(taken: TakenGraphs, name: str, rows: LevelRows, target: Array) -> None:
     """An array's rows of all graphs, widened where their stores keep it in several dtypes."""
     if taken.copy(name, rows, target):
         return
@@ -76,7 +76,7 @@ def _copy(taken: Taken, name: str, rows: Rows, target: Array) -> None:
         ]
 
 
-def _row_pointers(taken: Taken, nodes: Rows, edges: Rows) -> Array:
+def _row_pointers(taken: TakenGraphs, nodes: LevelRows, edges: LevelRows) -> Array:
     """``[nodes + 1]`` where each node's incoming edges begin among all edges."""
     target = np.empty(int(nodes.offsets[-1]) + 1, pointer_dtype(int(edges.offsets[-1])))
     if not taken.copy("row_ptr", nodes, target[:-1]):

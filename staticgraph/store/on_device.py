@@ -54,7 +54,7 @@ class Encoded(NamedTuple):
     kind: int = PLAIN
 
 
-class Column(NamedTuple):
+class DeviceColumn(NamedTuple):
     """A field on the device: ``[rows, bytes or scalars of a row]``."""
 
     values: Tensor
@@ -76,7 +76,7 @@ class DeviceStore:
 
     host: GraphColumns
     structure: Mapping[str, Tensor]
-    columns: Mapping[str, Column]
+    columns: Mapping[str, DeviceColumn]
 
     @property
     def device(self) -> torch.device:
@@ -182,7 +182,7 @@ def move(
         store,
         {name: torch.from_numpy(array).to(device) for name, array in structure.items()},
         {
-            name: Column(torch.from_numpy(column.values).to(device), column.kind)
+            name: DeviceColumn(torch.from_numpy(column.values).to(device), column.kind)
             for name, column in columns.items()
         },
     )

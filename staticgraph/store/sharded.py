@@ -26,7 +26,7 @@ from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store import files
-from staticgraph.store.addresses import Taken
+from staticgraph.store.addresses import TakenGraphs
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.gather import gathered
 from staticgraph.store.graph_columns import GraphColumns
@@ -132,14 +132,14 @@ class Sharded(GraphColumns):
         found = gathered(self.schema, self.shards.dtypes, self._taken(ids), pointers)
         return found, np.arange(len(ids))
 
-    def _taken(self, ids: IntArray) -> Taken:
+    def _taken(self, ids: IntArray) -> TakenGraphs:
         """These graphs, their shards held open; what reads them by address checks no bounds."""
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
             raise IndexError(f"graph {ids[(ids < 0) | (ids >= len(self))][0]} of {len(self)}")
         owners = np.searchsorted(self._starts, ids, side="right") - 1
         numbers, rows = np.unique(owners, return_inverse=True)
         opened = self._open.several(numbers.tolist())
-        return Taken(self.schema, opened, rows, ids - self._starts[owners])
+        return TakenGraphs(self.schema, opened, rows, ids - self._starts[owners])
 
     def _assembled(self, graph: int) -> Any:
         number, local = self._shard_of(graph)

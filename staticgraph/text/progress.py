@@ -42,7 +42,7 @@ class Bar(Protocol):
         ...
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> Any:
-        """Something to say beside the numbers."""
+        """Text to show next to the numbers."""
         ...
 
 
@@ -135,7 +135,7 @@ class Lines:
         self._status.show(f"{self._desc}: {done}{self._unit}{beside}")
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """Something to say beside the numbers, in the next line."""
+        """Text to show next to the numbers, from the next line on."""
         self._beside = s
 
 

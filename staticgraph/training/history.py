@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from staticgraph.files import atomic
 
 
-class Step(NamedTuple):
+class StepRecord(NamedTuple):
     """One optimizer step. ``graphs``, ``nodes`` and ``edges`` are real rows, not physical ones."""
 
     epoch: int
@@ -22,7 +22,7 @@ class Step(NamedTuple):
     loss: float
 
 
-class Epoch(NamedTuple):
+class EpochRecord(NamedTuple):
     """One pass over the training graphs.
 
     ``seconds`` is what the user waited for training (loading, copy and step; no validation), over
@@ -53,8 +53,8 @@ class History:
     """
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.epochs: list[Epoch] = []
+        self.steps: list[StepRecord] = []
+        self.epochs: list[EpochRecord] = []
         self.seconds: float = 0.0
 
     @property
@@ -76,32 +76,34 @@ class History:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from what :meth:`state` gave."""
-        self.steps = [Step(*step) for step in state["steps"]]
-        self.epochs = [Epoch(*epoch) for epoch in state["epochs"]]
+        self.steps = [StepRecord(*step) for step in state["steps"]]
+        self.epochs = [EpochRecord(*epoch) for epoch in state["epochs"]]
         self.seconds = state["seconds"]
 
 
-def summary(steps: Iterable[Step], epoch: int) -> tuple[float, int]:
+def summary(steps: Iterable[StepRecord], epoch: int) -> tuple[float, int]:
     """Mean loss over the graphs of an epoch, and how many they were."""
     mine = [step for step in steps if step.epoch == epoch]
     graphs = sum(step.graphs for step in mine)
     return sum(step.loss * step.graphs for step in mine) / max(1, graphs), graphs
 
 
-def write_steps(path: Path, steps: Sequence[Step]) -> None:
+def write_steps(path: Path, steps: Sequence[StepRecord]) -> None:
     """Writes one line per step; numbers in full, so that two runs can be compared exactly."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(("step", *Step._fields))
+    writer.writerow(("step", *StepRecord._fields))
     writer.writerows((number, *step) for number, step in enumerate(steps))
     atomic.write_text(path, text.getvalue())
 
 
-def read_steps(path: Path) -> list[Step]:
+def read_steps(path: Path) -> list[StepRecord]:
     """What :func:`write_steps` wrote."""
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
         return [
-            Step(*(int(row[name]) for name in Step._fields[:-1]), loss=float(row["loss"]))
+            StepRecord(
+                *(int(row[name]) for name in StepRecord._fields[:-1]), loss=float(row["loss"])
+            )
             for row in rows
         ]

@@ -17,11 +17,11 @@ from staticgraph.batches.loader import StaticLoader
 from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint
 from staticgraph.training.history import History
-from staticgraph.training.parts import Parts
+from staticgraph.training.parts import RunParts
 from staticgraph.training.subject import load_weights
 
 
-def keep(folder: Path, parts: Parts, loader: StaticLoader, history: History) -> None:
+def keep(folder: Path, parts: RunParts, loader: StaticLoader, history: History) -> None:
     """Writes the checkpoint; called on every rank, written by the first."""
     others, ranks = {}, parts.ranks
     if ranks is not None:
@@ -43,7 +43,7 @@ def keep(folder: Path, parts: Parts, loader: StaticLoader, history: History) -> 
 
 
 def go_on(
-    state: Mapping[str, Any], folder: Path, parts: Parts, loader: StaticLoader, history: History
+    state: Mapping[str, Any], folder: Path, parts: RunParts, loader: StaticLoader, history: History
 ) -> str:
     """Puts everything back as it was kept.
 

@@ -41,7 +41,7 @@ from staticgraph.training.tasks import Task, task_of
 APART = 1_000_003
 
 
-class Parts:
+class RunParts:
     """The parts of a run, in the order that they are made in.
 
     Args:

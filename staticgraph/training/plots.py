@@ -12,7 +12,7 @@ import numpy as np
 from staticgraph.files import atomic
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
-from staticgraph.training.history import Step
+from staticgraph.training.history import StepRecord
 from staticgraph.training.report import TrainReport
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ LONGER = 1.07
 
 
 def save_picture(
-    path: Path, report: TrainReport, steps: Sequence[Step], capacities: Sequence[Capacity]
+    path: Path, report: TrainReport, steps: Sequence[StepRecord], capacities: Sequence[Capacity]
 ) -> None:
     """Writes a PNG: loss and validation metric above, filling of the buckets below.
 
@@ -60,7 +60,9 @@ def save_picture(
     atomic.save_figure(path, figure, dpi=120)
 
 
-def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step], title: str = "") -> None:
+def draw_loss(
+    axes: Axes, report: TrainReport, steps: Sequence[StepRecord], title: str = ""
+) -> None:
     """Loss a step, its running mean, and the validation loss and metric at each epoch's end.
 
     Only what is finite: of a run that diverged, how it came to that.
@@ -147,7 +149,7 @@ def _no_narrower(axes: Axes, span: float) -> None:
         axes.set_ylim(bottom=max(0.0, low - missing))
 
 
-def draw_filling(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity]) -> None:
+def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
     """For every bucket the share of its nodes, edges and graphs that was real."""
     labels: list[str] = []
     for bucket, capacity in enumerate(capacities):
@@ -169,7 +171,7 @@ def draw_filling(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacit
     axes.set_title("filling of the fixed shapes, mean of all batches", loc="left", fontsize=11)
 
 
-def draw_spread(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity]) -> None:
+def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
     """How the filling differs from batch to batch; full batches only, so not an epoch's last."""
     most = max(step.graphs for step in steps)
     full = [step for step in steps if step.graphs == most]

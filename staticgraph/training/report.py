@@ -13,7 +13,7 @@ from staticgraph.files.json_text import finite, save_json
 from staticgraph.runner.report import Report
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
-from staticgraph.training.history import Epoch
+from staticgraph.training.history import EpochRecord
 from staticgraph.training.run_folder import CHECKPOINT
 from staticgraph.training.task_words import task_words
 
@@ -54,7 +54,7 @@ class TrainReport:
     task: str
     metric: str
     parameters: int
-    epochs: tuple[Epoch, ...]
+    epochs: tuple[EpochRecord, ...]
     test_metric: float | None
     resumed_at: int
     runner: Report
@@ -101,13 +101,13 @@ class TrainReport:
 
     @classmethod
     def _of(cls, values: dict[str, Any], folder: Path) -> TrainReport:
-        epochs = ({k: e[k] for k in Epoch._fields} for e in values["epochs"])
+        epochs = ({k: e[k] for k in EpochRecord._fields} for e in values["epochs"])
         return cls(
             **{
                 **values,
                 "folder": str(folder),
                 "classes": tuple(values.get("classes", ())),
-                "epochs": tuple(Epoch(**epoch) for epoch in epochs),
+                "epochs": tuple(EpochRecord(**epoch) for epoch in epochs),
                 "runner": Report.from_dict(values["runner"]),
             }
         )

@@ -27,12 +27,12 @@ from staticgraph.training.config import TrainConfig
 from staticgraph.training.config_file import write_config
 from staticgraph.training.data import place_of
 from staticgraph.training.evaluate import evaluate
-from staticgraph.training.history import Epoch, History, Step, summary, write_steps
+from staticgraph.training.history import EpochRecord, History, StepRecord, summary, write_steps
 from staticgraph.training.interrupt import Interrupt, Interrupted
 from staticgraph.training.job import SilentEvents
 from staticgraph.training.kept import go_on, keep
 from staticgraph.training.memory import memory_of
-from staticgraph.training.parts import Parts
+from staticgraph.training.parts import RunParts
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.run_folder import CONFIG
 from staticgraph.training.schedule import factor, stands_still
@@ -60,7 +60,7 @@ class Training:
         ranks: the processes that train together; None where this one is alone. The first writes
             and speaks.
 
-    Raises as :class:`staticgraph.training.parts.Parts`.
+    Raises as :class:`staticgraph.training.parts.RunParts`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Training:
         self.ranks: Ranks | None = ranks
         self.writes: bool = ranks is None or ranks.first
         self.progress: bool = progress and self.writes
-        self.parts: Parts = Parts(config, folder, ranks, self.progress, state)
+        self.parts: RunParts = RunParts(config, folder, ranks, self.progress, state)
         # None until the first steps have told.
         tells = config.workers == "auto" and self.parts.on_host
         self.workers: int | None = None if tells else _number(config.workers)
@@ -158,7 +158,7 @@ class Training:
         ) as shown:
             for batch in self._batches():
                 graphs, nodes, edges, *_ = next(rows)
-                step = Step(epoch, batch.bucket, graphs, nodes, edges, math.nan)
+                step = StepRecord(epoch, batch.bucket, graphs, nodes, edges, math.nan)
                 self._set_rate(len(self.history.steps) + len(unread))
                 try:
                     loss = self.parts.runner.step(batch)
@@ -247,7 +247,7 @@ class Training:
         number, history = self.loader.epoch - 1, self.history
         train_loss, graphs = summary(history.steps, number)
         val_loss, val_metric = self._evaluate("val")
-        epoch = Epoch(number, train_loss, history.seconds, graphs, val_loss, val_metric)
+        epoch = EpochRecord(number, train_loss, history.seconds, graphs, val_loss, val_metric)
         history.epochs.append(epoch)
         history.seconds = 0.0
         at, metric = len(history.steps), self.parts.task.metric_name

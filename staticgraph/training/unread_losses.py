@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from staticgraph.training.history import Step
+from staticgraph.training.history import StepRecord
 
 # So many steps wait for one read.
 READ_EVERY = 20
@@ -15,7 +15,7 @@ class UnreadLosses:
     """Steps whose loss the host does not know yet."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Step, Tensor]] = []
+        self._kept: list[tuple[StepRecord, Tensor]] = []
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -25,11 +25,11 @@ class UnreadLosses:
         """Whether they are to be read now."""
         return len(self) >= READ_EVERY
 
-    def add(self, step: Step, loss: Tensor) -> None:
+    def add(self, step: StepRecord, loss: Tensor) -> None:
         """A step, and its loss, 0-dim on the device."""
         self._kept.append((step, loss))
 
-    def read(self) -> list[Step]:
+    def read(self) -> list[StepRecord]:
         """Fetches all from the device in one go: the steps with their losses, which wait no
         longer."""
         if not self._kept:

@@ -178,7 +178,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
 
     def launched(model, plan, target, kernels, dtype=None):
         name = baseline.KERNELS if kernels else baseline.STOCK
-        return baseline.Column(name, "launches", dict.fromkeys(PARTS, 1)), f"as on {target}"
+        return baseline.BaselineColumn(name, "launches", dict.fromkeys(PARTS, 1)), f"as on {target}"
 
     patch.setattr("staticgraph.dryrun.baseline.count_step", once("count", count_step))
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)

@@ -296,7 +296,7 @@ def test_neighbour_reduce(activation):
         return neighbour_reduce_reference(*given, None, src, dst, NODES, *options)
 
     expected, gradients = exact(right, parts, grad)
-    edges = reduced.Edges(src, dst, row_ptr)
+    edges = reduced.EdgeReductions(src, dst, row_ptr)
     out = reduced.forward(tuple(parts), None, edges, *options)
     assert close(out, expected, EDGES)
     ends = col_ptr, transpose

@@ -6,13 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from staticgraph.dryrun.report import Run
+from staticgraph.dryrun.report import BucketRun
 
 # Inductor numbers its kernels in the order in which it writes them.
 _NUMBER = re.compile(r"^(triton_.+)_\d+$")
 
 
-def counts(run: Run) -> dict[str, int]:
+def counts(run: BucketRun) -> dict[str, int]:
     """``part kind name`` -> launches, Inductor's kernels without their numbers."""
     found: Counter[str] = Counter()
     for part, kinds in run.launches.items():

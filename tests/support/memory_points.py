@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from staticgraph.memory.counts import counts_of
-from staticgraph.memory.fit import Point
+from staticgraph.memory.fit import FitPoint
 from staticgraph.probing.probe import probe_capacities
 
 SIZES = np.array([[5, 8], [25, 54], [60, 130], [12, 26]])
@@ -16,6 +16,6 @@ CAPACITIES, HELD_OUT = probe_capacities(SIZES)
 
 def points_of(terms, coefficients, capacities=CAPACITIES):
     return [
-        Point(c, sum(k * counts_of(c)[t] for t, k in zip(terms, coefficients, strict=True)))
+        FitPoint(c, sum(k * counts_of(c)[t] for t, k in zip(terms, coefficients, strict=True)))
         for c in capacities
     ]

@@ -15,7 +15,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.percent import percent
-from staticgraph.training.history import Step
+from staticgraph.training.history import StepRecord
 from staticgraph.training.report import TrainReport, number_text
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ MEMORY = {
 }
 
 
-def page_of(report: TrainReport, steps: Sequence[Step], capacities: Sequence[Capacity]) -> str:
+def page_of(
+    report: TrainReport, steps: Sequence[StepRecord], capacities: Sequence[Capacity]
+) -> str:
     """The page as HTML.
 
     Args:
@@ -103,7 +105,7 @@ def _verb(split: str) -> str:
     return {"train": "train", "val": "validate", "test": "test"}.get(split, split)
 
 
-def _facts(report: TrainReport, steps: Sequence[Step]) -> str:
+def _facts(report: TrainReport, steps: Sequence[StepRecord]) -> str:
     """The few numbers that are looked for first."""
     graphs = sum(epoch.graphs for epoch in report.epochs)
     seconds = sum(epoch.seconds for epoch in report.epochs)
@@ -223,19 +225,19 @@ def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
     return f"<div>{text[text.index('<svg') :]}</div>"
 
 
-def _draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:
+def _draw_loss(axes: Axes, report: TrainReport, steps: Sequence[StepRecord]) -> None:
     from staticgraph.training.plots import draw_loss
 
     draw_loss(axes, report, steps)
 
 
-def _draw_filling(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity]) -> None:
+def _draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
     from staticgraph.training.plots import draw_filling
 
     draw_filling(axes, steps, capacities)
 
 
-def _draw_spread(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity]) -> None:
+def _draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
     from staticgraph.training.plots import draw_spread
 
     draw_spread(axes, steps, capacities)

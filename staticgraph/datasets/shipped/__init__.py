@@ -1,6 +1,6 @@
 """Data sets that the package brings, by name: the first steps need neither a network nor a clone.
 
-Where they come from, and under which licence, stands in the README beside them.
+Where they come from, and under which licence, is in the README next to them.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 
 from staticgraph.dryrun.stubs import attention, cuda, dynamo, fakes, inductor, library, triton
-from staticgraph.dryrun.stubs.point import Points
-from staticgraph.dryrun.targets import Target
+from staticgraph.dryrun.stubs.point import PatchPoints
+from staticgraph.dryrun.targets import TargetDevice
 
 GROUPS = (cuda, fakes, dynamo, triton, attention, inductor, library)
 
 
-def install(guard: ctypes.CDLL, target: Target, leave_out: str | None = None) -> Points:
+def install(guard: ctypes.CDLL, target: TargetDevice, leave_out: str | None = None) -> PatchPoints:
     """Patches this process, for good.
 
     Args:
@@ -22,7 +22,7 @@ def install(guard: ctypes.CDLL, target: Target, leave_out: str | None = None) ->
     Raises:
         DryRunBroken: torch has no such symbol any more; the message names it.
     """
-    points = Points(leave_out)
+    points = PatchPoints(leave_out)
     with points.of("guard"):
         points.put(
             "torch._C:_ensureCUDADeviceGuardSet", lambda: None, "would put torch's own guard back"

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.dryrun.stubs.point import Points
-from staticgraph.dryrun.targets import Target
+from staticgraph.dryrun.stubs.point import PatchPoints
+from staticgraph.dryrun.targets import TargetDevice
 
 SYMBOL = "torch.nn.functional:scaled_dot_product_attention"
 WHY = "torch asks the device which kernel to take"
@@ -26,7 +26,7 @@ EMULATED = (
 )
 
 
-def install(points: Points, target: Target) -> None:
+def install(points: PatchPoints, target: TargetDevice) -> None:
     """Chooses as a device would."""
     real = points.real(SYMBOL, WHY)
     aten = torch.ops.aten

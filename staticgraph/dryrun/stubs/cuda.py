@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from staticgraph.dryrun.stubs.point import Points
-from staticgraph.dryrun.targets import KIB, Target
+from staticgraph.dryrun.stubs.point import PatchPoints
+from staticgraph.dryrun.targets import KIB, TargetDevice
 
 RANDOM_STATE_BYTES = 16
 
 
-def properties(target: Target) -> SimpleNamespace:
+def properties(target: TargetDevice) -> SimpleNamespace:
     """What ``torch.cuda.get_device_properties`` says of a device."""
     return SimpleNamespace(
         name=target.device,
@@ -64,7 +64,7 @@ class Event:
         """Nothing runs."""
 
 
-def install(points: Points, target: Target) -> None:
+def install(points: PatchPoints, target: TargetDevice) -> None:
     """Patches ``torch.cuda``, its random state, and the bindings that a CPU build lacks."""
     described = properties(target)
     total = target.memory_bytes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from staticgraph.dryrun.stubs.point import Points
-from staticgraph.dryrun.targets import Target
+from staticgraph.dryrun.stubs.point import PatchPoints
+from staticgraph.dryrun.targets import TargetDevice
 
 INTERFACE = "torch._dynamo.device_interface:CudaInterface"
 AS_TORCH_CUDA = (
@@ -20,7 +20,7 @@ AS_TORCH_CUDA = (
 )
 
 
-def install(points: Points, target: Target) -> None:
+def install(points: PatchPoints, target: TargetDevice) -> None:
     """Gives ``CudaInterface``, which bound torch.cuda's functions when imported, the patched."""
     for name in AS_TORCH_CUDA:
         value = staticmethod(getattr(torch.cuda, name))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from staticgraph.dryrun.stubs.point import Points
-from staticgraph.dryrun.targets import Target
+from staticgraph.dryrun.stubs.point import PatchPoints
+from staticgraph.dryrun.targets import TargetDevice
 
 MODULE = "torch._subclasses.fake_tensor"
 
 
-def install(points: Points, target: Target) -> None:
+def install(points: PatchPoints, target: TargetDevice) -> None:
     """Keeps fake tensors from making a real one on the device."""
     points.put(f"{MODULE}:init_gpu_context", lambda *_: None, "would make a real tensor")
     points.put(

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map_only
 
 from staticgraph.dryrun import place
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, tensors
-from staticgraph.dryrun.stubs.point import Points
-from staticgraph.dryrun.targets import Target
+from staticgraph.dryrun.stubs.point import PatchPoints
+from staticgraph.dryrun.targets import TargetDevice
 from staticgraph.dryrun.watcher import host_part
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ EMULATED = (
 )
 
 
-def install(points: Points, target: Target) -> None:
+def install(points: PatchPoints, target: TargetDevice) -> None:
     """Patches Inductor from its options to its graphs."""
     _options(points)
     _allocations(points)
@@ -39,7 +39,7 @@ def install(points: Points, target: Target) -> None:
     _recordings(points)
 
 
-def _options(points: Points) -> None:
+def _options(points: PatchPoints) -> None:
     for symbol, value, why in (
         ("torch._functorch.config:enable_autograd_cache", False, "caches what runs on a device"),
         ("torch._inductor.config:fx_graph_cache", False, "as above"),
@@ -52,7 +52,7 @@ def _options(points: Points) -> None:
             points.put(f"torch._inductor.config:{name}", False, "loads onto the device")
 
 
-def _allocations(points: Points) -> None:
+def _allocations(points: PatchPoints) -> None:
     guards = "torch._C._dynamo.guards"
 
     def on(device: str) -> Any:
@@ -82,7 +82,7 @@ class _OnCpu(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _folding(points: Points) -> None:
+def _folding(points: PatchPoints) -> None:
     module = "torch._inductor.fx_passes.joint_graph"
     why = "traces its patterns over small real tensors on the device"
     lazy = points.real(f"{module}:lazy_init", why)
@@ -120,7 +120,7 @@ class _Kernel:
         WATCH.inductor_kernel(self.name, (args, kwargs))
 
 
-def _kernels(points: Points) -> None:
+def _kernels(points: PatchPoints) -> None:
     compile_class = "torch._inductor.async_compile:AsyncCompile"
 
     def triton(self: Any, name: str, source: str, device_str: str = "cuda") -> _Kernel:
@@ -139,7 +139,7 @@ def _kernels(points: Points) -> None:
     points.put(f"{compile_class}.cpp_pybinding", cpp, "would read memory that fakes have not")
 
 
-def _graphs(points: Points) -> None:
+def _graphs(points: PatchPoints) -> None:
     kind = "torch._inductor.output_code:CompiledFxGraph"
     why = "says what a graph mutates, and whether it is recorded"
     made = points.real(f"{kind}.__init__", why)
@@ -238,7 +238,7 @@ class Trees:
 TREES = Trees()
 
 
-def _recordings(points: Points) -> None:
+def _recordings(points: PatchPoints) -> None:
     why = "would record on the device"
 
     def cudagraphify(model: Any, static_input_idxs: Any = (), **kw: Any) -> Any:

@@ -8,8 +8,8 @@ import torch
 
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.dryrun.stubs.point import Points
-from staticgraph.dryrun.targets import Target
+from staticgraph.dryrun.stubs.point import PatchPoints
+from staticgraph.dryrun.targets import TargetDevice
 
 
 def blank(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
@@ -25,7 +25,7 @@ def blank(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
     )
 
 
-def install(points: Points, target: Target) -> None:
+def install(points: PatchPoints, target: TargetDevice) -> None:
     """Makes blank batches without NumPy."""
     points.put(
         "staticgraph.batches.static_batch:StaticBatch.blank",

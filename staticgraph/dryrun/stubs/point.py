@@ -15,7 +15,7 @@ MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PatchPoint:
     """What was patched: ``symbol`` as ``module:attribute.path``, in which group, and why."""
 
     symbol: str
@@ -23,7 +23,7 @@ class Point:
     why: str
 
 
-class Points:
+class PatchPoints:
     """Patches, and remembers what.
 
     Args:
@@ -31,7 +31,7 @@ class Points:
     """
 
     def __init__(self, leave_out: str | None = None) -> None:
-        self.points: list[Point] = []
+        self.points: list[PatchPoint] = []
         self._leave_out = leave_out
         self._group = ""
 
@@ -59,7 +59,7 @@ class Points:
         owner, name = _owner(symbol, why)
         if getattr(owner, name, MISSING) is MISSING and not new:
             raise _missing(symbol, why)
-        self.points.append(Point(symbol, self._group, why))
+        self.points.append(PatchPoint(symbol, self._group, why))
         if symbol != self._leave_out:
             setattr(owner, name, value)
 

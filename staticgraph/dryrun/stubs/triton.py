@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from staticgraph.dryrun import launches
-from staticgraph.dryrun.stubs.point import Points
-from staticgraph.dryrun.targets import Target
+from staticgraph.dryrun.stubs.point import PatchPoints
+from staticgraph.dryrun.targets import TargetDevice
 
 WHY = "there is no driver"
 
 
-def driver_for(target: Target) -> Any:
+def driver_for(target: TargetDevice) -> Any:
     """A driver that knows the device's numbers."""
     from triton.backends.compiler import GPUTarget
 
@@ -60,7 +60,7 @@ class Pointer:
         return 0
 
 
-def install(points: Points, target: Target) -> None:
+def install(points: PatchPoints, target: TargetDevice) -> None:
     """Makes the driver active and notes launches."""
     from triton.runtime import driver
 

@@ -1,6 +1,6 @@
 """``dropout_sum`` in Triton: a value's fate is Philox of seed, site and place (Salmon et al. 2011);
 one launch each way, nothing stored, no atomics. The seed is read from device memory, so a recorded
-graph that draws it anew drops other values every time."""
+graph that draws it again drops other values every time."""
 
 # Launching a Triton function, with its options by name, is not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false

@@ -111,7 +111,7 @@ _rows = operator(
 )
 
 
-class Blocks(torch.autograd.Function):
+class RowsToBlocks(torch.autograd.Function):
     """Rows to blocks; back by :func:`_rows`."""
 
     @staticmethod
@@ -128,7 +128,7 @@ class Blocks(torch.autograd.Function):
         return _rows(list(grads), *ctx.saved_tensors, ctx.parts), *(None,) * 6
 
 
-class Rows(torch.autograd.Function):
+class BlocksToRows(torch.autograd.Function):
     """Blocks of one part to rows; back by :func:`_blocks`."""
 
     @staticmethod
@@ -170,7 +170,9 @@ def qkv_blocks(
         For each block three ``[G, H, M, D]``, zero at places without a node; differentiable once.
     """
     graphs, widths = [list(each) for each in zip(*shapes, strict=True)]
-    found = Blocks.apply(rows.contiguous(), node_of_place, place_of_node, graphs, widths, heads, 3)
+    found = RowsToBlocks.apply(
+        rows.contiguous(), node_of_place, place_of_node, graphs, widths, heads, 3
+    )
     return [(found[i], found[i + 1], found[i + 2]) for i in range(0, len(found), 3)]
 
 
@@ -186,4 +188,4 @@ def nodes_of_blocks(
     Returns:
         ``[N, H * D]``, zero at nodes without a place; differentiable once.
     """
-    return Rows.apply(place_of_node, node_of_place, *blocks)
+    return BlocksToRows.apply(place_of_node, node_of_place, *blocks)

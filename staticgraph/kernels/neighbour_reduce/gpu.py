@@ -15,7 +15,7 @@ from staticgraph.kernels.segments import gpu as segments
 Operands = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-class Edges:
+class EdgeReductions:
     """Where edges lead, and reductions by it."""
 
     src: Tensor
@@ -45,7 +45,7 @@ class Edges:
 def forward(
     operands: Operands,
     code: Tensor | None,
-    edges: Edges,
+    edges: EdgeReductions,
     activation: str,
     slope: float,
     names: list[str],
@@ -58,14 +58,14 @@ def forward(
     return together.permute(2, 1, 0, 3).reshape(towers, together.size(1), -1)
 
 
-def _rows(operands: Operands, code: Tensor | None, edges: Edges) -> Tensor:
+def _rows(operands: Operands, code: Tensor | None, edges: EdgeReductions) -> Tensor:
     some = next(one for one in operands if one is not None)
     wide = torch.promote_types(some.dtype, torch.float32)
     given = [None if one is None else one.to(wide) for one in operands]
     return edge_rows_reference(given[0], given[1], given[2], code, edges.src, edges.dst)
 
 
-def _reduced(rows: Tensor, edges: Edges, name: str) -> Tensor:
+def _reduced(rows: Tensor, edges: EdgeReductions, name: str) -> Tensor:
     if name in ("sum", "mean"):
         return edges.sum(rows, name == "mean")
     if name == "max":
@@ -85,7 +85,7 @@ def backward(
     out: Tensor,
     operands: Operands,
     code: Tensor | None,
-    edges: Edges,
+    edges: EdgeReductions,
     ends: tuple[Tensor, Tensor],
     activation: str,
     slope: float,
@@ -112,7 +112,9 @@ def backward(
     return parts[0].to(dtype), parts[1].to(dtype), by_edge.to(dtype)
 
 
-def _returned(grad: Tensor, found: Tensor, rows: Tensor, edges: Edges, name: str) -> Tensor:
+def _returned(
+    grad: Tensor, found: Tensor, rows: Tensor, edges: EdgeReductions, name: str
+) -> Tensor:
     """What comes back to each message from one reduction."""
     if name == "sum":
         return edges.of(grad)

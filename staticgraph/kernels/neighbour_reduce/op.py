@@ -94,7 +94,7 @@ def _read(
 def _on_cuda(source, target, edge, code, src, dst, row_ptr, col_ptr, transpose, *options):
     from staticgraph.kernels.neighbour_reduce import gpu
 
-    edges = gpu.Edges(src, dst, row_ptr)
+    edges = gpu.EdgeReductions(src, dst, row_ptr)
     return gpu.forward((source, target, edge), code, edges, *_named(*options))
 
 
@@ -103,7 +103,7 @@ def _backward_on_cuda(
 ):
     from staticgraph.kernels.neighbour_reduce import gpu
 
-    edges, operands = gpu.Edges(src, dst, row_ptr), (source, target, edge)
+    edges, operands = gpu.EdgeReductions(src, dst, row_ptr), (source, target, edge)
     return gpu.backward(grad, out, operands, code, edges, (col_ptr, transpose), *_named(*options))
 
 

@@ -21,10 +21,10 @@ from torch_geometric.nn.aggr import GraphMultisetTransformer, SetTransformerAggr
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.size_classes import ClassedLayout
 from staticgraph.nn.context.turns import in_turn
-from staticgraph.sizes.attention import AttentionPath, Setting, attention_path
+from staticgraph.sizes.attention import AttentionPath, AttentionSetting, attention_path
 from staticgraph.sizes.capacity import Capacity
 
-SEEDS = Setting(extra_keys="it pools by seed vectors")
+SEEDS = AttentionSetting(extra_keys="it pools by seed vectors")
 
 
 def pooling_path(capacity: Capacity, asked: str) -> AttentionPath:

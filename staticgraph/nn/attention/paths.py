@@ -21,7 +21,7 @@ from staticgraph.nn.context.choosing import device_type
 from staticgraph.nn.context.leaf import leaf, leaves
 from staticgraph.nn.context.size_classes import ClassedLayout
 from staticgraph.nn.context.turns import in_turn
-from staticgraph.sizes.attention import Setting
+from staticgraph.sizes.attention import AttentionSetting
 
 
 def setting_of(
@@ -31,12 +31,12 @@ def setting_of(
     training: bool,
     compiled: bool,
     kernels: bool = False,
-) -> Setting:
+) -> AttentionSetting:
     """What of a layer and its surroundings rules paths out."""
     extra = "bias_k and bias_v give each graph a key" if attn.bias_k is not None else ""
     if attn.add_zero_attn:
         extra = "add_zero_attn gives each graph a key"
-    return Setting(
+    return AttentionSetting(
         device,
         str(dtype).removeprefix("torch."),
         attn.head_dim,

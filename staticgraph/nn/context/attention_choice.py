@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from staticgraph.sizes.attention import PATHS, AttentionPath, Setting, attention_path
+from staticgraph.sizes.attention import PATHS, AttentionPath, AttentionSetting, attention_path
 from staticgraph.sizes.capacity import Capacity
 
 
@@ -37,7 +37,7 @@ class AttentionChoice:
             raise ValueError(f"attention={path!r}; choose of {', '.join(PATHS)}")
         self.asked = path
 
-    def path_in(self, capacity: Capacity, setting: Setting | None) -> AttentionPath:
+    def path_in(self, capacity: Capacity, setting: AttentionSetting | None) -> AttentionPath:
         """How attention goes in a bucket, of a layer in this setting.
 
         Raises:

@@ -29,9 +29,9 @@ from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.document_mask import DocumentLayout
 from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.context.present import bind, present, unbind
-from staticgraph.nn.context.rows import Rows, rows_of_batch
+from staticgraph.nn.context.rows import RowKind, rows_of_batch
 from staticgraph.nn.context.size_classes import ClassedLayout
-from staticgraph.sizes.attention import AttentionPath, Setting, attention_path
+from staticgraph.sizes.attention import AttentionPath, AttentionSetting, attention_path
 from staticgraph.text.how_many import how_many
 
 EDGE_GRAPHS = (
@@ -69,7 +69,7 @@ class BatchContext:
         return None if binding is None else binding.batch
 
     @property
-    def _rows(self) -> dict[int, Rows] | None:
+    def _rows(self) -> dict[int, RowKind] | None:
         binding = present()
         return None if binding is None else binding.rows
 
@@ -110,7 +110,7 @@ class BatchContext:
 
     # ------------------------------------------------------------------ rows
 
-    def register(self, size: int, rows: Rows) -> None:
+    def register(self, size: int, rows: RowKind) -> None:
         """Says what tensors of leading size ``size`` are from now on in this forward."""
         assert self._rows is not None
         known = self._rows.get(size)
@@ -169,14 +169,14 @@ class BatchContext:
         if rows is None:
             return
 
-        def make() -> Rows:
+        def make() -> RowKind:
             mask = rows.mask[:, None].expand(groups, width)
             mask = mask if places is None else mask & places()
-            return Rows("places of a dense block", mask.reshape(-1), groups)
+            return RowKind("places of a dense block", mask.reshape(-1), groups)
 
         self._made["places", groups * width] = make
 
-    def _known_rows(self, size: int) -> Rows | None:
+    def _known_rows(self, size: int) -> RowKind | None:
         """What is registered of a size, or a dense block laid out flat."""
         binding = present()  # once: a trace follows every call
         assert binding is not None
@@ -200,7 +200,7 @@ class BatchContext:
                 "another number of rows (raise the capacity by 1)"
             )
 
-    def find_rows(self, size: int) -> Rows | None:
+    def find_rows(self, size: int) -> RowKind | None:
         """What tensors of this leading size are, or None.
 
         Raises:
@@ -218,7 +218,7 @@ class BatchContext:
             )
         return rows
 
-    def rows_of(self, value: Tensor) -> Rows:
+    def rows_of(self, value: Tensor) -> RowKind:
         """What the rows of a tensor are, told by its leading size.
 
         Raises:
@@ -235,7 +235,7 @@ class BatchContext:
             )
         return rows
 
-    def rows_under(self, norm: torch.nn.Module, value: Tensor) -> Rows | None:
+    def rows_under(self, norm: torch.nn.Module, value: Tensor) -> RowKind | None:
         """What the rows are that a norm takes its statistics over; None where the tensor is the
         model's own, such as a table of parameters.
 
@@ -260,7 +260,7 @@ class BatchContext:
         """:meth:`mask_of`, shaped ``[R, 1, ...]`` to go with the tensor."""
         return self.mask_of(value).view(-1, *(1,) * (value.dim() - 1))
 
-    def real_rows(self, rows: Rows) -> int | None:
+    def real_rows(self, rows: RowKind) -> int | None:
         """How many leading rows are real, as a host number where it is known."""
         if self.real is None or rows.counted is None:
             return None
@@ -325,7 +325,7 @@ class BatchContext:
         """Where each node stands in a ``[graphs, M]`` block; made once a forward."""
         return self.once("dense", lambda: DenseLayout.of(self.present))
 
-    def attention_path(self, setting: Setting | None) -> AttentionPath:
+    def attention_path(self, setting: AttentionSetting | None) -> AttentionPath:
         """How attention goes in the present bucket, of a layer in this setting.
 
         Raises:

@@ -1,7 +1,8 @@
 """What the rows of a tensor are, told by its leading size: the register of a batch at its start.
 
-That a size is the batch's at all, and not that of a tensor of the model's own, is found apart
-(:mod:`staticgraph.nn.context.asked`).
+Whether a size is the batch's at all, and not that of a tensor of the model's own, is decided in
+:mod:`staticgraph.nn.context.asked`.
+
 The physical sizes of a bucket all differ, so a size says whether rows are nodes, edges, graphs, the
 rows of an axis, or the nodes or edges of one type. Layers that put all types into one tensor
 (HGTConv, ``to_homogeneous``) make rows of their sum; the planner keeps that sum apart as well.
@@ -18,7 +19,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.schema import EDGE_INDEX, Axis
 
 
-class Rows(NamedTuple):
+class RowKind(NamedTuple):
     """What the rows of a tensor with a certain leading size are.
 
     Attributes:
@@ -41,10 +42,10 @@ class Rows(NamedTuple):
     ends: int | None = None
 
 
-def rows_of_batch(batch: StaticBatch) -> dict[int, Rows]:
+def rows_of_batch(batch: StaticBatch) -> dict[int, RowKind]:
     """Every row count that a batch comes with."""
     graphs, schema = batch.num_graphs, batch.layout.schema
-    rows: dict[int, Rows] = {}
+    rows: dict[int, RowKind] = {}
     if schema.hetero:
         for axes, what, groups in (
             (schema.edge_axes, "edges of all types", None),
@@ -53,7 +54,7 @@ def rows_of_batch(batch: StaticBatch) -> dict[int, Rows]:
             total = sum(batch.capacity.rows(axis.name) for axis in axes)
             if len(axes) > 1:
                 masks = [batch[f"{axis.name}_mask"] for axis in axes]
-                rows[total] = Rows(what, torch.cat(masks), groups)
+                rows[total] = RowKind(what, torch.cat(masks), groups)
         nodes = sum(batch.capacity.rows(axis.name) for axis in schema.node_axes)
         edges = sum(batch.capacity.rows(axis.name) for axis in schema.edge_axes)
         if edges in rows:
@@ -61,30 +62,30 @@ def rows_of_batch(batch: StaticBatch) -> dict[int, Rows]:
     else:
         widest = batch.capacity.max_graph_nodes
         rows[batch.num_edges] = _rows_of_edges(batch)
-        rows[batch.num_nodes] = Rows("nodes", batch.node_mask, graphs, "node", widest)
+        rows[batch.num_nodes] = RowKind("nodes", batch.node_mask, graphs, "node", widest)
     for axis in schema.axes:
         rows[batch.capacity.rows(axis.name)] = _rows_of_axis(batch, axis)
-    rows[graphs] = Rows("graphs", batch.graph_mask, None, "graph")
+    rows[graphs] = RowKind("graphs", batch.graph_mask, None, "graph")
     return rows
 
 
-def _rows_of_edges(batch: StaticBatch) -> Rows:
+def _rows_of_edges(batch: StaticBatch) -> RowKind:
     """Edges of one kind; where they join two levels no number of nodes is that of both."""
     schema = batch.layout.schema
     groups, ends = batch.num_nodes, None
     if schema.two_sided:
         source, target = schema[EDGE_INDEX].counts
         groups, ends = batch.capacity.rows(target), None if source == target else 0
-    return Rows("edges", batch.edge_mask, groups, "edge", ends=ends)
+    return RowKind("edges", batch.edge_mask, groups, "edge", ends=ends)
 
 
-def _rows_of_axis(batch: StaticBatch, axis: Axis) -> Rows:
+def _rows_of_axis(batch: StaticBatch, axis: Axis) -> RowKind:
     mask = batch[f"{axis.name}_mask"]
     if axis.kind == "edge":
-        return Rows(f"edges {axis.key}", mask, batch.capacity.rows(axis.type[2]), axis.name)
+        return RowKind(f"edges {axis.key}", mask, batch.capacity.rows(axis.type[2]), axis.name)
     what = f"nodes {axis.key!r}" if axis.kind == "node" else axis.name
     widest = batch.capacity.max_graph_nodes if axis.kind == "node" else None
-    return Rows(what, mask, batch.num_graphs, axis.name, widest, _ends(batch, axis))
+    return RowKind(what, mask, batch.num_graphs, axis.name, widest, _ends(batch, axis))
 
 
 def _ends(batch: StaticBatch, axis: Axis) -> int | None:

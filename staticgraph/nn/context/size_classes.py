@@ -16,7 +16,7 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.context.dense_layout import Regather
-from staticgraph.sizes.attention import AttentionPath, Block, clipped
+from staticgraph.sizes.attention import AttentionBlock, AttentionPath, clipped
 
 
 class ClassedLayout(NamedTuple):
@@ -32,7 +32,7 @@ class ClassedLayout(NamedTuple):
             graph that has none, so that no softmax is over nothing.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[AttentionBlock, ...]
     node_of_place: Tensor
     place_of_node: Tensor
     graph_by_size: Tensor
@@ -89,6 +89,6 @@ class ClassedLayout(NamedTuple):
         return Regather.apply(flat, index, self.graph_by_size[:rows])
 
 
-def _clipped(blocks: tuple[Block, ...], batch: StaticBatch) -> tuple[Block, ...]:
+def _clipped(blocks: tuple[AttentionBlock, ...], batch: StaticBatch) -> tuple[AttentionBlock, ...]:
     real = batch.real
     return blocks if real is None else clipped(blocks, real.nodes, real.graphs, real.largest)

@@ -34,7 +34,7 @@ TABLES_OF = {
 _forms: dict[type, type] = {}
 
 
-class Folded(NamedTuple):
+class FoldedEdges(NamedTuple):
     """Edges that share the rows of a small table, not written out.
 
     Attributes:
@@ -62,14 +62,14 @@ class FusedEncoder(Fused):
         """``[R, columns]`` int64 to ``[R, F]``; the folded table goes along with it, for a
         convolution."""
         found = self.folding(values)
-        if not isinstance(found, Folded):
+        if not isinstance(found, FoldedEdges):
             return found
         out = found.value
         if not torch.compiler.is_compiling():
             out._staticgraph_fold = found  # pyright: ignore[reportAttributeAccessIssue]
         return out
 
-    def folding(self, values: Tensor) -> Tensor | Folded:
+    def folding(self, values: Tensor) -> Tensor | FoldedEdges:
         """The encoded rows, left folded where the tables have few combinations."""
         tables = getattr(self, self.tables_attribute)
         reason = None if self.batch is not None else "no batch is bound: it ran outside the runner"
@@ -82,7 +82,7 @@ class FusedEncoder(Fused):
         offsets, combinations = self._fused_offsets, self._fused_combinations
         if combinations is None or len(index) < 4 * len(combinations):
             return table_sum(index, offsets, weight)
-        return Folded(table_sum(combinations, offsets, weight), fold_codes(index, offsets))
+        return FoldedEdges(table_sum(combinations, offsets, weight), fold_codes(index, offsets))
 
     def prepare(self) -> None:
         """Where each table begins, and every combination of entries if they are few: buffers that
@@ -105,7 +105,7 @@ class FusedCategoryEncoder(FusedEncoder, CategoryEncoder):
     tables_attribute = "tables"
 
 
-def folded(value: Tensor) -> Folded | None:
+def folded(value: Tensor) -> FoldedEdges | None:
     """The table that a fused encoder made the rows of; None where it did not."""
     return getattr(value, "_staticgraph_fold", None)
 

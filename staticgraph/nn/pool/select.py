@@ -24,7 +24,8 @@ from torch_geometric.nn.pool.select import SelectTopK
 from torch_geometric.utils import scatter, softmax
 
 from staticgraph.errors import NotStatic
-from staticgraph.nn.context.batch_context import BatchContext, Rows
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.rows import RowKind
 
 Pooled = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor]
 
@@ -127,7 +128,7 @@ def _select(
     batch: Tensor,
     groups: int,
     layer: TopKPooling | SAGPooling,
-) -> tuple[Selection, Rows]:
+) -> tuple[Selection, RowKind]:
     select = layer.select
     nodes = context.rows_of(batch)
     if nodes.widest is None:
@@ -150,7 +151,7 @@ def _select(
     where = order.new_empty(len(scores)).index_copy(0, order, place)
     mask = torch.arange(count, device=scores.device) < kept.sum()
     selection = Selection(perm, torch.where(kept, where, count - 1), kept)
-    return selection, Rows(f"{nodes.what}, pooled", mask, groups, widest=widest)
+    return selection, RowKind(f"{nodes.what}, pooled", mask, groups, widest=widest)
 
 
 def _best(
@@ -195,7 +196,7 @@ def _keep_edges(
     moved = selection.place[edge_index]
     out_index = moved.new_full((2, count + 1), nodes - 1).index_copy(1, place, moved)[:, :count]
     mask = torch.arange(count, device=real.device) < kept.sum()
-    context.register(count, Rows("edges, pooled", mask, nodes))
+    context.register(count, RowKind("edges, pooled", mask, nodes))
     if edge_attr is None:
         return out_index, None
     empty = edge_attr.new_zeros(count + 1, *edge_attr.shape[1:])

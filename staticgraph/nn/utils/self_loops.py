@@ -26,9 +26,10 @@ from torch_geometric.utils import (
 )
 from torch_geometric.utils.loop import compute_loop_attr
 
-from staticgraph.nn.context.batch_context import BatchContext, Rows
+from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.dispatch import stock
 from staticgraph.nn.context.leaf import leaf, leaves
+from staticgraph.nn.context.rows import RowKind
 
 Edges = tuple[Tensor, Tensor | None]
 WITHOUT = "edges without self-loops"
@@ -136,7 +137,7 @@ def static_gcn_norm(
 
 def _gcn_normed(
     context: BatchContext,
-    rows: Rows,
+    rows: RowKind,
     edge_index: Tensor,
     edge_weight: Tensor | None,
     num_nodes: int | None = None,
@@ -211,7 +212,7 @@ def without_self_loops(
     size = _size_of(context, WITHOUT, edges + 1)
     if rows is not None:
         mask = _with_spare_rows(rows.mask & ~loops, size)
-        context.register(size, Rows(WITHOUT, mask, last + 1))
+        context.register(size, RowKind(WITHOUT, mask, last + 1))
         if leaves():
             return loops_removed(edge_index, edge_attr, rows.mask, last, size)
     out_index = _with_spare(torch.where(loops, last, edge_index), size, last)
@@ -303,7 +304,7 @@ def _only(edge_attr: Tensor, mask: Tensor) -> Tensor:
 
 def _registered_loops(
     context: BatchContext,
-    rows: Rows | None,
+    rows: RowKind | None,
     out_index: Tensor,
     out_attr: Tensor | None,
     num_nodes: int,
@@ -319,12 +320,12 @@ def _registered_loops(
     return spared, None if out_attr is None else _with_spare_rows(out_attr, size)
 
 
-def _register(context: BatchContext, rows: Rows, nodes: int, size: int) -> None:
+def _register(context: BatchContext, rows: RowKind, nodes: int, size: int) -> None:
     """Says that tensors of ``size`` rows are edges and the loops behind them from now on."""
     found = context.find_rows(nodes)
     assert found is not None
     mask = torch.cat([rows.mask, found.mask])
-    context.register(size, Rows(WITH, _with_spare_rows(mask, size), nodes))
+    context.register(size, RowKind(WITH, _with_spare_rows(mask, size), nodes))
 
 
 def _with_spare(index: Tensor, size: int, last: int) -> Tensor:

@@ -29,7 +29,7 @@ from staticgraph.outofcore.policies.schedule import Schedule, State
 from staticgraph.text.how_many import how_many
 
 
-class Resident:
+class ResidentState:
     """What one state of the buffer offers to training.
 
     Attributes:
@@ -133,7 +133,7 @@ class EmbeddingBuffer:
         """Bytes of all slots."""
         return self.values.nbytes + self.sums.nbytes
 
-    def run(self, schedule: Schedule) -> Iterator[Resident]:
+    def run(self, schedule: Schedule) -> Iterator[ResidentState]:
         """Brings the states in one by one; training happens between two of them.
 
         All partitions are written when the last state ends; nothing is committed.
@@ -154,7 +154,7 @@ class EmbeddingBuffer:
                 reads = self._request(entering[number + 1])
                 edges = self._ask(number + 1, states[number + 1], reads)
             began = time.perf_counter() - started
-            yield Resident(number, state.partitions, rows, self._slot_of, self._graph, around)
+            yield ResidentState(number, state.partitions, rows, self._slot_of, self._graph, around)
             ended = time.perf_counter() - started
             self.times.append(StateTime(state.partitions, entering[number], asked, began, ended))
             kept = set() if last else set(states[number + 1].partitions)

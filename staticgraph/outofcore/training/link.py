@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer, Resident
+from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer, ResidentState
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy
@@ -107,7 +107,7 @@ class LinkTrainer(CommittedEpochs):
         self.relation_sums: Tensor = torch.from_numpy(self.file.extras["relation_sums"].copy())
 
     def _train_batch(
-        self, edges: NDArray[Any], resident: Resident, rng: np.random.Generator
+        self, edges: NDArray[Any], resident: ResidentState, rng: np.random.Generator
     ) -> Tensor:
         batch = self.step.fill(edges, resident, rng, self._place)
         values = torch.from_numpy(self.buffer.values)

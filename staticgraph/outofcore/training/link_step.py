@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staticgraph.outofcore.buffer.buffer import Resident
+from staticgraph.outofcore.buffer.buffer import ResidentState
 from staticgraph.outofcore.training.adagrad import distinct
 from staticgraph.outofcore.training.decoders import DECODERS, Decoder
 
@@ -125,7 +125,7 @@ class LinkStep:
     def fill(
         self,
         edges: NDArray[Any],
-        resident: Resident,
+        resident: ResidentState,
         rng: np.random.Generator,
         place: NDArray[np.int32],
     ) -> LinkBatch:

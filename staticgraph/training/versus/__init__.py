@@ -1,1 +1,1 @@
-"""This library beside plain PyG, in turn, on a model and data of the user's own."""
+"""This library against plain PyG, in turn, on a model and data of the user's own."""

@@ -4,7 +4,7 @@ The problem: a gain depends on the data, the model, the batch size and the machi
 from elsewhere answers for none of these. The idea: both train here, from the same weights, over
 the same batches in the same order, and take turns for about a minute, loading included; what
 decides is the median over turns, and only what gains in most of them wins. The invariant: nothing
-is compared that does not compute the same, and to whom it cannot be compared is said; a side that
+is compared that does not compute the same, and what cannot be compared is said; a side that
 cannot run is named with its reason and costs the others nothing.
 
 What it does not do: tune the model, or look beyond one device and process.
@@ -38,7 +38,7 @@ from staticgraph.training.subject import attends
 from staticgraph.training.versus.equality import draws_random, losses_apart, outputs_apart
 from staticgraph.training.versus.plain_side import PlainSide
 from staticgraph.training.versus.report import SideReport, VersusReport
-from staticgraph.training.versus.setting import Course, Setting
+from staticgraph.training.versus.setting import Course, VersusSetting
 from staticgraph.training.versus.static_side import StaticSide, Way, ways_on
 from staticgraph.training.versus.step_memory import StepMemory, reserved_on, step_memory
 from staticgraph.training.versus.turns import take_turns
@@ -142,7 +142,7 @@ def _setting(
     device: torch.device,
     lr: float,
     seed: int,
-) -> Setting:
+) -> VersusSetting:
     ids = np.asarray(store.splits.get("train", ()))
     ids = ids if len(ids) else np.arange(len(store))
     batch_size = min(batch_size, len(ids))
@@ -150,7 +150,7 @@ def _setting(
         store, batch_size, indices=ids, attention="auto" if attends(model) else None
     )
     stock = copy.deepcopy(model).cpu()
-    return Setting(
+    return VersusSetting(
         stock, store, plan, loss, forward or forward_of(stock), ids, batch_size, device, lr, seed
     )
 
@@ -158,7 +158,7 @@ def _setting(
 class _Trial:
     """One comparison, from the first trial batches to the report."""
 
-    def __init__(self, setting: Setting, names: Sequence[str]) -> None:
+    def __init__(self, setting: VersusSetting, names: Sequence[str]) -> None:
         self.setting = setting
         self.plain = _Entrant("PyG", partial(PlainSide, setting))
         self.entrants = [self.plain]

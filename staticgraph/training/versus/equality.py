@@ -21,7 +21,7 @@ from staticgraph.nn.bound import bound
 from staticgraph.nn.convert import context_of
 from staticgraph.steps.training_state import untouched
 from staticgraph.training.versus.plain_side import PlainSide
-from staticgraph.training.versus.setting import Setting
+from staticgraph.training.versus.setting import VersusSetting
 from staticgraph.training.versus.side import Side
 
 __all__ = ["TOLERANCE", "draws_random", "losses_apart", "outputs_apart"]
@@ -52,7 +52,7 @@ def draws_random(side: Side) -> bool:
     return not torch.allclose(losses[0], losses[1], rtol=ROUNDING, atol=0.0, equal_nan=True)
 
 
-def outputs_apart(setting: Setting, plain: PlainSide) -> float:
+def outputs_apart(setting: VersusSetting, plain: PlainSide) -> float:
     """How far apart the outputs of real rows are in evaluation mode, relative to the largest value.
 
     Args:
@@ -71,7 +71,7 @@ def outputs_apart(setting: Setting, plain: PlainSide) -> float:
     return max((relative_difference(a, b) for a, b in pairs), default=0.0)
 
 
-def _first_batch(setting: Setting) -> StaticBatch:
+def _first_batch(setting: VersusSetting) -> StaticBatch:
     loader = StaticLoader(
         setting.store, setting.plan, indices=setting.train_ids, shuffle=True, seed=setting.seed
     )

@@ -14,7 +14,7 @@ from torch_geometric.loader import DataLoader
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.plain_batch import PlainBatch, plain_batch
 from staticgraph.training.versus.labels import fields_with_gaps, plain_mean
-from staticgraph.training.versus.setting import Course, Setting
+from staticgraph.training.versus.setting import Course, VersusSetting
 from staticgraph.training.versus.side import Filling
 
 
@@ -26,7 +26,7 @@ class PlainSide:
         compiled: under ``torch.compile(dynamic=True)``.
     """
 
-    def __init__(self, setting: Setting, compiled: bool = False) -> None:
+    def __init__(self, setting: VersusSetting, compiled: bool = False) -> None:
         self.setting = setting
         self.name = "PyG, compiled" if compiled else "PyG"
         self.workers: int = 0

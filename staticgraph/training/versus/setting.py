@@ -23,7 +23,7 @@ from staticgraph.store.graph_store import GraphStore
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Setting:
+class VersusSetting:
     """What is trained.
 
     Attributes:

@@ -17,7 +17,7 @@ from staticgraph.steps.modes import MODES
 from staticgraph.steps.subject import Subject
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore, fits, is_simple
-from staticgraph.training.versus.setting import Course, Setting
+from staticgraph.training.versus.setting import Course, VersusSetting
 from staticgraph.training.versus.side import Filling
 
 KERNELS = "+kernels"
@@ -69,10 +69,10 @@ class StaticSide:
         ValueError: there is no such mode, or it cannot run on this device.
     """
 
-    setting: Setting
+    setting: VersusSetting
     name: str
 
-    def __init__(self, setting: Setting, name: str) -> None:
+    def __init__(self, setting: VersusSetting, name: str) -> None:
         self.setting, self.name = setting, name
         way = Way.of(name)
         self.model: torch.nn.Module = convert(setting.fresh_model(), kernels=way.kernels)

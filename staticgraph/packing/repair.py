@@ -1,4 +1,4 @@
-"""One pack fewer, again and again: its graphs go to the others, which are mended by exchanges.
+"""One pack fewer, again and again: its graphs go to the others, which are repaired by exchanges.
 
 The problem: with ten graphs a pack the best packing leaves a thousandth open or nothing at all, and
 whoever fills pack by pack, or rounds a linear program, is left with graphs that fit nowhere. Swaps
@@ -45,7 +45,7 @@ PROBES = 6
 HEAT = 0.25
 
 
-def fewer_by_mending(
+def fewer_by_repair(
     best: Packing,
     least: int,
     until: float = math.inf,
@@ -70,7 +70,7 @@ def fewer_by_mending(
         return best
     taken = int(max(1, min((best.num_packs - least) * TAKEN // 100, at_once)))
     while best.num_packs > least and time.perf_counter() < until and pairs > 0:
-        found, looked_at = _mended(best, taken, until, min(pairs, each))
+        found, looked_at = _repaired(best, taken, until, min(pairs, each))
         pairs -= looked_at
         if found is not None:
             best = found
@@ -84,7 +84,9 @@ def fewer_by_mending(
     return best
 
 
-def _mended(best: Packing, taken: int, until: float, pairs: float) -> tuple[Packing | None, float]:
+def _repaired(
+    best: Packing, taken: int, until: float, pairs: float
+) -> tuple[Packing | None, float]:
     """``taken`` packs fewer, None where time or steps did not suffice; pairs looked at, about."""
     histogram, packs = best.histogram, best.num_packs - taken
     if packs < 1:

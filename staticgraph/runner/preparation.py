@@ -1,0 +1,114 @@
+"""A phase of a bucket made ready: compiled, or recorded, by running it over padding alone.
+
+It is the runner's warm-up that asks for it, under its budget; a step that was not prepared
+compiles at its first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.runner.steps import Steps
+from staticgraph.schema import Schema
+from staticgraph.steps.callbacks import without_callbacks
+from staticgraph.steps.graph_trees import drop_recordings, whole_recording
+from staticgraph.steps.modes import OWN
+from staticgraph.steps.subject import Subject
+from staticgraph.steps.training_state import evaluating, train
+from staticgraph.steps.update import Update
+
+PHASES = ("step", "eval", "forward")
+# torch's graph trees run a function once to warm up, once to record, and replay from then on.
+RECORDING_RUNS = 3
+
+
+def _unwatched(_bucket: int, _phase: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+class Preparation:
+    """Prepares the steps of one runner.
+
+    Args:
+        subject: what is run.
+        steps: that are prepared.
+
+    Attributes:
+        watched: entered around each preparation of a (bucket, phase), by who watches it.
+        warmed: called between the runs that warm a key up and those whose memory is a step's; None
+            where nobody measures.
+    """
+
+    def __init__(self, subject: Subject, steps: Steps) -> None:
+        self.watched: Callable[[int, str], AbstractContextManager[object]] = _unwatched
+        self.warmed: Callable[[], None] | None = None
+        self._model, self._update = subject.model, Update(subject)
+        self._device: torch.device = subject.device
+        self._steps = steps
+        self._recorded_whole: set[tuple[str, int, str]] = set()
+
+    def prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
+        """Compiles, or records, what a phase of a bucket needs; nothing for ``eager``.
+
+        Raises:
+            NotStatic: it cannot be compiled or recorded.
+            ValueError: no such phase.
+        """
+        if phase not in PHASES:
+            raise ValueError(f"phase {phase!r}; choose of {', '.join(map(repr, PHASES))}")
+        if way == "eager":
+            return
+        steps, recordings = self._steps, self._steps.recordings
+        work = "step" if phase == "step" else "forward"
+        if way == OWN and recordings.records(phase):
+            if steps.averaging is not None and phase == "step":
+                steps.averaging.check_recordable()
+            if phase == "forward":
+                recordings.of(schema).record_forward(bucket, training=True)
+            else:
+                recordings.of(schema).record(bucket, work, self.warmed)
+            return
+        batch = StaticBatch.blank(steps.form.layout(bucket, schema), self._device)
+        key = (way, bucket, phase)
+        if steps.mode.recording and key not in self._recorded_whole:
+            with whole_recording(self._device, phase, f"bucket {bucket} {phase}") as found:
+                self._run_in(way, batch, phase, RECORDING_RUNS)
+            steps.compiled.note_recorded(bucket, work, phase != "eval", found)
+            self._recorded_whole.add(key)
+        else:
+            self._run_in(way, batch, phase, RECORDING_RUNS if steps.mode.recording else 1)
+
+    def _run_in(self, way: str, batch: StaticBatch, phase: str, runs: int) -> None:
+        """Runs a phase of a batch, so that it compiles, and where torch records, records."""
+        work = "step" if phase == "step" else "forward"
+        for turn in range(runs if self.warmed is None else max(runs, 2)):
+            if turn == 1 and self.warmed is not None:
+                if phase == "step":
+                    self._update.zero_grad()  # a step makes its own
+                self.warmed()
+            if phase == "eval":
+                with evaluating(self._model):
+                    self._steps.run(work, batch, way)
+                continue
+            train(self._model)
+            result = self._steps.run(work, batch, way)
+            if phase == "step":
+                with without_callbacks(self._model, self._update.optimizer):
+                    (result if self._steps.averaging is None else result.total).backward()
+
+    def finish(self) -> None:
+        """From now on nothing is recorded, and what compiles is warned of."""
+        self._steps.compiled.warmed_up = True
+        self._steps.recordings.freeze()
+
+    def tear_down(self) -> None:
+        """Frees recordings and compiled functions, torch's graph trees included."""
+        self._steps.recordings.close()
+        self._steps.compiled.clear()
+        self._recorded_whole.clear()
+        if self._steps.mode.recording:
+            drop_recordings(self._device)
