@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch_geometric.data.data import BaseData
 
 from staticgraph.errors import BadGraph
 from staticgraph.outofcore.disk.array_files import open_array
@@ -50,6 +51,11 @@ class EdgeSource:
         self._relations = None if relations is None else _array(relations, "relations")
         self._num_nodes = num_nodes
         self._chunk = chunk
+        if isinstance(edges, BaseData):  # it can be called, too
+            raise BadGraph(
+                f"edges is a {type(edges).__name__}; give its edge_index, of several types of "
+                "edges all in one array with the number of the type as the third row"
+            )
         if callable(edges):
             self._make = cast(EdgeFunction, edges)
             if relations is not None:
@@ -121,7 +127,7 @@ def _array(given: ArrayLike, name: str) -> NDArray[Any]:
     try:
         return np.asarray(given)
     except (TypeError, ValueError) as error:
-        raise BadGraph(f"{name} is no array ({error}); give integers [2, E]") from error
+        raise BadGraph(f"{name} is no array of numbers ({error})") from error
 
 
 def _check_form(edges: NDArray[Any], start: int) -> None:

@@ -118,8 +118,8 @@ class EmbeddingFile:
                 values = np.ascontiguousarray(initial(partition), np.float32)
                 assert values.shape == sums.shape
                 crc[partition] = _checksum(values, sums)
-                values.tofile(file)
-                sums.tofile(file)
+                file.write(values.data)
+                file.write(sums.data)
             file.truncate(2 * num_partitions * 2 * sums.nbytes)
             os.fsync(file.fileno())
         shape = np.array([num_partitions, partition_size, dimension])

@@ -216,5 +216,6 @@ def _write_features(
     """Writes them in the new order; the file, with where each partition of ``size`` begins."""
     with path.open("wb") as file:
         for block in rows.blocks(ids, size):
-            block.tofile(file)
+            # Not tofile, which says of a full disk how many numbers it wrote.
+            file.write(block.data)
     return FileRecord.of(path, [low * rows.row_bytes for low in range(0, len(ids), size)])
