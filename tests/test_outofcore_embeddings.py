@@ -319,7 +319,7 @@ def test_a_second_trainer_of_the_folder_does_not_undo_the_first(graph, tmp_path)
     first, second = (LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e") for _ in range(2))
     for _ in range(2):
         first.train_epoch()
-    with pytest.raises(RuntimeError, match="committed to.*since this one was at epoch 0"):
+    with pytest.raises(RuntimeError, match=r"committed to.*since this one was at epoch 0"):
         second.train_epoch()
     second.close()
     third = LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e")

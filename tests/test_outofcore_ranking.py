@@ -97,7 +97,7 @@ def test_a_graph_without_relations_takes_two_rows_or_relation_zero(tmp_path):
     two = evaluate_links(trainer, TESTED[:2], KNOWN[:2])
     zero = np.concatenate([TESTED[:2], np.zeros((1, 9), int)])
     assert evaluate_links(trainer, zero, KNOWN[:2]) == two
-    with pytest.raises(BadGraph, match="edges has relations, and .* was partitioned without any"):
+    with pytest.raises(BadGraph, match=r"edges has relations, and .* was partitioned without any"):
         evaluate_links(trainer, TESTED, KNOWN[:2])
     trainer.close()
 

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch_geometric.data.data import BaseData
 
 from staticgraph.errors import BadGraph
 from staticgraph.outofcore.disk.array_files import open_array
@@ -51,7 +50,8 @@ class EdgeSource:
         self._relations = None if relations is None else _array(relations, "relations")
         self._num_nodes = num_nodes
         self._chunk = chunk
-        if isinstance(edges, BaseData):  # it can be called, too
+        # By its name: the disk needs no torch. PyG's Data can be called, as a function can.
+        if any(base.__name__ == "BaseData" for base in type(edges).__mro__):
             raise BadGraph(
                 f"edges is a {type(edges).__name__}; give its edge_index, of several types of "
                 "edges all in one array with the number of the type as the third row"

@@ -61,7 +61,7 @@ class Neighbours:
         return len(self.pointers[0]) - 1
 
     def degrees(self, *, loops: bool = True) -> IntArray:
-        """``[rows]`` neighbours in all directions kept, without a row itself where not ``loops``."""
+        """``[rows]`` neighbours in all directions kept; without itself where not ``loops``."""
         total = np.zeros(self.rows, np.int64)
         for pointer, neighbours in zip(self.pointers, self.indices, strict=True):
             total += np.diff(pointer)

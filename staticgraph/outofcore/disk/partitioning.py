@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -210,9 +210,7 @@ def _write_tables(
     }
 
 
-def _write_features(
-    rows: FeatureRows, ids: NDArray[np.int64], size: int, path: Path
-) -> FileRecord:
+def _write_features(rows: FeatureRows, ids: NDArray[np.int64], size: int, path: Path) -> FileRecord:
     """Writes them in the new order; the file, with where each partition of ``size`` begins."""
     with path.open("wb") as file:
         for block in rows.blocks(ids, size):

@@ -124,7 +124,7 @@ class NodeTrainer:
         )
 
     def evaluate_whole(self, nodes: ArrayLike, labels: Any) -> float:
-        """Accuracy on full neighbourhoods in the loader's direction, with the whole graph in memory.
+        """Accuracy on full neighbourhoods, in the loader's direction, the graph in memory.
 
         Args:
             nodes: the caller's numbers, or a mask; those without a label are left out.
