@@ -51,9 +51,10 @@ class EdgeSource:
         self._num_nodes = num_nodes
         self._chunk = chunk
         # By its name: the disk needs no torch. PyG's Data can be called, as a function can.
-        if any(base.__name__ == "BaseData" for base in type(edges).__mro__):
+        kind: type = type(edges)
+        if any(base.__name__ == "BaseData" for base in kind.__mro__):
             raise BadGraph(
-                f"edges is a {type(edges).__name__}; give its edge_index, of several types of "
+                f"edges is a {kind.__name__}; give its edge_index, of several types of "
                 "edges all in one array with the number of the type as the third row"
             )
         if callable(edges):

@@ -108,8 +108,15 @@ class TransE:
         return -distances(query, candidates)
 
     def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Minus all distances: squares less products keep in float64 what float32 can hold."""
-        return self.scores(query.double(), candidates.double()).float()
+        """Minus all distances: squares less products keep in float64 what float32 can hold.
+
+        Unlike in :func:`distances` the squares are no columns of the product, whose rounding would
+        tell equal candidates apart where they meet the query.
+        """
+        q, c = query.double(), candidates.double()
+        products = 2.0 * (q @ c.transpose(-1, -2))
+        squares = q.square().sum(-1).unsqueeze(-1) + c.square().sum(-1).unsqueeze(-2) - products
+        return -(squares.clamp(min=0.0) + FLOOR).sqrt().float()
 
 
 DECODERS: dict[str, type[DistMult] | type[ComplEx] | type[TransE]] = {

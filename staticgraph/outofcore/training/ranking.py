@@ -78,7 +78,11 @@ def filtered_places(
     trainer: Trainer, edges: ArrayLike, known: ArrayLike
 ) -> tuple[NDArray[np.float64], int]:
     """``[2, T]`` filtered places of the destinations and of the sources, and how many true ends
-    have a score that is not finite."""
+    have a score that is not finite.
+
+    Raises:
+        BadGraph: as :func:`evaluate_links`.
+    """
     graph = trainer.graph
     new = np.empty(graph.num_nodes, np.int64)
     new[graph.node_ids] = np.arange(graph.num_nodes)
