@@ -310,3 +310,48 @@ def test_a_buffer_for_everything_equals_plain_arrays_bit_for_bit(graph, tmp_path
         np.testing.assert_array_equal(found_sums, sums[k * size : (k + 1) * size])
     assert torch.equal(trainer.relations, relations)
     assert torch.equal(trainer.relation_sums, relation_sums)
+
+
+# ---------------------------------------------------------------------- one trainer, one place
+
+
+def test_a_second_trainer_of_the_folder_does_not_undo_the_first(graph, tmp_path):
+    first, second = (LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e") for _ in range(2))
+    for _ in range(2):
+        first.train_epoch()
+    with pytest.raises(RuntimeError, match=r"committed to.*since this one was at epoch 0"):
+        second.train_epoch()
+    second.close()
+    third = LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e")
+    assert third.epoch == 2
+    for now, then in zip(everything(third), everything(first), strict=True):
+        np.testing.assert_array_equal(now, then)
+    third.close()
+    first.close()
+
+
+def test_a_commit_behind_the_others_back_is_refused(graph, tmp_path):
+    trainer = LinkTrainer(graph, Beta(2), SMALL, tmp_path / "e")
+    calls = []
+
+    def other_commits(number, of):
+        if not calls:
+            calls.append(EmbeddingFile(tmp_path / "e"))
+            calls[0].commit(calls[0].extras)
+
+    with pytest.raises(RuntimeError, match="by another trainer"):
+        trainer.train_epoch(other_commits)
+    trainer.close()
+
+
+def test_a_relative_folder_is_where_it_was(graph, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    opened = partition(generated(), 37, 6, "g")
+    trainer = LinkTrainer(opened, InMemory(), SMALL, "e")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    trainer.train_epoch()
+    assert sorted(opened.node_ids.tolist()) == list(range(37))
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert EmbeddingFile(tmp_path / "e").epoch == 1
+    trainer.close()

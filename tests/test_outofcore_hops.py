@@ -236,3 +236,30 @@ def test_a_state_without_seeds_cannot_be_profiled():
     sampler, *_ = sampled()
     with pytest.raises(ValueError, match="no seeds"):
         profile(sampler, np.empty(0, np.int64), 4)
+
+
+@pytest.mark.parametrize("direction", ["in", "both"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_loops_and_repeated_edges_are_as_pyg_has_them(kind, direction):
+    rows = 25
+    ends = np.random.default_rng(2).integers(0, rows, (2, 90))
+    # Some nodes have two loops, some edges stand three times; node 24 has nothing but a loop.
+    ends = np.concatenate([ends[:, (ends != 24).all(axis=0)], ends[:, :20], ends[:, :9]], axis=1)
+    ends = ends[:, (ends != 24).all(axis=0)]
+    loops = np.array([[0, 1, 1, 24]] * 2)
+    ends = np.concatenate([ends, loops], axis=1)
+    neighbours = Neighbours.of(*ends, rows, direction)
+    sampler = DenseSampler(neighbours, [int(neighbours.degrees().max())] * 2)
+    sample = sampler.sample(np.arange(rows), 0)
+    model = SampledGNN(kind, 4, 8, 3, 2).double()
+    x = torch.randn(rows, 4, dtype=torch.float64)
+    degrees = neighbours.degrees(loops=False)
+    batch = HopBatch(exact_capacity(sample), None).fill(sample, degrees)
+    both = np.concatenate([ends, ends[::-1]], axis=1) if direction == "both" else ends
+    conv = {"sage": SAGEConv(4, 8), "gcn": GCNConv(4, 8), "gat": GATConv(4, 2, heads=4)}[kind]
+    conv.double()
+    conv.load_state_dict(model.layers[0].state_dict())
+    edges = torch.from_numpy(both.copy())
+    found = model.layers[0](x[batch.rows], batch, 1)[:rows]
+    torch.testing.assert_close(found, conv(x, edges))
+    torch.testing.assert_close(model(x[batch.rows], batch), model.whole(x, edges))

@@ -1,4 +1,5 @@
-"""Nodes are named by numbers or by a mask, classes are whole numbers; anything else is refused."""
+"""Nodes are named by numbers or by a mask, classes are whole numbers, and some nodes have none;
+anything else is refused."""
 
 from __future__ import annotations
 
@@ -86,4 +87,103 @@ def test_classes_in_another_dress_are_classes(graph, labels):
     for batch in loader:
         seeds = graph.node_ids[batch.seeds]
         np.testing.assert_array_equal(batch.hops.y[: len(seeds)].numpy(), LABELS[seeds])
+    loader.close()
+
+
+# ---------------------------------------------------------------------- nodes without a label
+
+SOME = np.where(np.arange(N) % 5 == 0, LABELS, -1)
+
+
+def trainer_of(graph, seeds=None, labels=LABELS, batch=4, kind="sage"):
+    torch.manual_seed(0)
+    loader = SampledLoader(graph, InMemory(), [90], batch, seeds=seeds, labels=labels)
+    model = SampledGNN(kind, 3, 8, 3, layers=1)
+    return NodeTrainer(model, loader, mode="eager")
+
+
+def test_loss_and_accuracy_are_those_of_the_labelled_seeds(graph):
+    labelled = np.flatnonzero(SOME >= 0)
+    of_all, of_labelled = trainer_of(graph, None, SOME, N), trainer_of(graph, labelled, SOME, N)
+    a, b = of_all.train_epoch(), of_labelled.train_epoch()
+    assert (a.loss, a.accuracy) == (pytest.approx(b.loss, abs=1e-6), b.accuracy)
+    assert (a.seeds, b.seeds) == (N, 6)
+    of_all.loader.close()
+    of_labelled.loader.close()
+
+
+def test_a_batch_without_a_label_makes_no_step(graph):
+    # Of 30 batches 24 have no label; their mean loss is NaN, and so were all weights.
+    trainer = trainer_of(graph, None, SOME, 1)
+    steps, step = [], trainer.optimizer.step
+    trainer.optimizer.step = lambda: steps.append(step())
+    epoch = trainer.train_epoch()
+    assert (len(steps), epoch.batches, np.isfinite(epoch.loss)) == (6, N, True)
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    trainer.loader.close()
+
+
+def test_no_label_at_all_is_said(graph):
+    trainer = trainer_of(graph, [3, 4], SOME)
+    with pytest.raises(ValueError, match="none of the 2 seeds has a label"):
+        trainer.train_epoch()
+    trainer.loader.close()
+
+
+def test_evaluation_leaves_out_nodes_without_a_label(graph):
+    trainer = trainer_of(graph)
+    labelled = np.flatnonzero(SOME >= 0)
+    of_labelled = trainer.evaluate_whole(labelled, SOME)
+    assert trainer.evaluate_whole(np.arange(N), SOME) == of_labelled > 0
+    for nodes in ([], np.zeros(N, bool), [1, 2]):
+        with pytest.raises(ValueError, match=r"of \d nodes? to evaluate on none has a label"):
+            trainer.evaluate_whole(nodes, SOME)
+    trainer.loader.close()
+
+
+# ---------------------------------------------------------------------- what is evaluated
+
+
+@pytest.mark.parametrize("direction", ["in", "out", "both"])
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+def test_evaluation_looks_where_training_looked(tmp_path, kind, direction):
+    rng = np.random.default_rng(3)
+    edges, features = rng.integers(0, N, (2, 60)), rng.normal(size=(N, 3)).astype(np.float32)
+    graph = partition(edges, N, 3, tmp_path / "g", features=features)
+    loader = SampledLoader(
+        graph, InMemory(), [60], N, labels=LABELS, direction=direction, shuffle=False
+    )
+    torch.manual_seed(1)
+    model = SampledGNN(kind, 3, 8, 3, layers=1)
+    trainer = NodeTrainer(model, loader, mode="eager")
+    (batch,) = loader
+    with torch.no_grad():
+        sampled = model(batch.hops.x, batch.hops).argmax(1).numpy()[:N]
+    # Labelled as the model over the sampled neighbourhoods says, everything is right.
+    said = np.empty(N, np.int64)
+    said[batch.nodes] = sampled
+    assert len(set(said.tolist())) > 1
+    assert trainer.evaluate_whole(np.arange(N), said) == 1.0
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (("sage", 3, 8, 3, 2), r"fanouts=\[3\] for a model of 2 layers: give one per layer"),
+        (("sage", 5, 8, 3, 1), "the model takes 5 features, the graph has 3"),
+        (("sage", 3, 8, 2, 1), "labels go up to class 2, the model gives 2: .* out_channels=3"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(graph, model, said):
+    loader = loader_of(graph)
+    with pytest.raises(ValueError, match=said):
+        NodeTrainer(SampledGNN(*model), loader, mode="eager")
+    loader.close()
+
+
+def test_a_loader_of_links_is_refused(graph):
+    loader = SampledLoader(graph, InMemory(), [3], 4, "link", negatives=2)
+    with pytest.raises(ValueError, match="loader is of task='link': nodes need task='node'"):
+        NodeTrainer(SampledGNN("sage", 3, 8, 3, layers=1), loader, mode="eager")
     loader.close()

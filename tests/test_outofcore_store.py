@@ -325,3 +325,7 @@ def test_degrees_are_counted_over_the_whole_graph(tmp_path_factory, n, e, p, see
     expected = {"in": into, "out": out, "both": into + out}
     for direction, degrees in expected.items():
         np.testing.assert_array_equal(graph.degrees(direction), degrees[graph.node_ids])
+        loops = np.bincount(edges[0, edges[0] == edges[1]], minlength=n)
+        degrees = degrees - loops * (2 if direction == "both" else 1)
+        found = graph.degrees(direction, loops=False)
+        np.testing.assert_array_equal(found, degrees[graph.node_ids])

@@ -56,7 +56,9 @@ def reference(layer, x, sample, degrees):
     if isinstance(layer, SampledGAT):
         conv = GATConv(layer.lin.in_features, layer.out_channels, heads=layer.heads).double()
         return torch.func.functional_call(conv, dict(layer.named_parameters()), (x, edges))
-    # GCN with the graph's degrees; what was not sampled is made up for by a factor.
+    # GCN with the graph's degrees; what was not sampled is made up for by a factor. A node is its
+    # own neighbour once, whatever loops there are.
+    edges = edges[:, edges[0] != edges[1]]
     degree = torch.from_numpy(degrees[sample.nodes]).double()
     taken = torch.zeros_like(degree).index_add_(0, edges[1], torch.ones(edges.size(1)).double())
     loops = torch.arange(len(degree)).repeat(2, 1)

@@ -32,8 +32,8 @@ class ResidentGraph:
         train: partitions whose nodes are trained on here (none in a schedule of edges).
         edges: ``[n, 2 or 3]`` to train on, in rows (none in a schedule of nodes).
         neighbours: of the buffer's rows, over every edge between resident partitions.
-        degrees: ``[rows]`` of ``neighbours``.
-        whole_degrees: ``[rows]`` in the whole graph.
+        degrees: ``[rows]`` of ``neighbours``, self-loops not counted.
+        whole_degrees: ``[rows]`` the same in the whole graph.
         features: ``[rows, F]``.
         node_of: ``[rows]`` the graph's node in each row, -1 where there is none.
     """
@@ -66,7 +66,7 @@ class ResidentGraph:
         self.neighbours: Neighbours = Neighbours.of(
             every[:, 0], every[:, -1], len(features), direction
         )
-        self.degrees: NDArray[np.int64] = self.neighbours.degrees()
+        self.degrees: NDArray[np.int64] = self.neighbours.degrees(loops=False)
         self.whole_degrees: NDArray[np.int64] = np.zeros(len(features), np.int64)
         self.edges: NDArray[Any] = np.empty((0, graph.columns), graph.dtype)
         if isinstance(state, State):
@@ -76,7 +76,7 @@ class ResidentGraph:
             count, low = graph.nodes_of(partition), int(slot_of[partition]) * size
             first = partition * size
             self.node_of[low : low + count] = np.arange(first, first + count)
-            here = graph.degrees(direction)[first : first + count]
+            here = graph.degrees(direction, loops=False)[first : first + count]
             self.whole_degrees[low : low + count] = here
 
     def rows(self, nodes: NDArray[Any]) -> NDArray[np.int64]:

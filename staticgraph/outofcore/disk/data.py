@@ -102,7 +102,7 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
         return LinkData(path.stem, n, parts[0], parts[1], parts[2])
     _require(path, file, "edges", "num_nodes")
     n = _count(path, file, "num_nodes")
-    edges = _ends(path, file, "edges", n, 2)
+    edges = _each_once(path, _ends(path, file, "edges", n, 2), n)
     order = np.random.default_rng(seed).permutation(edges.shape[1])
     cut = round(held_out * edges.shape[1])
     parts = [edges[:, order[span]] for span in
@@ -121,8 +121,9 @@ def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -
     file = read_arrays(path)
     _require(path, file, "edges", "num_nodes")
     n = _count(path, file, "num_nodes")
-    once = _ends(path, file, "edges", n, 2)
-    edges = np.concatenate([once, once[::-1]], axis=1)
+    once = _each_once(path, _ends(path, file, "edges", n, 2), n)
+    # A loop is the same both ways.
+    edges = np.concatenate([once, once[::-1, once[0] != once[1]]], axis=1)
     if "label" in file:
         _require(path, file, "train", "val", "test", "x_indptr", "x_indices", "x_shape")
         splits = [file[k].astype(np.int64) for k in ("train", "val", "test")]
@@ -183,6 +184,23 @@ def _ends(
         raise UnknownDataset(
             f"{path}: {name} {edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
             f"{how_many(nodes, 'node')}"
+        )
+    return edges
+
+
+def _each_once(path: Path, edges: IntArray, nodes: int) -> IntArray:
+    """Refuses an undirected edge that stands twice, one way or the other: one of them held out, the
+    other would give it away; and both ways of both are four edges.
+    """
+    key = edges.min(axis=0) * nodes + edges.max(axis=0)
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    again = first[place] != np.arange(len(key))
+    if again.any():
+        edge = int(again.argmax())
+        raise UnknownDataset(
+            f"{path}: edge {edge} joins {edges[0, edge]} -> {edges[1, edge]}, as edge "
+            f"{first[place[edge]]} does one way or the other: each undirected edge stands once, "
+            "such as np.unique(np.sort(edges, axis=0), axis=1)"
         )
     return edges
 

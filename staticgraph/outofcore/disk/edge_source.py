@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.outofcore.disk.array_files import open_array
@@ -20,7 +20,9 @@ from staticgraph.text.how_many import how_many
 
 IntArray = NDArray[np.int64]
 EdgeFunction = Callable[[], Iterable[NDArray[Any]]]
-Edges = NDArray[Any] | str | Path | EdgeFunction
+# They are written in the type of node numbers, int32 below as many nodes.
+MOST_RELATIONS = 2**31 - 1
+Edges = ArrayLike | str | Path | EdgeFunction
 
 
 class EdgeSource:
@@ -29,30 +31,40 @@ class EdgeSource:
     Args:
         edges: ``[2, E]`` or ``[3, E]`` integers (source, destination, relation), the path of such
             an ``.npy`` file, which is memory-mapped, or a function that returns an iterator over
-            such arrays.
+            such arrays. What is an array to NumPy, such as a tensor on the host or lists, is one.
         relations: ``[E]`` integers where the edges are ``[2, E]`` and an array.
         num_nodes: N; every endpoint is below it.
         chunk: edges in memory at once.
 
     Raises (while iterating):
-        BadGraph: an endpoint outside ``[0, N)``, a negative relation, or an array of another form.
+        BadGraph: an endpoint outside ``[0, N)``, a negative relation or one beyond 2**31, or an
+            array of another form.
     """
 
     def __init__(
-        self, edges: Edges, num_nodes: int, chunk: int, relations: NDArray[Any] | None = None
+        self, edges: Edges, num_nodes: int, chunk: int, relations: ArrayLike | None = None
     ) -> None:
+        if chunk < 1:
+            raise BadGraph(f"chunk={chunk}; give at least 1 edge")
         self._make: EdgeFunction | None = None
-        self._relations = relations
+        self._relations = None if relations is None else _array(relations, "relations")
         self._num_nodes = num_nodes
         self._chunk = chunk
-        if isinstance(edges, np.ndarray | str | Path):
-            loaded = edges if isinstance(edges, np.ndarray) else open_array(edges)
-            self._edges: NDArray[Any] = loaded
-            self._check_relations()
+        # By its name: the disk needs no torch. PyG's Data can be called, as a function can.
+        kind: type = type(edges)
+        if any(base.__name__ == "BaseData" for base in kind.__mro__):
+            raise BadGraph(
+                f"edges is a {kind.__name__}; give its edge_index, of several types of "
+                "edges all in one array with the number of the type as the third row"
+            )
+        if callable(edges):
+            self._make = cast(EdgeFunction, edges)
+            if relations is not None:
+                raise BadGraph("edges from a function carry their relation as a third row")
             return
-        self._make = edges
-        if relations is not None:
-            raise BadGraph("edges from a function carry their relation as a third row")
+        given = isinstance(edges, str | Path)
+        self._edges: NDArray[Any] = open_array(edges) if given else _array(edges, "edges")
+        self._check_relations()
 
     def __iter__(self) -> Iterator[IntArray]:
         """``[2 or 3, n]`` int64 with n up to the chunk; rows are source, destination, relation."""
@@ -69,22 +81,27 @@ class EdgeSource:
     def _pieces(self) -> Iterator[NDArray[Any]]:
         if self._make is not None:
             for piece in self._make():
-                yield np.asarray(piece)
+                yield _array(piece, "edges")
         elif self._relations is None:
             yield self._edges
         else:
             for low in range(0, max(1, self._edges.shape[1]), self._chunk):
                 span = slice(low, low + self._chunk)
-                yield np.concatenate([self._edges[:, span], self._relations[None, span]])
+                # Both to int64 first: NumPy makes floats of int64 beside uint64.
+                ends, names = self._edges[:, span], self._relations[None, span]
+                yield np.concatenate([ends.astype(np.int64), names.astype(np.int64)])
 
     def _check_relations(self) -> None:
         _check_form(self._edges, 0)
-        if self._relations is not None and (
-            len(self._edges) != 2 or np.shape(self._relations) != self._edges.shape[1:]
+        names = self._relations
+        if names is not None and (
+            len(self._edges) != 2
+            or names.shape != self._edges.shape[1:]
+            or names.dtype.kind not in "biu"
         ):
             raise BadGraph(
-                f"relations has shape {np.shape(self._relations)} beside edges of shape "
-                f"{self._edges.shape}; give edges [2, E] and relations [E]"
+                f"relations has shape {names.shape} and dtype {names.dtype} beside edges of shape "
+                f"{self._edges.shape}; give edges [2, E] and relations [E], integers counted from 0"
             )
 
     def _check_values(self, rows: IntArray, start: int) -> None:
@@ -98,6 +115,20 @@ class EdgeSource:
         if len(rows) == 3 and rows.size and rows[2].min() < 0:
             edge = int(rows[2].argmin())
             raise BadGraph(f"edge {start + edge} has relation {rows[2, edge]}; count from 0")
+        if len(rows) == 3 and rows.size and rows[2].max() >= MOST_RELATIONS:
+            edge = int(rows[2].argmax())
+            raise BadGraph(
+                f"edge {start + edge} has relation {rows[2, edge]}, and there is room for "
+                f"{MOST_RELATIONS:,}: number relations from 0 on, such as by "
+                "np.unique(relations, return_inverse=True)"
+            )
+
+
+def _array(given: ArrayLike, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise BadGraph(f"{name} is no array of numbers ({error})") from error
 
 
 def _check_form(edges: NDArray[Any], start: int) -> None:

@@ -61,9 +61,11 @@ class EmbeddingFile:
     dimension: int
 
     def __init__(self, folder: str | Path, *, cached: bool = True) -> None:
-        self.folder: Path = Path(folder)
+        # Absolute: commits must not depend on where the process is then.
+        self.folder: Path = Path(folder).absolute()
         _require_both(self.folder)
         commit = _read_commit(self.folder / COMMIT)
+        self._read_or_written = _head(self.folder)
         self.epoch: int = int(commit.pop("epoch"))
         self.num_partitions, self.partition_size, self.dimension = (
             int(value) for value in commit.pop("shape")
@@ -116,8 +118,8 @@ class EmbeddingFile:
                 values = np.ascontiguousarray(initial(partition), np.float32)
                 assert values.shape == sums.shape
                 crc[partition] = _checksum(values, sums)
-                values.tofile(file)
-                sums.tofile(file)
+                file.write(values.data)
+                file.write(sums.data)
             file.truncate(2 * num_partitions * 2 * sums.nbytes)
             os.fsync(file.fileno())
         shape = np.array([num_partitions, partition_size, dimension])
@@ -170,12 +172,30 @@ class EmbeddingFile:
         """Waits until everything written so far is on the disk."""
         os.fsync(self._file.descriptor)
 
+    def require_latest(self) -> None:
+        """Refuses to go on where another trainer has committed since: one of both would be lost.
+
+        Raises:
+            RuntimeError: what stands in the folder is not what this object read or wrote last.
+        """
+        if _head(self.folder) != self._read_or_written:
+            raise RuntimeError(
+                f"{self.folder} was committed to, or removed, by another trainer since this one "
+                f"was at epoch {self.epoch}: go on with that one, or open the folder again"
+            )
+
     def commit(self, extras: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Makes everything written so far the state that a restart finds."""
+        """Makes everything written so far the state that a restart finds.
+
+        Raises:
+            RuntimeError: another trainer has committed since.
+        """
+        self.require_latest()
         self.sync()
         kept = self.extras if extras is None else dict(extras)
         shape = np.array([self.num_partitions, self.partition_size, self.dimension])
         _write_commit(self.folder, self.epoch + 1, shape, self._place, self._crc, kept)
+        self._read_or_written = _head(self.folder)
         self.epoch += 1
         self.extras = kept
         self._committed, self._committed_crc = self._place.copy(), self._crc.copy()
@@ -244,6 +264,15 @@ def _write_commit(
     body = content.getvalue()
     contents = MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
     atomic.write_bytes(folder / COMMIT, contents)
+
+
+def _head(folder: Path) -> bytes:
+    """The checksum with which a commit begins, nothing where there is none."""
+    try:
+        with (folder / COMMIT).open("rb") as file:
+            return file.read(len(MAGIC) + 4)
+    except FileNotFoundError:
+        return b""
 
 
 def _read_commit(path: Path) -> dict[str, Any]:

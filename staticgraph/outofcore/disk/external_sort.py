@@ -86,7 +86,8 @@ def _spill(
         _count_cells(written, size, counts)
         for partition in np.flatnonzero(np.diff(starts)).tolist():
             with (folder / f"spill-{partition}").open("ab") as file:
-                ordered[starts[partition] : starts[partition + 1]].tofile(file)
+                # Not tofile, which says of a full disk how many numbers it wrote.
+                file.write(ordered[starts[partition] : starts[partition + 1]].data)
         done += rows.shape[1]
         progress("count", done)
     return columns, relations

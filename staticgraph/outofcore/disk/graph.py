@@ -46,7 +46,8 @@ class PartitionedGraph:
     cached: bool
 
     def __init__(self, folder: str | Path, *, verify: bool = False, cached: bool = True) -> None:
-        self.folder, self.cached = Path(folder), cached
+        # Absolute: what is read later must not depend on where the process is then.
+        self.folder, self.cached = Path(folder).absolute(), cached
         self.manifest: Manifest = Manifest.load(self.folder, verify)
         m = self.manifest
         self.num_nodes: int = m.num_nodes
@@ -71,7 +72,7 @@ class PartitionedGraph:
         self.feature_file: BlockFile | None = None
         if m.features is not None:
             self.feature_file = BlockFile(self.folder / FEATURES, cached=cached)
-        self._degrees: dict[Direction, NDArray[np.int32]] = {}
+        self._degrees: dict[tuple[Direction, bool], NDArray[np.int32]] = {}
 
     @cached_property
     def node_ids(self) -> NDArray[np.int64]:
@@ -184,20 +185,23 @@ class PartitionedGraph:
             )
         self._read_features[partition] = True
 
-    def degrees(self, direction: Direction = "in") -> NDArray[np.int32]:
-        """``[N]`` neighbours of each node in the whole graph, resident or not.
+    def degrees(self, direction: Direction = "in", *, loops: bool = True) -> NDArray[np.int32]:
+        """``[N]`` neighbours of each node in the whole graph, resident or not, without the node
+        itself where not ``loops``.
 
         Counted in one pass over the edges, a partition's at a time, and kept.
         """
-        if direction not in self._degrees:
+        if (direction, loops) not in self._degrees:
             total = np.zeros(self.num_nodes, np.int32)
             ends = {"in": (-1,), "out": (0,), "both": (0, -1)}[direction]
             for source in range(self.num_partitions):
                 rows = self.read_cells([(source, j) for j in range(self.num_partitions)])
+                if not loops:
+                    rows = rows[rows[:, 0] != rows[:, -1]]
                 for end in ends:
                     _count(rows[:, end], total)
-            self._degrees[direction] = total
-        return self._degrees[direction]
+            self._degrees[direction, loops] = total
+        return self._degrees[direction, loops]
 
     def _array(self, name: str, dtype: np.dtype[Any], length: int, **options: Any) -> NDArray[Any]:
         """A vector of a file whose bytes were compared, of the form that it must have."""

@@ -60,11 +60,13 @@ class Neighbours:
         """Rows of the buffer."""
         return len(self.pointers[0]) - 1
 
-    def degrees(self) -> IntArray:
-        """``[rows]`` neighbours in all directions kept."""
+    def degrees(self, *, loops: bool = True) -> IntArray:
+        """``[rows]`` neighbours in all directions kept; without itself where not ``loops``."""
         total = np.zeros(self.rows, np.int64)
-        for pointer in self.pointers:
+        for pointer, neighbours in zip(self.pointers, self.indices, strict=True):
             total += np.diff(pointer)
+            if not loops:
+                _without_loops(pointer, neighbours, total)
         return total
 
 
@@ -78,3 +80,10 @@ def _group(keys, values, pointers, ordered):
     for e in range(len(keys)):
         ordered[at[keys[e]]] = values[e]
         at[keys[e]] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _without_loops(pointers, indices, total):
+    for v in range(len(total)):
+        for e in range(pointers[v], pointers[v + 1]):
+            total[v] -= indices[e] == v

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.files.folder import replacing
 from staticgraph.outofcore.disk.edge_source import Edges, EdgeSource
 from staticgraph.outofcore.disk.external_sort import Progress, sort_edges
+from staticgraph.outofcore.disk.feature_rows import FeatureRows
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.manifest import (
     EDGES,
@@ -34,6 +35,7 @@ from staticgraph.outofcore.disk.manifest import (
 )
 from staticgraph.outofcore.disk.nearness import visits
 from staticgraph.outofcore.disk.node_choice import chosen_nodes
+from staticgraph.outofcore.disk.whole_number import whole_number
 from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES
 from staticgraph.text.how_many import how_many
 
@@ -43,28 +45,29 @@ CHUNK = 1 << 22
 
 def partition(
     edges: Edges,
-    num_nodes: int,
-    num_partitions: int | Literal["auto"] = "auto",
+    num_nodes: SupportsIndex,
+    num_partitions: SupportsIndex | Literal["auto"] = "auto",
     folder: str | Path = "graph",
     *,
-    features: NDArray[Any] | None = None,
-    relations: NDArray[Any] | None = None,
+    features: ArrayLike | str | Path | None = None,
+    relations: ArrayLike | None = None,
     training_nodes: ArrayLike | None = None,
-    near: int = 0,
-    seed: int = 0,
-    chunk: int = CHUNK,
+    near: SupportsIndex = 0,
+    seed: SupportsIndex = 0,
+    chunk: SupportsIndex = CHUNK,
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> PartitionedGraph:
     """Writes a graph as partitions and opens it.
 
     Args:
-        edges: ``[2, E]`` or ``[3, E]`` integers (source, destination, relation), the path of such
-            an ``.npy``, or a function that returns an iterator over such arrays.
+        edges: ``[2, E]`` or ``[3, E]`` integers (source, destination, relation), of NumPy, torch or
+            lists, the path of such an ``.npy``, or a function that returns an iterator over such
+            arrays.
         num_nodes: N.
         num_partitions: p; ``auto`` makes partitions of features of about one efficient read.
         folder: where to; made where it is missing.
-        features: ``[N, F]``, also memory-mapped.
+        features: ``[N, F]`` numbers, also memory-mapped or a tensor, or the path of an ``.npy``.
         relations: ``[E]`` integers, where the edges are ``[2, E]``.
         training_nodes: nodes, or a mask, to number first, so that they fill the first partitions.
         near: number the other nodes by how often that many hops from the training nodes reach them,
@@ -77,15 +80,22 @@ def partition(
         overwrite: replace a partitioned graph that stands there.
 
     Raises:
-        BadGraph: an edge outside the graph, features of another length, partitions that would be
-            empty; the message names the item and the remedy.
+        BadGraph: an edge outside the graph, features of another length or of no numbers, partitions
+            that would be empty; the message names the item and the remedy.
         FileExistsError: the folder holds a partitioned graph and was not to be replaced, or
             anything else; the message names it, and nothing is touched.
     """
-    _check_nodes(num_nodes, features)
+    num_nodes, near = whole_number(num_nodes, "num_nodes"), whole_number(near, "near")
+    seed, chunk = whole_number(seed, "seed"), whole_number(chunk, "chunk")
+    if num_nodes < 1:
+        raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
+    rows = None if features is None else FeatureRows(features, num_nodes)
     source = EdgeSource(edges, num_nodes, chunk, relations)
-    row_bytes = 200 if features is None else features.shape[1] * features.itemsize
-    p = _auto(num_nodes, row_bytes) if num_partitions == "auto" else num_partitions
+    p = (
+        _auto(num_nodes, 200 if rows is None else rows.row_bytes)
+        if num_partitions == "auto"
+        else whole_number(num_partitions, "num_partitions")
+    )
     size = _partition_size(num_nodes, p)
     first = _training(training_nodes, num_nodes)
     if near < 0 or (near and not len(first)):
@@ -107,9 +117,9 @@ def partition(
         places = offsets * (columns * small.itemsize)
         files = _write_tables(scratch, node_ids, offsets, places, p)
         described = None
-        if features is not None:
-            files[FEATURES] = _write_features(features, node_ids, size, scratch / FEATURES)
-            described = (features.dtype.name, features.shape[1])
+        if rows is not None:
+            files[FEATURES] = _write_features(rows, node_ids, size, scratch / FEATURES)
+            described = (rows.dtype.name, rows.width)
         Manifest(
             num_nodes=num_nodes,
             num_edges=int(offsets[-1]),
@@ -125,16 +135,6 @@ def partition(
             files=files,
         ).save(scratch)
     return PartitionedGraph(folder)
-
-
-def _check_nodes(num_nodes: int, features: NDArray[Any] | None) -> None:
-    """Refuses a graph without nodes, and features of others."""
-    if num_nodes < 1:
-        raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
-    if features is not None and (features.ndim != 2 or len(features) != num_nodes):
-        raise BadGraph(
-            f"features has shape {features.shape}; give [{num_nodes}, F], a row per node"
-        )
 
 
 def _partition_size(num_nodes: int, p: int) -> int:
@@ -210,13 +210,10 @@ def _write_tables(
     }
 
 
-def _write_features(
-    features: NDArray[Any], ids: NDArray[np.int64], size: int, path: Path
-) -> FileRecord:
+def _write_features(rows: FeatureRows, ids: NDArray[np.int64], size: int, path: Path) -> FileRecord:
     """Writes them in the new order; the file, with where each partition of ``size`` begins."""
-    begins = range(0, len(ids), size)
     with path.open("wb") as file:
-        for low in begins:
-            np.ascontiguousarray(features[ids[low : low + size]]).tofile(file)
-    row_bytes = features.shape[1] * features.itemsize
-    return FileRecord.of(path, [low * row_bytes for low in begins])
+        for block in rows.blocks(ids, size):
+            # Not tofile, which says of a full disk how many numbers it wrote.
+            file.write(block.data)
+    return FileRecord.of(path, [low * rows.row_bytes for low in range(0, len(ids), size)])

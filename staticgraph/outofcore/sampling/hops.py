@@ -148,8 +148,9 @@ class HopBatch:
         rung: of the ladder; None where it has a shape of its own.
         rows: ``[R]`` int64 rows of the buffer; 0 in the padding.
         draws: ``[N_h, f_h]`` int64 a hop: 1 + position of the neighbour, 0 where there is none.
-        degree: ``[R]`` float32 resident neighbours, of which the draws hold a sample.
-        whole: ``[R]`` float32 neighbours in the whole graph.
+        degree: ``[R]`` float32 resident neighbours other than the node itself, of which the draws
+            hold a sample.
+        whole: ``[R]`` float32 the same in the whole graph.
         mask: ``[R]`` bool; real rows.
         x: ``[R, F]`` features, zeros in the padding; None until filled.
         y: ``[N_0]`` labels of the seeds, None where there are none.
@@ -202,12 +203,18 @@ class HopBatch:
 
         Args:
             sample: what was drawn.
-            degrees: ``[rows]`` neighbours that could be drawn.
-            whole: ``[rows]`` neighbours in the whole graph; ``degrees`` where everything is there.
+            degrees: ``[rows]`` neighbours that could be drawn, self-loops not counted.
+            whole: ``[rows]`` the same in the whole graph; ``degrees`` where everything is there.
 
         Raises:
             ValueError: the sample does not fit.
         """
+        widths = tuple(drawn.shape[1] for drawn in sample.draws)
+        if widths != self.capacity.widths:
+            raise ValueError(
+                f"a sample of {widths} neighbours per hop is not of the widths "
+                f"{self.capacity.widths}: sample with the fan-outs of the ladder"
+            )
         if not self.capacity.holds(sample.counts):
             raise ValueError(
                 f"a sample of {sample.counts} nodes per hop does not fit {self.capacity.nodes}: "

@@ -46,18 +46,26 @@ class SampledBatch:
     Attributes:
         hops: draws, features ``x`` and labels ``y``.
         seeds: ``[n]`` the graph's numbers of the seeds.
+        nodes: ``[n]`` the caller's numbers of the seeds, which index the caller's arrays.
         state: the state of the buffer it was sampled in.
         ends: for links, where the edges' ends stand; None for nodes.
     """
 
     ends: LinkEnds | None
     hops: HopBatch
+    nodes: NDArray[np.int64]
     seeds: NDArray[np.int64]
     state: int
 
-    __slots__ = ("ends", "hops", "seeds", "state")
+    __slots__ = ("ends", "hops", "nodes", "seeds", "state")
 
     def __init__(
-        self, hops: HopBatch, seeds: NDArray[np.int64], state: int, ends: LinkEnds | None
+        self,
+        hops: HopBatch,
+        seeds: NDArray[np.int64],
+        nodes: NDArray[np.int64],
+        state: int,
+        ends: LinkEnds | None,
     ) -> None:
-        self.hops, self.seeds, self.state, self.ends = hops, seeds, state, ends
+        self.hops, self.seeds, self.nodes = hops, seeds, nodes
+        self.state, self.ends = state, ends

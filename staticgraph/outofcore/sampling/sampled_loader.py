@@ -11,10 +11,9 @@ depends on (seed, epoch, state, batch) alone, not on threads.
 from __future__ import annotations
 
 import queue
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from staticgraph.outofcore.buffer.resident_embeddings import ResidentEmbeddings
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.neighbours import Direction
 from staticgraph.outofcore.disk.node_choice import chosen_nodes, class_labels
+from staticgraph.outofcore.disk.whole_number import whole_number
 from staticgraph.outofcore.policies.node_policy import NodePolicy
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory
 from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule
@@ -32,10 +32,10 @@ from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
 from staticgraph.outofcore.sampling.hop_profile import profile
 from staticgraph.outofcore.sampling.hops import HopBatch, HopLadder, exact_capacity
 from staticgraph.outofcore.sampling.link_sampling import LinkSampler
+from staticgraph.outofcore.sampling.loader_options import hop_fanouts, require_of_task
+from staticgraph.outofcore.sampling.running_epoch import RunningEpoch
 from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
 
-# Batches ready at once; two more slots are in hands.
-QUEUE = 4
 # States of the first epoch that a profile looks at.
 PROFILE_STATES = 4
 
@@ -47,7 +47,8 @@ class SampledLoader:
         graph: partitioned, with features where the model needs them.
         policy: of nodes (``NodeCache``, ``Dispersed``) or edges (``Beta``, ``Comet``); ``InMemory``
             for both.
-        fanouts: neighbours a node and direction, hop by hop.
+        fanouts: neighbours a node and direction, hop by hop, at least 1 each; a fan-out of the
+            largest degree takes all neighbours.
         batch_size: seeds of a batch (nodes), or edges.
         task: ``node`` or ``link``.
         seeds: the caller's numbers of the nodes to train on, or a mask; all where None. Nodes only.
@@ -63,7 +64,8 @@ class SampledLoader:
         states: what passes through the buffer; the graph's features where None.
 
     Raises:
-        ValueError: a policy for the other task, labels of another length, or that are no classes.
+        ValueError: a policy or an option for the other task, labels of another length, or that are
+            no classes, a fan-out or a batch below 1, a ladder of other fan-outs.
         BadGraph: seeds that the graph does not have.
     """
 
@@ -74,6 +76,7 @@ class SampledLoader:
     negatives: int
     degree_fraction: float
     exclude: bool
+    direction: Direction
     shuffle: bool
     seed: int
     epoch: int
@@ -82,12 +85,12 @@ class SampledLoader:
         self,
         graph: PartitionedGraph,
         policy: NodePolicy | EdgePolicy,
-        fanouts: list[int],
+        fanouts: Sequence[int],
         batch_size: int,
         task: Literal["node", "link"] = "node",
         *,
         seeds: ArrayLike | None = None,
-        labels: NDArray[Any] | None = None,
+        labels: ArrayLike | None = None,
         negatives: int = 0,
         degree_fraction: float = 0.0,
         exclude: bool = False,
@@ -99,6 +102,11 @@ class SampledLoader:
     ) -> None:
         if task not in ("node", "link"):
             raise ValueError(f"task={task!r}; choose 'node' or 'link'")
+        require_of_task(
+            task,
+            {"seeds": seeds is not None, "labels": labels is not None},
+            {"negatives": negatives, "degree_fraction": degree_fraction, "exclude": exclude},
+        )
         classes = None if labels is None else class_labels(labels, graph.num_nodes)
         of_nodes = isinstance(policy, NodePolicy)
         if not isinstance(policy, InMemory) and of_nodes != (task == "node"):
@@ -106,14 +114,22 @@ class SampledLoader:
                 f"task={task!r} with {policy}: nodes are trained with NodeCache, Dispersed or "
                 "InMemory, links with Beta, Comet or InMemory"
             )
+        if negatives < 0 or not 0.0 <= degree_fraction <= 1.0:
+            raise ValueError(
+                f"negatives={negatives}, degree_fraction={degree_fraction}: give a number of nodes "
+                "from 0 on, and a share of them, 0 to 1"
+            )
+        batch_size = whole_number(batch_size, "batch_size")
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}; give at least 1")
         self.graph, self.policy, self.task = graph, policy, task
-        self.fanouts, self.batch_size, self.negatives = list(fanouts), batch_size, negatives
+        self.fanouts, self.batch_size, self.negatives = hop_fanouts(fanouts), batch_size, negatives
         self.degree_fraction, self.exclude = degree_fraction, exclude
         self.ladder, self.shuffle, self.seed, self.epoch = ladder, shuffle, seed, 0
         self.waited_s: float = 0.0
-        self._direction: Direction = direction
+        self.direction = direction
+        self._shapes_of = tuple(self.fanouts), batch_size
+        self._running: RunningEpoch | None = None
         self._new = np.empty(graph.num_nodes, np.int64)
         self._new[graph.node_ids] = np.arange(graph.num_nodes)
         self._seeds = np.sort(
@@ -127,6 +143,12 @@ class SampledLoader:
         )
         self._pinned = torch.cuda.is_available()
         self._free: dict[int, queue.SimpleQueue[HopBatch]] = {}
+        self._require_shapes()
+
+    @property
+    def classes(self) -> int:
+        """One more than the largest label, 0 without labels."""
+        return 0 if self._labels is None else int(self._labels.max(initial=-1)) + 1
 
     def schedule(self, epoch: int) -> Schedule | NodeSchedule:
         """What the buffer does in an epoch."""
@@ -140,76 +162,49 @@ class SampledLoader:
         return self.policy.epoch(p, tuple(holding), rng)
 
     def __iter__(self) -> Iterator[SampledBatch]:
-        """One epoch; a batch is valid until the next one is asked for."""
+        """One epoch; a batch is valid until the next one is asked for.
+
+        The loader has one buffer, so another iteration ends this one.
+
+        Raises:
+            RuntimeError: another iteration of this loader has begun.
+            ValueError: fan-outs or the batch size are no longer those of the static shapes.
+        """
         schedule = self.schedule(self.epoch)
         if self.ladder is None:
             self.ladder = self._profile(schedule)
-        ready: queue.Queue[SampledBatch | BaseException | None] = queue.Queue(QUEUE)
-        stop, used = threading.Event(), threading.Semaphore(0)
-        thread = threading.Thread(
-            target=self._produce, args=(schedule, ready, stop, used), daemon=True,
-            name="staticgraph-sampler",
-        )  # fmt: skip
-        thread.start()
+        self._require_shapes()
+        if self._running is not None:
+            self._running.end()
+        running = self._running = RunningEpoch(
+            lambda: map(self._batches, self.states.run(schedule)), self.states.mutable
+        )
         try:
             while True:
                 started = time.perf_counter()
-                batch = ready.get()
+                batch = running.next()
                 self.waited_s += time.perf_counter() - started
                 if batch is None:
                     break
-                if isinstance(batch, BaseException):
-                    raise batch
                 yield batch
+                if running.ended:
+                    raise RuntimeError(
+                        "another iteration of this loader began before this one was done, and they "
+                        "share one buffer: make a SampledLoader for each"
+                    )
                 self._give_back(batch.hops)
-                used.release()
+                running.used()
         finally:
-            stop.set()
-            while thread.is_alive():
-                try:
-                    ready.get(timeout=0.01)
-                except queue.Empty:
-                    continue
-            thread.join()
+            running.end()
         self.epoch += 1
 
     def close(self) -> None:
-        """Ends the reading thread."""
+        """Ends the threads."""
+        if self._running is not None:
+            self._running.end()
         self.states.close()
 
     # ------------------------------------------------------------------ the sampling thread
-
-    def _produce(
-        self,
-        schedule: Schedule | NodeSchedule,
-        ready: queue.Queue[SampledBatch | BaseException | None],
-        stop: threading.Event,
-        used: threading.Semaphore,
-    ) -> None:
-        def put(item: SampledBatch | BaseException | None) -> None:
-            while not stop.is_set():
-                try:
-                    return ready.put(item, timeout=0.05)
-                except queue.Full:
-                    continue
-
-        try:
-            for resident in self.states.run(schedule):
-                unused = 0
-                for batch in self._batches(resident):
-                    put(batch)
-                    unused += 1
-                    if stop.is_set():
-                        return
-                # What training changes must be trained to the end before it leaves the buffer.
-                while self.states.mutable and unused:
-                    unused -= used.acquire(timeout=0.05)
-                    if stop.is_set():
-                        return
-        except BaseException as error:
-            put(error)
-            return
-        put(None)
 
     def _batches(self, resident: ResidentGraph) -> Iterator[SampledBatch]:
         assert self.ladder is not None
@@ -227,15 +222,11 @@ class SampledLoader:
             else:
                 parts = self.ladder.fit(sampler, batch, draw)
                 found = [(sample, rung, None) for _, sample, rung in parts]
-            yield from [
-                SampledBatch(
-                    self._slot(resident, sample, rung),
-                    resident.node_of[sample.nodes[: sample.counts[0]]],
-                    resident.number,
-                    ends,
-                )
-                for sample, rung, ends in found
-            ]
+            for sample, rung, ends in found:
+                hops = self._slot(resident, sample, rung)
+                seeds = resident.node_of[sample.nodes[: sample.counts[0]]]
+                nodes = np.asarray(self.graph.node_ids[seeds])
+                yield SampledBatch(hops, seeds, nodes, resident.number, ends)
 
     def _link_sampler(self, resident: ResidentGraph, sampler: DenseSampler) -> LinkSampler:
         return LinkSampler(
@@ -265,7 +256,8 @@ class SampledLoader:
                 )
             # Every row is in range, and NumPy copies twice where it has to check.
             np.take(resident.features, hops.rows.numpy(), axis=0, out=hops.x.numpy(), mode="clip")
-            hops.x[~hops.mask] = 0
+            # By NumPy, since torch masks no uint16 and wider.
+            hops.x.numpy()[~hops.mask.numpy()] = 0
         if self._labels is not None:
             hops.y = torch.full((hops.capacity.nodes[0],), -1)
             seeds = resident.node_of[sample.nodes[: sample.counts[0]]]
@@ -278,6 +270,22 @@ class SampledLoader:
 
     # ------------------------------------------------------------------ static shapes
 
+    def _require_shapes(self) -> None:
+        """Refuses fan-outs or a batch size that the static shapes were not made for."""
+        asked = tuple(self.fanouts), self.batch_size
+        if asked != self._shapes_of:
+            raise ValueError(
+                f"fanouts and batch_size are {asked}, and the static shapes were made for "
+                f"{self._shapes_of}: make another SampledLoader"
+            )
+        ways = 2 if self.direction == "both" else 1
+        widths = tuple(ways * fanout for fanout in self.fanouts)
+        if self.ladder is not None and self.ladder.rungs[0].widths != widths:
+            raise ValueError(
+                f"the ladder has widths {self.ladder.rungs[0].widths}, and fanouts={self.fanouts} "
+                f"with direction={self.direction!r} have {widths}: give the ladder of these"
+            )
+
     def _seed_rows(self, resident: ResidentGraph) -> NDArray[np.int64]:
         inside = np.isin(self._seeds // self.graph.partition_size, resident.train)
         return resident.rows(self._seeds[inside])
@@ -286,7 +294,7 @@ class SampledLoader:
         """The largest need of a few states, whose edges alone are read for it."""
         ladder: HopLadder | None = None
         looked_at = 0
-        states = ResidentGraphs(self.graph, self._direction, features=False)
+        states = ResidentGraphs(self.graph, self.direction, features=False)
         for resident in states.run(schedule):
             sampler = DenseSampler(resident.neighbours, self.fanouts)
             if self.task == "link":

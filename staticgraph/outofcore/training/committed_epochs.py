@@ -48,6 +48,7 @@ class CommittedEpochs:
     graph: PartitionedGraph
     buffer: EmbeddingBuffer
     file: EmbeddingFile
+    _in_epoch: bool = False
 
     @property
     def epoch(self) -> int:
@@ -67,7 +68,10 @@ class CommittedEpochs:
 
         Raises:
             Diverged: the loss or what was trained is not finite; nothing was committed.
+            RuntimeError: another trainer has committed to the folder since.
         """
+        self.file.require_latest()
+        self._in_epoch = True
         started, waited = time.perf_counter(), self.buffer.waited_s
         read_before = self.file.bytes_read
         try:
@@ -98,7 +102,17 @@ class CommittedEpochs:
             self.file.rollback()
             self._restore()
             raise
+        finally:
+            self._in_epoch = False
         return done
+
+    def _require_between_epochs(self) -> None:
+        """Refuses to read in the middle of an epoch: some partitions are of it, others before."""
+        if self._in_epoch:
+            raise RuntimeError(
+                f"epoch {self.epoch + 1} is under way, and what is on the disk is partly of it: "
+                "read and evaluate between epochs"
+            )
 
     def _refuse_divergence(
         self, loss: Tensor, parameters: Mapping[str, NDArray[Any]] | None = None

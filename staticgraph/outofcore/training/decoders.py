@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from staticgraph.outofcore.training.distances import FLOOR, distances
+
 
 class Decoder(Protocol):
     """What training and ranking ask of a decoder."""
@@ -89,9 +91,6 @@ class ComplEx(DistMult):
 class TransE:
     """-|source + relation - destination|; relations begin at zero."""
 
-    # Keeps the gradient of the root finite where a query meets its candidate exactly.
-    FLOOR = 1e-12
-
     def initial(self, num_relations: int, dimension: int) -> Tensor:
         """Zeros."""
         return torch.zeros(2, num_relations, dimension)
@@ -102,20 +101,22 @@ class TransE:
 
     def score(self, query: Tensor, candidate: Tensor) -> Tensor:
         """Minus the Euclidean distance."""
-        return -((query - candidate).square().sum(-1) + self.FLOOR).sqrt()
+        return -((query - candidate).square().sum(-1) + FLOOR).sqrt()
 
     def scores(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Minus all distances, by way of products."""
-        squares = (
-            query.square().sum(-1).unsqueeze(-1)
-            + candidates.square().sum(-1).unsqueeze(-2)
-            - 2.0 * (query @ candidates.transpose(-1, -2))
-        )
-        return -(squares.clamp(min=0.0) + self.FLOOR).sqrt()
+        """Minus all distances."""
+        return -distances(query, candidates)
 
     def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Minus all distances: squares less products keep in float64 what float32 can hold."""
-        return self.scores(query.double(), candidates.double()).float()
+        """Minus all distances: squares less products keep in float64 what float32 can hold.
+
+        Unlike in :func:`distances` the squares are no columns of the product, whose rounding would
+        tell equal candidates apart where they meet the query.
+        """
+        q, c = query.double(), candidates.double()
+        products = 2.0 * (q @ c.transpose(-1, -2))
+        squares = q.square().sum(-1).unsqueeze(-1) + c.square().sum(-1).unsqueeze(-2) - products
+        return -(squares.clamp(min=0.0) + FLOOR).sqrt().float()
 
 
 DECODERS: dict[str, type[DistMult] | type[ComplEx] | type[TransE]] = {

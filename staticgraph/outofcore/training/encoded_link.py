@@ -164,8 +164,10 @@ class EncodedLinkTrainer(CommittedEpochs):
     def rows(self, partition: int) -> Tensor:
         """``[nodes of the partition, D']`` encodings on full neighbourhoods.
 
-        They are made once an epoch, with the whole graph and all embeddings in memory.
+        They are made once an epoch, with the whole graph and all embeddings in memory; between
+        epochs.
         """
+        self._require_between_epochs()
         if self._encoded is None or self._encoded[0] != self.epoch:
             self._encoded = self.epoch, self._encode()
         low = partition * self.graph.partition_size

@@ -4,14 +4,16 @@ A layer takes the rows of hops 0 to ``depth`` and gives those of hops 0 to ``dep
 itself and its sampled neighbours. With draws of fixed width an aggregation is a gather, a view and
 a sum; nothing is scattered on the way forward. Parameters have PyG's names, so that a state
 dictionary passes either way, and :meth:`whole` runs the same parameters over an edge list with
-PyG's own layer, for evaluation on full neighbourhoods. Self-loops among the edges are neighbours
-like any other here; GCN and GAT add one of their own to every node, as PyG does.
+PyG's own layer, for evaluation on full neighbourhoods. Self-loops among the edges are as PyG has
+them: GraphSAGE takes them for neighbours like any other, GCN and GAT leave them out and give every
+node one of its own.
 
 Sources: Hamilton et al., NeurIPS 2017; Kipf and Welling, ICLR 2017; Velickovic et al., ICLR 2018.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Protocol, cast
 
@@ -29,24 +31,32 @@ class Hops(Protocol):
     draws: tuple[Tensor, ...]
 
 
-def gathered(x: Tensor, hops: Hops, depth: int) -> list[Tensor]:
-    """Per hop below ``depth`` the neighbours' rows, ``[N_h, f_h, ...]``, zeros where there is none.
+def gathered(x: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:
+    """Per hop the neighbours' rows, ``[N_h, f_h, ...]``, zeros where there is none.
 
     Args:
-        x: ``[rows, ...]`` of hops 0 to ``depth``.
-        hops: the draws.
-        depth: how many hops are computed.
+        x: ``[rows, ...]`` of one hop more than there are draws.
+        draws: of the hops that are computed.
     """
     padded = torch.cat([x.new_zeros(1, *x.shape[1:]), x])
     return [
-        padded.index_select(0, drawn.flatten()).view(*drawn.shape, *x.shape[1:])
-        for drawn in hops.draws[:depth]
+        padded.index_select(0, drawn.flatten()).view(*drawn.shape, *x.shape[1:]) for drawn in draws
     ]
 
 
-def counts(hops: Hops, depth: int) -> Tensor:
-    """``[rows of hops 0 to depth - 1]`` sampled neighbours of each row."""
-    return torch.cat([(drawn > 0).sum(1) for drawn in hops.draws[:depth]])
+def counts(draws: Sequence[Tensor]) -> Tensor:
+    """``[rows of these hops]`` sampled neighbours of each row."""
+    return torch.cat([(drawn > 0).sum(1) for drawn in draws])
+
+
+def others(draws: Sequence[Tensor]) -> list[Tensor]:
+    """The draws without those of a node by itself."""
+    found, start = [], 1
+    for drawn in draws:
+        own = torch.arange(start, start + drawn.size(0), device=drawn.device).unsqueeze(1)
+        found.append(drawn.masked_fill(drawn == own, 0))
+        start += drawn.size(0)
+    return found
 
 
 class SampledSAGE(nn.Module):
@@ -59,8 +69,9 @@ class SampledSAGE(nn.Module):
 
     def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
         """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
-        total = torch.cat([rows.sum(1) for rows in gathered(x, hops, depth)])
-        mean = total / counts(hops, depth).clamp(min=1).unsqueeze(-1)
+        draws = hops.draws[:depth]
+        total = torch.cat([rows.sum(1) for rows in gathered(x, draws)])
+        mean = total / counts(draws).clamp(min=1).unsqueeze(-1)
         return self.lin_l(mean) + self.lin_r(x[: total.size(0)])
 
     def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -90,10 +101,11 @@ class SampledGCN(nn.Module):
         x = self.lin(x)
         root = (hops.whole[: x.size(0)].to(x.dtype) + 1.0).sqrt().unsqueeze(-1)
         x = x / root
-        total = torch.cat([rows.sum(1) for rows in gathered(x, hops, depth)])
+        draws = others(hops.draws[:depth])
+        total = torch.cat([rows.sum(1) for rows in gathered(x, draws)])
         n = total.size(0)
         degree = hops.degree[:n].to(x.dtype)
-        not_drawn = (degree / counts(hops, depth).clamp(min=1)).unsqueeze(-1)
+        not_drawn = (degree / counts(draws).clamp(min=1)).unsqueeze(-1)
         mean = (not_drawn * total + x[:n]) / (degree + 1.0).unsqueeze(-1)
         return root[:n] * mean + self.bias
 
@@ -131,8 +143,9 @@ class SampledGAT(nn.Module):
         x = self.lin(x).view(-1, self.heads, self.out_channels)
         source, target = (x * self.att_src).sum(-1), (x * self.att_dst).sum(-1)
         out, start = [], 0
-        neighbours = zip(gathered(x, hops, depth), gathered(source, hops, depth), strict=True)
-        for drawn, (rows, sources) in zip(hops.draws, neighbours, strict=False):
+        draws = others(hops.draws[:depth])
+        neighbours = zip(draws, gathered(x, draws), gathered(source, draws), strict=True)
+        for drawn, rows, sources in neighbours:
             own = slice(start, start + drawn.size(0))
             start = own.stop
             logits = torch.cat([source[own].unsqueeze(1), sources], 1) + target[own].unsqueeze(1)

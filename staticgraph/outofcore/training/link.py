@@ -76,7 +76,8 @@ class LinkTrainer(CommittedEpochs):
         self.file.close()
 
     def rows(self, partition: int) -> Tensor:
-        """``[nodes of the partition, D]`` committed embeddings."""
+        """``[nodes of the partition, D]`` committed embeddings; between epochs."""
+        self._require_between_epochs()
         shape = (2, self.graph.partition_size, self.config.dimension)
         values, sums = np.empty(shape, np.float32)
         self.file.read(partition, values, sums)

@@ -12,6 +12,7 @@ quarter of its rows for nothing. Source: Marius, OSDI 2021, sections 2 and 3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from staticgraph.outofcore.buffer.buffer import ResidentState
+from staticgraph.outofcore.disk.whole_number import whole_number
 from staticgraph.outofcore.training.adagrad import distinct
 from staticgraph.outofcore.training.decoders import DECODERS, Decoder
 
@@ -43,8 +45,9 @@ class LinkConfig:
         seed: of everything random.
 
     Raises:
-        ValueError: an unknown decoder, a count below 1, chunks that do not divide the batch, or a
-            share outside 0 to 1.
+        ValueError: an unknown decoder, a count below 1 or that is no whole number, chunks that do
+            not divide the batch, a share outside 0 to 1, a rate or a spread that is negative or not
+            finite.
     """
 
     decoder: str = "distmult"
@@ -60,6 +63,16 @@ class LinkConfig:
     def __post_init__(self) -> None:
         if self.decoder not in DECODERS:
             raise ValueError(f"decoder={self.decoder!r}; choose one of {', '.join(DECODERS)}")
+        # Plain numbers: what a folder was trained with is compared by how it is written.
+        for name in ("dimension", "batch_size", "chunks", "negatives", "seed"):
+            object.__setattr__(self, name, whole_number(getattr(self, name), name))
+        for name in ("degree_fraction", "rate", "spread"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        if not (0 <= self.rate < math.inf and 0 <= self.spread < math.inf and self.seed >= 0):
+            raise ValueError(
+                f"rate={self.rate}, spread={self.spread}, seed={self.seed}: none may be negative, "
+                "and all must be finite"
+            )
         if min(self.dimension, self.batch_size, self.chunks, self.negatives) < 1:
             raise ValueError(
                 f"dimension, batch_size, chunks and negatives must be positive: {self}"

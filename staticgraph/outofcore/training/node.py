@@ -24,11 +24,12 @@ from staticgraph.outofcore.sampling.hops import HopBatch
 from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
 from staticgraph.outofcore.training.hop_runner import HopRunner
 from staticgraph.outofcore.training.layers import SampledGNN
+from staticgraph.text.how_many import how_many
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEpoch:
-    """What one epoch did."""
+    """What one epoch did; loss and accuracy are means over the seeds that have a label."""
 
     epoch: int
     loss: float
@@ -49,6 +50,9 @@ class NodeTrainer:
         rate: of Adam.
         decay: L2, as Adam's ``weight_decay``.
         mode: as of :class:`HopRunner`.
+
+    Raises:
+        ValueError: the loader is not of nodes, or the model has other hops, features or classes.
     """
 
     model: SampledGNN
@@ -63,6 +67,7 @@ class NodeTrainer:
         decay: float = 5e-4,
         mode: str = "auto",
     ) -> None:
+        _require_fit(model, loader)
         self.model, self.loader = model, loader
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             model.parameters(), rate, weight_decay=decay
@@ -70,27 +75,37 @@ class NodeTrainer:
         self.runner: HopRunner = HopRunner(model, mode)
 
     def train_epoch(self) -> NodeEpoch:
-        """One pass over the loader's seeds.
+        """One pass over the loader's seeds; a batch in which none has a label makes no step.
 
         Raises:
             Diverged: the loss of the epoch is not finite.
+            ValueError: no seed has a label.
         """
         started, waited = time.perf_counter(), self.loader.waited_s
         read = self.loader.states.partitions_read
         self.model.train()
         # Kept on the device: reading a number each step would make it wait for every batch.
         loss_sum, right = torch.zeros(2, dtype=torch.float64, device=self.runner.device)
-        seeds = batches = 0
+        seeds = batches = labelled = 0
         for batch in self.loader:
+            seeds, batches = seeds + len(batch.seeds), batches + 1
             x, y = self._inputs(batch.hops)
+            # Counted on the host; the mean over no labels would be NaN, and its gradients too.
+            n = 0 if batch.hops.y is None else int((batch.hops.y >= 0).sum())
+            if not n:
+                continue
             inputs = self.runner.on_device(batch.hops, x)
             loss, out = self.runner.step(batch.hops, inputs, _loss, [y])
             self.optimizer.step()
-            n = len(batch.seeds)
             loss_sum += loss * n
             right += _right(out, y).sum()
-            seeds, batches = seeds + n, batches + 1
-        loss = float(loss_sum) / max(1, seeds)
+            labelled += n
+        if not labelled:
+            raise ValueError(
+                f"none of the {how_many(seeds, 'seed')} has a label (all are -1): give seeds= that "
+                "have one"
+            )
+        loss = float(loss_sum) / labelled
         if not math.isfinite(loss):
             raise Diverged(
                 f"the training diverged in epoch {self.loader.epoch}: the loss is {loss}. Train "
@@ -100,7 +115,7 @@ class NodeTrainer:
         return NodeEpoch(
             epoch=self.loader.epoch,
             loss=loss,
-            accuracy=float(right) / max(1, seeds),
+            accuracy=float(right) / labelled,
             seeds=seeds,
             batches=batches,
             partitions_read=self.loader.states.partitions_read - read,
@@ -109,28 +124,34 @@ class NodeTrainer:
         )
 
     def evaluate_whole(self, nodes: ArrayLike, labels: Any) -> float:
-        """Accuracy on full neighbourhoods, with the whole graph in memory.
+        """Accuracy on full neighbourhoods, in the loader's direction, the graph in memory.
 
         Args:
-            nodes: the caller's numbers, or a mask.
-            labels: ``[N]`` classes in the caller's order.
+            nodes: the caller's numbers, or a mask; those without a label are left out.
+            labels: ``[N]`` classes in the caller's order, -1 for none.
 
         Raises:
-            BadGraph, ValueError: nodes that the graph does not have; labels that are no classes.
+            BadGraph, ValueError: nodes that the graph does not have, or none with a label; labels
+                that are no classes.
         """
         graph = self.loader.graph
         asked = chosen_nodes(nodes, graph.num_nodes, "nodes")
         classes = class_labels(labels, graph.num_nodes)
+        if not (known := classes[asked] >= 0).any():
+            raise ValueError(
+                f"of {how_many(len(asked), 'node')} to evaluate on none has a label: give others"
+            )
+        asked = asked[known]
         everything = tuple(range(graph.num_partitions))
-        states = ResidentGraphs(graph)
+        states = ResidentGraphs(graph, self.loader.direction)
         schedule = NodeSchedule(graph.num_partitions, (NodeState(everything, everything),))
         (resident,) = states.run(schedule)
         states.close()
-        neighbours = resident.neighbours
-        source = torch.from_numpy(neighbours.indices[0].astype(np.int64))
-        target = torch.repeat_interleave(
-            torch.arange(neighbours.rows), torch.from_numpy(np.diff(neighbours.pointers[0]))
-        )
+        near = resident.neighbours
+        source = torch.from_numpy(np.concatenate(near.indices).astype(np.int64))
+        degrees = torch.from_numpy(np.concatenate([np.diff(ways) for ways in near.pointers]))
+        rows_of_ways = torch.arange(near.rows).repeat(len(near.pointers))
+        target = torch.repeat_interleave(rows_of_ways, degrees)
         new = np.empty(graph.num_nodes, np.int64)
         new[graph.node_ids] = np.arange(graph.num_nodes)
         rows = torch.from_numpy(resident.rows(new[asked]))
@@ -148,6 +169,30 @@ class NodeTrainer:
         if hops.y is None:
             raise ValueError("the loader has no labels: pass labels= to SampledLoader")
         return hops.x.float(), hops.y.to(self.runner.device, non_blocking=True)
+
+
+def _require_fit(model: SampledGNN, loader: SampledLoader) -> None:
+    """Refuses a model that the loader's batches do not fit."""
+    if loader.task != "node":
+        raise ValueError(f"the loader is of task={loader.task!r}: nodes need task='node'")
+    if not isinstance(model, SampledGNN):
+        return
+    if len(loader.fanouts) != len(model.layers):
+        raise ValueError(
+            f"fanouts={loader.fanouts} for a model of {how_many(len(model.layers), 'layer')}: give "
+            "one per layer"
+        )
+    features = loader.graph.manifest.features
+    if features is not None and features[1] != model.in_channels:
+        raise ValueError(
+            f"the model takes {model.in_channels} features, the graph has {features[1]}: make the "
+            f"model with in_channels={features[1]}"
+        )
+    if loader.classes > model.out_channels:
+        raise ValueError(
+            f"labels go up to class {loader.classes - 1}, the model gives {model.out_channels}: "
+            f"make it with out_channels={loader.classes} at least"
+        )
 
 
 def _loss(out: Tensor, y: Tensor) -> Tensor:

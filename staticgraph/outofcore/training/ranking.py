@@ -11,14 +11,16 @@ rounding of a product decides between equal candidates. Source: Bordes et al., N
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from staticgraph.errors import BadGraph
+from staticgraph.outofcore.disk.edge_choice import chosen_edges, require_trained
 from staticgraph.outofcore.training.encoded_link import EncodedLinkTrainer
 from staticgraph.outofcore.training.link import LinkTrainer
 
@@ -44,22 +46,28 @@ class LinkScore:
 
 def evaluate_links(
     trainer: Trainer,
-    edges: NDArray[Any],
-    known: NDArray[Any],
-    hits: tuple[int, ...] = (1, 3, 10),
+    edges: ArrayLike,
+    known: ArrayLike,
+    hits: Sequence[int] = (1, 3, 10),
 ) -> LinkScore:
     """Ranks edges among all nodes.
 
     Args:
         trainer: whose committed embeddings are used, encoded where it has an encoder.
-        edges: ``[3, T]`` (or ``[2, T]``) source, destination, relation in the caller's numbers.
-        known: ``[3, K]`` all true edges, the tested ones among them; of an undirected graph each
-            both ways, as ``LinkData.known`` has them, else true neighbours count as errors.
+        edges: ``[3, T]`` source, destination, relation in the caller's numbers, ``[2, T]`` where
+            the graph has no relations.
+        known: ``[3, K]`` (or ``[2, K]``) all true edges; of an undirected graph each both ways, as
+            ``LinkData.known`` has them, else true neighbours count as errors. Of no edges
+            (``edges[:, :0]``) the places are unfiltered.
         hits: the k of Hits@k.
+
+    Raises:
+        BadGraph: no edges, arrays of another form, nodes that the graph does not have, or
+            relations that the edges of training do not have.
     """
     places, not_finite = filtered_places(trainer, edges, known)
     return LinkScore(
-        edges=edges.shape[1],
+        edges=places.shape[1],
         mrr=float((1.0 / places).mean()),
         hits={k: float((places <= k).mean()) for k in hits},
         not_finite=not_finite,
@@ -67,16 +75,24 @@ def evaluate_links(
 
 
 def filtered_places(
-    trainer: Trainer, edges: NDArray[Any], known: NDArray[Any]
+    trainer: Trainer, edges: ArrayLike, known: ArrayLike
 ) -> tuple[NDArray[np.float64], int]:
     """``[2, T]`` filtered places of the destinations and of the sources, and how many true ends
-    have a score that is not finite."""
+    have a score that is not finite.
+
+    Raises:
+        BadGraph: as :func:`evaluate_links`.
+    """
     graph = trainer.graph
     new = np.empty(graph.num_nodes, np.int64)
     new[graph.node_ids] = np.arange(graph.num_nodes)
-    tested = _renumber(edges, new)
+    asked, true = chosen_edges(edges, graph, "edges"), chosen_edges(known, graph, "known")
+    require_trained(asked[2], graph.num_relations, "edges")
+    if not asked.shape[1]:
+        raise BadGraph(f"edges has shape {np.shape(edges)}: there is nothing to rank")
+    tested = np.concatenate([new[asked[:2]], asked[2:]])
     # An edge may be known twice; it is left out once.
-    true = np.unique(_renumber(known, new), axis=1)
+    true = np.unique(np.concatenate([new[true[:2]], true[2:]]), axis=1)
     values = _rows_of(trainer, tested[:2])
     places, not_finite = np.empty((2, tested.shape[1])), 0
     for way in (0, 1):
@@ -95,16 +111,11 @@ def filtered_places(
                 span = slice(at, at + QUERIES)
                 scores = trainer.decoder.ranked(query[span], block).numpy()
                 _count(
-                    scores, positive[span].numpy(), low, pointers[at : at + QUERIES + 1], others,
-                    counts[span],
+                    scores, positive[span].numpy(), low, ends[span],
+                    pointers[at : at + QUERIES + 1], others, counts[span],
                 )  # fmt: skip
         places[way] = 1.0 + counts[:, 0] + 0.5 * counts[:, 1]
     return places, not_finite
-
-
-def _renumber(edges: NDArray[Any], new: NDArray[np.int64]) -> NDArray[np.int64]:
-    relation = edges[2] if len(edges) == 3 else np.zeros(edges.shape[1], np.int64)
-    return np.stack([new[edges[0]], new[edges[1]], relation.astype(np.int64)])
 
 
 def _rows_of(trainer: Trainer, nodes: NDArray[np.int64]) -> torch.Tensor:
@@ -134,22 +145,26 @@ def _true_ends(
 
 
 @numba.njit(cache=True, nogil=True)
-def _count(scores, positive, low, pointers, others, counts):
-    """Adds the candidates of a block that are better than, and equal to, the true end.
+def _count(scores, positive, low, ends, pointers, others, counts):
+    """Adds the candidates of a block that are better than, and equal to, the true end, which is
+    itself none, whether it is known or not.
 
     Against a true end whose score is not finite every candidate is better.
     """
     for q in range(scores.shape[0]):
         last = not np.isfinite(positive[q])
         better, equal = 0, 0
+        own = ends[q] - low
         for v in range(scores.shape[1]):
+            if v == own:
+                continue
             if last or positive[q] < scores[q, v] < np.inf:
                 better += 1
             elif scores[q, v] == positive[q]:
                 equal += 1
         for k in range(pointers[q], pointers[q + 1]):
             v = others[k] - low
-            if 0 <= v < scores.shape[1]:
+            if 0 <= v < scores.shape[1] and v != own:
                 if last or positive[q] < scores[q, v] < np.inf:
                     better -= 1
                 elif scores[q, v] == positive[q]:

@@ -1,0 +1,159 @@
+"""What a caller has, in whatever dress, is what stands on the disk; anything else is refused."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from staticgraph.errors import BadGraph, UnknownDataset
+from staticgraph.outofcore import InMemory, PartitionedGraph, SampledLoader, data, partition
+
+N = 30
+EDGES = np.random.default_rng(0).integers(0, N, (2, 90))
+VALUES = np.random.default_rng(1).integers(0, 200, (N, 3))
+
+
+def edges_of(graph: PartitionedGraph) -> list[list[int]]:
+    p = graph.num_partitions
+    rows = graph.read_cells([(i, j) for i in range(p) for j in range(p)]).astype(np.int64)
+    rows[:, [0, -1]] = graph.node_ids[rows[:, [0, -1]]]
+    return sorted(rows[:, [0, -1, *range(1, rows.shape[1] - 1)]].tolist())
+
+
+def features_of(graph: PartitionedGraph) -> np.ndarray:
+    """By the caller's numbers, as a loader gives them."""
+    loader = SampledLoader(graph, InMemory(), [2], 7)
+    found = np.empty((N, 3))
+    for batch in loader:
+        found[batch.nodes] = batch.hops.x[: len(batch.nodes)].double().numpy()
+    loader.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        torch.from_numpy(EDGES), EDGES.tolist(), EDGES.astype(">i4"), EDGES.astype(np.uint64),
+        lambda: iter([torch.from_numpy(EDGES)]),
+    ],
+)  # fmt: skip
+def test_edges_in_another_dress_are_the_same_edges(tmp_path, edges):
+    graph = partition(edges, N, 3, tmp_path / "g")
+    assert edges_of(graph) == sorted(EDGES.T.tolist())
+
+
+@pytest.mark.parametrize("kind", [np.int64, torch.tensor])
+def test_whole_numbers_of_numpy_and_torch_are_numbers(tmp_path, kind):
+    graph = partition(EDGES, kind(N), kind(3), tmp_path / "g", seed=kind(2), near=kind(0))
+    same = partition(EDGES, N, 3, tmp_path / "same", seed=2)
+    assert PartitionedGraph(tmp_path / "g").digest == graph.digest == same.digest
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        VALUES.astype(">f4"), VALUES.astype(">i8"), VALUES.astype(np.uint16),
+        VALUES.astype(np.uint64), VALUES.astype(np.float16), torch.from_numpy(VALUES).half(),
+        VALUES.tolist(), np.asfortranarray(VALUES),
+    ],
+)  # fmt: skip
+def test_features_in_another_dress_are_the_same_numbers(tmp_path, features):
+    graph = partition(EDGES, N, 3, tmp_path / "g", features=features)
+    np.testing.assert_array_equal(features_of(graph), VALUES)
+
+
+def test_features_of_a_file_are_read_from_it(tmp_path):
+    np.save(tmp_path / "x.npy", VALUES.astype(">f8"))
+    graph = partition(EDGES, N, 3, tmp_path / "g", features=tmp_path / "x.npy")
+    np.testing.assert_array_equal(features_of(graph), VALUES)
+
+
+@pytest.mark.parametrize(
+    ("features", "said"),
+    [
+        (VALUES.astype(complex), "features has dtype complex128; give numbers"),
+        (VALUES.astype(np.longdouble), "features has dtype float128; give numbers"),
+        (VALUES.astype(str), "features has dtype <U21; give numbers"),
+        (torch.zeros(N, 3, dtype=torch.bfloat16), "features is no array.*BFloat16"),
+        (VALUES[1:], r"features has shape \(29, 3\); give \[30, F\]"),
+    ],
+)
+def test_features_that_cannot_be_read_again_are_refused_before_anything_is_written(
+    tmp_path, features, said
+):
+    with pytest.raises(BadGraph, match=said):
+        partition(EDGES, N, 3, tmp_path / "g", features=features)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "relations",
+    [np.arange(90, dtype=np.uint64), torch.arange(90), list(range(90)), np.arange(90, dtype=">i2")],
+)
+def test_relations_in_another_dress_are_the_same_relations(tmp_path, relations):
+    graph = partition(EDGES, N, 3, tmp_path / "g", relations=relations)
+    assert edges_of(graph) == sorted([*ends, r] for r, ends in enumerate(EDGES.T.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("relations", "said"),
+    [
+        (np.full(90, 2**31 + 7), "edge 0 has relation 2147483655.*np.unique"),
+        (np.zeros(90), r"relations has shape \(90,\) and dtype float64"),
+        (np.zeros((90, 1), int), r"relations has shape \(90, 1\)"),
+    ],
+)
+def test_relations_that_would_be_others_are_refused(tmp_path, relations, said):
+    with pytest.raises(BadGraph, match=said):
+        partition(EDGES, N, 3, tmp_path / "g", relations=relations)
+
+
+@pytest.mark.parametrize(
+    ("edges", "numbers", "said"),
+    [
+        (Data(edge_index=torch.from_numpy(EDGES)), {}, "edges is a Data.*edge_index"),
+        (HeteroData(), {}, "edges is a HeteroData.*edge_index"),
+        ([[0, 1], [2]], {}, "edges is no array"),
+        (EDGES, {"num_nodes": 30.0}, "num_nodes=30.0 is no whole number"),
+        (EDGES, {"num_partitions": "3"}, "num_partitions='3' is no whole number"),
+        (EDGES, {"chunk": 0}, "chunk=0; give at least 1 edge"),
+    ],
+)
+def test_what_is_no_graph_is_said(tmp_path, edges, numbers, said):
+    with pytest.raises(BadGraph, match=said):
+        partition(edges, **{"num_nodes": N, "folder": tmp_path / "g", **numbers})
+
+
+@pytest.mark.parametrize("features", [None, np.ones((N, 4096), np.float32)])
+def test_a_full_disk_is_said_as_such(tmp_path, monkeypatch, features):
+    # A device that is full at the first byte, as a file of the partitioned graph.
+    name = "spill-0" if features is None else "features.bin"
+    made = tmp_path.__class__.mkdir
+
+    def with_full(path, *args, **kwargs):
+        made(path, *args, **kwargs)
+        (path / name).symlink_to("/dev/full")
+
+    monkeypatch.setattr(type(tmp_path), "mkdir", with_full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        partition(EDGES, N, 1, tmp_path / "g", features=features)
+    assert raised.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("again", [[3, 1], [1, 3]])
+def test_an_undirected_edge_that_stands_twice_is_refused(tmp_path, again):
+    edges = np.array([[0, 1], [1, 3], [4, 4], again]).T
+    np.savez(tmp_path / "g.npz", edges=edges, num_nodes=5)
+    for opened in (data.open_links, data.open_nodes):
+        with pytest.raises(UnknownDataset, match=r"edge 3 joins . -> ., as edge 1.*stands once"):
+            opened(str(tmp_path / "g.npz"))
+
+
+def test_a_loop_is_no_two_edges(tmp_path):
+    np.savez(tmp_path / "g.npz", edges=np.array([[0, 1], [4, 4], [1, 3]]).T, num_nodes=5)
+    edges = data.open_nodes(str(tmp_path / "g.npz")).edges
+    assert sorted(edges.T.tolist()) == [[0, 1], [1, 0], [1, 3], [3, 1], [4, 4]]

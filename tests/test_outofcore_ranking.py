@@ -1,0 +1,133 @@
+"""What is ranked is what was asked: edges in columns, of nodes and relations that there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from staticgraph.errors import BadGraph
+from staticgraph.outofcore import InMemory, LinkConfig, LinkTrainer, evaluate_links, partition
+from staticgraph.outofcore.training.ranking import filtered_places
+
+N, R = 23, 3
+SMALL = LinkConfig(dimension=4, batch_size=20, chunks=2, negatives=6, seed=3, spread=1.0)
+
+
+def generated(e: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.stack([*rng.integers(0, N, (2, e)), rng.integers(0, R, e)])
+
+
+TRAIN, TESTED = generated(120, 0), generated(9, 1)
+KNOWN = np.concatenate([TRAIN, TESTED], axis=1)
+
+
+def made(tmp_path, edges):
+    graph = partition(edges, N, 3, tmp_path / "graph")
+    return LinkTrainer(graph, InMemory(), SMALL, tmp_path / "embeddings")
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    trainer = made(tmp_path_factory.mktemp("a"), TRAIN)
+    trainer.train_epoch()
+    yield trainer
+    trainer.close()
+
+
+def by_loops(trainer, tested, known) -> np.ndarray:
+    rows = torch.cat([trainer.rows(k) for k in range(3)]).double()
+    table = torch.empty_like(rows)
+    table[torch.from_numpy(trainer.graph.node_ids.copy())] = rows
+    true, places = set(map(tuple, known.T.tolist())), np.empty((2, tested.shape[1]))
+    for t, (source, destination, relation) in enumerate(tested.T.tolist()):
+        for way, (here, there) in enumerate([(source, destination), (destination, source)]):
+            query = table[here] * trainer.relations[way, relation].double()
+            scores = (table @ query).float()
+            places[way, t] = 1 + sum(
+                float(scores[v] > scores[there])
+                for v in range(N)
+                if v != there
+                and ((here, v, relation) if way == 0 else (v, here, relation)) not in true
+            )
+    return places
+
+
+@pytest.mark.parametrize("known", [KNOWN, TRAIN, KNOWN[:, :0]])
+def test_a_true_end_is_not_its_own_rival_whether_it_is_known_or_not(trainer, known):
+    places, _ = filtered_places(trainer, TESTED, known)
+    np.testing.assert_array_equal(places, by_loops(trainer, TESTED, known))
+
+
+@pytest.mark.parametrize("dress", [torch.from_numpy, np.ndarray.tolist, np.uint32])
+def test_edges_in_another_dress_are_ranked_alike(trainer, dress):
+    expected = evaluate_links(trainer, TESTED, KNOWN)
+    assert evaluate_links(trainer, dress(TESTED), dress(KNOWN), hits=[1, 3, 10]) == expected
+
+
+def changed(row: int, value: int) -> np.ndarray:
+    edges = TESTED.copy()
+    edges[row, 4] = value
+    return edges
+
+
+@pytest.mark.parametrize(
+    ("edges", "known", "said"),
+    [
+        (TESTED.T, KNOWN, r"edges has shape \(9, 3\).*such as edges\.T"),
+        (TESTED, KNOWN.T, r"known has shape \(129, 3\).*such as known\.T"),
+        (TESTED[:2], KNOWN, r"edges has shape \(2, 9\).*source, destination, relation"),
+        (TESTED, KNOWN[:2], r"known has shape \(2, 129\)"),
+        (TESTED.astype(float), KNOWN, "dtype float64"),
+        (changed(0, -1), KNOWN, "edges: edge 4 joins -1 -> .*, but there are 23 nodes"),
+        (changed(1, N), KNOWN, "edges: edge 4 joins .* -> 23, but there are 23 nodes"),
+        (changed(2, -1), KNOWN, "edges: edge 4 has relation -1; count from 0"),
+        (changed(2, R), KNOWN, "edge 4 has relation 3, and the edges of training have 3 relations"),
+        (TESTED[:, :0], KNOWN, r"edges has shape \(3, 0\): there is nothing to rank"),
+    ],
+)
+def test_what_would_rank_something_else_is_refused(trainer, edges, known, said):
+    with pytest.raises(BadGraph, match=said):
+        evaluate_links(trainer, edges, known)
+
+
+def test_a_graph_without_relations_takes_two_rows_or_relation_zero(tmp_path):
+    trainer = made(tmp_path, TRAIN[:2])
+    two = evaluate_links(trainer, TESTED[:2], KNOWN[:2])
+    zero = np.concatenate([TESTED[:2], np.zeros((1, 9), int)])
+    assert evaluate_links(trainer, zero, KNOWN[:2]) == two
+    with pytest.raises(BadGraph, match=r"edges has relations, and .* was partitioned without any"):
+        evaluate_links(trainer, TESTED, KNOWN[:2])
+    trainer.close()
+
+
+def test_nothing_is_ranked_in_the_middle_of_an_epoch(tmp_path):
+    trainer = made(tmp_path, TRAIN)
+    with pytest.raises(RuntimeError, match="epoch 1 is under way"):
+        trainer.train_epoch(lambda state, of: evaluate_links(trainer, TESTED, KNOWN))
+    assert trainer.epoch == 0
+    trainer.train_epoch()
+    assert evaluate_links(trainer, TESTED, KNOWN).edges == 9
+    trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rate": -0.1}, "rate=-0.1.*none may be negative"),
+        ({"rate": float("nan")}, "rate=nan"),
+        ({"spread": float("inf")}, "spread=inf"),
+        ({"seed": -1}, "seed=-1"),
+        ({"dimension": 8.5}, "dimension=8.5 is no whole number"),
+    ],
+)
+def test_numbers_that_cannot_train_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        LinkConfig(**options)
+
+
+def test_a_number_of_numpy_names_the_same_training():
+    assert str(LinkConfig(dimension=np.int64(8), rate=np.float64(0.5))) == str(
+        LinkConfig(dimension=8, rate=0.5)
+    )
