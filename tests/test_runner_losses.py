@@ -11,6 +11,7 @@ from support.molecule_steps import adam
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
+from staticgraph.steps.losses import mean_loss
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +110,19 @@ def test_a_loss_that_is_none_a_row_is_named(hiv, plan):
     )
     with pytest.raises(ValueError, match=r"shape \[33, 1\] has the shape \[33, 33\].*squeeze"):
         flat.step(batch)
+
+
+def test_rows_of_one_level_against_targets_of_another(esol):
+    """[G, 1] less [N] is [G, N]: a number like any other, were it averaged."""
+    graphs = [esol[i] for i in range(40)]
+    for graph in graphs:
+        graph.y = graph.x[:, 0].float()  # a target per node
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    plan = sg.plan_buckets(store, batch_size=8)
+    batch = next(iter(sg.StaticLoader(store, plan)))
+    out = torch.zeros(len(batch.graph_mask), 1)
+    with pytest.raises(ValueError, match="a row per graph, and the target has a row per node"):
+        mean_loss(lambda out, batch: (out - batch.y).square(), out, batch)
+    # Several numbers per row, be they from one output, are no such thing.
+    levels = torch.linspace(0, 1, 5)
+    assert mean_loss(lambda out, batch: (out - levels).abs(), out, batch) == levels.mean()

@@ -204,7 +204,7 @@ def test_a_store_does_not_change_with_the_arrays_it_came_from():
         (
             ([2, 3], [1, 2], [0, 0, 3], [1, 1, 0], {}),
             "graph 1 has 3 nodes, but its edge 1 joins 3 -> 0: node numbers must be from 0 and "
-            "below 3; mend edge_index or set num_nodes",
+            "below 3; correct edge_index or set num_nodes",
         ),
         (([2, 0], [0, 1], [-1], [0], {}), "graph 1 has 0 nodes, but its edge 0 joins -1 -> 0"),
         (
@@ -243,7 +243,7 @@ def test_not_finite_is_found_where_asked(level, row, where):
                 *map(np.array, arguments), {"f": (level, values)}, check_finite=which, **options
             )
         assert where in str(caught.value)
-        assert "[0.0, inf], which is not finite: mend or drop the graph" in str(caught.value)
+        assert "[0.0, inf], which is not finite: correct or drop the graph" in str(caught.value)
 
 
 def test_nan_labels_are_allowed_and_marked():

@@ -181,6 +181,10 @@ def _check(args: argparse.Namespace) -> None:
         args.parser.error("--max-memory needs the fields of the data: give --data")
     if args.max_memory and (args.limits or args.efficiency or args.graphs):
         args.parser.error("--max-memory chooses exact batches: leave --graphs and the limits out")
+    if args.knee and (args.batch_size or args.efficiency or args.limits or args.max_memory):
+        args.parser.error(
+            "--knee draws what varying numbers of graphs cost: give --graphs, or leave it out"
+        )
     if args.out and (args.limits or args.efficiency):
         args.parser.error("--out writes a plan: give --batch-size or --graphs")
 
@@ -192,7 +196,13 @@ def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
     if args.histogram:
         histogram = SizeHistogram.from_csv(args.histogram)
         return histogram, histogram
-    look_for(args.data, args.target, model=bool(args.max_memory))
+    run = bool(args.max_memory) and not args.memory
+    look_for(
+        args.data,
+        args.target,
+        model=args.model if run else None,
+        loss=args.loss if run else None,
+    )
     store = open_data(args)
     return store.histogram, store
 
@@ -333,7 +343,7 @@ def _knee(
     from staticgraph.cli.reports.plan_plots import save_cost_picture
     from staticgraph.plans.several import choose_buckets
 
-    graphs = args.batch_size or args.graphs or 128
+    graphs = args.graphs or 128
     choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
     save_cost_picture(args.knee, {f"about {how_many(graphs, 'graph')} a batch": choices})
     return {"cost_by_buckets": [choice.cost for choice in choices]}

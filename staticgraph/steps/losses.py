@@ -129,6 +129,7 @@ def _terms(
     terms = LossTerms.of(loss(out, seen))
     if terms.weights is None:
         check_not_broadcast(terms.values, out)
+        _check_level(terms.values, out, given)
     return terms, fields.read
 
 
@@ -208,4 +209,27 @@ def check_not_broadcast(values: Tensor, out: object) -> None:
             "each row was compared with every row's target; use out.squeeze(1), or "
             "batch.y.view(-1, 1); a loss of pairs gives (values, weights), 0 where a pair counts "
             "for nothing"
+        )
+
+
+def _check_level(values: Tensor, out: object, batch: StaticBatch) -> None:
+    """Refuses the loss of an output ``[G, 1]`` against a target of nodes ``[N]``, or the other way
+    round: each row against every row of another level.
+
+    Raises:
+        ValueError: the loss is that.
+    """
+    if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] != 1 or values.dim() != 2:
+        return
+    if batch.layout.schema.hetero:
+        return
+    masks = {"graph": batch.graph_mask, "node": batch.node_mask, "edge": batch.edge_mask}
+    rows = {level: mask.shape[0] for level, mask in masks.items()}
+    of = next((level for level, count in rows.items() if count == values.shape[1]), None)
+    own = next((level for level, count in rows.items() if count == out.shape[0]), None)
+    if of is not None and own is not None and of != own and values.shape[0] == out.shape[0]:
+        raise ValueError(
+            f"the loss of an output of shape {list(out.shape)} has the shape {list(values.shape)}: "
+            f"the model gives a row per {own}, and the target has a row per {of}; pool nodes to "
+            "graphs in the model, or give the target the level of the output"
         )

@@ -134,7 +134,7 @@ def check_endpoints(src: Array, dst: Array, node_offsets: IntArray, edge_offsets
         raise BadGraph(
             f"graph {graph} has {how_many(nodes[edge], 'node')}, but its edge "
             f"{edge - edge_offsets[graph]} joins {src[edge]} -> {dst[edge]}: node numbers must be "
-            f"from 0 and below {nodes[edge]}; mend edge_index or set num_nodes"
+            f"from 0 and below {nodes[edge]}; correct edge_index or set num_nodes"
         )
 
 
@@ -201,7 +201,7 @@ def require_finite(
         inside = row - (graph * item.rows if offsets is None else int(offsets[graph]))
         raise BadGraph(
             f"graph {graph} has {item.name}[{inside}] = {column[row].tolist()}, which is not "
-            f"finite: mend or drop the graph, or leave {item.name!r} out of check_finite"
+            f"finite: correct or drop the graph, or leave {item.name!r} out of check_finite"
         )
 
 

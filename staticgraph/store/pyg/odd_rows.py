@@ -31,8 +31,8 @@ def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str
         return (
             f"{key!r} has {how_many(lengths[odd], 'row')} in graph {odd}, which has "
             f"{_has(levels, odd)}; expected were {counts[odd]}, one for each {nearest}, as in "
-            f"{int((lengths == counts).sum()):,} of the {how_many(len(lengths), 'graph')}: mend "
-            f"graph {odd}; or, if its rows are something else, {remedy}"
+            f"{int((lengths == counts).sum()):,} of the {how_many(len(lengths), 'graph')}: "
+            f"correct graph {odd}; or, if its rows are something else, {remedy}"
         )
     other = int((lengths != lengths[0]).argmax())
     could = [f"{counts[0]} (one for each {what})" for what, counts in levels.items()]

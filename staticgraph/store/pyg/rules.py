@@ -70,7 +70,7 @@ def said_by(data: Any, key: str, value: Tensor, number: int, store: Any) -> Said
     except Exception as error:  # whatever a user's method raises
         raise BadGraph(
             f"graph {number}: its __cat_dim__ or __inc__ of {key!r} raised "
-            f"{type(error).__name__}: {error}; mend it, or pass exclude=[{key!r}]"
+            f"{type(error).__name__}: {error}; correct it, or pass exclude=[{key!r}]"
         ) from error
     if dim is None:
         rows = value[None]
