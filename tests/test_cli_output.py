@@ -259,6 +259,22 @@ def test_a_wait_says_what_it_is_for_and_for_how_long(capsys, monkeypatch):
     assert seen.startswith("compiling\ncompiling: 0 s\n")
 
 
+def test_a_table_goes_on_below_where_the_terminal_is_narrow(monkeypatch):
+    headers, rows = ("bucket", "nodes", "edges"), [(0, "1,712", "3,522"), (1, "20", "40")]
+    whole = "bucket  nodes  edges\n------  -----  -----\n     0  1,712  3,522\n     1     20     40"
+    halves = [
+        f"bucket  {name}\n------  -----\n     0  {first}\n     1  {second:>5}"
+        for name, first, second in (("nodes", "1,712", 20), ("edges", "3,522", 40))
+    ]
+    assert table(headers, rows) == whole, "stdout is no terminal here"
+    assert table(headers, rows, 20) == whole
+    assert table(headers, rows, 19) == table(headers, rows, 1) == "\n\n".join(halves)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "15")
+    assert table(headers, rows) == "\n\n".join(halves)
+    assert table(("bucket",), [(0,)], 1) == "bucket\n------\n     0"
+
+
 def test_what_is_said_can_be_heard(capsys):
     """In a process whose stderr nobody sees."""
     with progress.heard() as lines:

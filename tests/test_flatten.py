@@ -200,7 +200,8 @@ def graph(nodes: int = 3, **fields) -> Data:
         (
             [graph(), graph(x=torch.ones(7, 2))],
             "'x' has 7 rows in graph 1, which has 3 nodes and 3 edges; expected were 3, one for "
-            "each node, as in 1 of the 2 graphs: correct graph 1; or, if its rows are something else, "
+            "each node, as in 1 of the 2 graphs: correct graph 1; or, if its rows are something "
+            "else, "
             "levels={'x': 'rows'} in GraphStore.from_pyg(graphs, ...) gives it rows of its own, "
             "exclude=['x'] leaves it out",
         ),

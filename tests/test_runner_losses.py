@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -126,3 +128,17 @@ def test_rows_of_one_level_against_targets_of_another(esol):
     # Several numbers per row, be they from one output, are no such thing.
     levels = torch.linspace(0, 1, 5)
     assert mean_loss(lambda out, batch: (out - levels).abs(), out, batch) == levels.mean()
+
+
+def test_a_mean_of_pairs_is_warned_of(esol):
+    """In a loop of one's own nothing else tells that an output was broadcast."""
+    plan = sg.plan_buckets(esol, batch_size=8)
+    batch = next(iter(sg.StaticLoader(esol, plan)))
+    out, y = torch.zeros(len(batch.graph_mask), 1), torch.zeros(len(batch.graph_mask))
+    with pytest.warns(UserWarning, match=r"of shape \[9, 9\]: .* use out.squeeze\(1\)"):
+        sg.masked_mean((out - y).square(), batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sg.masked_mean((out.squeeze(1) - y).square(), batch)
+        sg.masked_mean(out - y, batch, weights=torch.ones(1, 1))
+        mean_loss(lambda out, _: out, torch.zeros(9, 9), batch)

@@ -139,9 +139,12 @@ def _add_output(out: Any) -> None:
         ("--out", "write the plan as JSON"),
         ("--plot", "draw sizes, limits and packs (PNG, or what the name ends in)"),
         ("--map", "efficiency over limits as CSV"),
-        ("--knee", "draw the cost against 1 to 6 buckets (PNG, or what the name ends in)"),
+        (
+            "--knee",
+            "with --graphs: draw the cost against 1 to 6 buckets (PNG, or what the name ends in)",
+        ),
     ):
-        kind = values.picture_to_write if what.startswith("draw") else values.file_to_write
+        kind = values.picture_to_write if "draw" in what else values.file_to_write
         out.add_argument(name, type=kind, metavar="FILE", help=what)
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -345,7 +348,7 @@ def _knee(
 
     graphs = args.graphs or 128
     choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
-    save_cost_picture(args.knee, {f"about {how_many(graphs, 'graph')} a batch": choices})
+    save_cost_picture(args.knee, {f"about {how_many(graphs, 'graph')} per batch": choices})
     return {"cost_by_buckets": [choice.cost for choice in choices]}
 
 

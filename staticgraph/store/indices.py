@@ -68,7 +68,8 @@ def check_indices(
                 raise BadGraph(
                     f"graph {graph} has {values[row]} in {field.name!r}, which counts {level!r}, "
                     f"of which it has {most[graph]}: values must be from 0 and below that; "
-                    f"correct them, rename the field if it is no index, or pass exclude=[{field.name!r}]"
+                    "correct them, rename the field if it is no index, or pass "
+                    f"exclude=[{field.name!r}]"
                 )
 
 
