@@ -198,6 +198,7 @@ def test_options_of_torchs_loader_are_all_answered(esol, plan):
 def test_workers_are_a_number_of_threads(esol, plan, workers):
     with pytest.raises(ValueError, match=r"num_workers=.*: give how many threads fill slots"):
         sg.StaticLoader(esol, plan, num_workers=workers)
+    assert len(sg.StaticLoader(esol, plan, num_workers=np.int64(1))) > 0
 
 
 @pytest.mark.parametrize("option", ["device", "pointers"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
+from numbers import Integral
 
 # Of torch's and PyG's DataLoader -> why there is none, and what to write.
 ELSEWHERE = {
@@ -56,7 +57,7 @@ def check_workers(num_workers: object) -> None:
     Raises:
         ValueError: it is none.
     """
-    if not isinstance(num_workers, int) or num_workers < 0:
+    if not isinstance(num_workers, Integral) or num_workers < 0:
         raise ValueError(
             f"num_workers={num_workers!r}: give how many threads fill slots ahead, 0 for none"
         )
