@@ -47,7 +47,7 @@ def finished(data, tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], ["train", "report", "staticgraph train --data examples/data/esol.npz"]),
+        ([], ["train", "report", "staticgraph try --data esol --model gine"]),
         (["train"], ["--batch-size", "--resume", "runs/proteins", "(default: 128)"]),
         (["report"], ["--json", "staticgraph report runs/demo"]),
     ],
@@ -178,7 +178,7 @@ def test_errors_are_one_line_and_status_2(
 def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, data, monkeypatch):
     """And just those that the model itself refuses."""
     store = sg.GraphStore.load(data)
-    monkeypatch.setattr("staticgraph.cli.train.look_for", lambda *_: sys.exit("loads"))
+    monkeypatch.setattr("staticgraph.cli.train.look_for", lambda *_, **__: sys.exit("loads"))
     for hidden in (30, 32):
         code: object = "loads"
         try:
@@ -196,6 +196,11 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, d
         ([], "COMMAND"),
         (["train"], "the argument --data is required, but for --resume"),
         (["train", "--data", "a", "--model", "bert"], "--model: 'bert': give one of gine, gps"),
+        (["train", "--data", "a", "--model", "gpss"], "for a model of yours; did you mean 'gps'?"),
+        (["trian"], "'trian': give one of try, check, train, "),
+        (["trian"], "; did you mean 'train'? (see staticgraph --help)"),
+        (["bench", "--for", "H100"], "'H100': give one of h100, h200, a100, l4; did you mean 'h1"),
+        (["plan", "--bathc-size=3"], "--bathc-size=3; did you mean '--batch-size'? (see staticg"),
         (["train", "--data", "a", "--model", "bert:"], "MODULE:NAME, such as mymodule:build"),
         (["train", "--data", "a", "--resume", "--overwrite"], "not allowed with"),
         (["report"], "DIR"),

@@ -16,6 +16,7 @@ from torch.nn import Linear
 from tqdm import tqdm
 
 from staticgraph import cli
+from staticgraph.cli import usage
 from staticgraph.files.json_text import save_json, to_json
 from staticgraph.steps.arguments import forward_of
 from staticgraph.text import progress
@@ -207,7 +208,7 @@ def test_every_option_says_what_it_is_and_its_default():
     commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
     wrong = []
     for command, parser in commands.choices.items():
-        assert parser.formatter_class is cli.Help
+        assert parser.formatter_class is usage.Help
         for action in parser._actions:
             said = (action.help or "").replace("\n", " ")
             what = f"{command} {'/'.join(action.option_strings) or action.dest}"
@@ -238,7 +239,8 @@ def test_an_option_that_is_none_leads_to_the_help_of_its_command(capsys):
     assert ended.value.code == cli.FAILED
     said = capsys.readouterr().err
     assert said == (
-        "staticgraph plan: unrecognized arguments: --targets y (see staticgraph plan --help)\n"
+        "staticgraph plan: unrecognized arguments: --targets y; did you mean '--target'? "
+        "(see staticgraph plan --help)\n"
     )
 
 
@@ -255,6 +257,31 @@ def test_a_wait_says_what_it_is_for_and_for_how_long(capsys, monkeypatch):
         while "compiling: 0 s" not in seen:
             seen += capsys.readouterr().err
     assert seen.startswith("compiling\ncompiling: 0 s\n")
+
+
+def test_a_table_goes_on_below_where_the_terminal_is_narrow(monkeypatch):
+    headers, rows = ("bucket", "nodes", "edges"), [(0, "1,712", "3,522"), (1, "20", "40")]
+    whole = "bucket  nodes  edges\n------  -----  -----\n     0  1,712  3,522\n     1     20     40"
+    halves = [
+        f"bucket  {name}\n------  -----\n     0  {first}\n     1  {second:>5}"
+        for name, first, second in (("nodes", "1,712", 20), ("edges", "3,522", 40))
+    ]
+    assert table(headers, rows) == whole, "stdout is no terminal here"
+    assert table(headers, rows, 20) == whole
+    assert table(headers, rows, 19) == table(headers, rows, 1) == "\n\n".join(halves)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "15")
+    assert table(headers, rows) == "\n\n".join(halves)
+    assert table(("bucket",), [(0,)], 1) == "bucket\n------\n     0"
+
+
+def test_what_is_said_can_be_heard(capsys):
+    """In a process whose stderr nobody sees."""
+    with progress.heard() as lines:
+        progress.say("guessed")
+    progress.say("aloud")
+    assert lines == ["guessed"]
+    assert capsys.readouterr().err == "aloud\n"
 
 
 def test_a_status_is_cleared_whole_however_long_it_is(capsys, monkeypatch):

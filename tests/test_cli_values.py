@@ -113,7 +113,10 @@ def test_no_value_of_any_option_leads_to_a_traceback(base, tiny):
         (["plan", "--histogram", "sizes.csv", "--graphs", "0"], "argument --graphs: '0'"),
         (["plan", "--histogram", "header.csv"], "header.csv has no rows below its header"),
         (["plan", "--histogram", "sizes.csv", "--out", "no/plan.json"], "there is no folder no"),
-        (["check", "--data", "few", "--model", "tiny_models:models"], "models is a module; name"),
+        (
+            ["check", "--data", "few", "--model", "tiny_models:models"],
+            "is of type module; name",
+        ),
     ],
 )
 def test_the_line_names_option_value_and_range(words, message, tiny, capsys):

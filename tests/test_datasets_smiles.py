@@ -59,7 +59,7 @@ def test_a_table_of_smiles(chem, tmp_path):
         ("smiles,y\nC,inf\n", None, "line 2: 'inf' is no number"),
         ("smiles;y\nC;1\n", None, "has cells separated by ';': separate them by commas"),
         ("smiles_a,smiles_b,y\nC,C,1\n", None, "one must be called smiles"),
-        ("smiles,y\nC,1\nCXX,2\n", None, "line 3: RDKit cannot read the SMILES 'CXX'; fix it"),
+        ("smiles,y\nC,1\nCXX,2\n", None, "line 3: RDKit cannot read the SMILES 'CXX'; fix or drop"),
         ("smiles,y\nC,1\n", "z", "has no column 'z'; it has smiles, y"),
         ("smiles,y\nC,1\nC,high\n", "y", "line 3: in y, 'high' is no number"),
         ("smiles,y,split\nC,1,dev\n", None, "line 2: split is 'dev'; use train, val or test"),
@@ -77,7 +77,8 @@ def test_targets_that_were_chosen_are_named(chem, tmp_path, capsys, read):
     (tmp_path / "m.csv").write_text("id,Canonical_SMILES, logP,name\n1,C,2.5,a\n2,CO,n/a,b\n")
     found = read(tmp_path / "m.csv", progress=True)
     assert capsys.readouterr().err == (
-        "m.csv: predicts id, logP; not name (line 2: 'a' is no number)\n"
+        "m.csv: predicts id, logP; not name (line 2: 'a' is no number); --target names the right "
+        "ones\n"
     )
     if read is datasets.open:
         np.testing.assert_array_equal(found.columns["y"], np.array([[1, 2.5], [2, np.nan]]))

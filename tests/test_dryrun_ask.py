@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.dryrun import ask, availability, guard
+from staticgraph.dryrun import ask, availability, child, guard
 from staticgraph.dryrun.picture import draw
 from staticgraph.dryrun.report import BucketRun, Cause, DryRun, KernelUse
 from staticgraph.dryrun.stubs.point import PatchPoints
 from staticgraph.dryrun.targets import TARGETS
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
+from staticgraph.text.progress import say
 
 LAUNCHES = {
     "forward": {"library": {"aten::mm": 2}, "inductor": {"triton_poi_fused_add_0": 1}},
@@ -54,6 +56,29 @@ def test_a_report_says_what_it_is_and_what_stands_in_the_way():
     assert "in 3 pieces, not 1\n  cpu ops: aten.sin.default at model.py:7: x.sin()" in text
     assert "emulated: attention" in text
     assert not report(runs=(cut,)).ok
+
+
+def test_what_the_child_says_is_said_here(monkeypatch, capsys):
+    """How labels of a table were guessed, say: the child's own stderr nobody sees."""
+
+    def measured(fails):
+        say("m.csv: grade is taken as 3 classes")
+        if fails:
+            raise ValueError("no such mode")
+        return report()
+
+    asked = object.__new__(ask.Child)
+    for fails in (False, True):
+        line = json.dumps(child.reported(measured, fails)) + "\n"
+        stdout = SimpleNamespace(readline=lambda line=line: line)
+        monkeypatch.setattr(asked, "_process", SimpleNamespace(stdout=stdout), raising=False)
+        assert capsys.readouterr().err == ""
+        if fails:
+            with pytest.raises(ValueError, match="no such mode"):
+                asked._answer()
+        else:
+            assert DryRun.from_dict(asked._answer()["report"]) == report()
+        assert capsys.readouterr().err == "m.csv: grade is taken as 3 classes\n"
 
 
 def test_launches_are_counted_by_part_and_kind():

@@ -192,3 +192,30 @@ def test_options_of_torchs_loader_are_all_answered(esol, plan):
     here = inspect.signature(sg.StaticLoader).parameters
     for option in [*torchs, "follow_batch", "exclude_keys"]:
         assert option in ELSEWHERE or option in here or option == "dataset", option
+
+
+@pytest.mark.parametrize("workers", ["auto", -1, 1.5, None])
+def test_workers_are_a_number_of_threads(esol, plan, workers):
+    with pytest.raises(ValueError, match=r"num_workers=.*: give how many threads fill slots"):
+        sg.StaticLoader(esol, plan, num_workers=workers)
+    assert len(sg.StaticLoader(esol, plan, num_workers=np.int64(1))) > 0
+
+
+@pytest.mark.parametrize("option", ["device", "pointers"])
+def test_what_a_runner_says_itself_is_no_option_of_its_loader(esol, plan, option):
+    runner = sg.StaticGraphRunner(torch.nn.Linear(1, 1), plan, "eager")
+    with pytest.raises(TypeError, match=rf"gives {option}= itself, by the runner's model"):
+        runner.loader(esol, **{option: "cpu"})
+
+
+def test_a_device_that_is_not_there_is_told_in_a_line(esol, plan, monkeypatch):
+    """torch says so with an assertion, or of memory that cannot be pinned."""
+    for count, message in ((0, "torch sees no CUDA device"), (1, "torch sees 1 CUDA devices")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda count=count: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        for made in (
+            lambda: sg.StaticLoader(esol, plan, device="cuda:3"),
+            lambda: esol.to("cuda:3"),
+        ):
+            with pytest.raises(ValueError, match=f"device='cuda:3': {message}"):
+                made()

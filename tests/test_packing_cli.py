@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.command import status_of
 
 from bench.paper.__main__ import main as print_beside
 from bench.paper.reproduction import reproduce
@@ -51,13 +52,15 @@ def test_a_plan_is_written_and_drawn(capsys, tmp_path):
     values = found(
         capsys,
         *("--histogram", ESOL, "--batch-size", "32", "--out", str(plan)),
-        *("--plot", str(picture), "--map", str(shown), "--knee", str(knee)),
+        *("--plot", str(picture), "--map", str(shown)),
     )
     assert BucketPlan.load(plan).to_dict() == values["plan"]
     assert values["packs"] == 36
-    assert picture.read_bytes()[:4] == knee.read_bytes()[:4] == b"\x89PNG"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
     assert shown.read_text().startswith("max_nodes,max_edges,harmonic_mean\n55,124,0.")
+    values = found(capsys, "--histogram", ESOL, "--graphs", "32", "--knee", str(knee))
     assert len(values["cost_by_buckets"]) == 6
+    assert knee.read_bytes()[:4] == b"\x89PNG"
     assert main(["plan", "--histogram", ESOL, "--graphs", "16", "--buckets", "2"]) == 0
     assert "as many graphs as fit" in capsys.readouterr().out
 
@@ -114,3 +117,14 @@ def test_errors_are_one_line(capsys, tmp_path):
     (tmp_path / "bad.csv").write_text("nodes,edges\n1,2\n")
     assert main(["plan", "--histogram", str(tmp_path / "bad.csv"), "--graphs", "3"]) == 2
     assert "expected num_nodes,num_edges,count" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [("--batch-size", "32"), ("--efficiency", "0.9"), ("--limits", "67", "137")]
+)
+def test_a_cost_by_buckets_is_of_varying_numbers_of_graphs(capsys, tmp_path, words):
+    """An exact batch has one price; the picture would be of other batches than the plan's."""
+    knee = tmp_path / "knee.png"
+    assert status_of(["plan", "--histogram", ESOL, *words, "--knee", str(knee)]) == 2
+    assert "--knee draws what varying numbers of graphs cost" in capsys.readouterr().err
+    assert not knee.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from support.molecule_steps import adam
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
+from staticgraph.steps.losses import mean_loss
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +112,33 @@ def test_a_loss_that_is_none_a_row_is_named(hiv, plan):
     )
     with pytest.raises(ValueError, match=r"shape \[33, 1\] has the shape \[33, 33\].*squeeze"):
         flat.step(batch)
+
+
+def test_rows_of_one_level_against_targets_of_another(esol):
+    """[G, 1] less [N] is [G, N]: a number like any other, were it averaged."""
+    graphs = [esol[i] for i in range(40)]
+    for graph in graphs:
+        graph.y = graph.x[:, 0].float()  # a target per node
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    plan = sg.plan_buckets(store, batch_size=8)
+    batch = next(iter(sg.StaticLoader(store, plan)))
+    out = torch.zeros(len(batch.graph_mask), 1)
+    with pytest.raises(ValueError, match="a row per graph, and the target has a row per node"):
+        mean_loss(lambda out, batch: (out - batch.y).square(), out, batch)
+    # Several numbers per row, be they from one output, are no such thing.
+    levels = torch.linspace(0, 1, 5)
+    assert mean_loss(lambda out, batch: (out - levels).abs(), out, batch) == levels.mean()
+
+
+def test_a_mean_of_pairs_is_warned_of(esol):
+    """In a loop of one's own nothing else tells that an output was broadcast."""
+    plan = sg.plan_buckets(esol, batch_size=8)
+    batch = next(iter(sg.StaticLoader(esol, plan)))
+    out, y = torch.zeros(len(batch.graph_mask), 1), torch.zeros(len(batch.graph_mask))
+    with pytest.warns(UserWarning, match=r"of shape \[9, 9\]: .* use out.squeeze\(1\)"):
+        sg.masked_mean((out - y).square(), batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sg.masked_mean((out.squeeze(1) - y).square(), batch)
+        sg.masked_mean(out - y, batch, weights=torch.ones(1, 1))
+        mean_loss(lambda out, _: out, torch.zeros(9, 9), batch)

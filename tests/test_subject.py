@@ -72,7 +72,7 @@ def test_what_a_subject_says_is_not_said_again(option):
         "forward": lambda model, batch: model(batch.x, batch.batch, batch.num_graphs),
         "autocast": torch.bfloat16,
     }
-    with pytest.raises(TypeError, match=f"{option}= beside a Subject") as caught:
+    with pytest.raises(TypeError, match=f"{option}= next to a Subject") as caught:
         sg.StaticGraphRunner(sg.Subject(model), CAPACITIES, **{option: given[option]})
     assert f"Subject(model, {option}=...)" in str(caught.value)
 
@@ -84,7 +84,7 @@ def test_probe_and_preflight_take_a_subject_too(esol):
     subject = sg.Subject(Net(), squared, forward=forward)
     parts = sg.probe(subject.model, esol, loss=squared, forward=forward)
     assert sg.probe(subject, esol) == parts
-    with pytest.raises(TypeError, match="loss= beside a Subject"):
+    with pytest.raises(TypeError, match="loss= next to a Subject"):
         sg.probe(subject, esol, loss=squared)
     assert sg.preflight(subject, CAPACITIES, esol).ok
 

@@ -247,7 +247,7 @@ def test_a_model_by_name_is_trained_resumed_and_loaded(data, tmp_path, monkeypat
         ("nowhere:build", "there is no module 'nowhere' here"),
         ("json:build", "json has nothing called 'build'"),
         ("collections:OrderedDict", "should give a torch.nn.Module"),
-        ("json:__name__", "__name__ is a str; name what builds it"),
+        ("json:__name__", "__name__ is of type str; name what builds it"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "probe", "try", "check"])

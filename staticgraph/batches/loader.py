@@ -19,7 +19,7 @@ import torch
 from staticgraph.batches.announced import announced
 from staticgraph.batches.collate import fill
 from staticgraph.batches.from_device import IdsFeed
-from staticgraph.batches.loader_options import check_options
+from staticgraph.batches.loader_options import check_options, check_workers
 from staticgraph.batches.memory_of_batches import used
 from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
@@ -33,6 +33,7 @@ from staticgraph.errors import PlanMismatch
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import EDGE_INDEX
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.store.device_there import require_there
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.store.sharded import Sharded
@@ -78,6 +79,7 @@ class StaticLoader:
         PlanMismatch: the plan was made for other data.
         GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
         SlotsExhausted: while iterating, when more than ``slots`` batches are kept.
+        ValueError: there is no such device, or no such number of workers.
         TypeError: ``store`` is no store of graphs; or an option that there is not: one of torch's
             ``DataLoader`` with what to write in its place.
     """
@@ -110,6 +112,7 @@ class StaticLoader:
                 f"a StaticLoader reads a GraphStore, not a {type(store).__name__}: make one of the "
                 "graphs with sg.GraphStore.from_pyg(graphs)"
             )
+        check_workers(num_workers)
         self.store = store
         self.device: torch.device = _device_of(store, device)
         self.num_workers: int = 0 if isinstance(store, DeviceStore) else num_workers
@@ -361,10 +364,10 @@ def _device_of(store: GraphStore | DeviceStore, wanted: str | torch.device | Non
     """Where the batches are to be.
 
     Raises:
-        ValueError: the store is on another device than the batches.
+        ValueError: the store is on another device than the batches, or there is no such device.
     """
     if not isinstance(store, DeviceStore):
-        return torch.device(wanted or "cpu")
+        return require_there(torch.device(wanted or "cpu"))
     device = torch.device(wanted or store.device)
     if device.type != store.device.type or device.index not in (None, store.device.index):
         raise ValueError(

@@ -9,7 +9,6 @@ correct, in a model of theirs too; anything else is a bug and shows its tracebac
 
 from __future__ import annotations
 
-import argparse
 import errno
 import importlib
 import importlib.util
@@ -17,26 +16,23 @@ import linecache
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
 from staticgraph import __version__, errors
 from staticgraph.cli.compile_failures import of_compiling
 from staticgraph.cli.model_failures import failure_of
+from staticgraph.cli.usage import FAILED, Parser
 
+# In the order of docs/cli.md: what a newcomer asks first.
 COMMANDS = (
-    *("plan", "probe", "check", "versus", "train", "report"),
-    *("bench", "partition", "train_large", "serve", "convert"),
+    *("versus", "check", "train", "report", "plan", "probe"),
+    *("bench", "convert", "partition", "train_large", "serve"),
 )
 DIVERGED = 1
-FAILED = 2
 # What a shell expects of a program that Ctrl-C stopped: 128 + SIGINT; and of one whose reader went
 # away, as that of `staticgraph ... | head` does: 128 + SIGPIPE.
 INTERRUPTED = 130
 PIPE_CLOSED = 141
-# Where help begins in a line, at the latest: behind the longest option with its value.
-HELP_COLUMN = 28
 
 
 def _is_error(kind: type) -> bool:
@@ -48,43 +44,6 @@ KNOWN = (
     *(kind for kind in vars(errors).values() if isinstance(kind, type) and _is_error(kind)),
     OSError,
 )
-
-
-class Help(argparse.RawDescriptionHelpFormatter):
-    """Examples as they stand; a description, which is one line, filled."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{"max_help_position": HELP_COLUMN, **options})
-
-    def add_argument(self, action: argparse.Action) -> None:
-        """argparse forgets that the names of commands are indented, and cuts the longest off."""
-        super().add_argument(action)
-        if isinstance(action, argparse._SubParsersAction):
-            self._action_max_length += self._indent_increment
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        """``SIZE`` of ``--batch-size``."""
-        return action.dest.upper().rpartition("_")[2]
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        """Not at the hyphens of a name, such as ``reduce-overhead``."""
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if "\n" in text:
-            return super()._fill_text(text, width, indent)
-        return argparse.HelpFormatter._fill_text(self, text, width, indent)
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line; the usage is a page away, with ``--help``."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{**options, "formatter_class": Help})
-
-    def error(self, message: str) -> NoReturn:
-        """Ends with one line and exit status 2."""
-        self.exit(FAILED, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,10 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     top = parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        top.nothing()
     args, unknown = top.parse_known_args(argv)
     if unknown:  # told by the command's own parser, whose help has the options that there are
         commands = next(each.choices for each in top._actions if isinstance(each.choices, dict))
-        commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        commands[args.command].unknown(unknown)
     try:
         return args.run(args)
     except KeyboardInterrupt as stop:
@@ -123,15 +84,17 @@ def _run(argv: Sequence[str] | None) -> int:
         return DIVERGED if isinstance(error, errors.Diverged) else FAILED
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser of all commands."""
     top = Parser(
         prog="staticgraph",
         description="Train graph neural networks in a few fixed shapes.",
-        epilog="Start with: staticgraph train --data examples/data/esol.npz --model gine",
+        epilog="Start with: staticgraph try --data esol --model gine",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(
+        title="commands", dest="command", required=True, metavar="COMMAND"
+    )
     for name in COMMANDS:
         if importlib.util.find_spec(f"staticgraph.cli.{name}") is None:
             continue

@@ -73,7 +73,7 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Counts and prints."""
     check_heads(args, args.model, args.hidden, args.heads)
-    look_for(args.data, args.target)
+    look_for(args.data, args.target, model=args.model)
     import torch
 
     from staticgraph import models

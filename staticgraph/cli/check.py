@@ -54,7 +54,7 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; 0 where nothing stands in the way."""
-    look_for(args.data, args.target)
+    look_for(args.data, args.target, model=args.model, loss=args.loss)
     if args.gpu:
         return check_for.run(args)
     from staticgraph.checking.preflight import preflight

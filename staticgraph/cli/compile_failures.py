@@ -1,7 +1,7 @@
 """What torch.compile stopped at, in one line: where in the user's code, why, and what to do.
 
 Torch's own text is a page of hints, frames and links. The exception of the model that it met, or
-the line that it cannot follow, is what the user can mend.
+the line that it cannot follow, is what the user can fix.
 """
 
 from __future__ import annotations

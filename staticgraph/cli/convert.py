@@ -56,7 +56,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts, and prints what came of it."""
-    look_for(args.data, args.target, model=False)
+    look_for(args.data, args.target)
     from staticgraph.datasets.convert import convert
     from staticgraph.text.table import table
 

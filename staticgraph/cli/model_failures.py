@@ -1,6 +1,6 @@
 """What went wrong in a model or a loss of the user's, in one line: where in their code, and why.
 
-A traceback through a command, a runner, torch and PyG hides the one line that the user can mend.
+A traceback through a command, a runner, torch and PyG hides the one line that the user can fix.
 What goes wrong within this library stays a bug with its traceback, unless it was raised on purpose.
 """
 

@@ -139,9 +139,12 @@ def _add_output(out: Any) -> None:
         ("--out", "write the plan as JSON"),
         ("--plot", "draw sizes, limits and packs (PNG, or what the name ends in)"),
         ("--map", "efficiency over limits as CSV"),
-        ("--knee", "draw the cost against 1 to 6 buckets (PNG, or what the name ends in)"),
+        (
+            "--knee",
+            "with --graphs: draw the cost against 1 to 6 buckets (PNG, or what the name ends in)",
+        ),
     ):
-        kind = values.picture_to_write if what.startswith("draw") else values.file_to_write
+        kind = values.picture_to_write if "draw" in what else values.file_to_write
         out.add_argument(name, type=kind, metavar="FILE", help=what)
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -181,6 +184,10 @@ def _check(args: argparse.Namespace) -> None:
         args.parser.error("--max-memory needs the fields of the data: give --data")
     if args.max_memory and (args.limits or args.efficiency or args.graphs):
         args.parser.error("--max-memory chooses exact batches: leave --graphs and the limits out")
+    if args.knee and (args.batch_size or args.efficiency or args.limits or args.max_memory):
+        args.parser.error(
+            "--knee draws what varying numbers of graphs cost: give --graphs, or leave it out"
+        )
     if args.out and (args.limits or args.efficiency):
         args.parser.error("--out writes a plan: give --batch-size or --graphs")
 
@@ -192,7 +199,13 @@ def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
     if args.histogram:
         histogram = SizeHistogram.from_csv(args.histogram)
         return histogram, histogram
-    look_for(args.data, args.target, model=bool(args.max_memory))
+    run = bool(args.max_memory) and not args.memory
+    look_for(
+        args.data,
+        args.target,
+        model=args.model if run else None,
+        loss=args.loss if run else None,
+    )
     store = open_data(args)
     return store.histogram, store
 
@@ -333,9 +346,9 @@ def _knee(
     from staticgraph.cli.reports.plan_plots import save_cost_picture
     from staticgraph.plans.several import choose_buckets
 
-    graphs = args.batch_size or args.graphs or 128
+    graphs = args.graphs or 128
     choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
-    save_cost_picture(args.knee, {f"about {how_many(graphs, 'graph')} a batch": choices})
+    save_cost_picture(args.knee, {f"about {how_many(graphs, 'graph')} per batch": choices})
     return {"cost_by_buckets": [choice.cost for choice in choices]}
 
 

@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--compiled counts a step for a GPU that is not here: give --like cuda")
     if args.compiled and args.path == "counted":
         args.parser.error("--compiled reads recorded shapes alone: leave --path counted out")
-    look_for(args.data, args.target)
+    look_for(args.data, args.target, model=args.model, loss=args.loss)
     import torch
 
     from staticgraph.memory.budget import MemoryBudget

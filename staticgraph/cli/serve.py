@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import FAILED, values
+from staticgraph.cli.device_check import check_mode
 from staticgraph.cli.loading import load
 from staticgraph.errors import MissingPackage
 from staticgraph.steps.modes import MODES
@@ -110,7 +111,7 @@ def register(commands: Any) -> None:
         metavar="MODE",
         help=f"with --run: one of {', '.join(MODES)}, as for staticgraph train (default: auto)",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,7 +121,9 @@ def run(args: argparse.Namespace) -> int:
     if args.exported is None:
         require_trained(args.folder)
         args.model = named_in(args.folder)  # for what is said where it fails
+    check_mode(args, args.compile_mode, args.device)
     load()
+    check_mode(args, args.compile_mode, args.device)
     from staticgraph.serving.own_process import settle
 
     service = _service(args)

@@ -9,7 +9,8 @@ from typing import Any
 
 from staticgraph.cli import DIVERGED, INTERRUPTED, values
 from staticgraph.cli.data_options import add_data
-from staticgraph.cli.loading import load, look_for
+from staticgraph.cli.device_check import check_mode
+from staticgraph.cli.loading import load, look_at_names, look_for, look_for_modules
 from staticgraph.cli.model_options import add_model, check_heads, check_sizes
 from staticgraph.errors import Diverged
 from staticgraph.files.json_text import to_json
@@ -183,6 +184,11 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
+def _check_mode(args: argparse.Namespace, given: dict[str, Any]) -> None:
+    mode, device = given.get("compile_mode", "auto"), given.get("device", "auto")
+    check_mode(args, mode, device, given.get("allow_cpu", False))
+
+
 def run(args: argparse.Namespace) -> int:
     """Trains, and prints the report."""
     given = {
@@ -197,6 +203,7 @@ def run(args: argparse.Namespace) -> int:
     args.model = given.get("model")  # of --config, too
     check_sizes(args)
     check_heads(args, args.model, given.get("hidden"))
+    _check_mode(args, given)
     if not resuming and "data" not in given:
         args.parser.error("the argument --data is required, but for --resume or a --config with it")
     alone = "RANK" not in os.environ  # of several processes the first looks, and tells the others
@@ -204,11 +211,14 @@ def run(args: argparse.Namespace) -> int:
         if alone:
             require_run(out)
         args.model = given.get("model") or named_in(out)
+        look_for_modules(args.model)
         load()
+        look_at_names(args.model)
     else:
         if alone and not getattr(args, "overwrite", False):
             require_free(out)
-        look_for(given["data"], given.get("target"))
+        look_for(given["data"], given.get("target"), model=given.get("model", "gine"))
+    _check_mode(args, given)
 
     from staticgraph.training.config import TrainConfig
     from staticgraph.training.interrupt import Interrupted

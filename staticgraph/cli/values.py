@@ -16,6 +16,7 @@ from pathlib import Path
 
 from staticgraph.files.presence import is_there
 from staticgraph.text.byte_sizes import parse_bytes
+from staticgraph.text.nearest import or_nearest
 
 # These stand here, too, since staticgraph/models imports torch, staticgraph/datasets numpy, and
 # --help must be quick; a test compares them.
@@ -132,7 +133,7 @@ def model(text: str) -> str:
         raise _refused(
             text,
             f"give one of {', '.join(MODELS)}, or MODULE:NAME, such as mymodule:build, for a model "
-            "of yours",
+            f"of yours{or_nearest(text, MODELS)}",
         )
     return text
 
@@ -188,7 +189,7 @@ def _refuse_closed(text: str, path: Path) -> None:
 
 
 def _path(text: str) -> Path:
-    path = Path(words(text))
+    path = Path(words(text)).expanduser()
     try:
         is_there(path)
     except (OSError, ValueError) as error:  # a name that is too long, or that no system takes

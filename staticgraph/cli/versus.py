@@ -80,7 +80,7 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures, prints, and writes report and picture."""
     check_sizes(args)
-    look_for(args.data, args.target)
+    look_for(args.data, args.target, model=args.model, loss=args.loss)
     import torch
 
     from staticgraph.models.named import require_trainable

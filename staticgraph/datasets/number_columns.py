@@ -57,7 +57,11 @@ class NumberColumns:
         """Says what was chosen, in a line to stderr, where there was a choice."""
         if len(self.names) > 1:
             others = self._why_not(found)
-            say(f"{path.name}: predicts {some(found)}" + (f"; not {others}" if others else ""))
+            say(
+                f"{path.name}: predicts {some(found)}"
+                + (f"; not {others}" if others else "")
+                + ("; --target names the right ones" if len(found) > 1 else "")
+            )
 
     def _why_not(self, found: list[str]) -> str:
         return some(

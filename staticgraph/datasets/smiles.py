@@ -276,7 +276,9 @@ def molecule(chem: Any, smiles: str, path: Path, line: int) -> tuple[Array, Arra
         raise BadGraph(f"{path}, line {line}: the SMILES is empty; fill the cell, or drop the row")
     molecule = chem.MolFromSmiles(smiles)
     if molecule is None or not molecule.GetNumAtoms():
-        raise BadGraph(f"{path}, line {line}: RDKit cannot read the SMILES {smiles!r}; fix it")
+        raise BadGraph(
+            f"{path}, line {line}: RDKit cannot read the SMILES {smiles!r}; fix or drop that line"
+        )
     return _arrays(molecule)
 
 

@@ -12,9 +12,12 @@ from staticgraph.datasets.shipped import shipped
 from staticgraph.errors import UnknownDataset
 from staticgraph.files.folder import repair
 from staticgraph.store.manifest import MANIFEST
+from staticgraph.text.nearest import nearest
 
 # What PyG keeps next to the graphs: how they were made.
 NO_GRAPHS = ("pre_transform", "pre_filter")
+# Endings of files that hold another.
+PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".tgz")
 SPECS = (
     ("esol", "1,128 molecules with their solubility, which come with the package"),
     ("tu:NAME", "a TUDataset, such as tu:PROTEINS (through PyG)"),
@@ -75,11 +78,25 @@ def check_path(path: Path, spec: str, target: str | Sequence[str] | None) -> Non
                 f"{understood()}"
             )
     elif path.suffix not in (".npz", ".pt", ".csv"):
-        raise UnknownDataset(f"cannot tell what data set {spec!r} is.\n{understood()}")
+        raise UnknownDataset(f"{_unread(path, spec)}\n{understood()}")
     elif not path.exists():
         raise FileNotFoundError(f"{spec}: there is no such file (looked in {Path.cwd()})")
     if path.suffix != ".csv":
         check_no_target(target, spec)
+
+
+def _unread(path: Path, spec: str) -> str:
+    """What is wrong with a name that is neither a data set's nor of a file that is read."""
+    if path.suffix.lower() in PACKED:
+        return f"{spec} is a packed file: unpack it first."
+    if path.is_file():
+        return (
+            f"{spec} is a file that ends in {path.suffix or 'nothing'}, which is not read. A table "
+            "with commas is read as .csv; of anything else make a list of Data in Python, and "
+            "GraphStore.from_pyg(graphs).save(folder)."
+        )
+    meant = nearest(spec, shipped()) if ":" not in spec else None
+    return f"cannot tell what data set {spec!r} is" + (f": did you mean {meant}?" if meant else ".")
 
 
 def processed_by_pyg(folder: Path) -> Path | None:

@@ -19,6 +19,7 @@ from staticgraph.dryrun.availability import why_not
 from staticgraph.dryrun.report import DryRun
 from staticgraph.dryrun.targets import target_of
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
+from staticgraph.text.progress import say
 
 # The last words of a child that died.
 TAIL_CHARACTERS = 3000
@@ -80,6 +81,8 @@ class Child:
             said = self._said.read()[-TAIL_CHARACTERS:]
             raise RuntimeError(f"the dry run's process died with status {code}:\n{said}")
         answer = json.loads(line)
+        for said in answer.get("said", ()):
+            say(said)
         if "error" not in answer:
             return answer
         kinds = {

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 # Tracing makes millions of small objects that live on, and imports nothing else: to look through
@@ -53,10 +54,22 @@ def main(argv: list[str]) -> int:
             if request.get("selftest"):
                 answer({"stages": stages.tried(points)})
             else:
-                answer({"report": measure.measure(request, target).to_dict()})
+                answer(reported(measure.measure, request, target))
         except Exception as error:
             answer(_failure(error))
     return 0
+
+
+def reported(measure: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    """A report, or why there is none, with what was said meanwhile: how labels were guessed, say,
+    which the asking process shows."""
+    from staticgraph.text.progress import heard
+
+    with heard() as said:
+        try:
+            return {"report": measure(*args).to_dict(), "said": said}
+        except Exception as error:
+            return _failure(error) | {"said": said}
 
 
 def _failure(error: Exception) -> dict[str, Any]:

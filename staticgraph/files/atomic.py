@@ -31,7 +31,7 @@ def writing(path: str | Path, mode: int | None = None) -> Iterator[BinaryIO]:
     Raises:
         OSError: before the block, where the path cannot be written to.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(Path(path).expanduser()))
     if is_there(target) and not target.is_file():
         with target.open("wb") as file:
             yield file

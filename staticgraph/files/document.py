@@ -59,7 +59,7 @@ def read(path: str | Path, content: bytes | None = None) -> Any:
         ValueError: not JSON.
     """
     try:
-        return json.loads(Path(path).read_bytes() if content is None else content)
+        return json.loads(Path(path).expanduser().read_bytes() if content is None else content)
     except RecursionError:
         raise ValueError("JSON within JSON without an end") from None
 

@@ -59,7 +59,7 @@ def replacing(folder: str | Path, kind: Kind, overwrite: bool = False) -> Iterat
     Raises:
         FileExistsError: something stands there that is not to be replaced; the message names it.
     """
-    target = Path(os.path.realpath(folder))
+    target = Path(os.path.realpath(Path(folder).expanduser()))
     target.parent.mkdir(parents=True, exist_ok=True)
     repair(target)
     scratch.clean(target)
@@ -121,7 +121,7 @@ def require_replaceable(target: Path, kind: Kind, overwrite: bool) -> None:
 
 def repair(folder: str | Path) -> None:
     """Puts back what a process moved aside and was killed before it moved the new one in."""
-    target = Path(os.path.realpath(folder))
+    target = Path(os.path.realpath(Path(folder).expanduser()))
     if target.exists() or not (aside := list(scratch.found(target, "old"))):
         return
     deadline = time.monotonic() + PATIENCE_S

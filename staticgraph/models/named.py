@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
-import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch.nn import Module
 
+from staticgraph.files.named_module import no_module, require_module
 from staticgraph.models.zoo import NAMES, build
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.nearest import or_nearest
 
 WITHOUT_DATA = "it is built from the data, and only a plan was given"
 
@@ -36,31 +38,17 @@ def named(spec: str, option: str) -> Any:
     Raises:
         ValueError: it names nothing.
     """
-    module, _, name = spec.partition(":")
-    if not (module and name):
-        raise ValueError(f"{option} {spec}: expected MODULE:NAME, such as mymodule:build")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    module, name = require_module(spec, option)
     try:
-        return getattr(importlib.import_module(module), name)
+        found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(
-            f"{option} {spec}: there is no module {module!r} here{_as_module(module, name)}"
-        ) from None
-    except AttributeError:
-        raise ValueError(f"{option} {spec}: {module} has nothing called {name!r}") from None
-    except (TypeError, ValueError) as error:  # a name that no module can have, such as ".a"
-        why = _as_module(module, name) or f" ({error})"
-        raise ValueError(f"{option} {spec}: {module!r} is no name of a module{why}") from None
-
-
-def _as_module(file: str, name: str) -> str:
-    """What to write instead of a path, as the end of a message."""
-    parts = file.removesuffix(".py").removeprefix("./").split("/")
-    module = ".".join(filter(None, parts))
-    return f": write {module}:{name}" if module != file else ""
+        raise no_module(spec, option) from None
+    if not hasattr(found, name):
+        meant = or_nearest(name, (each for each in vars(found) if not each.startswith("_")))
+        raise ValueError(f"{option} {spec}: {module} has nothing called {name!r}{meant}")
+    return getattr(found, name)
 
 
 def function_named(spec: str, option: str) -> Any:
@@ -71,7 +59,7 @@ def function_named(spec: str, option: str) -> Any:
     """
     found = named(spec, option)
     if not callable(found):
-        raise ValueError(f"{option} {spec}: it is a {type(found).__name__}; name a function")
+        raise ValueError(f"{option} {spec}: it is of type {type(found).__name__}; name a function")
     return found
 
 
@@ -93,12 +81,44 @@ def made(name: str, store: GraphStore | None, option: str = "--model") -> Module
     return build(name, store)
 
 
-def built(spec: str, store: GraphColumns | None, option: str = "--model") -> Module:
-    """The model that ``module:build`` gives: ``build()``, or ``build(store)`` where it takes an
-    argument.
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """What ``module:build`` names: looked at, and not called yet.
+
+    Attributes:
+        spec: the name; option: what it was given to, for messages.
+        build: gives the model.
+        takes_data: whether it is called with the store.
+    """
+
+    spec: str
+    option: str
+    build: Callable[..., Any]
+    takes_data: bool
+
+    def __call__(self, store: GraphColumns | None) -> Module:
+        """The model.
+
+        Raises:
+            ValueError: it takes the data and there is none, or it gives no ``torch.nn.Module``.
+        """
+        if self.takes_data and store is None:
+            raise ValueError(f"{self.option} {self.spec}: {WITHOUT_DATA}")
+        model = self.build(store) if self.takes_data else self.build()
+        if not isinstance(model, Module):
+            name = self.spec.partition(":")[2]
+            raise ValueError(
+                f"{self.option} {self.spec}: {name} gives a {type(model).__name__}; it should give "
+                "a torch.nn.Module"
+            )
+        return model
+
+
+def builder_of(spec: str, option: str = "--model") -> Builder:
+    """What ``module:build`` names.
 
     Raises:
-        ValueError: it names nothing that builds a ``torch.nn.Module`` from the data alone.
+        ValueError: it names nothing that can be called with the data alone, or with nothing.
     """
     build: Any = named(spec, option)
     name = spec.partition(":")[2]
@@ -109,7 +129,7 @@ def built(spec: str, store: GraphColumns | None, option: str = "--model") -> Mod
         )
     if not callable(build):
         raise ValueError(
-            f"{option} {spec}: {name} is a {type(build).__name__}; name what builds it"
+            f"{option} {spec}: {name} is of type {type(build).__name__}; name what builds it"
         )
     needed = _arguments_needed(build)
     if len(needed) > 1:
@@ -117,15 +137,17 @@ def built(spec: str, store: GraphColumns | None, option: str = "--model") -> Mod
             f"{option} {spec}: {name} needs {', '.join(needed)}; name a function that takes the "
             "data alone, or nothing"
         )
-    if needed and store is None:
-        raise ValueError(f"{option} {spec}: {WITHOUT_DATA}")
-    model = build(store) if needed else build()
-    if not isinstance(model, Module):
-        raise ValueError(
-            f"{option} {spec}: {name} gives a {type(model).__name__}; it should give a "
-            "torch.nn.Module"
-        )
-    return model
+    return Builder(spec, option, build, bool(needed))
+
+
+def built(spec: str, store: GraphColumns | None, option: str = "--model") -> Module:
+    """The model that ``module:build`` gives: ``build()``, or ``build(store)`` where it takes an
+    argument.
+
+    Raises:
+        ValueError: it names nothing that builds a ``torch.nn.Module`` from the data alone.
+    """
+    return builder_of(spec, option)(store)
 
 
 def require_trainable(model: Module, name: str) -> None:

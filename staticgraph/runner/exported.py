@@ -40,7 +40,7 @@ def verify_exported(folder: str | Path, digest: str | None = None) -> ExportMani
         ExportRefused: another digest, a package that is not the manifest's, an entry that no
             package has, or compiled for another torch, processor or device.
     """
-    return _verified(Path(folder), digest)[0]
+    return _verified(Path(folder).expanduser(), digest)[0]
 
 
 def _verified(folder: Path, digest: str | None) -> tuple[ExportManifest, list[bytes]]:
@@ -69,7 +69,7 @@ def load_exported(folder: str | Path, digest: str | None = None) -> ExportedMode
     Raises:
         FileNotFoundError, ExportRefused: as :func:`verify_exported`.
     """
-    manifest, packages = _verified(Path(folder), digest)
+    manifest, packages = _verified(Path(folder).expanduser(), digest)
     return ExportedModel(manifest, packages)
 
 

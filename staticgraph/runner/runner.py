@@ -215,7 +215,15 @@ class StaticGraphRunner:
                 :class:`staticgraph.StaticLoader`, which also says what it raises.
             **options: its others; ``rank`` and ``world_size`` are the runner's own, where several
                 processes train.
+
+        Raises:
+            TypeError: ``device`` or ``pointers`` is given.
         """
+        for name in ("device", "pointers"):
+            if name in options:
+                raise TypeError(
+                    f"runner.loader() gives {name}= itself, by the runner's model: leave it out"
+                )
         if self.ranks is not None:
             own = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
             options = {**own, **options}

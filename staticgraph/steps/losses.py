@@ -9,6 +9,7 @@ weights)`` or ``(values, weights, added)``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -103,7 +104,7 @@ def mean_loss(loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | Non
     """
     given = batch if given is None else given
     terms, read = _terms(loss, out, batch, given)
-    mean = masked_mean(terms.values, given, read, weights=terms.weights)
+    mean = _mean(terms.values, given, read, terms.weights)
     return mean if terms.added is None else mean + terms.added
 
 
@@ -129,6 +130,7 @@ def _terms(
     terms = LossTerms.of(loss(out, seen))
     if terms.weights is None:
         check_not_broadcast(terms.values, out)
+        _check_level(terms.values, out, given)
     return terms, fields.read
 
 
@@ -157,10 +159,31 @@ def masked_mean(
         ValueError: a scalar, rows that are not the batch's, or a loss already summed over targets
             of which some are missing.
     """
+    if weights is None:
+        _warn_of_pairs(values)
+    return _mean(values, batch, read, weights)
+
+
+def _mean(
+    values: Tensor, batch: StaticBatch, read: Sequence[str], weights: Tensor | None
+) -> Tensor:
     total, count = _masked_sum(values, batch, read, weights)
     if weights is None:
         return total / count.clamp(min=1)
     return total / torch.where(count == 0, 1, count)
+
+
+def _warn_of_pairs(values: Tensor) -> None:
+    """Of ``[R, R]`` in a loop of the user's own, where the output that led to it is not known: what
+    an output ``[R, 1]`` less a target ``[R]`` is."""
+    square = values.dim() == 2 and values.shape[0] == values.shape[1] > 1
+    if square and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"masked_mean() of values of shape {list(values.shape)}: if an output [R, 1] met a "
+            "target [R], each row was compared with every row's target: use out.squeeze(1), or "
+            "batch.y.view(-1, 1); for pairs of rows give weights=, 0 where one is padding",
+            stacklevel=3,
+        )
 
 
 def _masked_sum(
@@ -208,4 +231,27 @@ def check_not_broadcast(values: Tensor, out: object) -> None:
             "each row was compared with every row's target; use out.squeeze(1), or "
             "batch.y.view(-1, 1); a loss of pairs gives (values, weights), 0 where a pair counts "
             "for nothing"
+        )
+
+
+def _check_level(values: Tensor, out: object, batch: StaticBatch) -> None:
+    """Refuses the loss of an output ``[G, 1]`` against a target of nodes ``[N]``, or the other way
+    round: each row against every row of another level.
+
+    Raises:
+        ValueError: the loss is that.
+    """
+    if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] != 1 or values.dim() != 2:
+        return
+    if batch.layout.schema.hetero:
+        return
+    masks = {"graph": batch.graph_mask, "node": batch.node_mask, "edge": batch.edge_mask}
+    rows = {level: mask.shape[0] for level, mask in masks.items()}
+    of = next((level for level, count in rows.items() if count == values.shape[1]), None)
+    own = next((level for level, count in rows.items() if count == out.shape[0]), None)
+    if of is not None and own is not None and of != own and values.shape[0] == out.shape[0]:
+        raise ValueError(
+            f"the loss of an output of shape {list(out.shape)} has the shape {list(values.shape)}: "
+            f"the model gives a row per {own}, and the target has a row per {of}; pool nodes to "
+            "graphs in the model, or give the target the level of the output"
         )

@@ -24,6 +24,8 @@ OWN = "cuda-graph"
 # Ours: the captured graph rewritten to this library's operators, and run as it is.
 FUSED = "fused"
 RECORDING_MODES = frozenset({"reduce-overhead", "max-autotune"})
+# Those that make no sense where there is no CUDA.
+CUDA_MODES = RECORDING_MODES | {OWN}
 
 
 class Mode(NamedTuple):
@@ -84,7 +86,7 @@ def resolve(mode: str, device_type: str, allow_cpu: bool = False) -> Mode:
         # Inductor trains GINE 4x64 at 0.35 of eager speed here: two cores, 2026-11-20,
         # bench_runner --models gine:4x64 --batch-sizes 128 --modes eager default.
         return Mode("eager", f"auto: eager on {device_type}, where compiling GNNs is slower")
-    if mode in (*RECORDING_MODES, OWN) and device_type != "cuda" and not allow_cpu:
+    if mode in CUDA_MODES and device_type != "cuda" and not allow_cpu:
         raise ValueError(
             f"mode={mode!r} records CUDA graphs, but the model is on {device_type}, where torch "
             "would run it silently without: move the model with .to('cuda'), use mode='default' "

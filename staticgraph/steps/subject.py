@@ -96,7 +96,7 @@ class Subject:
         twice = [name for name, value in given.items() if value is not None]
         if twice:
             raise TypeError(
-                f"{', '.join(f'{name}=' for name in twice)} beside a Subject, which says it: give "
+                f"{', '.join(f'{name}=' for name in twice)} next to a Subject, which says it: give "
                 f"Subject(model, {', '.join(f'{name}=...' for name in twice)}), or the model itself"
             )
         return model

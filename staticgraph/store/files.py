@@ -120,7 +120,7 @@ def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) ->
         StoreCorrupt: another format or version, a missing or shortened file, a wrong checksum, or
             arrays that do not fit together; the message names file, array and graph.
     """
-    root = Path(folder)
+    root = Path(folder).expanduser()
     repair(root)
     manifest = read_manifest(root)
     try:

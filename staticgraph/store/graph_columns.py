@@ -42,6 +42,7 @@ from staticgraph.store.indices import check_indices
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import one_graph, several_graphs
 from staticgraph.store.sorted_edges import SortedEdges
+from staticgraph.store.splits import Splits
 from staticgraph.text.how_many import how_many
 
 # Graphs whose sizes are computed at once: as differences of offsets they take 16 bytes each.
@@ -94,6 +95,9 @@ class GraphColumns:
     origins: Mapping[str, Array] = field(default_factory=dict)
     checks: Checks | None = field(default=None, repr=False)
     objects: Mapping[str, ObjectColumn] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "splits", Splits(self.splits))
 
     # ------------------------------------------------------------------ building
 

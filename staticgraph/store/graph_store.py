@@ -115,7 +115,11 @@ class GraphStore(GraphColumns):
             BadGraph: shards have other fields than the first.
             ValueError: shards by rank of what has no list of shards.
         """
-        place = Path(folder) if isinstance(folder, str | Path) else [Path(each) for each in folder]
+        place = (
+            Path(folder).expanduser()
+            if isinstance(folder, str | Path)
+            else [Path(each).expanduser() for each in folder]
+        )
         if isinstance(place, Path):
             repair(place)
         found = listed(place)
@@ -147,7 +151,8 @@ class GraphStore(GraphColumns):
 
         Raises:
             BudgetExceeded: they take more than the cap leaves; the message has every array's bytes.
-            ValueError: the data set has axes or index fields of its own.
+            ValueError: the data set has axes or index fields of its own, or there is no such
+                device.
         """
         from staticgraph.store.on_device import move
 

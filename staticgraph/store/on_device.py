@@ -32,6 +32,7 @@ from staticgraph.schema import POINTERS, Field, Schema
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
+from staticgraph.store.device_there import require_there
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
@@ -172,9 +173,9 @@ def move(
 
     Raises:
         BudgetExceeded: it takes more than the budget leaves; nothing was moved.
-        ValueError: the store has axes or index fields of its own.
+        ValueError: the store has axes or index fields of its own, or there is no such device.
     """
-    device = torch.device(device)
+    device = require_there(torch.device(device))
     structure, columns = encoded(store, pointers)
     budget = MemoryBudget.of_device(device) if budget is None else budget
     _check_budget(store, device, structure, columns, budget)

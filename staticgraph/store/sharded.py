@@ -33,6 +33,7 @@ from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.merge import Survey, merge
 from staticgraph.store.shard_list import ShardList
 from staticgraph.store.shards import OpenShards, check_whole
+from staticgraph.store.splits import Splits
 from staticgraph.text.how_many import how_many
 
 V = TypeVar("V")
@@ -64,7 +65,7 @@ class Sharded(GraphColumns):
             "by_rank": by_rank,
             "schema": found.schema,
             "name": found.name,
-            "splits": found.splits,
+            "splits": Splits(found.splits),
             "checks": None,
             "narrow_sizes": found.sizes,
             "_open": opened,

@@ -74,7 +74,7 @@ class StoreWriter:
     ) -> None:
         if part_graphs < 1 or not 0 <= (shard or 0) < 10**5:
             raise ValueError(f"part_graphs={part_graphs} of at least 1, shard={shard} below 100000")
-        self.folder: Path = Path(folder)
+        self.folder: Path = Path(folder).expanduser()
         self._shard, self._part_graphs = shard, part_graphs
         self._name = name or self.folder.name
         self._levels = dict(levels or {})

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Protocol
@@ -91,9 +92,28 @@ def _columns() -> int | None:
     return None if told else UNTOLD
 
 
+# Where what is said is collected, for another process to say.
+_HEARD: ContextVar[list[str] | None] = ContextVar("heard", default=None)
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Collects what :func:`say` is given in the block, in place of writing it: in a process whose
+    stderr nobody sees."""
+    lines: list[str] = []
+    token = _HEARD.set(lines)
+    try:
+        yield lines
+    finally:
+        _HEARD.reset(token)
+
+
 def say(text: str) -> None:
     """A line to stderr that leaves a bar below it whole."""
-    if on_terminal():
+    collected = _HEARD.get()
+    if collected is not None:
+        collected.append(text)
+    elif on_terminal():
         from tqdm import tqdm
 
         tqdm.write(text, file=sys.stderr)

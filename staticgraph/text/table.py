@@ -1,12 +1,29 @@
-"""Plain aligned tables for people."""
+"""Plain aligned tables for people.
+
+On a terminal that is too narrow a table goes on below, with its first column again: lines that the
+terminal breaks anywhere cannot be read. In a file or a pipe it stays whole.
+"""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 
+GAP = "  "
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Rows under headers, numbers to the right, with a rule between."""
+
+def table(
+    headers: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None
+) -> str:
+    """Rows under headers, numbers to the right, with a rule between.
+
+    Args:
+        headers: of the columns.
+        rows: a cell for each column.
+        width: columns of text that it may take; where None, those of the terminal that stdout is,
+            and any number where it is none.
+    """
     cells = [[str(value) for value in row] for row in rows]
     widths = [
         max(len(header), *(len(row[i]) for row in cells), 0) if cells else len(header)
@@ -14,14 +31,38 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     ]
     right = [all(_numeric(row[i]) for row in cells) and bool(cells) for i in range(len(headers))]
 
-    def line(values: Sequence[str]) -> str:
-        placed = [
-            v.rjust(w) if r else v.ljust(w) for v, w, r in zip(values, widths, right, strict=True)
-        ]
-        return "  ".join(placed).rstrip()
+    def line(values: Sequence[str], columns: Sequence[int]) -> str:
+        placed = (
+            values[i].rjust(widths[i]) if right[i] else values[i].ljust(widths[i]) for i in columns
+        )
+        return GAP.join(placed).rstrip()
 
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join([line(headers), rule, *(line(row) for row in cells)])
+    def block(columns: Sequence[int]) -> str:
+        rule = GAP.join("-" * widths[i] for i in columns)
+        return "\n".join([line(headers, columns), rule, *(line(row, columns) for row in cells)])
+
+    return "\n\n".join(map(block, _blocks(widths, _terminal() if width is None else width)))
+
+
+def _blocks(widths: Sequence[int], most: int | None) -> list[list[int]]:
+    """Which columns stand side by side: all of them, or as many as fit behind the first."""
+    if most is None or len(widths) < 2:
+        return [list(range(len(widths)))]
+    blocks, taken = [[0]], widths[0]
+    for column, width in enumerate(widths[1:], 1):
+        if taken + len(GAP) + width > most and len(blocks[-1]) > 1:
+            blocks.append([0])
+            taken = widths[0]
+        blocks[-1].append(column)
+        taken += len(GAP) + width
+    return blocks
+
+
+def _terminal() -> int | None:
+    """Columns of the terminal that stdout is; None where it is a file or a pipe."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def _numeric(text: str) -> bool:

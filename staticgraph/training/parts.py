@@ -1,8 +1,9 @@
 """What a run is made of: data, task, model, optimizer, plan and runner, from its settings.
 
 They are made once, in an order that decides what a run computes: the seed is set before the model
-is built, and on the other ranks once more behind it. The invariant: the same settings and the same
-data make the same parts, whether a run begins or goes on.
+is built, and on the other ranks once more behind it. A model that does not take the data is built
+before the data is read. The invariant: the same settings and the same data make the same parts,
+whether a run begins or goes on.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import torch
 from staticgraph import datasets
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.models.named import require_trainable
+from staticgraph.models.named import builder_of, is_spec, require_trainable
 from staticgraph.nn import convert
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.modes import resolve
 from staticgraph.steps.subject import Subject
 from staticgraph.store.digest import digest_of
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
+from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.progress import say
 from staticgraph.training.compile_ahead import compile_ahead
 from staticgraph.training.config import TrainConfig, takes_kernels
@@ -78,18 +81,22 @@ class RunParts:
         self.ranks: Ranks | None = ranks
         self.device: torch.device = device_of(config.device, ranks)
         self.kernels: bool = takes_kernels(config.kernels, config.model, self.device.type)
-        datasets.check(config.data, target=config.target)  # before half a minute of compiling
+        # Before half a minute of compiling and reading.
+        resolve(config.compile_mode, self.device.type, config.allow_cpu)
+        datasets.check(config.data, target=config.target)
+        early = self._model_without_data()
         if self.kernels and self.device.type == "cpu":
             loops = training_loops(config.model)
             first_alone(ranks, lambda: compile_ahead(loops, show=progress))
         if progress:
             say(f"opening {config.data} and planning its batches")
-        self.store: GraphStore = opened(config, ranks, progress)
+        with kept_random_states():  # which building the model left
+            self.store: GraphStore = opened(config, ranks, progress)
         self.data: str = digest_of(self.store)
         if state is not None:
             self._check_same_data(folder, state["data"])
         self.task: Task = task_of(self.store, config.task)
-        self.model: torch.nn.Module = self._built_model()
+        self.model: torch.nn.Module = self._prepared(early)
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
         )
@@ -136,12 +143,30 @@ class RunParts:
                 "put the data back, or begin another run"
             )
 
-    def _built_model(self) -> torch.nn.Module:
-        """The model of the settings' name, of the seed's weights on every rank, made static."""
-        config, ranks = self.config, self.ranks
+    def _model_without_data(self) -> torch.nn.Module | None:
+        """The model, where it is built from nothing: what is wrong with it is then said before the
+        data is read."""
+        config = self.config
+        builder = builder_of(config.model) if is_spec(config.model) else None
+        if builder is None or builder.takes_data:
+            return None
         torch.manual_seed(config.seed)
-        model = model_of(config, self.store, self.task.num_outputs).to(self.device)
+        model = builder(None)
         require_trainable(model, config.model)
+        return model
+
+    def _prepared(self, model: torch.nn.Module | None) -> torch.nn.Module:
+        """The model of the settings' name, of the seed's weights on every rank, made static.
+
+        Args:
+            model: as it was built already; None where it takes the data.
+        """
+        config, ranks = self.config, self.ranks
+        if model is None:
+            torch.manual_seed(config.seed)
+            model = model_of(config, self.store, self.task.num_outputs)
+            require_trainable(model, config.model)
+        model = model.to(self.device)
         if ranks is not None:
             ranks.check_alike(**{"the data": self.data})
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)

@@ -128,7 +128,7 @@ class TrainReport:
                 number_text(epoch.val_loss),
                 number_text(epoch.val_metric),
                 f"{epoch.graphs_per_s:,.0f}",
-                f"{epoch.seconds:.1f}",
+                f"{epoch.seconds:.2f}",
             )
             for epoch in self.epochs
         ]

@@ -55,7 +55,7 @@ def train(
         FolderInUse: another process trains into the folder.
         Interrupted: by Ctrl-C or SIGTERM; the run can be resumed.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     _require_extra()
     with _job(folder) as ranks:
         there = first_alone(ranks, lambda: _begin(folder, overwrite))
@@ -120,7 +120,7 @@ def resume(
         FolderInUse: another process trains into the folder.
         Interrupted: by Ctrl-C or SIGTERM; the run can be resumed.
     """
-    folder, changes = Path(folder), changes or {}
+    folder, changes = Path(folder).expanduser(), changes or {}
     _require_extra()
     with _job(folder) as ranks:
         return _resume(folder, changes, progress, ranks)

@@ -139,6 +139,7 @@ class PlanReport:
                 f"volume; {nodes:.2%} of nodes and {edges:.2%} of edges are real",
                 f"of its batches {stats.rebalanced:,} were balanced again, {stats.spilled:,} take "
                 f"a larger bucket, {stats.split:,} are split in two",
-                "largest graph: its nodes; cost: of an epoch, where a node of a step is 1",
+                "largest graph: nodes of the largest that a bucket takes; cost: of all its batches",
+                "of an epoch, in units of what a step spends on a node",
             ]
         )

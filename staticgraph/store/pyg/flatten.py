@@ -7,12 +7,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import DataLoader
+from torch_geometric.data import Batch
+
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Level, Schema
 from staticgraph.store.graph_columns import Kept
 from staticgraph.store.pyg.hetero import HeteroReader
 from staticgraph.store.pyg.homogeneous import PygReader
 from staticgraph.store.pyg.summary import summary_of, transform_of, warn_of_frozen_draws
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
 
 # Attributes that PyG keeps for itself, or that say what the offsets say already.
@@ -52,6 +56,12 @@ def from_pyg(
             show=progress and (total or 0) >= PROGRESS_FROM,
         )
     ):
+        if isinstance(data, Batch):
+            raise BadGraph(
+                f"item {number} of {name} is a {type(data).__name__} of "
+                f"{how_many(data.num_graphs, 'graph')}, not a graph: pass the graphs themselves, "
+                "batch.to_data_list()"
+            )
         if reader is None:
             made_by = HeteroReader if hasattr(data, "node_types") else PygReader
             reader = made_by(name, excluded, schema, levels or {})
@@ -72,6 +82,15 @@ def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:
         raise BadGraph(
             f"{str(dataset)!r} is a name, not a data set: sg.datasets.open(...) opens it, or pass "
             "a list of torch_geometric.data.Data"
+        )
+    if isinstance(dataset, Batch):
+        raise BadGraph(
+            f"a {type(dataset).__name__} is no list of graphs: pass batch.to_data_list(), or the "
+            "data set that it is of"
+        )
+    if isinstance(dataset, DataLoader):
+        raise BadGraph(
+            f"a {type(dataset).__name__} gives batches, not graphs: pass its graphs, loader.dataset"
         )
     if hasattr(dataset, "to_dict") and hasattr(dataset, "num_nodes"):
         raise BadGraph(f"a {type(dataset).__name__} is a single graph: pass a list, [data]")

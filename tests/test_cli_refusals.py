@@ -1,0 +1,204 @@
+"""What a command refuses before it reads data, and before it imports torch where that is enough."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.command import status_of
+
+from staticgraph import datasets
+from staticgraph.cli import device_check, usage
+from staticgraph.training import parts
+from staticgraph.training.config import TrainConfig
+
+MODELS = """
+import torch
+
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(9, 1)
+
+
+def two(width, depth):
+    return Net()
+
+
+def nothing():
+    return None
+
+
+def frozen():
+    return Net().requires_grad_(False)
+
+
+def of_one(out):
+    return out
+
+
+number = 3
+"""
+ANY = {"train": [], "check": [], "try": [], "probe": [], "plan": ["--max-memory", "1GiB"]}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    (tmp_path / "early_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def read(*_, **__):
+        raise AssertionError("the data is read")
+
+    monkeypatch.setattr(datasets, "open", read)
+
+
+@pytest.mark.parametrize("command", ANY)
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("no_such_module:build", "there is no module 'no_such_module' here (looked in "),
+        ("early_models:net", "has nothing called 'net'; did you mean 'Net'?"),
+        ("early_models:two", "two needs width, depth; name a function that takes the data"),
+        ("early_models:number", "number is of type int; name what builds it"),
+    ],
+)
+def test_a_model_that_cannot_be_built(command, model, words, capsys):
+    words_given = [command, "--data", "esol", "--model", model, *ANY[command]]
+    assert status_of(words_given) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("nothing", "nothing gives a NoneType; it should give a torch.nn.Module"),
+        ("frozen", "no parameter has requires_grad: nothing to train"),
+    ],
+)
+def test_a_model_that_takes_no_data_is_built_before_data_is_read(model, words, capsys):
+    assert status_of(["train", "--data", "esol", "--model", f"early_models:{model}"]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["try", "probe"])
+def test_a_loss_that_cannot_be_called(command, capsys):
+    given = [command, "--data", "esol", "--loss"]
+    assert status_of([*given, "early_models:of_two"]) == 2
+    assert "has nothing called 'of_two'; did you mean 'two'?" in capsys.readouterr().err
+    assert status_of([*given, "early_models:of_one"]) == 2
+    assert "it is called as loss(out, batch): too many" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("early_models.py", "write early_models:Net"),
+        ("{here}/early_models.py", "write early_models:Net"),
+        ("nets/early.py", "write nets.early:Net"),
+        ("../early.py", "write early:Net, with PYTHONPATH=.."),
+    ],
+)
+def test_a_path_is_no_module(path, instead, tmp_path, capsys):
+    """And what to write in its place."""
+    given = f"{path.format(here=tmp_path)}:Net"
+    assert status_of(["train", "--data", "esol", "--model", given]) == 2
+    assert capsys.readouterr().err.endswith(f": {instead}\n")
+
+
+def test_a_module_that_is_not_there_is_told_without_torch():
+    program = (
+        "import sys; from staticgraph.cli import main\n"
+        "status = main('train --data esol --model no_such:build'.split())\n"
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == usage.FAILED, ended.stderr
+    assert ended.stderr.startswith("staticgraph train: --model no_such:build: there is no module")
+
+
+# ---------------------------------------------------------------------- modes
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead", "cuda-graph"])
+def test_a_recording_mode_on_a_cpu(mode, capsys):
+    assert status_of(["train", "--data", "esol", "--device", "cpu", "--compile-mode", mode]) == 2
+    said = capsys.readouterr().err
+    assert f"argument --compile-mode: {mode} records CUDA graphs, and this runs on a CPU" in said
+    assert "--allow-cpu runs it all the same" in said
+    assert ("max-autotune-no-cudagraphs" in said) == (mode == "max-autotune")
+
+
+@pytest.mark.parametrize(
+    ("loaded", "version", "device", "cpu"),
+    [
+        ({}, "2.13.0+cpu", "auto", True),
+        ({}, "2.13.0+cu130", "auto", False),  # not known before torch is imported
+        ({}, "2.13.0+cu130", "cpu", True),
+        ({}, "2.13.0+cpu", "cuda", False),  # refused for what it is
+        ({"torch": False}, "2.13.0+cu130", "auto", True),
+        ({"torch": True}, "2.13.0+cu130", "auto", False),
+    ],
+)
+def test_what_is_known_of_cuda(loaded, version, device, cpu, monkeypatch):
+    modules = {
+        name: SimpleNamespace(cuda=SimpleNamespace(is_available=lambda has=has: has))
+        for name, has in loaded.items()
+    }
+    monkeypatch.setattr(device_check, "sys", SimpleNamespace(modules=modules))
+    monkeypatch.setattr(device_check.metadata, "version", lambda _: version)
+    args = argparse.Namespace(parser=usage.Parser(prog="it"))
+    device_check.check_mode(args, "max-autotune", device, allow_cpu=True)
+    device_check.check_mode(args, "fused", device)
+    if not cpu:
+        device_check.check_mode(args, "max-autotune", device)
+        return
+    with pytest.raises(SystemExit):
+        device_check.check_mode(args, "max-autotune", device)
+
+
+def test_in_python_too_it_is_refused_before_data_is_read(tmp_path):
+    config = TrainConfig("esol", device="cpu", compile_mode="cuda-graph", kernels="off")
+    with pytest.raises(ValueError, match="mode='cuda-graph' records CUDA graphs"):
+        parts.Parts(config, tmp_path, None, False, None)
+
+
+def test_a_model_built_early_has_the_weights_of_the_seed(monkeypatch, tmp_path, esol):
+    """And what is drawn after it is not what reading the data left."""
+
+    def read(*_, **__):
+        torch.rand(7)
+        return esol.with_splits(train=range(40), val=range(0), test=range(0))
+
+    monkeypatch.setattr(datasets, "open", read)
+    config = TrainConfig("esol", device="cpu", model="early_models:Net", compile_mode="eager")
+    made = parts.Parts(config, tmp_path, None, False, None)
+    after = torch.rand(1)
+    torch.manual_seed(config.seed)
+    assert torch.equal(made.model.weight, torch.nn.Linear(9, 1).weight)
+    assert torch.equal(after, torch.rand(1))
+
+
+# ---------------------------------------------------------------------- data
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("t.csv.gz", "t.csv.gz is a packed file: unpack it first."),
+        ("t.xyz", "t.xyz is a file that ends in .xyz, which is not read. A table with commas is"),
+        ("t", "t is a file that ends in nothing, which is not read."),
+        ("ESOL", "cannot tell what data set 'ESOL' is: did you mean esol?"),
+        ("zinc", "cannot tell what data set 'zinc' is.\n"),
+    ],
+)
+def test_data_that_is_not_read(name, words, tmp_path, capsys):
+    for made in ("t.csv.gz", "t.xyz", "t"):
+        (tmp_path / made).write_text("smiles,y\nC,1\n")
+    assert status_of(["plan", "--data", name]) == 2
+    assert f"staticgraph plan: {words}" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""What is easily given in place of what a store takes: splits, batches, paths with a tilde."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.data import Batch
+from torch_geometric.loader import DataLoader
+
+import staticgraph as sg
+from staticgraph import datasets
+from staticgraph.cli import values
+
+
+@pytest.fixture(scope="module")
+def graphs(esol):
+    return [esol[i] for i in range(12)]
+
+
+def test_a_split_that_there_is_not_says_how_to_name_one(graphs, tmp_path):
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    with pytest.raises(KeyError, match="no split 'train', it has no splits: name some"):
+        store.splits["train"]
+    named = store.with_splits(train=range(9), val=range(9, 12))
+    named.save(tmp_path / "store")
+    for each in (named, sg.GraphStore.load(tmp_path / "store")):
+        with pytest.raises(KeyError) as caught:
+            each.splits["valid"]
+        assert str(caught.value).startswith("the store has no split 'valid', its splits are train")
+        assert each.splits.get("test") is None
+        assert "test" not in each.splits
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda graphs: DataLoader(graphs, 4), "a DataLoader gives batches, .*loader.dataset"),
+        (lambda graphs: list(DataLoader(graphs, 4)), "item 0 of list is a DataBatch of 4 graphs, "),
+        (lambda graphs: Batch.from_data_list(graphs), r"is no list of graphs: pass batch\.to_data"),
+    ],
+)
+def test_batches_are_no_graphs(graphs, given, message):
+    """Each would be stored as one large graph."""
+    for taken in (
+        lambda found: sg.GraphStore.from_pyg(found, progress=False),
+        sg.StaticGraphRunner(torch.nn.Linear(1, 1), [(400, 900, 13)], "eager").predict,
+    ):
+        with pytest.raises(sg.errors.BadGraph, match=message):
+            taken(given(graphs))
+
+
+def test_a_path_may_begin_with_the_home_folder(graphs, tmp_path, monkeypatch):
+    """As datasets.open has always taken it; a shell leaves --out=~/runs as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    store.save("~/my store")
+    plan = sg.plan_buckets(store, batch_size=4)
+    plan.save("~/plan.json")
+    with sg.StoreWriter("~/written") as writer:
+        writer.extend(graphs)
+    assert {path.name for path in tmp_path.iterdir()} >= {"my store", "plan.json", "written"}
+    assert not Path("~").exists()
+    for found in (sg.GraphStore.load("~/my store"), datasets.open("~/my store")):
+        assert len(found) == len(graphs)
+    assert sg.BucketPlan.load("~/plan.json") == plan
+    assert values.folder_to_write("~/runs") == tmp_path / "runs"
