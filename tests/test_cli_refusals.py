@@ -165,7 +165,7 @@ def test_what_is_known_of_cuda(loaded, version, device, cpu, monkeypatch):
 def test_in_python_too_it_is_refused_before_data_is_read(tmp_path):
     config = TrainConfig("esol", device="cpu", compile_mode="cuda-graph", kernels="off")
     with pytest.raises(ValueError, match="mode='cuda-graph' records CUDA graphs"):
-        parts.Parts(config, tmp_path, None, False, None)
+        parts.RunParts(config, tmp_path, None, False, None)
 
 
 def test_a_model_built_early_has_the_weights_of_the_seed(monkeypatch, tmp_path, esol):
@@ -177,7 +177,7 @@ def test_a_model_built_early_has_the_weights_of_the_seed(monkeypatch, tmp_path, 
 
     monkeypatch.setattr(datasets, "open", read)
     config = TrainConfig("esol", device="cpu", model="early_models:Net", compile_mode="eager")
-    made = parts.Parts(config, tmp_path, None, False, None)
+    made = parts.RunParts(config, tmp_path, None, False, None)
     after = torch.rand(1)
     torch.manual_seed(config.seed)
     assert torch.equal(made.model.weight, torch.nn.Linear(9, 1).weight)
