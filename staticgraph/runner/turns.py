@@ -145,6 +145,20 @@ def check_not_traced(name: str) -> None:
         )
 
 
+def check_gradients_on() -> None:
+    """Refuses a training step where autograd is off.
+
+    Raises:
+        RuntimeError: it is.
+    """
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            "step() trains, and gradients are off around it (torch.no_grad, inference_mode, "
+            "set_grad_enabled(False)): call it outside of that block; eval_step(batch) and "
+            "predict(graphs) need no gradients"
+        )
+
+
 def _locks_of(model: torch.nn.Module) -> tuple[_Lock, ...]:
     """The locks that its modules have, in an order that is the same for all; one for the rest."""
     with _BOOKS:
