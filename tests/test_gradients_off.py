@@ -1,5 +1,5 @@
-"""Blocks without gradients around a runner's calls: a step says so, and nothing that was made inside
-of one stands in the way of training afterwards."""
+"""Blocks without gradients around a runner's calls: a step says so, and nothing that was made
+inside of one stands in the way of training afterwards."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from support.arena import ArenaRecorder
 from support.linear_net import Linear
 
 import staticgraph as sg
+from staticgraph.nn.norm.batch_norm import SINGLE, flag_single_rows
 
 CAPACITY = (900, 1900, 33)
 OFF = [torch.no_grad, torch.inference_mode]
@@ -60,3 +61,11 @@ def test_a_loader_that_inference_used_first_serves_training(hiv):
     assert len(evaluated) > 1
     for batch in loader:
         runner.step(batch)
+
+
+def test_a_norms_flag_that_inference_made_is_written_to_by_training():
+    norm = torch.nn.BatchNorm1d(2)
+    with torch.inference_mode():
+        flag_single_rows(norm, torch.device("cpu"))
+    norm.get_buffer(SINGLE).logical_or_(torch.tensor(True))
+    assert norm.get_buffer(SINGLE)

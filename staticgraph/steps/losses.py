@@ -154,7 +154,8 @@ def masked_mean(
 
     Returns:
         A 0-dim tensor in the dtype of ``values`` (half precisions are added up in float32, whole
-        numbers as torch's default); 0 where nothing is real, NaN where a missing label cannot be left out.
+        numbers as torch's default); 0 where nothing is real, NaN where a missing label cannot be
+        left out.
 
     Raises:
         ValueError: a scalar, rows that are not the batch's, or a loss already summed over targets
