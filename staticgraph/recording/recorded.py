@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from staticgraph.batches.from_device import CollatedTensors
@@ -233,7 +234,10 @@ class RecordedSteps:
                 or inputs are not those that were recorded.
         """
         bucket = batch.bucket
-        place = bucket, work, self._precision
+        precision = self._autocast  # a replay mostly asks no more, and saves calls in Python
+        if precision is None and torch.is_autocast_enabled(self._device.type):
+            precision = self._precision
+        place = bucket, work, precision
         if place not in self._recordings:
             if self.frozen:
                 self._misses.note(self.key(bucket, work), lambda: self.counts)

@@ -36,7 +36,7 @@ from staticgraph.runner.parts import RunnerParts
 from staticgraph.runner.prediction import predict, require_rows
 from staticgraph.runner.report import Report
 from staticgraph.runner.steps import Steps
-from staticgraph.runner.turns import Turns, check_gradients_on, check_not_traced
+from staticgraph.runner.turns import Turns, check_not_traced, refuse_without_gradients
 from staticgraph.runner.verification import Verification, verify
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
@@ -274,7 +274,8 @@ class StaticGraphRunner:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
         if torch.compiler.is_compiling():
             check_not_traced("step()")
-        check_gradients_on()
+        if not torch.is_grad_enabled():
+            refuse_without_gradients()
         with self._turns.step:
             batch = self._intake.take(batch, "step")
             statistics = self._account.statistics[batch.bucket]
