@@ -320,3 +320,28 @@ def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
 
     with pytest.raises(sg.PaddingLeaks, match="number of padding rows changes the result"):
         runner_of(beside_it, Net()).step(batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_mean_in_half_precision_is_torchs_where_its_sum_is_more_than_that_holds(dtype):
+    """1,200 values of 225 add up to four times what float16 has."""
+    many = [Data(x=torch.zeros(300, 1), edge_index=torch.zeros(2, 1).long()) for _ in range(4)]
+    batch = sg.StaticBatch.of(sg.GraphStore.from_pyg(many), range(4), (1300, 20, 5))
+    values = torch.where(batch.node_mask, 225, 0)[:, None].to(dtype).requires_grad_()
+    plain = torch.full((1200, 1), 225, dtype=dtype, requires_grad=True)
+    found, expected = sg.masked_mean(values, batch), plain.mean()
+    assert (found.item(), found.dtype) == (expected.item(), dtype)
+    found.backward()
+    expected.backward()
+    assert torch.equal(values.grad[:1200], plain.grad)
+    weights = torch.full((1300, 1), 3.0)
+    assert sg.masked_mean(values, batch, weights=weights).item() == 225
+    assert sg.LossTerms(plain, weights[:1200]).mean().item() == 225
+
+
+def test_whole_numbers_take_weights_as_they_are():
+    batch = sg.StaticBatch.of(sg.GraphStore.from_pyg(graphs()), range(3), CAPACITY)
+    right = torch.tensor([True, False, True] + 9 * [False])
+    weights = torch.tensor([0.5, 0.25, 0.25] + 9 * [7.0])
+    assert sg.masked_mean(right, batch, weights=weights).item() == 0.75
+    assert sg.masked_mean(right, batch).item() == pytest.approx(2 / 3)

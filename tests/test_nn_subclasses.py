@@ -10,6 +10,7 @@ import torch
 import torch_geometric.nn as pyg
 from support.parity import BATCH, differences, plain_step, poisoned, static_step, unknown_counts
 from torch import nn
+from torch.nn.utils import parametrize
 
 import staticgraph as sg
 from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
@@ -133,3 +134,21 @@ def test_subclasses_of_pools_and_gps_layers_equal_plain_pyg():
     for given in (BATCH, unknown_counts(BATCH)):
         found, _ = static_step(model, lambda m, d: m(d), poisoned(given, 100.0))
         assert not differences(expected, found)
+
+
+def test_a_parametrization_made_before_can_be_removed_after():
+    class Twice(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    norms = [nn.BatchNorm1d(BATCH.x.size(1)), Fancy(BATCH.x.size(1))]
+    for norm, bases in zip(norms, [nn.BatchNorm1d, Fancy], strict=True):
+        parametrize.register_parametrization(norm, "weight", Twice())
+        model = sg.convert(nn.Sequential(norm))
+        assert (norm.weight == 2).all()
+        copied = copy.deepcopy(model)[0]
+        parametrize.remove_parametrizations(norm, "weight")
+        assert not parametrize.is_parametrized(norm)
+        assert (norm.weight == 2).all()
+        assert type(norm) is form_of(bases, STATIC_FORMS | REFUSED_FORMS)
+        assert parametrize.is_parametrized(copied)  # each has a class of its own

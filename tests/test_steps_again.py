@@ -123,6 +123,29 @@ def test_what_a_user_changes_is_refused(change, one_for_all):
     runner(batch)
 
 
+SETTINGS = {
+    torch.set_num_threads: (torch.get_num_threads, 3),
+    torch.set_default_dtype: (torch.get_default_dtype, torch.float64),
+    torch.use_deterministic_algorithms: (torch.are_deterministic_algorithms_enabled, True),
+    torch.set_float32_matmul_precision: (torch.get_float32_matmul_precision, "medium"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.__name__)
+def test_a_setting_of_torch_that_changed_is_told_by_the_function_that_sets_it(setting, one_for_all):
+    runner, batch = one_for_all
+    present, other = SETTINGS[setting]
+    before = present()
+    setting(other)
+    try:
+        with pytest.raises(sg.NotStatic, match=rf"call torch\.{setting.__name__} before warmup"):
+            runner(batch)
+    finally:
+        setting(before)
+    runner(batch)
+
+
 def test_a_number_that_changes_is_told_to_be_a_tensor_and_serves_as_one(esol):
     """As the weight of a term of the loss that is annealed; a fused step may be the choice of
     ``auto``, so the user need not have asked for one."""

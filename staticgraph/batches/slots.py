@@ -182,9 +182,10 @@ class Slot:
 
     def __init__(self, layouts: Sequence[SlotLayout], device: torch.device, pinned: bool) -> None:
         nbytes = max(layout.nbytes for layout in layouts)
-        self.buffer: Tensor = torch.zeros(
-            nbytes, dtype=torch.uint8, device=device, pin_memory=pinned
-        )
+        with torch.inference_mode(False):  # a loader made there, or first used, serves training too
+            self.buffer: Tensor = torch.zeros(
+                nbytes, dtype=torch.uint8, device=device, pin_memory=pinned
+            )
         note(self.buffer, frozenset().union(*(layout.lengths for layout in layouts)))
         self.released: torch.cuda.Event | None = None
         self.generation: int = 0
@@ -212,7 +213,8 @@ class Slot:
 
     def _of(self, bucket: int) -> _Views:
         layout = self._layouts[bucket]
-        tensors = layout.tensors(self.buffer)
+        with torch.inference_mode(False):
+            tensors = layout.tensors(self.buffer)
         on_host = self.buffer.device.type == "cpu"
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()} if on_host else {}
         self._views[bucket] = _Views(tensors, arrays, self.buffer[: layout.nbytes])

@@ -5,6 +5,9 @@ gets a class of its own, made here: ``type(name, (Subclass, Form), {})``, whose 
 subclass, static form, stock layer. What the subclass overrides stays its own; what it inherits, and
 what it reaches through ``super()``, is the static form's.
 
+A class that torch makes to parametrize a module (``weight_norm``) is made again over the static
+form, so that the parametrization can be removed as ever.
+
 What it does not reach: a subclass that writes the whole forward itself, or that calls the stock
 class by name (``BatchNorm1d.forward(self, x)``). Those run as they are, and the runner's check of
 padding (:mod:`staticgraph.checking.padding_check`) finds what padding does to them.
@@ -16,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 
 from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 
@@ -41,7 +45,27 @@ def form_of(
     if stock is None or (made and issubclass(kind, forms[stock])):
         return None
     form = forms[stock]
-    return form if kind is stock or not made else _joined(kind, form)
+    if kind is stock or not made:
+        return form
+    if _parametrized(kind):
+        return _parametrized_again(kind, form_of(kind.__bases__[0], forms))
+    return _joined(kind, form)
+
+
+def _parametrized(kind: type[torch.nn.Module]) -> bool:
+    """Whether torch made this class, to give a module a parametrization."""
+    return getattr(vars(kind).get("__getstate__"), "__module__", "") == parametrize.__name__
+
+
+def _parametrized_again(
+    kind: type[torch.nn.Module], form: type[torch.nn.Module] | None
+) -> type[torch.nn.Module] | None:
+    """The same over the static form, with the properties in the class itself and the form as its
+    base, where ``remove_parametrizations`` looks for them."""
+    if form is None:
+        return None
+    own = {n: member for n, member in vars(kind).items() if n not in ("__dict__", "__weakref__")}
+    return type(kind.__name__, (form,), own)
 
 
 def _joined(

@@ -36,12 +36,22 @@ class Misses:
         if self._on_miss != "error":
             self._counts[key] += 1
             return
+        there = list(recorded())
+        others = {made.autocast for made in there if made.bucket == key.bucket}
+        if others and key.autocast not in others:
+            raise NotStatic(
+                f"{key} has no recording: torch.autocast around the call asks for "
+                f"{key.autocast or 'no lower precision'}, and what is recorded computes in "
+                f"{' and '.join(sorted(name or 'that of the model' for name in others))}: give "
+                "the runner its precision, StaticGraphRunner(..., autocast=torch.bfloat16), in "
+                "place of torch.autocast around warmup() or around calls; or pass on_miss='eager'"
+            )
         if isinstance(key, PairKey):
             raise NotStatic(
                 f"{key} has no recording, and nothing is recorded after warmup(): name its "
                 "phase in warmup(phases=('forward', ...)), or pass on_miss='eager'"
             )
-        made = ", ".join(map(str, recorded())) or "none"
+        made = ", ".join(map(str, there)) or "none"
         raise NotStatic(
             f"{key} has no recording, and nothing is recorded after warmup(); recorded: "
             f"{made}. Name its phase in warmup(phases=...), or pass on_miss='eager'"

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from staticgraph.batches.from_device import CollatedTensors
@@ -56,6 +57,10 @@ REMEDY = (
     "A host read, a copy from the host, a hook that synchronises, or activation checkpointing "
     "stands in the way; use mode='reduce-overhead' or 'default'"
 )
+
+
+# Bucket, work and precision.
+Place = tuple[int, str, str | None]
 
 
 class RecordedSteps:
@@ -104,9 +109,9 @@ class RecordedSteps:
             self._watched = RecordableOptimizer(optimizer)
         self._inputs = RecordedInputs(self._device)
         self._one_launch = recording.one_launch
-        # By bucket and work; those that make their batch from ids apart.
-        self._recordings: dict[tuple[int, str], ModelRecording] = {}
-        self._from_ids: dict[tuple[int, str], ModelRecording] = {}
+        # By bucket, work and precision; those that make their batch from ids apart.
+        self._recordings: dict[Place, ModelRecording] = {}
+        self._from_ids: dict[Place, ModelRecording] = {}
         given = {"loss": subject.loss, "forward": subject.forward}
         given["the model"] = type(self._model).forward
         self._recorded_model = RecordedModel(
@@ -130,7 +135,12 @@ class RecordedSteps:
 
     def key(self, bucket: int, work: str) -> RecordingKey:
         """The key of a bucket's work."""
-        return RecordingKey(bucket, work, self._autocast, self.scope)
+        return RecordingKey(bucket, work, self._precision, self.scope)
+
+    @property
+    def _precision(self) -> str | None:
+        """The subject's, or that of an autocast that is entered now."""
+        return self._autocast or self._computation.precision.around
 
     def record(self, bucket: int, work: str, warmed: Callable[[], None] | None = None) -> None:
         """Warms up and records one key; everything the run touched is put back.
@@ -144,7 +154,8 @@ class RecordedSteps:
                 share a pool that a failed one leaves unusable; the runner works on in eager.
         """
         key = self.key(bucket, work)
-        if (bucket, work) in self._recordings:
+        place = bucket, work, key.autocast
+        if place in self._recordings:
             return
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
@@ -170,10 +181,10 @@ class RecordedSteps:
             )
 
         try:
-            self._recordings[bucket, work] = made(key)
+            self._recordings[place] = made(key)
             if self._inputs.collation is not None and self._one_launch:
                 self._inputs.collation.clear()
-                self._from_ids[bucket, work] = made(key._replace(from_ids=True))
+                self._from_ids[place] = made(key._replace(from_ids=True))
         except NotStatic as error:
             self._abandon(error.__cause__ or error)
             raise
@@ -210,7 +221,7 @@ class RecordedSteps:
 
     def has(self, bucket: int, work: str) -> bool:
         """Whether a key is recorded."""
-        return (bucket, work) in self._recordings
+        return (bucket, work, self._precision) in self._recordings
 
     def run(self, work: str, batch: StaticBatch) -> Any:
         """Replays a batch's recording; its results are copies that later replays leave alone, or,
@@ -223,7 +234,10 @@ class RecordedSteps:
                 or inputs are not those that were recorded.
         """
         bucket = batch.bucket
-        place = bucket, work
+        precision = self._autocast  # a replay mostly asks no more, and saves calls in Python
+        if precision is None and torch.is_autocast_enabled(self._device.type):
+            precision = self._precision
+        place = bucket, work, precision
         if place not in self._recordings:
             if self.frozen:
                 self._misses.note(self.key(bucket, work), lambda: self.counts)
@@ -254,7 +268,7 @@ class RecordedSteps:
         Raises:
             NotStatic: they cannot be recorded; see :meth:`record`.
         """
-        key = PairKey(bucket, training, self._autocast)
+        key = PairKey(bucket, training, self._precision)
         if key in self._pairs:
             return key
         if self._recorder is None:
@@ -280,7 +294,7 @@ class RecordedSteps:
     def forward(self, batch: StaticBatch) -> Any:
         """The output of a batch in the model's present mode, part of autograd's graph: its backward
         is a replay, too. See :mod:`staticgraph.recording.recorded_pair` for what it raises."""
-        key = PairKey(batch.bucket, self._model.training, self._autocast)
+        key = PairKey(batch.bucket, self._model.training, self._precision)
         if key not in self._pairs and self.frozen:
             self._misses.note(key, lambda: self.counts)
             return self._work.computed("forward", batch, compiles=False)
@@ -300,7 +314,7 @@ class RecordedSteps:
         """Replays of each recording."""
         both = (self._recordings, False), (self._from_ids, True)
         counts = {
-            self.key(*place)._replace(from_ids=from_ids): made.recorded.replays
+            RecordingKey(*place, self.scope, from_ids): made.recorded.replays
             for recordings, from_ids in both
             for place, made in recordings.items()
         }

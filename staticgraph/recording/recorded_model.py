@@ -73,6 +73,13 @@ class ModelRecording:
 _NUMBERS = itertools.count()
 
 
+def recorded_by(recorder: Recorder, body: Callable[[], Any]) -> Recorded:
+    """What a recorder makes of a function. Weights that an autocast around it has cast before are
+    cast again, inside: a replay would read the old casts for ever."""
+    torch.clear_autocast_cache()
+    return recorder.record(body)
+
+
 def made_of(
     recorded: Recorded,
     what: str,
@@ -148,7 +155,7 @@ class RecordedModel:
             flags = signature.flags(True)
             recorder.warm(body, WARM_RUNS)
             between()
-            recorded = recorder.record(body)
+            recorded = recorded_by(recorder, body)
             check_can_be_handed_out(recorded.result, what)
             grads = [parameter.grad for parameter in signature.parameters]
         if not any(grad is not None for grad in grads):
@@ -175,6 +182,7 @@ class RecordedModel:
             beside = tuple(self._functions.values())
             with untouched(self._model, self._optimizer, beside=beside):
                 yield signature
+                torch.clear_autocast_cache()  # whose memory is the recording's
         except NotStatic:
             raise
         except Exception as error:

@@ -35,7 +35,13 @@ from staticgraph.recording.lending import (
     LentTensor,
     check_can_be_handed_out,
 )
-from staticgraph.recording.recorded_model import WARM_RUNS, ModelRecording, RecordedModel, made_of
+from staticgraph.recording.recorded_model import (
+    WARM_RUNS,
+    ModelRecording,
+    RecordedModel,
+    made_of,
+    recorded_by,
+)
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.signature import Signature
 from staticgraph.steps.subject import Subject
@@ -95,7 +101,7 @@ class RecordedPair:
             backward(outputs, [torch.zeros_like(o) for o in outputs if _has_gradient(o)])
 
         recorder.warm(both, WARM_RUNS)
-        first = recorder.record(forward)
+        first = recorded_by(recorder, forward)
         outputs = first.result
         self.differentiable: list[bool] = [_has_gradient(out) for out in outputs]
         self.given: list[Tensor] = [torch.zeros_like(o) for o in outputs if _has_gradient(o)]

@@ -37,7 +37,7 @@ from staticgraph.runner.prediction import predict, require_rows
 from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.report import Report
 from staticgraph.runner.steps import Steps
-from staticgraph.runner.turns import Turns, check_not_traced
+from staticgraph.runner.turns import Turns, check_not_traced, refuse_without_gradients
 from staticgraph.runner.verification import Verification, verify
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
@@ -275,6 +275,7 @@ class StaticGraphRunner:
 
         Raises:
             ValueError: no loss or no optimizer was given, or the loss is a scalar.
+            RuntimeError: gradients are off around it.
             NotStatic: the step cannot be compiled in fixed shapes, or would compile again.
             NonFiniteLoss: the loss is NaN or infinite, or one since the last check was.
             PaddingLeaks: padding reaches real rows.
@@ -283,6 +284,8 @@ class StaticGraphRunner:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
         if torch.compiler.is_compiling():
             check_not_traced("step()")
+        if not torch.is_grad_enabled():
+            refuse_without_gradients()
         with self._turns.step:
             batch = self._intake.take(batch, "step")
             statistics = self._account.statistics[batch.bucket]
@@ -449,7 +452,7 @@ class StaticGraphRunner:
             NotStatic: the model cannot be compiled in fixed shapes.
             PaddingLeaks: padding reaches real rows.
         """
-        with self._turns.warmup:
+        with self._turns.warmup, torch.inference_mode(False), torch.enable_grad():
             self._warming.run(example, phases, progress, cache, choices)
         return self
 

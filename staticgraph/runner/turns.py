@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import Final
+from typing import Final, NoReturn
 
 import torch
 
@@ -143,6 +143,19 @@ def check_not_traced(name: str) -> None:
             "runner; in a compiled one call the other model itself, model(...), or compute its "
             "output before the step and pass it in as a field of the batch"
         )
+
+
+def refuse_without_gradients() -> NoReturn:
+    """Refuses a training step where autograd is off.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        "step() trains, and gradients are off around it (torch.no_grad, inference_mode, "
+        "set_grad_enabled(False)): call it outside of that block; eval_step(batch) and "
+        "predict(graphs) need no gradients"
+    )
 
 
 def _locks_of(model: torch.nn.Module) -> tuple[_Lock, ...]:

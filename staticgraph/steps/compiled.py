@@ -24,7 +24,7 @@ from staticgraph.internals.tracing import TorchDynamoException, counters, watche
 from staticgraph.rewrites import Captured, RewriteTarget, rewrite
 from staticgraph.steps.again import Again, drop_what_is_known
 from staticgraph.steps.checkpointed import checked
-from staticgraph.steps.failures import observed, remedy
+from staticgraph.steps.failures import KEEP_IN_TENSORS, observed, of_setting, remedy
 from staticgraph.steps.graph_trees import skipped_recordings
 from staticgraph.steps.modes import Mode
 from staticgraph.steps.obstacles import obstacles, unrecordable
@@ -206,12 +206,10 @@ class CompiledFunction:
         try:
             return self._next(tensors)
         except TorchDynamoException as error:  # only compiling raises it
+            changed = self._changed(tensors) or str(error)
             raise NotStatic(
                 f"{self._name} would have to be compiled again, because something that it was "
-                f"compiled for has changed:\n{self._changed(tensors) or error}\n"
-                "Keep a number that changes between steps in a tensor, and write to it in place "
-                "(tensor.fill_(value)); change other things before warmup(), or make a new runner; "
-                "or use mode='eager'"
+                f"compiled for has changed:\n{changed}\n{of_setting(changed) or KEEP_IN_TENSORS}"
             ) from error
         except AttributeError as error:
             if (told := self._deletes(error)) is None:

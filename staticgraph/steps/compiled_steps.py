@@ -29,12 +29,14 @@ class Key(NamedTuple):
     grad: bool
     fused: bool = False
     inputs: tuple[str, ...] = ()  # fields that require a gradient
+    around: str | None = None  # the dtype of an autocast that is not the subject's
 
     def __str__(self) -> str:
         return (
             f"bucket {self.bucket} {self.work} {'train' if self.training else 'eval'}"
             f"{'' if self.grad else ' no_grad'}{' fused' if self.fused else ''}"
             f"{' by ' + ' '.join(self.inputs) if self.inputs else ''}"
+            f"{f' inside autocast {self.around}' if self.around else ''}"
         )
 
 
@@ -66,7 +68,8 @@ class CompiledSteps:
                 row pointers, where nodes have one type.
         """
         self._computation.hooks.check()
-        with Restored(nothing=True):  # its guards say that no forward runs around it
+        # Its guards say that no forward runs around it, and no autocast but its own.
+        with Restored(nothing=True), self._computation.precision.alone():
             return self.of(work, batch, fused)(*batch.tensors().values())
 
     def of(self, work: str, batch: StaticBatch, fused: bool = False) -> CompiledFunction:
@@ -75,13 +78,15 @@ class CompiledSteps:
         grad = torch.is_grad_enabled()
         asked = grad and work == "forward"
         inputs = tuple(n for n, t in batch.tensors().items() if t.requires_grad) if asked else ()
-        key = Key(batch.bucket, work, self._model.training, grad, fused, inputs)
+        around = self._computation.precision.around
+        key = Key(batch.bucket, work, self._model.training, grad, fused, inputs, around)
         if key not in self._functions:
             if self.warmed_up:
                 self.late[key.bucket] += 1
+                instead = f", with autocast=torch.{around} in place of torch.autocast around calls"
                 warnings.warn(
                     f"{key} was not warmed up and compiles now; name its phase in "
-                    "warmup(phases=...)",
+                    f"warmup(phases=...){instead if around else ''}",
                     stacklevel=5,
                 )
             rewritten = fused or self._computation.context.kernels
@@ -93,7 +98,8 @@ class CompiledSteps:
 
     def note_recorded(self, bucket: int, work: str, training: bool, found: RecordedGraphs) -> None:
         """Takes what torch recorded of a key, forward and backward, after its first run."""
-        key = Key(bucket, work, training, training and torch.is_grad_enabled())
+        around = self._computation.precision.around
+        key = Key(bucket, work, training, training and torch.is_grad_enabled(), around=around)
         counts = self._functions[key].counts
         counts.recordings += found.graphs
         counts.skipped = max(counts.skipped, found.skipped)

@@ -9,7 +9,6 @@ as they were, in whichever thread.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from staticgraph.steps.arguments import forward_of
 from staticgraph.steps.heard_hooks import HeardHooks
 from staticgraph.steps.losses import LossTerms, mean_loss, share_of_loss
 from staticgraph.steps.padding import sanitized, zero_padding
+from staticgraph.steps.precision import Precision
 from staticgraph.steps.provenance import (
     Path,
     Provenance,
@@ -54,6 +54,7 @@ class Computation:
             differentiable in evaluation too, though gradients are off around it.
 
     Attributes:
+        precision: that it runs in.
         shared: a step gives its :class:`~staticgraph.distributed.share.Share` of a mean over
             ranks, instead of the mean over its own rows.
 
@@ -72,7 +73,7 @@ class Computation:
         self._forward = subject.forward or forward_of(model)
         self._loss = subject.loss
         self._beside = subject.functions
-        self._autocast = subject.autocast
+        self.precision: Precision = Precision(subject.autocast, subject.device)
         self._device = subject.device
         self._sanitize = subject.sanitize
         self._differentiable = subject.differentiable
@@ -108,7 +109,7 @@ class Computation:
         if found is None or found.sizes & sizes:
             self._sizes |= sizes | (frozenset() if found is None else found.sizes)
             kept = untouched(self._model, beside=self._beside, trained=False)
-            with self.active(), kept, self._precision():
+            with self.active(), kept, self.precision():
                 found = run_elsewhere(
                     self._model,
                     self._output_elsewhere,
@@ -171,7 +172,7 @@ class Computation:
         with ``leaves`` what is traced will be rewritten.
         """
         known = known or self.known(batch)
-        with self._precision():
+        with self.precision():
             batch, result, seen = self._forward_of(batch, leaves)
             out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
             shared = self.shared and work == "step"
@@ -183,11 +184,6 @@ class Computation:
         if not keep:
             self._context.leave()
         return result
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self._autocast is None:
-            return nullcontext()
-        return torch.autocast(self._device.type, dtype=self._autocast)
 
     def _forward_of(
         self, batch: StaticBatch, leaves: bool = False
@@ -241,8 +237,10 @@ class Computation:
         return function
 
     def mean_loss(self, out: Any, batch: StaticBatch) -> Tensor:
-        """The loss over the real rows of a batch, 0-dim."""
-        return self._mean_loss(out, batch, batch, self.known(batch))
+        """The loss over the real rows of a batch, 0-dim, in the precision of a step."""
+        known = self.known(batch)
+        with self.precision():
+            return self._mean_loss(out, batch, batch, known)
 
     def _mean_loss(
         self,

@@ -46,6 +46,20 @@ _DERIVED = (
     "(pos = pos.requires_grad_(), without detach() or clone() before), and name the field: "
     "differentiable=(\"pos\",); or mode='eager'"
 )
+# What a compiled step says where it met another value than it was traced with.
+KEEP_IN_TENSORS = (
+    "Keep a number that changes between steps in a tensor, and write to it in place "
+    "(tensor.fill_(value)); change other things before warmup(), or make a new runner; or use "
+    "mode='eager'"
+)
+# Settings of the process that torch.compile traces for, by its words, and what sets them.
+_SETTINGS = {
+    "num_threads": "torch.set_num_threads",
+    "default_dtype": "torch.set_default_dtype",
+    "deterministic_algorithms": "torch.use_deterministic_algorithms",
+    "allow_tf32": "torch.set_float32_matmul_precision",
+}
+_SETTING = re.compile(r"GLOBAL_STATE changed: (\w+)")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -104,6 +118,19 @@ def untraceable(
 def remedy(message: str) -> str | None:
     """What to write instead of what torch.compile stopped at; None where only its words tell."""
     return _DERIVED if any(words in message for words in _ASKS_DERIVATIVE) else None
+
+
+def of_setting(changed: str) -> str | None:
+    """What to do where a setting of the process is another than when a step was traced; None where
+    something else changed."""
+    found = _SETTING.search(changed)
+    if found is None or found[1] not in _SETTINGS:
+        return None
+    return (
+        f"A compiled step is traced for torch's settings as they are: call {_SETTINGS[found[1]]} "
+        "before warmup() and the first step, and put it back around what needs another, such as a "
+        "validation of your own; or use mode='eager'"
+    )
 
 
 def observed(error: BaseException | None) -> str | None:

@@ -21,6 +21,8 @@ from staticgraph.distributed.share import Share
 from staticgraph.steps.missing import for_loss, labelled
 
 Loss = Callable[[Any, StaticBatch], Any]
+# Too narrow for a sum of many values.
+HALVES = (torch.float16, torch.bfloat16)
 
 
 class LossTerms(NamedTuple):
@@ -66,10 +68,11 @@ class LossTerms(NamedTuple):
 
     def mean(self) -> Tensor:
         """The loss where every row is real: over an unpadded batch."""
-        mean = self.values.mean()
+        values, mean = self.values, self.values.mean()
         if self.weights is not None:
-            shares = self.weights.to(self.values.dtype).expand(self.values.shape)
-            mean = (self.values * shares).sum() / shares.sum()
+            wide = values.to(_added_up_in(values))
+            shares = self.weights.to(wide.dtype).expand(values.shape)
+            mean = _rounded((wide * shares).sum() / shares.sum(), values)
         return mean if self.added is None else mean + self.added
 
 
@@ -117,8 +120,7 @@ def share_of_loss(
     terms, read = _terms(loss, out, batch, given)
     total, count = _masked_sum(terms.values, given, read, terms.weights)
     physical = max(1, terms.values.numel())
-    exact = torch.float64 if total.dtype == torch.float64 else torch.float32
-    total, weight = total / physical, count.to(exact) / physical
+    total, weight = total / physical, count.to(total.dtype) / physical
     return Share(total if terms.added is None else total + terms.added * weight, weight)
 
 
@@ -153,7 +155,9 @@ def masked_mean(
             infinite.
 
     Returns:
-        A 0-dim tensor; 0 where nothing is real, NaN where a missing label cannot be left out.
+        A 0-dim tensor in the dtype of ``values`` (half precisions are added up in float32, whole
+        numbers as torch's default); 0 where nothing is real, NaN where a missing label cannot be
+        left out.
 
     Raises:
         ValueError: a scalar, rows that are not the batch's, or a loss already summed over targets
@@ -168,9 +172,8 @@ def _mean(
     values: Tensor, batch: StaticBatch, read: Sequence[str], weights: Tensor | None
 ) -> Tensor:
     total, count = _masked_sum(values, batch, read, weights)
-    if weights is None:
-        return total / count.clamp(min=1)
-    return total / torch.where(count == 0, 1, count)
+    count = count.clamp(min=1) if weights is None else torch.where(count == 0, 1, count)
+    return _rounded(total / count, values)
 
 
 def _warn_of_pairs(values: Tensor) -> None:
@@ -189,8 +192,8 @@ def _warn_of_pairs(values: Tensor) -> None:
 def _masked_sum(
     values: Tensor, batch: StaticBatch, read: Sequence[str], weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The sum of a loss over real rows and labelled targets, NaN where a missing label cannot be
-    left out; and how many values that were, or the sum of their weights."""
+    """The sum of a loss over real rows and labelled targets, in float32 or wider, NaN where a
+    missing label cannot be left out; and how many values that were, or the sum of their weights."""
     if values.dim() == 0:
         raise ValueError(
             "the loss is a scalar, so padded rows are already averaged in: return one value per "
@@ -207,12 +210,26 @@ def _masked_sum(
         ) from None
     mask = rows.view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
     mask, lost = labelled(values, batch, mask, read)
+    wide = _added_up_in(values)
     if weights is None:
-        total, count = torch.where(mask, values, 0).sum(), mask.sum()
+        total, count = torch.where(mask, values, 0).sum(dtype=wide), mask.sum()
     else:
-        shares = torch.where(mask, weights.to(values.dtype), 0)
+        shares = torch.where(mask, weights.to(wide), 0)
         total, count = (torch.where(shares != 0, values, 0) * shares).sum(), shares.sum()
     return total if lost is None else torch.where(lost, torch.nan, total), count
+
+
+def _added_up_in(values: Tensor) -> torch.dtype:
+    """Of a loss: the sum of 1,300 values of 225 is more than float16 holds, and their mean is not;
+    as whole numbers weights would be cut off."""
+    if values.dtype in HALVES:
+        return torch.float32
+    return values.dtype if values.dtype.is_floating_point else torch.get_default_dtype()
+
+
+def _rounded(mean: Tensor, values: Tensor) -> Tensor:
+    """A mean as torch's own has it: in half precision that of values in half precision."""
+    return mean.to(values.dtype) if values.dtype in HALVES else mean
 
 
 def check_not_broadcast(values: Tensor, out: object) -> None:

@@ -19,6 +19,7 @@ from staticgraph.schema import Level
 from staticgraph.steps.arguments import Forward
 from staticgraph.steps.finite import EVERY
 from staticgraph.steps.losses import Loss
+from staticgraph.steps.precision import check_autocast, name_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +33,7 @@ class Subject:
             scalar)`` for a term that is added once: :class:`staticgraph.LossTerms`.
         optimizer: over the model's parameters.
         forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
-        autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.
+        autocast: ``torch.bfloat16`` or ``torch.float16``, to run the forward and the loss in.
         clip_norm: the largest norm of all gradients together; larger ones are scaled to it.
         differentiable: float fields that the model takes derivatives by, such as ``("pos",)`` for
             forces; ``data.pos.requires_grad_()`` in the model then compiles.
@@ -51,8 +52,8 @@ class Subject:
 
     Raises:
         TypeError: no module, a loss module of torch, an averaged model, several optimizers, or one
-            that needs a closure or a scaler.
-        ValueError: a negative ``check_finite``, or ``accumulate`` below 1.
+            that needs a closure or a scaler; ``autocast`` that is no dtype.
+        ValueError: a negative ``check_finite``, ``accumulate`` below 1, or another ``autocast``.
     """
 
     model: torch.nn.Module
@@ -79,6 +80,7 @@ class Subject:
             raise ValueError(
                 f"accumulate={self.accumulate!r}; give a whole number of batches, at least 1"
             )
+        check_autocast(self.autocast)
         if self.check_finite < 0:
             raise ValueError(
                 f"check_finite={self.check_finite}; give a number of steps, or 0 for no check"
@@ -131,7 +133,7 @@ class Subject:
     @property
     def precision(self) -> str | None:
         """The name of the autocast dtype."""
-        return None if self.autocast is None else str(self.autocast).removeprefix("torch.")
+        return None if self.autocast is None else name_of(self.autocast)
 
 
 def device_of(model: torch.nn.Module) -> torch.device:

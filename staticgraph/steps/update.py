@@ -29,11 +29,13 @@ class Update:
                 parameter.grad = None
 
     def __call__(self) -> None:
-        """Clips without reading the norm on the host, then steps."""
+        """Clips without reading the norm on the host, then steps; an autocast around the whole loop
+        casts the new weights again."""
         assert self.optimizer is not None
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
         self.optimizer.step()
+        torch.clear_autocast_cache()  # its casts are of the weights before
 
 
 def drop_gradients(module: torch.nn.Module) -> None:

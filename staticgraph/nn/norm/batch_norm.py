@@ -34,7 +34,8 @@ SINGLE = "_staticgraph_single"
 def flag_single_rows(norm: torch.nn.Module, device: torch.device) -> None:
     """Gives a norm its flag, at an address that stays, where it has none."""
     if norm._buffers.get(SINGLE) is None:
-        flag = torch.zeros((), dtype=torch.bool, device=device)
+        with torch.inference_mode(False):  # steps of training write to it, too
+            flag = torch.zeros((), dtype=torch.bool, device=device)
         norm.register_buffer(SINGLE, flag, persistent=False)
 
 
