@@ -210,8 +210,6 @@ def _row_probabilities(outputs: Any, task: str) -> Any:
 def _likeliest(outputs: Any, classes: Sequence[str]) -> list[str | None]:
     """The name of each row's largest number; None where one is not a number."""
     values = np.asarray(outputs, np.float64)
-    unknown = np.isnan(values).any(axis=1)
-    return [
-        None if none else classes[number]
-        for none, number in zip(unknown, values.argmax(axis=1), strict=True)
-    ]
+    unknown = np.isnan(values.max(axis=1)).tolist()  # the largest is one that is not a number
+    places: list[int] = values.argmax(axis=1).tolist()
+    return [None if none else classes[n] for none, n in zip(unknown, places, strict=True)]
