@@ -8,6 +8,7 @@ import os
 import shutil
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,9 +20,9 @@ import staticgraph as sg
 from staticgraph.files import document
 from staticgraph.models import build
 from staticgraph.runner import export_manifest
-from staticgraph.runner.export import form
+from staticgraph.runner.export import _Forward, _require_alike, form
 from staticgraph.runner.export_manifest import ExportManifest
-from staticgraph.runner.exported import verify_exported
+from staticgraph.runner.exported import ExportedModel, verify_exported
 
 # Float32 through four layers, in the order that another compiler chose.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -303,6 +304,31 @@ def test_what_outputs_are_collected_in():
     }
     with pytest.raises(sg.NotStatic, match="returns a set"):
         form({a})
+
+
+def test_a_package_gives_tensors_and_the_manifest_the_rest():
+    a, b = torch.zeros(2), torch.ones(3)
+    out = {"none": None, "a": a, "k": 7, "words": "x", "b": (None, [b, 1.5], a), "yes": True}
+    packed = _Forward(torch.nn.Identity(), lambda *_: out)(a)
+    assert [id(tensor) for tensor in packed] == [id(a), id(b), id(a)]
+
+    class Package:
+        def run(self, _):
+            return [None, *packed]  # as those gave that were written with None among the tensors
+
+    batch = Mock(bucket=0, capacity=sg.Capacity(3, 4, 2))
+    batch.tensors.return_value = {"x": a}
+    model = object.__new__(ExportedModel)
+    model.manifest = Mock(plan=sg.BucketPlan.of([batch.capacity]), inputs=[("x",)])
+    model.manifest.output, model._loaders = form(out), [Package()]
+    assert model.predict_batch(batch) == out
+
+
+def test_an_output_that_depends_on_the_bucket_is_refused():
+    forms = [{"tuple": ["tensor", {"value": n}]} for n in (8, 8, 9)]
+    _require_alike(forms[:2], torch.nn.Identity())
+    with pytest.raises(sg.NotStatic, match=r"'value': 8.* in the first bucket and .*'value': 9"):
+        _require_alike(forms, torch.nn.Identity())
 
 
 def test_an_export_needs_the_fields():

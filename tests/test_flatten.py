@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.loader import DataLoader
 
 from staticgraph import datasets
 from staticgraph.errors import BadGraph
@@ -306,3 +307,41 @@ def test_levels_settle_what_lengths_cannot_tell():
     assert (told.schema["stress"].level, told.schema["stress"].rows) == ("graph", 3)
     with pytest.raises(BadGraph, match="has not one row per node in every graph"):
         GraphStore.from_pyg(graphs, levels={"stress": "node"})
+
+
+def test_a_batch_is_no_graph():
+    """Its graphs would be one, with one prediction and one target for all."""
+    one = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))
+    two = Batch.from_data_list([one, one])
+    words = r"item 1 is a DataBatch of 2 graphs.*pass its graphs, batch.to_data_list\(\)"
+    with pytest.raises(BadGraph, match=words):
+        from_pyg([Batch.from_data_list([one]), two], progress=False)
+    typed = Batch.from_data_list([HeteroData(a={"x": torch.ones(2, 1)})] * 2)
+    with pytest.raises(BadGraph, match="item 0 is a HeteroDataBatch of 2 graphs"):
+        from_pyg([typed], progress=False)
+    with pytest.raises(BadGraph, match=r"item 0 is a DataBatch of 2 graphs.*loader\.dataset"):
+        from_pyg(DataLoader([one] * 4, batch_size=2), progress=False)
+    assert len(from_pyg(two.to_data_list(), progress=False)) == 2
+
+
+def test_edges_are_said_by_every_graph_or_by_none():
+    edges = {"edge_index": torch.tensor([[0], [1]])}
+    with_edges, without = Data(x=torch.ones(2, 1), **edges), Data(x=torch.ones(2, 1))
+    with pytest.raises(BadGraph, match="graph 1 has no edge_index, which graph 0 has; add it, of"):
+        from_pyg([with_edges, without], progress=False)
+    with pytest.raises(BadGraph, match="graph 1 has an edge_index, which graph 0 lacks; add it"):
+        from_pyg([without, with_edges], progress=False)
+    assert from_pyg([without, without], progress=False).sizes.tolist() == [[2, 0]] * 2
+
+
+def test_graphs_of_another_kind_than_the_plans_are_told_so():
+    plain, typed = Data(x=torch.ones(2, 1)), HeteroData(a={"x": torch.ones(2, 1)})
+    for made, other, words in (
+        (plain, typed, "HeteroData; expected torch_geometric.data.Data, as the plan has"),
+        (typed, plain, "Data; expected HeteroData, as the plan has"),
+    ):
+        schema = from_pyg([made], progress=False).schema
+        with pytest.raises(BadGraph, match=f"item 0 of list is of type {words}"):
+            from_pyg([other], schema=schema, progress=False)
+    with pytest.raises(BadGraph, match="a dict is not a data set: pass a list of its graphs"):
+        from_pyg({"first": plain}, progress=False)

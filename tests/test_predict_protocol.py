@@ -218,6 +218,7 @@ def test_heads_that_are_not_of_the_plainest_kind():
         ["Connection: close", "Content-Length: 1"],
         ["Expect: 100-continue", "Content-Length: 1"],
         ["Transfer-Encoding: chunked", "Content-Length: 1"],
+        ["Content-Encoding: gzip", "Content-Length: 1"],
         ["Content-Length: 1", "Content-Length: 1"],
         ["Content-Length: 1,1"],
         ["Content-Length: -1"],

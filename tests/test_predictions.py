@@ -116,3 +116,51 @@ def test_points_without_edges_are_looked_at(model):
         assert report.ok, str(report)
         assert report.parity is not None
         assert "(0 nodes" not in report.batch
+
+
+class Answers(torch.nn.Module):
+    """Yes or no a graph, a node and an edge, by a mask among the fields."""
+
+    def forward(self, x, edge_index, good, batch, batch_size):
+        assert good.dtype == torch.bool
+        kept = x[:, 0].masked_fill(~good, -1.0)
+        pooled = global_add_pool(kept[:, None], batch, batch_size)
+        return pooled > 0, kept > 0, kept[edge_index[0]] > 0
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+def test_truth_values_stay_truth_values(sanitize):
+    """As whole numbers they would index rows 0 and 1 where a mask is meant."""
+    data = graphs()
+    for graph in data:
+        graph.good = graph.x[:, 1] > 0
+    store = sg.GraphStore.from_pyg(data, progress=False)
+    subject = sg.Subject(Answers(), sanitize=sanitize)
+    runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, batch_size=5), mode="eager")
+    pooled, nodes, edges = runner.predict(data)
+    assert {each.dtype for each in (pooled, *nodes, *edges)} == {torch.bool}
+    for number, graph in enumerate(data):
+        kept = graph.x[:, 0].masked_fill(~graph.good, -1.0)
+        assert torch.equal(pooled[number], kept.sum()[None] > 0)
+        assert torch.equal(nodes[number], kept > 0)
+        assert torch.equal(edges[number], kept[graph.edge_index[0]] > 0)
+
+
+def test_new_graphs_say_which_edges_they_have():
+    """Whoever forgets them, or calls them otherwise, would get numbers of another graph."""
+    data = graphs()
+    store = sg.GraphStore.from_pyg(data, progress=False)
+    plan = sg.plan_buckets(store, batch_size=5)
+
+    def predict(given, plan=plan):
+        return sg.StaticGraphRunner(Many(tuple), plan, mode="eager").predict(given)
+
+    misnamed = Data(x=data[0].x, edges=data[0].edge_index)
+    for given in ([misnamed], [data[1], misnamed]):
+        with pytest.raises(sg.BadGraph, match=f"graph {len(given) - 1} has no edge_index, which"):
+            predict(given)
+    none = Data(x=data[0].x, edge_index=torch.empty(2, 0, dtype=torch.long))
+    assert predict([none])[1][2][0][0].shape == (0, 2)
+    assert torch.equal(predict(iter(data))[0], predict(data)[0])
+    with pytest.raises(sg.BadGraph, match="item 0 is a DataBatch of 3 graphs"):
+        predict([Batch.from_data_list(data[:3])])

@@ -219,7 +219,7 @@ def test_health_metrics_and_interface(client):
     assert float(samples['staticgraph_latency_seconds{quantile="0.99"}']) > 0
     described = client.get("/openapi.json").json()["paths"]["/predict"]["post"]["requestBody"]
     fields = described["content"]["application/json"]["schema"]["properties"]["graphs"]["items"]
-    assert fields["required"] == ["x", "edge_attr"]
+    assert fields["required"] == ["edge_index", "x", "edge_attr"]
 
 
 def test_the_page_draws_and_predicts(client):

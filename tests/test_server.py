@@ -193,7 +193,7 @@ def test_graphs_of_other_fields_fail_alone():
         with pytest.raises(sg.BadGraph, match="no 'edge_attr'"):
             server.submit([Data(x=graph(3).x, edge_index=graph(3).edge_index)]).result(PATIENCE_S)
         other = sg.GraphStore.from_pyg([Data(x=torch.ones(2, 4), edge_index=graph(2).edge_index)])
-        with pytest.raises(sg.BadGraph, match="in other dtypes"):
+        with pytest.raises(sg.BadGraph, match=r"has x float32 \[4\] per node where"):
             server.submit(other).result(PATIENCE_S)
         store = sg.GraphStore.from_pyg([graph(3), graph(6)])
         same(server.submit(store).result(PATIENCE_S), server.runner.predict(store))
@@ -201,6 +201,18 @@ def test_graphs_of_other_fields_fail_alone():
         none = flat_of([graph(3)])
         none = FlatGraphs(none.num_nodes[:0], none.num_edges[:0], none.edge_index[:, :0], {})
         assert server.submit(none).result(PATIENCE_S) == []
+
+
+def test_what_was_asked_does_not_change_with_what_its_owner_does():
+    data, store = [graph(5), graph(3)], sg.GraphStore.from_pyg([graph(5), graph(3)])
+    with server_of(max_wait_ms=1e9) as server:
+        expected = server.runner.predict(data)
+        futures = [server.submit(data), server.submit(store), server.submit(iter(data))]
+        store.columns["x"][:] = 0
+        for each in data:
+            each.x.zero_()
+    for future in futures:
+        same(future.result(), expected)
 
 
 def test_a_failure_of_the_model_fails_its_batch_and_no_other():

@@ -108,6 +108,11 @@ class BucketPlan:
         ]
         return "\n".join([*lines, self.note] if self.note else lines)
 
+    @property
+    def has_edges(self) -> bool | None:
+        """Whether any graph that it was made for has an edge; None where it does not know them."""
+        return self.maxima[1] > 0 if len(self.maxima) > 1 else None
+
     @classmethod
     def of(
         cls, capacities: Iterable[Capacity | tuple[int, ...]], batch_size: int | None = None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.containers import tensors_in
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
@@ -42,15 +43,17 @@ from staticgraph.text.progress import bar
 
 
 class _Forward(torch.nn.Module):
-    """What torch exports: a module whose parameters are the model's, and a function of tensors."""
+    """What torch exports: a module whose parameters are the model's, and a function from tensors to
+    tensors. What else an output has stands in the manifest (:func:`form`): a package takes None for
+    one more tensor, and no words."""
 
     def __init__(self, model: torch.nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
         self.model = model
         self._function = function
 
-    def forward(self, *tensors: Tensor) -> Any:
-        return self._function(*tensors)
+    def forward(self, *tensors: Tensor) -> list[Tensor]:
+        return tensors_in(self._function(*tensors))
 
 
 def export(
@@ -80,6 +83,7 @@ def export(
             check_entries(path, path.read_bytes())
             packages.append(digest_of(path.read_bytes()))
             inputs.append(tuple(batch.tensors()))
+        _require_alike(shapes, subject.model)
         return ExportManifest(
             plan,
             tuple(packages),
@@ -121,6 +125,16 @@ def _compile(
         warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own tree specifications
         compile_and_package(program, package_path=str(path))
     return form(out)
+
+
+def _require_alike(forms: list[Any], model: torch.nn.Module) -> None:
+    """Refuses an output whose plain values are those of a bucket."""
+    if other := next((found for found in forms if found != forms[0]), None):
+        raise NotStatic(
+            f"{type(model).__name__} returns {forms[0]} in the first bucket and {other} in another "
+            "one, and an export has one answer for all: leave out what depends on the size of a "
+            "bucket, with forward=lambda model, batch: ..."
+        )
 
 
 def form(out: Any) -> Any:

@@ -129,7 +129,9 @@ class ExportedModel:
                 "pointers=model.pointers)"
             )
         flat = self._loaders[batch.bucket].run(list(tensors.values()))
-        return _unflat(self.manifest.output, iter(flat))
+        # Older exports have None among their outputs, which stands in the manifest already.
+        found = [tensor for tensor in flat if tensor is not None]
+        return _unflat(self.manifest.output, iter(found))
 
 
 def _unflat(form: Any, tensors: Iterator[Tensor]) -> Any:

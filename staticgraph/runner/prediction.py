@@ -17,6 +17,7 @@ from staticgraph.schema import Level, Schema
 from staticgraph.steps.provenance import Path, leaves, name_of
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
+from staticgraph.store.pyg.flatten import from_pyg
 
 
 class Predictor(Protocol):
@@ -51,7 +52,8 @@ def predict(predictor: Predictor, graphs: Any, schema: Schema | None) -> Any:
 
     Args:
         predictor: runs the batches.
-        graphs: a list of ``Data``, a PyG data set, or a store.
+        graphs: a list of ``Data``, a PyG data set, or anything that gives them one by one; or a
+            store.
         schema: the fields to expect; None reads them off the graphs.
 
     Raises:
@@ -65,10 +67,10 @@ def predict(predictor: Predictor, graphs: Any, schema: Schema | None) -> Any:
                 "predict() takes graphs, not a StaticLoader: give it the store, or eval_step() "
                 "each of the loader's batches"
             )
-        elif len(graphs) == 0:
+        elif len(given := listed(graphs)) == 0:
             return []
         else:
-            store = GraphStore.from_pyg(graphs, schema=schema)
+            store = new_graphs(given, predictor.plan, schema, progress=True)
         any_data = replace(predictor.plan, digest=None)
         loader = StaticLoader(
             store, any_data, exact=False, device=predictor.device, pointers=predictor.pointers
@@ -77,6 +79,29 @@ def predict(predictor: Predictor, graphs: Any, schema: Schema | None) -> Any:
         for batch in loader:
             predictions.add(batch, predictor.predict_batch(batch))
         return predictions.in_order()
+
+
+def listed(graphs: Any) -> Any:
+    """Graphs that have a length, where they came one after the other."""
+    return graphs if hasattr(graphs, "__len__") else list(graphs)
+
+
+def new_graphs(
+    graphs: Any, plan: BucketPlan, schema: Schema | None, progress: bool = False
+) -> GraphStore:
+    """A store of graphs that a model has not seen.
+
+    Args:
+        graphs: a list of ``Data``, or a PyG data set.
+        plan: of the model; where its data had edges, each graph must say which it has.
+        schema: the fields to expect; None reads them off the graphs.
+        progress: show what :meth:`GraphStore.from_pyg` shows.
+
+    Raises:
+        BadGraph: a graph lacks a field or its edges, or has a field of another dtype or width.
+    """
+    known = plan.has_edges is True
+    return from_pyg(GraphStore, graphs, schema=schema, edges=known, progress=progress)
 
 
 def require_rows(out: Any, levels: Mapping[Path, Level | None]) -> None:

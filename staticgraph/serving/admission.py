@@ -12,8 +12,10 @@ from typing import Any
 
 from staticgraph.errors import BadGraph, GraphTooLarge, ServerBusy
 from staticgraph.nn.context.present import Restored
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.prediction import new_graphs
 from staticgraph.schema import Schema
-from staticgraph.sizes.capacity import Capacity
+from staticgraph.serving.joined import Run, joined
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
@@ -28,7 +30,7 @@ class Admission:
 
     Args:
         schema: the fields of a graph.
-        capacities: the buckets.
+        plan: the buckets.
         unfit: positions of those graphs, by their sizes ``[n, C]``, that fit no bucket.
         max_queue: graphs that may wait.
     """
@@ -36,12 +38,12 @@ class Admission:
     def __init__(
         self,
         schema: Schema,
-        capacities: tuple[Capacity, ...],
+        plan: BucketPlan,
         unfit: Callable[[IntArray], IntArray],
         max_queue: int,
     ) -> None:
         self._schema = schema
-        self._capacities = capacities
+        self._plan, self._capacities = plan, plan.capacities
         self._unfit = unfit
         self._max_queue = max_queue
 
@@ -79,20 +81,32 @@ class Admission:
             GraphTooLarge: one fits no bucket.
         """
         if isinstance(graphs, GraphStore):
-            store = graphs
-            if {f.layout for f in store.schema} != {f.layout for f in self._schema}:
-                raise BadGraph(
-                    f"{store.name} has {', '.join(f.name for f in store.schema)} in other dtypes, "
-                    "shapes or levels than the plan's "
-                    f"{', '.join(f.describe() + ' ' + f.name for f in self._schema)}"
-                )
-        else:
-            with Restored(nothing=True):  # a store is made by PyG's own functions
-                store = GraphStore.from_pyg(graphs, schema=self._schema, progress=False)
+            self._check_fields(graphs)
+            self._check_fit(graphs)
+            return joined([Run(graphs, 0, len(graphs))])  # its owner may change it
+        with Restored(nothing=True):  # a store is made by PyG's own functions
+            store = new_graphs(graphs, self._plan, self._schema)
+        self._check_fit(store)
+        return store
+
+    def _check_fields(self, store: GraphStore) -> None:
+        if {f.layout for f in store.schema} == {f.layout for f in self._schema}:
+            return
+        wanted, found = (
+            {f"{f.name} {f.describe()}" for f in schema} for schema in (self._schema, store.schema)
+        )
+        lacks, has = ", ".join(sorted(wanted - found)), ", ".join(sorted(found - wanted))
+        raise BadGraph(
+            f"{store.name} has {has or 'nothing'} where the plan has {lacks or 'nothing'}: make "
+            "the store as that of the training data was made"
+            if lacks or has
+            else f"{store.name} has indices that count other rows than the plan's"
+        )
+
+    def _check_fit(self, store: GraphStore) -> None:
         unfit = self._unfit(store.sizes)
         if len(unfit):
             raise self.too_large(int(unfit[0]), store.sizes[unfit[0]])
-        return store
 
     def too_large(self, graph: int, sizes: IntArray) -> GraphTooLarge:
         """The error of one graph, by its number in the request and its sizes ``[C]``."""

@@ -18,6 +18,7 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
+from staticgraph.schema import EDGE_INDEX
 from staticgraph.serving import compact, drawing
 from staticgraph.serving.asker import Asker
 from staticgraph.serving.bodies import Reader
@@ -121,9 +122,14 @@ def _described(reader: Reader) -> dict[str, Any]:
     rows = {item.name: {"description": item.describe(), "type": "array"} for item in reader.fields}
     graph = {
         "type": "object",
-        "required": [item.name for item in reader.fields],
+        "required": [
+            *([EDGE_INDEX] if reader.edges else []),
+            *([] if reader.counts_nodes else ["num_nodes"]),
+            *rows,
+        ],
         "properties": {
-            "edge_index": {"type": "array", "description": "[2, edges], nodes from 0"},
+            EDGE_INDEX: {"type": "array", "description": "[2, edges], nodes from 0"},
+            "num_nodes": {"type": "integer", "description": "where no field has a row per node"},
             **rows,
         },
     }

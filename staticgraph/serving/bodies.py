@@ -46,6 +46,8 @@ class Reader:
         smiles: whether molecules may be given as SMILES.
         most_graphs: in one request.
         most_bytes: of a body.
+        edges: whether a graph must say which edges it has, none among them: one of a model that was
+            trained without any need not.
     """
 
     schema: Schema
@@ -53,6 +55,7 @@ class Reader:
     smiles: bool
     most_graphs: int
     most_bytes: int
+    edges: bool = True
 
     @cached_property
     def fields(self) -> list[Field]:
@@ -72,6 +75,11 @@ class Reader:
     def _counting(self) -> str | None:
         """The field of nodes whose rows tell how many there are."""
         return next((item.name for item in self.fields if item.level == "node"), None)
+
+    @property
+    def counts_nodes(self) -> bool:
+        """Whether a field tells how many nodes a graph has."""
+        return self._counting is not None
 
     def warm(self) -> Reader:
         """Itself, once the loops that read bodies are compiled."""
@@ -109,6 +117,9 @@ class Reader:
         arrays = arrays_of(body, self.most_bytes * MOST_INFLATED)
         if missing := {*self.names} - {*arrays}:
             raise BadBody(f"the npz lacks {', '.join(sorted(missing))}")
+        for item in self.fields:
+            if arrays[item.name].ndim > 1:
+                arrays[item.name] = _rows_first(arrays[item.name], item)
         return self._flat(arrays, len(body))
 
     def compact(self, body: bytes) -> FlatGraphs:
@@ -189,19 +200,20 @@ class Reader:
     def _arrays(self, values: Mapping[str, Any]) -> Arrays:
         index = _array(values.get(EDGE_INDEX, [[], []]), EDGE_INDEX, "int64")
         if index.ndim != 2 or len(index) != 2:
-            raise BadBody("edge_index must be [2, edges]")
+            raise BadBody(
+                f"edge_index has shape {list(index.shape)}, and it is [2, edges]: the edges' "
+                "sources and their destinations, [[], []] where there are none"
+            )
         made: Arrays = {EDGE_INDEX: index}
         for item in self.fields:
             if item.name not in values:
                 raise BadBody(f"it lacks {item.name!r}, {item.describe()}")
             found = _array(values[item.name], item.name, item.dtype)
-            if not found.size and found.ndim <= 1:
-                found = found.reshape(0, *item.shape)
-            if found.ndim != 1 + len(item.shape) or found.shape[1:] != item.shape:
-                raise BadBody(
-                    f"{item.name!r} has shape {list(found.shape)}, and it is {item.describe()}"
-                )
-            made[item.name] = found
+            made[item.name] = _rows_of(found, item)
+        if self.edges and EDGE_INDEX not in values:
+            raise BadBody("it lacks 'edge_index', [2, edges]; of a graph without edges, [[], []]")
+        if self._counting is None and "num_nodes" not in values:
+            raise BadBody("it lacks 'num_nodes', which no field tells: none has a row per node")
         nodes = values.get("num_nodes", len(made[self._counting]) if self._counting else 0)
         if not isinstance(nodes, int | np.integer) or isinstance(nodes, bool) or nodes < 0:
             raise BadBody("num_nodes must be a whole number")
@@ -225,13 +237,48 @@ class Reader:
 
 def _python_json(body: bytes) -> Any:
     try:
-        return json.loads(body, parse_constant=_no_number)
+        return json.loads(body, parse_constant=_no_number, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise BadBody(f"the body is no JSON: {error}", 400) from None
 
 
 def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, whose keys would hide each other if they came twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key in found if [name for name, _ in pairs].count(key) > 1)
+        raise ValueError(f"{twice[:100]!r} stands in it twice")
+    return found
+
+
+def _rows_of(found: Array, item: Field) -> Array:
+    """``[rows, *shape]`` of one graph's field, given as PyG has it: rows where ``__cat_dim__`` puts
+    them, none of their own for what PyG stacks, and a number for a graph's only one.
+
+    Raises:
+        BadBody: it has another shape.
+    """
+    shape = found.shape
+    if not found.size and found.ndim <= 1:
+        return found.reshape(0, *item.shape)
+    whole = item.cat_dim is None or (item.level, item.rows, shape) == ("graph", 1, ())
+    if whole and shape == item.shape:
+        return found[None]
+    found = _rows_first(found, item)
+    if found.ndim != 1 + len(item.shape) or found.shape[1:] != item.shape:
+        beside = f", one beside the other in dimension {item.cat_dim}" if item.cat_dim else ""
+        raise BadBody(f"{item.name!r} has shape {list(shape)}, and it is {item.describe()}{beside}")
+    return found
+
+
+def _rows_first(found: Array, item: Field) -> Array:
+    """The rows of an array, which PyG may have in another dimension than the first."""
+    at = item.cat_dim
+    return np.moveaxis(found, at, 0) if at and found.ndim > at else found
 
 
 def _array(values: object, name: str, dtype: str) -> Array:

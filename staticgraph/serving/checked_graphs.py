@@ -1,7 +1,8 @@
 """Arrays from an untrusted caller -> graphs that a model can take, or one line of what is wrong.
 
-Checked are numbers of rows, edges within their graph, categories that the model has a row for,
-values that are finite and that their dtype holds. All graphs of a body are looked at in one go.
+Checked are numbers of rows, edges and other indices within their graph, categories that the model
+has a row for, values that are finite and that their dtype holds. All graphs of a body are looked at
+in one go.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from staticgraph.serving.bad_body import BadBody
 from staticgraph.serving.flat_graphs import FlatGraphs
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
+from staticgraph.store.indices import first_outside
 from staticgraph.text.how_many import how_many
 
 Categories = Mapping[str, tuple[int, ...]]
@@ -58,7 +60,13 @@ def checked(
         if (sizes := categories.get(item.name)) is not None:
             _check_categories(item, made.reshape(rows, len(sizes)), sizes, nodes, edges)
         columns[item.name] = made
-    return FlatGraphs(nodes, edges, index, columns)
+    found = FlatGraphs(nodes, edges, index, columns)
+    for item in fields:
+        if item.counts and (
+            wrong := first_outside(item, columns[item.name], found.offsets, len(found))
+        ):
+            raise BadBody(wrong.words)
+    return found
 
 
 def cast(found: Array, name: str, dtype: str) -> Array:

@@ -30,6 +30,7 @@ from staticgraph.store.columns import (
     sort_by_destination,
 )
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.indices import renumbered
 
 TARGET = "y"
 
@@ -143,18 +144,15 @@ def store_of(spans: Sequence[FlatSpan], schema: Schema) -> GraphStore:
     offsets = {level: graphs.offsets[level] for level in ("node", "edge", "graph")}
     (src, dst), bounds = graphs.edge_index, (offsets["node"], offsets["edge"])
     order = sort_by_destination(dst, *bounds)
+    columns: Mapping[str, Array] = graphs.columns
     if order is not None:
         src, dst = src[order], dst[order]
+        columns = renumbered(fields_of(schema), columns, offsets, len(graphs), "edge", order)
+    if TARGET in schema:
+        item = schema[TARGET]
+        rows = int(offsets[item.level][-1]) * (item.rows if item.level == "graph" else 1)
+        columns = {**columns, TARGET: np.zeros((rows, *item.shape), item.dtype)}
     row_ptr, transpose = row_pointers(src, dst, *bounds)
-    columns = {}
-    for item in schema:
-        if item.name == TARGET:
-            rows = int(offsets[item.level][-1]) * (item.rows if item.level == "graph" else 1)
-            columns[item.name] = np.zeros((rows, *item.shape), item.dtype)
-        else:
-            column = graphs.columns[item.name]
-            sorts = order is not None and item.level == "edge"
-            columns[item.name] = column[order] if sorts else column
     return GraphStore(
         schema=schema,
         node_offsets=offsets["node"],
@@ -166,7 +164,7 @@ def store_of(spans: Sequence[FlatSpan], schema: Schema) -> GraphStore:
         edge_origin=(
             np.empty(0, np.int64) if order is None else local_positions(order, offsets["edge"])
         ),
-        columns=columns,
+        columns={item.name: columns[item.name] for item in schema},
         name="requests",
     )
 

@@ -52,7 +52,14 @@ def service_of_export(
             "graphs"
         )
     smiles = smiles or has_molecules(model.schema)
-    reader = Reader(model.schema, model.manifest.categories, smiles, most_graphs, most_bytes)
+    reader = Reader(
+        model.schema,
+        model.manifest.categories,
+        smiles,
+        most_graphs,
+        most_bytes,
+        model.plan.has_edges is not False,
+    )
     server = Server(model, max_wait_ms=max_wait_ms, max_queue=max_queue)
     return Service(server, reader, f"{model.manifest.model} of {folder.name}", task)
 

@@ -36,6 +36,13 @@ def service_of_run(
     runner = StaticGraphRunner(trained.model, for_serving(trained.plan), mode)
     runner.warmup(phases=("eval",))
     smiles = has_molecules(trained.schema)
-    reader = Reader(trained.schema, trained.categories, smiles, most_graphs, most_bytes)
+    reader = Reader(
+        trained.schema,
+        trained.categories,
+        smiles,
+        most_graphs,
+        most_bytes,
+        trained.plan.has_edges is not False,
+    )
     server = Server(runner, max_wait_ms=max_wait_ms, max_queue=max_queue)
     return Service(server, reader, f"{trained.config.model} of {folder.name}", trained.task)

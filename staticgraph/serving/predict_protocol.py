@@ -41,8 +41,16 @@ MOST_BODIES = 8
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTH = re.compile(rb"[0-9]{1,9}")
-# They change what follows, or what the other side waits for.
-_OTHERWISE = {b"connection", b"expect", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+# They change what follows, or what the other side waits for, or what a body is.
+_OTHERWISE = {
+    b"connection",
+    b"content-encoding",
+    b"expect",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"upgrade",
+}
 
 
 class PlainHead(NamedTuple):

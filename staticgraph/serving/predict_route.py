@@ -107,6 +107,10 @@ class PredictRoute:
 
     async def _graphs(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> FlatGraphs:
         said = next((value for name, value in headers if name == b"content-type"), JSON.encode())
+        packed = next((value for name, value in headers if name == b"content-encoding"), b"")
+        if packed.strip().lower() not in (b"", b"identity"):
+            how = packed[:100].decode("latin-1")
+            raise BadBody(f"the body is packed (Content-Encoding: {how}): send it as it is", 415)
         read = self._read_of(self.kind_of(said))
         body = await _body(receive, self._reader.most_bytes)
         return read(body) if reads_at_once(body) else await asyncio.to_thread(read, body)
@@ -154,11 +158,12 @@ def _too_long(most: int) -> BadBody:
 def _reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Reply:
     """Plain values; null for what is not finite. Where classes have names, the likeliest one's."""
     found: dict[str, Any] = {"outputs": outputs}
-    if task in ("binary", "classes") and _is_table(outputs):
-        values = np.asarray(outputs, np.float64)
-        found["probabilities"] = _probabilities(values, task)
-        if classes and values.ndim == 2 and values.shape[1] == len(classes):
-            found["classes"] = [classes[number] for number in values.argmax(axis=1)]
+    if task in ("binary", "classes"):
+        probabilities = _probabilities(outputs, task)
+        if probabilities is not None:
+            found["probabilities"] = probabilities
+        if classes and _is_table(outputs) and {*map(len, outputs)} == {len(classes)}:
+            found["classes"] = _likeliest(outputs, classes)
     try:
         return Reply(200, _ENCODED(found).encode())
     except ValueError:
@@ -166,16 +171,45 @@ def _reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Reply
 
 
 def _is_table(outputs: Any) -> bool:
-    """Whether it is a row per graph, of numbers."""
+    """Whether it is rows of numbers."""
     return isinstance(outputs, list) and all(
-        isinstance(row, list) and not any(isinstance(value, list) for value in row)
-        for row in outputs
+        isinstance(row, list) and _is_row(row) for row in outputs
+    )
+
+
+def _is_row(outputs: Any) -> bool:
+    """Whether it is numbers, one after the other; None stands for one that is not finite."""
+    return isinstance(outputs, list) and all(
+        value is None or type(value) in (int, float) for value in outputs
     )
 
 
 def _probabilities(outputs: Any, task: str) -> Any:
+    """Of rows of logits, per graph or, as deep as they stand, of each graph's nodes or edges; of
+    yes-no questions also where there is a number in place of a row. None of anything else."""
+    if _is_row(outputs) and outputs:
+        if task != "binary":
+            return None
+        return _row_probabilities(np.asarray(outputs, np.float64), task)
+    if _is_table(outputs) and len({*map(len, outputs)}) <= 1:
+        return _row_probabilities(np.asarray(outputs, np.float64), task) if outputs else []
+    if not isinstance(outputs, list):
+        return None
+    found = [_probabilities(each, task) for each in outputs]
+    return None if None in found else found
+
+
+def _row_probabilities(outputs: Any, task: str) -> Any:
     with np.errstate(over="ignore", invalid="ignore"):
         if task == "binary":
             return (1 / (1 + np.exp(-outputs))).tolist()
-        raised = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+        raised = np.exp(outputs - outputs.max(axis=-1, keepdims=True, initial=-np.inf))
         return (raised / raised.sum(axis=-1, keepdims=True)).tolist()
+
+
+def _likeliest(outputs: Any, classes: Sequence[str]) -> list[str | None]:
+    """The name of each row's largest number; None where one is not a number."""
+    values = np.asarray(outputs, np.float64)
+    unknown = np.isnan(values.max(axis=1)).tolist()  # the largest is one that is not a number
+    places: list[int] = values.argmax(axis=1).tolist()
+    return [None if none else classes[n] for none, n in zip(unknown, places, strict=True)]

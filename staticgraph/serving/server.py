@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
-from staticgraph.runner.prediction import Predictor
+from staticgraph.runner.prediction import Predictor, listed
 from staticgraph.schema import Schema
 from staticgraph.serving.admission import Admission
 from staticgraph.serving.clock import Clock
@@ -93,7 +93,7 @@ class Server:
         self._closed = False
         self._changed = threading.Condition()  # of the three above
         self._process = os.getpid()
-        self._admission = Admission(known, capacities, self._waiting.unfit, max_queue)
+        self._admission = Admission(known, runner.plan, self._waiting.unfit, max_queue)
         self._batches = ServedBatches(runner, known)
         self._batches.warm()
         self._waiting.warm()
@@ -106,8 +106,8 @@ class Server:
         """Asks for the outputs of some graphs, which are copied before this returns.
 
         Args:
-            graphs: a list of ``Data``, a PyG data set, a :class:`GraphStore` with the plan's
-                fields, or :class:`~staticgraph.serving.flat_graphs.FlatGraphs` that were checked.
+            graphs: ``Data`` in a list or one by one, a PyG data set, a :class:`GraphStore` with the
+                plan's fields, or checked :class:`~staticgraph.serving.flat_graphs.FlatGraphs`.
 
         Returns:
             A future of what ``runner.predict(graphs)`` gives. It raises what is wrong with these
@@ -123,6 +123,7 @@ class Server:
                 future.
         """
         self._check_process()
+        graphs = listed(graphs)
         if len(graphs) == 0:
             return _done([])
         if isinstance(graphs, FlatGraphs):

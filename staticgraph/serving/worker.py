@@ -33,6 +33,7 @@ def main() -> None:
         settings["smiles"],
         settings["most_graphs"],
         settings["most_bytes"],
+        settings["edges"],
     ).warm()
     asker = Remote(line, schema, on_loss=lambda: os.kill(os.getpid(), signal.SIGTERM))
     app = make_app(asker, reader, settings["title"], settings["task"])

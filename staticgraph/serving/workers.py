@@ -56,6 +56,7 @@ class Workers:
             "smiles": reader.smiles,
             "most_graphs": reader.most_graphs,
             "most_bytes": reader.most_bytes,
+            "edges": reader.edges,
             "title": title,
             "task": task,
         }

@@ -32,7 +32,7 @@ def zero_padding(
         if level is None:
             return out
         mask = batch[f"{level}_mask"].view(-1, *(1,) * (out.dim() - 1))
-        return torch.where(mask, out, 0)
+        return _zero_but(mask, out)
     parts = parts_of(out)
     if parts is None:
         return out
@@ -49,5 +49,11 @@ def sanitized(batch: StaticBatch) -> StaticBatch:
         mask = batch[f"{field.level}_mask"]
         if field.rows > 1:
             mask = mask[:, None].expand(-1, field.rows).reshape(-1)
-        clean[field.name] = torch.where(mask.view(-1, *(1,) * (value.dim() - 1)), value, 0)
+        clean[field.name] = _zero_but(mask.view(-1, *(1,) * (value.dim() - 1)), value)
     return batch.replace(**clean)
+
+
+def _zero_but(mask: Tensor, value: Tensor) -> Tensor:
+    """The value where the mask is, else zero, in its own dtype: beside the number 0 truth values
+    would become whole numbers, which index rows and are no mask any more."""
+    return torch.where(mask, value, False if value.dtype == torch.bool else 0)

@@ -8,8 +8,8 @@ with them, and a graph that is read back gets its first numbers again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,29 +51,59 @@ def check_indices(
     for field in schema:
         if not field.counts:
             continue
-        column = columns[field.name].reshape(-1, field.width)
+        column = columns[field.name]
         if column.dtype.kind not in "iu":
             raise BadGraph(
                 f"{field.name!r} is {column.dtype} and counts {' and '.join(set(field.counts))}: "
                 "an index holds whole numbers; convert it, or let __inc__ return 0 for it"
             )
-        owner = graph_of_row(field, offsets, graphs)
-        for place, level in counted(field):
-            values = column[:, place]
-            most = np.ones(graphs, np.int64) if level == "graph" else np.diff(offsets[level])
-            wrong = (values < 0) | (values >= most[owner])
-            if wrong.any():
-                row = int(wrong.argmax())
-                graph = int(owner[row])
-                raise BadGraph(
-                    f"graph {graph} has {values[row]} in {field.name!r}, which counts {level!r}, "
-                    f"of which it has {most[graph]}: values must be from 0 and below that; fix "
-                    f"them, rename the field if it is no index, or pass exclude=[{field.name!r}]"
-                )
+        if (found := first_outside(field, column, offsets, graphs)) is not None:
+            raise BadGraph(
+                f"{found.words}; fix them, rename the field if it is no index, or pass "
+                f"exclude=[{field.name!r}]"
+            )
+
+
+class Outside(NamedTuple):
+    """A value of an index field that no row of its graph answers to.
+
+    Attributes:
+        graph: its number.
+        words: what is wrong with it.
+    """
+
+    graph: int
+    words: str
+
+
+def first_outside(field: Field, column: Array, offsets: Offsets, graphs: int) -> Outside | None:
+    """The first value outside the rows that it counts; None where all are inside.
+
+    Args:
+        field: an index.
+        column: ``[rows, *shape]`` whole numbers.
+        offsets: ``[n + 1]`` of each level that it counts.
+        graphs: how many.
+    """
+    flat = column.reshape(-1, field.width)
+    owner = graph_of_row(field, offsets, graphs)
+    for place, level in counted(field):
+        values = flat[:, place]
+        most = np.ones(graphs, np.int64) if level == "graph" else np.diff(offsets[level])
+        wrong = (values < 0) | (values >= most[owner])
+        if wrong.any():
+            row = int(wrong.argmax())
+            graph = int(owner[row])
+            return Outside(
+                graph,
+                f"graph {graph} has {values[row]} in {field.name!r}, which counts {level!r}, of "
+                f"which it has {most[graph]}: values must be from 0 and below that",
+            )
+    return None
 
 
 def renumbered(
-    schema: Schema,
+    fields: Iterable[Field],
     columns: Mapping[str, Array],
     offsets: Offsets,
     graphs: int,
@@ -86,7 +116,7 @@ def renumbered(
     now[order] = np.arange(len(order))
     first = offsets[level][:-1]
     changed = dict(columns)
-    for field in schema:
+    for field in fields:
         column = changed[field.name]
         places = [place for place, of in counted(field) if of == level]
         if places:

@@ -3,6 +3,7 @@ nobody should send."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import zipfile
@@ -129,6 +130,9 @@ HOSTILE = {
     "half a character": (b'{"smiles": ["\\ud800"]}', JSON, 422, "SMILES 0"),
     "a long SMILES": (json.dumps({"smiles": ["C" * 5000]}).encode(), JSON, 422, "at most 4000"),
     "a large molecule": (json.dumps({"smiles": [LONG_CHAIN]}).encode(), JSON, 413, "700 nodes"),
+    "packed": (
+        gzip.compress(changed()), {**JSON, "Content-Encoding": "gzip"}, 415, "(Content-Encoding: gz"
+    ),
     "another type": (b"x", {"Content-Type": "text/xml"}, 415, "text/xml"),
     "no compact bytes": (b"SGF1", COMPACT, 400, "is no application/x-staticgraph"),
     "no npz": (b"PK not", NPZ, 400, "no npz"),

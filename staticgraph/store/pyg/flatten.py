@@ -35,10 +35,12 @@ def from_pyg(
     check_finite: bool | tuple[str, ...] = False,
     name: str | None = None,
     progress: bool = True,
+    edges: bool = False,
 ) -> Kept:
     """Stores any PyG data set, or any sequence of ``Data`` or ``HeteroData``, in a store of a kind.
 
-    Its arguments, and what it raises, are those of :meth:`staticgraph.GraphStore.from_pyg`.
+    Its arguments, and what it raises, are those of :meth:`staticgraph.GraphStore.from_pyg`; with
+    ``edges`` a ``Data`` without ``edge_index`` is refused, too.
     """
     name = name or type(dataset).__name__
     excluded = IGNORED | set(exclude)
@@ -56,15 +58,12 @@ def from_pyg(
             show=progress and (total or 0) >= PROGRESS_FROM,
         )
     ):
-        if isinstance(data, Batch):
-            raise BadGraph(
-                f"item {number} of {name} is a {type(data).__name__} of "
-                f"{how_many(data.num_graphs, 'graph')}, not a graph: pass the graphs themselves, "
-                "batch.to_data_list()"
-            )
+        _refuse_batch(number, data)
         if reader is None:
-            made_by = HeteroReader if hasattr(data, "node_types") else PygReader
+            typed = hasattr(data, "node_types") if schema is None else schema.hetero
+            made_by = HeteroReader if typed else PygReader
             reader = made_by(name, excluded, schema, levels or {})
+            reader.needs_edges = edges
         reader.add(number, data)
     if reader is None:
         raise BadGraph(f"{name} is empty: a store needs at least one graph")
@@ -73,6 +72,22 @@ def from_pyg(
         named = None if transform is None else type(transform).__name__
         print(summary_of(store, reader.dropped, named), file=sys.stderr)
     return store
+
+
+def _refuse_batch(number: int, data: Any) -> None:
+    """Refuses a PyG batch in the place of a graph, since it would be taken for one large graph."""
+    if not hasattr(data, "to_data_list"):
+        return
+    try:
+        graphs = int(data.num_graphs)
+    except ValueError:  # it was put together by hand, and does not know
+        return
+    if graphs != 1:
+        raise BadGraph(
+            f"item {number} is a {type(data).__name__} of {how_many(graphs, 'graph')}, which would "
+            "be read as a single one: pass its graphs, batch.to_data_list(), and of a DataLoader "
+            "its data set, loader.dataset"
+        )
 
 
 def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:
@@ -94,6 +109,11 @@ def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:
         )
     if hasattr(dataset, "to_dict") and hasattr(dataset, "num_nodes"):
         raise BadGraph(f"a {type(dataset).__name__} is a single graph: pass a list, [data]")
+    if isinstance(dataset, Mapping):
+        raise BadGraph(
+            f"a {type(dataset).__name__} is not a data set: pass a list of its graphs, "
+            "[*graphs.values()]"
+        )
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
         return (dataset[number] for number in range(len(dataset))), len(dataset)
     if not hasattr(dataset, "__iter__"):

@@ -63,7 +63,7 @@ class HeteroReader(PygReader):
         if not hasattr(data, "node_types"):
             raise BadGraph(
                 f"item {number} of {self.name} is of type {type(data).__name__}; expected "
-                "HeteroData, as the first"
+                f"HeteroData, as the {'first' if self.schema is None else 'plan has graphs'}"
             )
         if not self.types:
             self.types = axes_of(data)

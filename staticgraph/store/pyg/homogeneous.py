@@ -47,6 +47,9 @@ class PygReader(CountedFields):
         super().__init__(name, schema, levels)
         self.excluded = excluded
         self.edge_index: list[Tensor] = []
+        # Whether a graph without it is refused, also where all are.
+        self.needs_edges = False
+        self._without_edges: bool | None = None
         # What classes with rules of their own say of ``edge_index``, by graph.
         self.edges_said: dict[int, Said] = {}
         # A graph whose class has rules of its own, to be asked again.
@@ -66,7 +69,7 @@ class PygReader(CountedFields):
         if isinstance(data, tuple) or hetero or not hasattr(data, "to_dict"):
             raise BadGraph(
                 f"item {number} of {self.name} is of type {type(data).__name__}; "
-                f"expected torch_geometric.data.{'Data, as the first' if hetero else 'Data'}"
+                f"expected torch_geometric.data.{self._expected(hetero)}"
             )
         values = data.to_dict()
         given = values.get("edge_index")
@@ -103,7 +106,31 @@ class PygReader(CountedFields):
             else:
                 plain = asks_nothing(data, key)
                 found[key] = Said(tensor) if plain else said_by(data, key, tensor, number, store)
+        self._check_edges_given(number, given is None)
         self._collect(number, found)
+
+    def _expected(self, hetero: bool) -> str:
+        """The class of a graph, and why."""
+        if not hetero:
+            return "Data"
+        return "Data, as the first" if self.schema is None else "Data, as the plan has graphs"
+
+    def _check_edges_given(self, number: int, absent: bool) -> None:
+        """Refuses to take for a graph without edges one that does not say which it has, where
+        others do."""
+        first = absent if self._without_edges is None else self._without_edges
+        self._without_edges = first
+        if absent and (self.needs_edges or not first):
+            has = "the data of the plan has" if self.needs_edges else "graph 0 has"
+            raise BadGraph(
+                f"graph {number} has no edge_index, which {has}; add it, of a graph without edges "
+                "as torch.empty(2, 0, dtype=torch.long)"
+            )
+        if first and not absent:
+            raise BadGraph(
+                f"graph {number} has an edge_index, which graph 0 lacks; add it to every graph, of "
+                "one without edges as torch.empty(2, 0, dtype=torch.long)"
+            )
 
     def _collect(self, number: int, found: dict[str, Said]) -> None:
         if self.schema is not None:

@@ -1,0 +1,172 @@
+"""Graphs in the bodies of requests, shaped as PyG has them: indices stay within their graph and
+mean the edges that they were sent with, and what does not say all is refused, not guessed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from support.request_bodies import saved
+from torch_geometric.data import Data
+
+import staticgraph as sg
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.serving import compact
+from staticgraph.serving.bad_body import BadBody
+from staticgraph.serving.bodies import Reader
+from staticgraph.serving.flat_graphs import store_of, whole
+
+
+class Bonds(Data):
+    """``back`` is each edge's other direction, ``root`` a node, ``ends`` two nodes for each node,
+    side by side; ``frame`` is stacked."""
+
+    def __inc__(self, key, value, *args):
+        if key == "back":
+            return self.edge_index.size(1)
+        return self.num_nodes if key in ("root", "ends") else super().__inc__(key, value, *args)
+
+    def __cat_dim__(self, key, value, *args):
+        if key == "frame":
+            return None
+        return 1 if key == "ends" else super().__cat_dim__(key, value, *args)
+
+
+def bonds(nodes: int, count: int) -> Bonds:
+    """Both directions of each bond, far from sorted."""
+    random = torch.Generator().manual_seed(nodes)
+    one = torch.randint(nodes, (2, count), generator=random)
+    return Bonds(
+        x=torch.randn(nodes, 3, generator=random),
+        edge_index=torch.cat([one, one.flip(0)], dim=1),
+        edge_attr=torch.randn(2 * count, 2, generator=random),
+        back=torch.cat([torch.arange(count) + count, torch.arange(count)]),
+        root=torch.tensor([nodes - 1]),
+        ends=torch.stack([torch.arange(nodes), torch.arange(nodes).flip(0)]),
+        frame=torch.randn(2, 2, generator=random),
+        u=torch.tensor([float(nodes)]),
+    )
+
+
+GRAPHS = [bonds(5, 4), bonds(2, 3), bonds(3, 0), bonds(7, 6)]
+STORE = sg.GraphStore.from_pyg(GRAPHS, progress=False)
+READER = Reader(STORE.schema, {}, False, 50, 1 << 20)
+
+
+def values_of(graph: Data, **changed) -> dict:
+    values = {name: value.tolist() for name, value in graph.to_dict().items()}
+    return {name: value for name, value in {**values, **changed}.items() if value is not None}
+
+
+def json_of(*graphs: dict) -> bytes:
+    return json.dumps({"graphs": graphs}).encode()
+
+
+def arrays_of(graphs: list[Bonds]) -> dict[str, np.ndarray]:
+    """Of all graphs, as PyG would concatenate them but for numbers within each graph."""
+    found = {
+        name: np.concatenate([g[name].numpy() for g in graphs], axis=int(name in SIDE_BY_SIDE))
+        for name in ("x", "edge_attr", "back", "root", "u", *SIDE_BY_SIDE)
+    }
+    return found | {
+        "frame": np.stack([g.frame.numpy() for g in graphs]),
+        "num_nodes": np.array([len(g.x) for g in graphs]),
+        "num_edges": np.array([len(g.back) for g in graphs]),
+    }
+
+
+SIDE_BY_SIDE = ("edge_index", "ends")
+
+
+def same(found, graphs: list[Bonds]) -> None:
+    expected = sg.GraphStore.from_pyg(graphs, schema=STORE.schema, progress=False)
+    made = store_of([whole(found)], STORE.schema)
+    for name, column in expected.columns.items():
+        assert np.array_equal(made.columns[name], column), name
+    assert np.array_equal(made.edge_src, expected.edge_src)
+
+
+@pytest.mark.parametrize("form", ["json", "npz", "compact"])
+def test_indices_come_as_pyg_has_them_and_keep_their_edges(form):
+    if form == "json":
+        found = READER.json(json_of(*map(values_of, GRAPHS)))
+    elif form == "npz":
+        found = READER.npz(saved(arrays_of(GRAPHS)))
+    else:
+        rows = arrays_of(GRAPHS)
+        found = READER.compact(compact.encode({**rows, "ends": rows["ends"].T}, STORE.schema))
+    same(found, GRAPHS)
+
+
+def test_a_number_of_a_graph_needs_no_brackets():
+    graph = GRAPHS[0]
+    same(READER.json(json_of(values_of(graph, u=float(graph.u), root=int(graph.root)))), [graph])
+
+
+@pytest.mark.parametrize(
+    ("graph", "changed", "words"),
+    [
+        (0, {"root": [5]}, r"graph 1 has 5 in 'root', which counts 'node', of which it has 5"),
+        (0, {"root": [-1]}, r"graph 1 has -1 in 'root'"),
+        (2, {"root": [3]}, r"graph 1 has 3 in 'root'.*of which it has 3"),
+        (0, {"back": [0] * 7 + [8]}, r"graph 1 has 8 in 'back', which counts 'edge', of which"),
+        (1, {"ends": [[0, 2], [0, 1]]}, r"graph 1 has 2 in 'ends'"),
+        (0, {"ends": [[0, 1]] * 5}, r"'ends' has shape \[5, 2\].*in dimension 1"),
+        (0, {"frame": [[1.0]]}, r"'frame' has shape \[1, 1\]"),
+        (0, {"edge_index": None}, r"graph 1: it lacks 'edge_index', \[2, edges\]; of a graph with"),
+        (
+            2,
+            {"edge_index": []},
+            r"edge_index has shape \[0\], and it is \[2, edges\].*\[\[\], \[\]",
+        ),
+    ],
+)
+def test_what_would_reach_into_another_graph_or_be_guessed_is_refused(graph, changed, words):
+    body = json_of(values_of(GRAPHS[3]), values_of(GRAPHS[graph], **changed))
+    with pytest.raises(BadBody, match=words):
+        READER.json(body)
+
+
+def test_an_index_in_arrays_is_looked_at_too():
+    rows = arrays_of(GRAPHS)
+    rows["root"] = rows["root"] + [0, 1, 0, 0]
+    for read, body in (
+        (READER.npz, saved(rows)),
+        (READER.compact, compact.encode(rows, STORE.schema)),
+    ):
+        with pytest.raises(BadBody, match="graph 1 has 2 in 'root'"):
+            read(body)
+
+
+def test_a_graph_says_its_nodes_where_no_field_does():
+    def of(**values) -> bytes:
+        return json_of({"edge_index": [[0], [1]], "edge_attr": [[1.0]], **values})
+
+    data = Data(edge_index=torch.tensor([[0], [1]]), edge_attr=torch.ones(1, 1), num_nodes=2)
+    schema = sg.GraphStore.from_pyg([data], levels={"edge_attr": "edge"}, progress=False).schema
+    reader = Reader(schema, {}, False, 50, 1 << 20)
+    assert reader.json(of(num_nodes=2)).num_nodes.tolist() == [2]
+    for body in (of(), json_of({"edge_index": [[], []], "edge_attr": []})):
+        with pytest.raises(BadBody, match="it lacks 'num_nodes', which no field tells"):
+            reader.json(body)
+
+
+def test_points_have_no_edges_to_say():
+    schema = sg.GraphStore.from_pyg([Data(x=torch.ones(2, 1))], progress=False).schema
+    reader = Reader(schema, {}, False, 50, 1 << 20, edges=False)
+    assert reader.json(json_of({"x": [[1], [2], [3]]})).sizes.tolist() == [[3, 0]]
+
+
+def test_a_key_that_stands_twice_hides_nothing():
+    with pytest.raises(BadBody, match="'graphs' stands in it twice"):
+        READER.json(b'{"graphs": [], "graphs": []}')
+
+
+def test_a_plan_knows_whether_its_data_had_edges():
+    with_edges = sg.plan_buckets(STORE, batch_size=2)
+    points = sg.GraphStore.from_pyg([Data(x=torch.ones(n, 1)) for n in (2, 3)], progress=False)
+    assert with_edges.has_edges is True
+    assert sg.plan_buckets(points, batch_size=2).has_edges is False
+    assert BucketPlan.of([(8, 9, 3)]).has_edges is None
