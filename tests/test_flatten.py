@@ -319,7 +319,7 @@ def test_a_batch_is_no_graph():
     typed = Batch.from_data_list([HeteroData(a={"x": torch.ones(2, 1)})] * 2)
     with pytest.raises(BadGraph, match="item 0 is a HeteroDataBatch of 2 graphs"):
         from_pyg([typed], progress=False)
-    with pytest.raises(BadGraph, match=r"item 0 is a DataBatch of 2 graphs.*loader\.dataset"):
+    with pytest.raises(BadGraph, match=r"DataLoader gives batches, not graphs: .* loader\.dataset"):
         from_pyg(DataLoader([one] * 4, batch_size=2), progress=False)
     assert len(from_pyg(two.to_data_list(), progress=False)) == 2
 

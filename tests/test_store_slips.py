@@ -37,7 +37,7 @@ def test_a_split_that_there_is_not_says_how_to_name_one(graphs, tmp_path):
     ("given", "message"),
     [
         (lambda graphs: DataLoader(graphs, 4), "a DataLoader gives batches, .*loader.dataset"),
-        (lambda graphs: list(DataLoader(graphs, 4)), "item 0 of list is a DataBatch of 4 graphs, "),
+        (lambda graphs: list(DataLoader(graphs, 4)), "item 0 is a DataBatch of 4 graphs, "),
         (lambda graphs: Batch.from_data_list(graphs), r"is no list of graphs: pass batch\.to_data"),
     ],
 )
