@@ -119,6 +119,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "users_import.py").write_text("import not_installed\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "users_models", raising=False)  # another test's
 
 
 def said(words, capsys):

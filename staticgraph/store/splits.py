@@ -21,6 +21,11 @@ class Splits(dict[str, IntArray]):
     """Positions of graphs by name."""
 
     def __missing__(self, name: str) -> NoReturn:
+        """Says which splits there are.
+
+        Raises:
+            NoSplit: always.
+        """
         there = f"its splits are {', '.join(self)}" if self else "it has no splits"
         raise NoSplit(
             f"the store has no split {name!r}, {there}: name some, store = store.with_splits("
