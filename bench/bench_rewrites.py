@@ -30,8 +30,8 @@ from bench import tables
 from bench.interleave import interleave
 from staticgraph.dryrun.operations import count_step
 from staticgraph.files.versions import STEPS, versions
-from staticgraph.steps.capture import CapturedStep
-from staticgraph.steps.computation import Computation
+from staticgraph.steps.compilation.captured_step import CapturedStep
+from staticgraph.steps.computation.computation import Computation
 from staticgraph.text.how_many import how_many
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

@@ -23,8 +23,8 @@ from bench.rehearsal import REHEARSAL
 from bench.rehearsal import recorder as recorder_of
 from staticgraph.recording.recorder import CudaGraphRecorder
 from staticgraph.recording.recording import Recording
-from staticgraph.steps.graph_trees import recorded_graphs, skipped_recordings
-from staticgraph.steps.training_state import SavedTraining
+from staticgraph.steps.compilation.graph_trees import recorded_graphs, skipped_recordings
+from staticgraph.steps.state.training_state import SavedTraining
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")

@@ -54,9 +54,9 @@ from staticgraph.serving.server import Server as Server
 from staticgraph.sizes.capacity import Capacity as Capacity
 from staticgraph.sizes.capacity import GraphSize as GraphSize
 from staticgraph.sizes.histogram import SizeHistogram as SizeHistogram
-from staticgraph.steps.losses import LossTerms as LossTerms
-from staticgraph.steps.losses import masked_mean as masked_mean
-from staticgraph.steps.subject import Subject as Subject
+from staticgraph.steps.computation.model_setup import Subject as Subject
+from staticgraph.steps.loss.mean_loss import LossTerms as LossTerms
+from staticgraph.steps.loss.mean_loss import masked_mean as masked_mean
 from staticgraph.store.graph_store import GraphStore as GraphStore
 from staticgraph.store.writer import StoreWriter as StoreWriter
 

@@ -56,6 +56,16 @@ MOST_ROOMS = 29
 FLOORS_OF = {
     "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv", "fused"),
     "outofcore": ("policies", "disk", "buffer", "sampling", "training"),
+    "rewrites": (
+        "captured_graph",
+        "passes",
+        "messages",
+        "aggregation",
+        "attention",
+        "embeddings",
+        "layers",
+    ),
+    "steps": ("state", "loss", "rows", "computation", "update", "tracing", "compilation"),
 }
 PURE = ("errors", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
@@ -170,6 +180,13 @@ def floor(name: str) -> tuple[int, int]:
 def test_every_room_has_a_floor():
     assert {room(name) for name in MODULES} == set(ROOMS)
     assert len(ROOMS) <= MOST_ROOMS
+
+
+@pytest.mark.parametrize("name", FLOORS_OF)
+def test_every_folder_of_a_sorted_room_has_a_floor(name):
+    assert {path.parent.name for path in (ROOT / name).glob("*/__init__.py")} == set(
+        FLOORS_OF[name]
+    )
 
 
 def test_imports_go_down():

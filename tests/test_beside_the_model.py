@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 import staticgraph as sg
-from staticgraph.steps.callbacks import without_callbacks
-from staticgraph.steps.held import held_by
-from staticgraph.steps.saved_optimizer import SavedOptimizer
+from staticgraph.steps.state.reachable_state import held_by
+from staticgraph.steps.state.saved_optimizer import SavedOptimizer
+from staticgraph.steps.state.training_hooks import without_callbacks
 
 TIMED = sg.Auto(rounds=5)
 

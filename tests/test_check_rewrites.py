@@ -10,7 +10,7 @@ from support.command import status_of
 
 import staticgraph as sg
 from staticgraph.cli.reports.rewrites import RewritesReport
-from staticgraph.rewrites.captured import Rewritten
+from staticgraph.rewrites.captured_graph.captured import Rewritten
 
 OWN = """\
 import torch

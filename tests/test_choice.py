@@ -367,7 +367,9 @@ def test_what_is_wrong_with_a_model_is_said_before_anything_is_captured(hiv, mon
         def forward(self, x, edge_index, batch, num_graphs):
             return x.float() @ torch.ones(2, 1)
 
-    monkeypatch.setattr("staticgraph.steps.capture.CapturedStep.__init__", captured)
+    monkeypatch.setattr(
+        "staticgraph.steps.compilation.captured_step.CapturedStep.__init__", captured
+    )
     runner = sg.StaticGraphRunner(Narrow(), CAPACITIES, loss=bce)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         runner.warmup(hiv, progress=False)

@@ -17,7 +17,7 @@ import staticgraph as sg
 from staticgraph import cli, models
 from staticgraph.cli import values
 from staticgraph.datasets import task_names
-from staticgraph.steps import modes
+from staticgraph.steps.compilation import modes
 from staticgraph.text import progress
 from staticgraph.training import train
 from staticgraph.training.config import TrainConfig

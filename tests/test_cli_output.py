@@ -18,7 +18,7 @@ from tqdm import tqdm
 from staticgraph import cli
 from staticgraph.cli import usage
 from staticgraph.files.json_text import save_json, to_json
-from staticgraph.steps.arguments import forward_of
+from staticgraph.steps.computation.model_arguments import forward_of
 from staticgraph.text import progress
 from staticgraph.text.table import table
 

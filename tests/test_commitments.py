@@ -12,7 +12,7 @@ from staticgraph import models
 from staticgraph.memory.budget import breakdown_of
 from staticgraph.plans.by_memory import in_tiles, sized_plan
 from staticgraph.probing.resident import distinct_bytes
-from staticgraph.steps.recordable_optimizer import make_capturable
+from staticgraph.steps.state.recordable_optimizer import make_capturable
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
 RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": TapeRecorder}

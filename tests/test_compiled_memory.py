@@ -18,7 +18,7 @@ from staticgraph.probing import probe as probing
 from staticgraph.probing.caching_pool import CachingPool
 from staticgraph.probing.fake_tensors import CUBLAS_WORKSPACES
 from staticgraph.probing.reading import Probed
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 
 MIB = 1 << 20
 MOMENTS = (

@@ -20,7 +20,7 @@ from staticgraph.schema import Field, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import pointer_dtype, whole_numbers
-from staticgraph.steps.losses import mean_loss
+from staticgraph.steps.loss.mean_loss import mean_loss
 from staticgraph.training import tasks
 
 DATA = Path(__file__).parents[1] / "examples" / "data"

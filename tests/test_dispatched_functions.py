@@ -36,7 +36,7 @@ from torch_geometric.utils.num_nodes import maybe_num_nodes
 import staticgraph as sg
 from staticgraph.nn import functions
 from staticgraph.nn.context.dispatch import stock
-from staticgraph.steps.compiled import CompiledFunction
+from staticgraph.steps.compilation.compiled_function import CompiledFunction
 
 LISTED = sorted(functions.static_functions(), key=lambda f: f.__qualname__)
 

@@ -8,8 +8,8 @@ from support.gine_net import CAPACITIES, Net, batches_of, bce
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.steps.evaluation import Evaluation
-from staticgraph.steps.training_state import evaluating
+from staticgraph.steps.state.evaluation_mode import Evaluation
+from staticgraph.steps.state.training_state import evaluating
 
 
 def flags(model) -> list[bool]:

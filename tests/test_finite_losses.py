@@ -12,7 +12,7 @@ from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.errors import NonFiniteLoss
-from staticgraph.steps.finite import FiniteLosses
+from staticgraph.steps.loss.finite_losses import FiniteLosses
 
 CAPACITIES = [(20, 31, 4), (30, 41, 5)]
 

@@ -12,7 +12,7 @@ from support.runners import made_runner
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.steps.graph_trees import recorded_graphs, skipped_recordings
+from staticgraph.steps.compilation.graph_trees import recorded_graphs, skipped_recordings
 
 TWO = [(900, 1900, 33), (1400, 3000, 34)]
 

@@ -9,8 +9,8 @@ from support.runners import made_runner
 
 import staticgraph as sg
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.steps import graph_trees
-from staticgraph.steps.compiled_steps import CompiledSteps
+from staticgraph.steps.compilation import graph_trees
+from staticgraph.steps.compilation.compiled_steps import CompiledSteps
 
 CUDA = torch.device("cuda", 0)
 
@@ -29,7 +29,10 @@ class Trees:
         self._skipped = 0
         monkeypatch.setattr(graph_trees, "recorded_graphs", lambda device: self.nodes)
         monkeypatch.setattr(graph_trees, "skipped_recordings", lambda: self._skipped)
-        monkeypatch.setattr("staticgraph.steps.compiled.skipped_recordings", lambda: self._skipped)
+        monkeypatch.setattr(
+            "staticgraph.steps.compilation.compiled_function.skipped_recordings",
+            lambda: self._skipped,
+        )
         monkeypatch.setattr("torch._inductor.compile_fx.cudagraphify", lambda: None)
 
     def run(self, key, warm_runs):

@@ -34,7 +34,7 @@ from torch_geometric.nn import (
 
 import staticgraph as sg
 from staticgraph.nn import context_of
-from staticgraph.steps.losses import masked_mean
+from staticgraph.steps.loss.mean_loss import masked_mean
 
 WIDTH = 8
 CHOSEN = 24

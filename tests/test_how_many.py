@@ -19,17 +19,17 @@ NOUNS = {
 }
 # Numbers that are never one, or no numbers: file, and the expression before the noun.
 PLAIN = {
-    ("steps/recordable_optimizer.py", "kind"),
+    ("steps/state/recordable_optimizer.py", "kind"),
     ("batches/real_counts.py", "len(ids)"),  # too many
     ("nn/context/batch_context.py", "size"),  # one row belongs to nothing
     ("outofcore/disk/manifest.py", "n"),  # of two partitions
     ("outofcore/policies/node_policy.py", "self.near"),  # below 0
     ("outofcore/policies/policy.py", "num_partitions"),  # more than the buffer
-    ("rewrites/linear_statistics.py", "rows"),  # more than a million
+    ("rewrites/layers/linear_statistics.py", "rows"),  # more than a million
     ("outofcore/sampling/hops.py", "sample.counts"),  # a list
     ("training/plots.py", "width"),  # more than one
-    ("steps/computation.py", "level"),
-    ("steps/computation.py", "name"),
+    ("steps/computation/computation.py", "level"),
+    ("steps/computation/computation.py", "name"),
 }
 
 

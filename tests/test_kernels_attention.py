@@ -22,8 +22,8 @@ from staticgraph.kernels.graph_attention import (
     kept,
 )
 from staticgraph.sizes.attention import AttentionSetting, attention_path
-from staticgraph.steps.capture import CapturedStep
-from staticgraph.steps.computation import Computation
+from staticgraph.steps.compilation.captured_step import CapturedStep
+from staticgraph.steps.computation.computation import Computation
 
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
 NODES, REAL, HEADS = 23, 20, 2

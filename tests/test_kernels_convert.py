@@ -15,8 +15,8 @@ from staticgraph.dryrun.operations import OperationCounter, count_step
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.fused import fused_layers
 from staticgraph.nn.fused.linear import SMALL
-from staticgraph.steps.capture import CapturedStep
-from staticgraph.steps.computation import Computation
+from staticgraph.steps.compilation.captured_step import CapturedStep
+from staticgraph.steps.computation.computation import Computation
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]

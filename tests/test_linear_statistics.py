@@ -21,8 +21,9 @@ from staticgraph.kernels.batch_norm import gpu as norm
 from staticgraph.kernels.batch_norm import op as norm_op
 from staticgraph.kernels.batch_norm import partials
 from staticgraph.kernels.linear_statistics import gpu, linear_statistics_handed_on
-from staticgraph.rewrites import RewriteTarget, linear_statistics
-from staticgraph.steps import capture, compiled
+from staticgraph.rewrites import RewriteTarget
+from staticgraph.rewrites.layers import linear_statistics
+from staticgraph.steps.compilation import captured_step, compiled_function
 
 MULTIPROCESSORS, REGISTERS, SHARED = 132, 65536, 227 * 1024
 COUNT = torch.tensor(5)
@@ -161,7 +162,7 @@ def test_a_rewritten_model_computes_what_it_did(esol, monkeypatch):
     """Norms after a linear layer, ReLU or not, other readers or not, are given statistics; the
     norm of a sum is not, and is named. Results as with statistics of their own, to the roundings of
     bfloat16; padding reaches nothing, to the last bit."""
-    on_cuda(monkeypatch, compiled)
+    on_cuda(monkeypatch, compiled_function)
     torch.manual_seed(0)
     model = Net()
     found, captured = run(model, esol)
@@ -181,7 +182,7 @@ def test_a_rewritten_model_computes_what_it_did(esol, monkeypatch):
 
 def test_an_operand_is_handed_on_by_a_product_with_statistics(esol, monkeypatch):
     """``second`` reads what the residual sum and ``third`` read after it."""
-    on_cuda(monkeypatch, compiled)
+    on_cuda(monkeypatch, compiled_function)
     _, captured = run(Net(), esol)
     names = Counter(getattr(node.target, "__name__", "") for node in captured.graph.nodes)
     assert names["measured_handed_on"] >= 1
@@ -198,7 +199,7 @@ def test_an_operand_is_handed_on_by_a_product_with_statistics(esol, monkeypatch)
     ids=["float32", "few rows", "many rows"],
 )
 def test_where_it_saves_nothing_the_graph_stays(change, reason, esol, monkeypatch):
-    on_cuda(monkeypatch, compiled)
+    on_cuda(monkeypatch, compiled_function)
     _, captured = run(Net(), esol, **change)
     assert "linear_statistics" not in {place.rewrite for place in captured.done}
     said = [place.reason for place in captured.missed.values() if "sum" not in place.reason]
@@ -207,7 +208,7 @@ def test_where_it_saves_nothing_the_graph_stays(change, reason, esol, monkeypatc
 
 
 def test_explain_names_what_is_given_statistics_and_what_is_not(esol, monkeypatch):
-    on_cuda(monkeypatch, capture)
+    on_cuda(monkeypatch, captured_step)
     for momentum, named in ((0.1, 3), (None, 0)):
         subject = sg.Subject(Net(momentum), autocast=torch.bfloat16)
         found = sg.explain(subject, [CAPACITY], esol)

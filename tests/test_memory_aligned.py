@@ -18,7 +18,7 @@ from staticgraph.probing.probe import probe
 from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed, Reading
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 
 
 def reading(operations, moments):

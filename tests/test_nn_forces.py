@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import SchNet, global_mean_pool
 
 import staticgraph as sg
-from staticgraph.steps.tracing import trace_step
+from staticgraph.steps.tracing.trace import trace_step
 
 CUTOFF = 3.0
 

@@ -23,8 +23,8 @@ from torch import nn
 from torch_geometric.data import Batch
 
 import staticgraph as sg
-from staticgraph.steps.computation import Computation
-from staticgraph.steps.tracing import tracing_options
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.tracing.trace import tracing_options
 
 torch.set_num_threads(1)
 

@@ -16,7 +16,7 @@ from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.probe import probe
 from staticgraph.probing.reading import Probed
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 
 SMALL = Capacity(100, 210, 6, 60)
 

@@ -20,7 +20,7 @@ from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 
 
 def measured(task, capacity):

@@ -14,7 +14,7 @@ from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 
 # At 32 columns a layer of the nodes is too small to gain below 1,024 rows; one of the graphs here.
 AT = (Capacity(1276, 2626, 160, 41), Capacity(9356, 18382, 640, 41))

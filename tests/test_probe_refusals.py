@@ -19,7 +19,7 @@ from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.recordable_optimizer import make_recordable
+from staticgraph.steps.state.recordable_optimizer import make_recordable
 
 
 def test_probe_sizes_grow_strictly(hiv):

@@ -18,7 +18,7 @@ import staticgraph as sg
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.schema import Axis
-from staticgraph.steps.provenance import other_capacity
+from staticgraph.steps.rows.provenance import other_capacity
 
 GRAPHS = 33  # physical graphs, of which 20 are real
 CAPACITY = (150, 310, GRAPHS)

@@ -13,7 +13,7 @@ from support.tape import HostRead
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import staticgraph as sg
-from staticgraph.steps.recordable_optimizer import make_capturable
+from staticgraph.steps.state.recordable_optimizer import make_capturable
 
 
 class TestRefusals:

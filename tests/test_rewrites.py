@@ -25,7 +25,7 @@ from torch_geometric.nn.resolver import aggregation_resolver
 import staticgraph as sg
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum_handed_on
 from staticgraph.kernels.table_sum import fold_codes, table_sum
-from staticgraph.rewrites import handing_on
+from staticgraph.rewrites.layers import gradient_sums
 
 
 def layers_of(name: str) -> int:
@@ -100,7 +100,7 @@ def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
 @pytest.mark.parametrize("name", ["gine", "gps"])
 def test_gradients_handed_on_edge_by_edge_as_on_cuda(name, esol, monkeypatch):
     """Layers that read one table of edges add its gradients up by entry once."""
-    monkeypatch.setattr(handing_on, "edge_by_edge", lambda target: True)
+    monkeypatch.setattr(gradient_sums, "edge_by_edge", lambda target: True)
     runner = assert_as_in_plain_pyg(seeded(MODELS[name]), esol)
     for rewrite, times in FIRES[name].items():
         assert fired(runner)[rewrite] == times

@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from staticgraph.rewrites.axes import COLUMN, Axes, Stretch
+from staticgraph.rewrites.attention.axes import COLUMN, Axes, Stretch
 
 SIZES = {"graph": 3, "place": 4, COLUMN: 24}
 STRIDES = {"graph": 96, "place": 24, COLUMN: 1, "": 0}

@@ -15,7 +15,7 @@ from torch_geometric.nn import global_add_pool
 from torch_geometric.utils import to_dense_batch
 
 import staticgraph as sg
-from staticgraph.rewrites.words import shape
+from staticgraph.rewrites.captured_graph.canonical_ops import shape
 
 HIDDEN, HEADS = 16, 4
 

@@ -14,7 +14,7 @@ from torch_geometric.nn import GATConv, MessagePassing, global_add_pool
 from torch_geometric.nn.aggr import MinAggregation
 
 import staticgraph as sg
-from staticgraph.rewrites import graph_attention
+from staticgraph.rewrites.attention import graph_attention
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]

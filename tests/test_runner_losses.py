@@ -13,7 +13,7 @@ from support.molecule_steps import adam
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
-from staticgraph.steps.losses import mean_loss
+from staticgraph.steps.loss.mean_loss import mean_loss
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.recording.recorder import CudaGraphRecorder
-from staticgraph.steps.recordable_optimizer import check_recordable, make_recordable
-from staticgraph.steps.subject import device_of
+from staticgraph.steps.computation.model_setup import device_of
+from staticgraph.steps.state.recordable_optimizer import check_recordable, make_recordable
 
 CAPACITIES = [(600, 1300, 31)]
 IDS = range(20)

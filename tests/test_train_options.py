@@ -19,7 +19,7 @@ from torch_geometric.data import Batch
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.errors import CheckpointCorrupt
-from staticgraph.steps.modes import FUSED
+from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.training import train
 from staticgraph.training.config import FREE, TrainConfig
 from staticgraph.training.config_file import read_config, write_config

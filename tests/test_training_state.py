@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from staticgraph.steps.training_state import SavedTraining, untouched
+from staticgraph.steps.state.training_state import SavedTraining, untouched
 
 
 class Allocations(TorchDispatchMode):

@@ -23,7 +23,7 @@ from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.utils.own_sizes import with_own_sizes
-from staticgraph.steps.arguments import Forward
+from staticgraph.steps.computation.model_arguments import Forward
 
 # Of the largest value: what float32 loses over a deep network, a tenth of what garbage does. GINE
 # 5x300 and GPS 10x64 on molecules of HIV differ by 4e-5 and 3e-7 in float32, gradients among it.

@@ -18,11 +18,11 @@ from staticgraph.checking.example_batch import batch_of
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.rewrites.explain import Explanation
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.arguments import Forward
-from staticgraph.steps.capture import CapturedStep
-from staticgraph.steps.computation import Computation
-from staticgraph.steps.losses import Loss
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.compilation.captured_step import CapturedStep
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.graph_store import GraphStore
 
 

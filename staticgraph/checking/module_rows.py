@@ -11,7 +11,7 @@ from staticgraph.checking.report import ModuleRow
 from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 from staticgraph.nn.subclasses import form_of
-from staticgraph.steps.obstacles import Obstacle
+from staticgraph.steps.tracing.obstacles import Obstacle
 
 
 def module_row(

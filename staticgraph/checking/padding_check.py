@@ -34,11 +34,11 @@ from staticgraph.checking.plain_batch import has_gaps, labelled_loss, plain_batc
 from staticgraph.errors import PaddingLeaks
 from staticgraph.internals.dispatch import version_of
 from staticgraph.nn.newcomers import Newcomers
-from staticgraph.steps.arguments import forward_of
-from staticgraph.steps.callbacks import without_callbacks
-from staticgraph.steps.computation import Computation
-from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import untouched
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_arguments import forward_of
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_hooks import without_callbacks
+from staticgraph.steps.state.training_state import untouched
 
 # Of the largest value of a kind. Between two paddings: the same sums in the same order, so that
 # only what atomics reorder is left. Beside plain PyG: sums of other lengths; GINE 5x300 in float32

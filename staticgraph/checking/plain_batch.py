@@ -16,7 +16,7 @@ from torch_geometric.data import Batch
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.schema import Schema
-from staticgraph.steps.losses import Loss, LossTerms
+from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 
 
 class PlainBatch:

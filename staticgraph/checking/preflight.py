@@ -34,14 +34,14 @@ from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.arguments import Forward, forward_of
 from staticgraph.steps.attention_choices import attention_choices
 from staticgraph.steps.attention_row import AttentionRow
-from staticgraph.steps.failures import defined_at, raised, untraceable
-from staticgraph.steps.obstacles import RECORDING_ALONE, Obstacle
-from staticgraph.steps.stock_means import stock_mean
-from staticgraph.steps.subject import Subject
-from staticgraph.steps.tracing import trace_step
+from staticgraph.steps.computation.model_arguments import Forward, forward_of
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.loss.weighted_means import stock_mean
+from staticgraph.steps.tracing.failures import defined_at, raised, untraceable
+from staticgraph.steps.tracing.obstacles import RECORDING_ALONE, Obstacle
+from staticgraph.steps.tracing.trace import trace_step
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many
 

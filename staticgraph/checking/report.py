@@ -7,7 +7,7 @@ from typing import Any
 
 from staticgraph.errors import NotStatic
 from staticgraph.steps.attention_row import AttentionRow
-from staticgraph.steps.obstacles import RECORDING_ALONE, RESULTS, Obstacle
+from staticgraph.steps.tracing.obstacles import RECORDING_ALONE, RESULTS, Obstacle
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from staticgraph.internals.checkpoints import checkpoints_told
 from staticgraph.internals.dispatch import TorchDispatchMode
-from staticgraph.steps.obstacles import Obstacle, is_mask
+from staticgraph.steps.tracing.obstacles import Obstacle, is_mask
 
 # Modules of this library that stand between any model and its call, and make no operation.
 _MACHINERY = frozenset(
@@ -37,9 +37,9 @@ _MACHINERY = frozenset(
         "checking.preflight",
         "checking.watching",
         "internals.checkpoints",
-        "steps.arguments",
-        "steps.computation",
-        "steps.tracing",
+        "steps.computation.model_arguments",
+        "steps.computation.computation",
+        "steps.tracing.trace",
     )
 )
 # Plain PyG models that come with this library; their lines are a model's.

@@ -40,7 +40,7 @@ def compile_failure(error: Exception, is_users: Callable[[str], bool]) -> tuple[
         File, line and function of the user's that was traced last, None where this library or no
         line of theirs raised it; and the reason.
     """
-    from staticgraph.steps.failures import observed
+    from staticgraph.steps.tracing.failures import observed
 
     said = str(error.__cause__)
     frames = [(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(said)]

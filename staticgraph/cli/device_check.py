@@ -6,7 +6,7 @@ import argparse
 import sys
 from importlib import metadata
 
-from staticgraph.steps.modes import CUDA_MODES
+from staticgraph.steps.compilation.modes import CUDA_MODES
 
 
 def check_mode(

@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from staticgraph.steps.losses import Loss
+    from staticgraph.steps.loss.mean_loss import Loss
     from staticgraph.store.graph_store import GraphStore
 
 

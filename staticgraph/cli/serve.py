@@ -14,7 +14,7 @@ from staticgraph.cli import FAILED, values
 from staticgraph.cli.device_check import check_mode
 from staticgraph.cli.loading import load
 from staticgraph.errors import MissingPackage
-from staticgraph.steps.modes import MODES
+from staticgraph.steps.compilation.modes import MODES
 from staticgraph.training.run_folder import named_in, require_trained
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from staticgraph.cli.loading import load, look_at_names, look_for, look_for_modu
 from staticgraph.cli.model_options import add_model, check_heads, check_sizes
 from staticgraph.errors import Diverged
 from staticgraph.files.json_text import to_json
-from staticgraph.steps.modes import MODES
+from staticgraph.steps.compilation.modes import MODES
 from staticgraph.training.run_folder import named_in, require_free, require_run
 from staticgraph.training.schedule import SCHEDULES
 

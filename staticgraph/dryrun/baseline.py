@@ -24,10 +24,10 @@ from staticgraph.dryrun.report import PARTS, BucketRun
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.capture import CapturedStep
-from staticgraph.steps.computation import Computation
-from staticgraph.steps.losses import mean_loss
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.compilation.captured_step import CapturedStep
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.loss.mean_loss import mean_loss
 from staticgraph.store.graph_store import GraphStore
 
 EAGER = ("PyG", "static", "static, kernels")

@@ -26,8 +26,8 @@ from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import forget_compiled
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.graph_trees import WHOLE
-from staticgraph.steps.training_state import evaluating
+from staticgraph.steps.compilation.graph_trees import WHOLE
+from staticgraph.steps.state.training_state import evaluating
 
 MODES = ("default", "reduce-overhead", "cuda-graph")
 PHASES = ("step", "eval")

@@ -16,7 +16,7 @@ from torch import Tensor
 from staticgraph.models.named import made, named
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.store.graph_store import GraphStore
 
 STAND_IN = "no loss was given: the mean square of the output stands for it"

@@ -26,8 +26,8 @@ from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.provenance import Path, Stems, leaves
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.rows.provenance import Path, Stems, leaves
 
 # What an argument is: the batch, an array of it, a count of it, or a value that is the same always.
 Named = tuple[str, Any]

@@ -15,7 +15,7 @@ from staticgraph.batches.slots import SlotLayout
 from staticgraph.nn.context.turns import Turn
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 
 # Steps before the one that is read: the first makes the optimizer's state, the second shows the
 # allocator (and cuBLAS, which takes its workspace at first use) the whole cycle.

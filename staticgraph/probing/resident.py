@@ -10,7 +10,7 @@ from torch import Tensor
 from staticgraph.memory.model import ResidentBytes
 from staticgraph.probing.fake_twin import fake_mode, fake_model, fake_optimizer
 from staticgraph.probing.live_storages import LiveStorages
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 
 
 def resident_bytes(subject: Subject) -> ResidentBytes:

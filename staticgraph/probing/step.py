@@ -10,9 +10,9 @@ import torch
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.context.choosing import choosing
 from staticgraph.nn.context.present import present
-from staticgraph.steps.computation import Computation
-from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import evaluating
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_state import evaluating
 
 
 class ProbeStep:

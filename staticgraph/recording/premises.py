@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.recording.noted_values import PLAIN
-from staticgraph.steps.held import LIBRARIES, globals_in, names_in
+from staticgraph.steps.state.reachable_state import LIBRARIES, globals_in, names_in
 
 # Items of a container, and numbers of an array: what has more is data.
 MOST = 256

@@ -42,14 +42,14 @@ from staticgraph.recording.recorded_pair import RecordedPairs
 from staticgraph.recording.recorded_work import RecordedWork
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.recording import Recording, Scope
-from staticgraph.steps.averaging import Averaging
-from staticgraph.steps.compiled_steps import CompiledSteps
-from staticgraph.steps.computation import Computation
-from staticgraph.steps.finite import FiniteLosses
-from staticgraph.steps.recordable_optimizer import RecordableOptimizer
-from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import train
-from staticgraph.steps.update import Update
+from staticgraph.steps.compilation.compiled_steps import CompiledSteps
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.loss.finite_losses import FiniteLosses
+from staticgraph.steps.state.recordable_optimizer import RecordableOptimizer
+from staticgraph.steps.state.training_state import train
+from staticgraph.steps.update.rank_averaging import Averaging
+from staticgraph.steps.update.update import Update
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
 

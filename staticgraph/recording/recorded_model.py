@@ -27,7 +27,7 @@ from staticgraph.recording.lending import check_can_be_handed_out
 from staticgraph.recording.recorder import Recorded, Recorder
 from staticgraph.recording.replays import Replays
 from staticgraph.recording.signature import Flags, Signature
-from staticgraph.steps.training_state import untouched
+from staticgraph.steps.state.training_state import untouched
 
 # torch's own recipe warms up three times: lazily made workspaces and states must exist by then.
 WARM_RUNS = 3

@@ -44,7 +44,7 @@ from staticgraph.recording.recorded_model import (
 )
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.signature import Signature
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 
 
 class RecordedPair:

@@ -16,11 +16,11 @@ import torch
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.recording.recording import Scope
-from staticgraph.steps.averaging import Averaging
-from staticgraph.steps.compiled_steps import CompiledSteps
-from staticgraph.steps.computation import Computation
-from staticgraph.steps.finite import FiniteLosses
-from staticgraph.steps.update import Update
+from staticgraph.steps.compilation.compiled_steps import CompiledSteps
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.loss.finite_losses import FiniteLosses
+from staticgraph.steps.update.rank_averaging import Averaging
+from staticgraph.steps.update.update import Update
 
 
 class RecordedWork:

@@ -31,7 +31,7 @@ from staticgraph.recording.changes import Change
 from staticgraph.recording.noted_module import NotedModule
 from staticgraph.recording.noted_values import GONE, differ, text_of
 from staticgraph.recording.premises import read_by
-from staticgraph.steps.callbacks import callbacks_of
+from staticgraph.steps.state.training_hooks import callbacks_of
 
 
 class Flags(NamedTuple):

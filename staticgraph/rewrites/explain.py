@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from staticgraph.rewrites.captured import Captured, Rewritten
+from staticgraph.rewrites.captured_graph.captured import Captured, Rewritten
 from staticgraph.text.table import table
 
 

@@ -9,35 +9,37 @@ from torch.fx import GraphModule
 
 from staticgraph.internals.fakes import FakeTensor
 from staticgraph.nn.context.leaf import batch_facts
-from staticgraph.rewrites import (
-    added_loops,
-    batch_norm,
-    cat_linear,
-    dense_attention,
-    dot_attention,
-    dropout,
+from staticgraph.rewrites.aggregation import (
     edge_graphs,
     edge_matrices,
-    edge_rows,
     gcn_by_hand,
     gcn_sum,
-    graph_attention,
-    handing_on,
-    linear,
-    linear_statistics,
-    neighbour_attention,
     neighbour_reduce,
     neighbour_sum,
     segments,
-    small_tables,
-    tables,
     vector_sum,
 )
-from staticgraph.rewrites.captured import Captured, RewriteTarget
-from staticgraph.rewrites.clean import drop_twins, drop_unread
-from staticgraph.rewrites.in_place import plain
-from staticgraph.rewrites.regions import fence_regions
-from staticgraph.rewrites.spelling import spell
+from staticgraph.rewrites.attention import (
+    dense_attention,
+    dot_attention,
+    graph_attention,
+    neighbour_attention,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured, RewriteTarget
+from staticgraph.rewrites.embeddings import small_tables, tables
+from staticgraph.rewrites.layers import (
+    batch_norm,
+    cat_linear,
+    dropout,
+    gradient_sums,
+    linear,
+    linear_statistics,
+)
+from staticgraph.rewrites.messages import added_loops, edge_rows
+from staticgraph.rewrites.passes.canonicalize import canonicalize
+from staticgraph.rewrites.passes.eliminate import drop_twins, drop_unread
+from staticgraph.rewrites.passes.functionalize import functionalize
+from staticgraph.rewrites.passes.regions import fence_regions
 
 Rewrite = Callable[[Captured], None]
 
@@ -82,9 +84,9 @@ def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = 
     fakes = [one for one in inputs if isinstance(one, FakeTensor)]
     captured = Captured(module, target, fakes[0].fake_mode if fakes else None)
     fence_regions(captured.graph)
-    plain(captured)
+    functionalize(captured)
     if not captured.refused:
-        spell(captured)
+        canonicalize(captured)
         drop_unread(captured.graph)
         drop_twins(captured.graph)
         edge_graphs.check(captured)
@@ -92,7 +94,7 @@ def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = 
             captured.look_again()
             one(captured)
             drop_unread(captured.graph)
-        handing_on.rewrite(captured)
+        gradient_sums.rewrite(captured)
     for node in list(captured.graph.nodes):
         if node.op == "call_function" and node.target is batch_facts:
             captured.graph.erase_node(node)

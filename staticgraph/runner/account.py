@@ -18,9 +18,9 @@ from staticgraph.runner.steps import Steps
 from staticgraph.runner.warming import Warming
 from staticgraph.steps.attention_choices import attention_choices
 from staticgraph.steps.attention_row import AttentionRow
-from staticgraph.steps.compiled import skipped_recordings_of
-from staticgraph.steps.modes import Mode
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.compilation.compiled_function import skipped_recordings_of
+from staticgraph.steps.compilation.modes import Mode
+from staticgraph.steps.computation.model_setup import Subject
 
 
 class Account:

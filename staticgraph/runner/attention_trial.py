@@ -25,7 +25,7 @@ from staticgraph.nn.context.present import Restored
 from staticgraph.sizes.attention import AttentionSetting, rivals
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.attention_choices import attending_layers
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 
 
 class AttentionTrial:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from staticgraph.steps.modes import FUSED, OWN
+from staticgraph.steps.compilation.modes import FUSED, OWN
 
 # Simplest first: a tie goes to the earlier.
 WAYS = ("eager", FUSED, "default", OWN)

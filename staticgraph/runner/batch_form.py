@@ -17,8 +17,8 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.runner.execution import Execution
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.computation import Computation
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_setup import Subject
 
 
 class BatchForm:

@@ -29,7 +29,7 @@ from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.probe import probe
 from staticgraph.schema import Schema
 from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 

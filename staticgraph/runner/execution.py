@@ -16,8 +16,8 @@ from staticgraph.distributed.ranks import Ranks, ranks_for
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.auto import Auto
 from staticgraph.runner.shared_stopwatch import shared
-from staticgraph.steps.modes import FUSED, OWN, Mode, resolve, without_fused
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.compilation.modes import FUSED, OWN, Mode, resolve, without_fused
+from staticgraph.steps.computation.model_setup import Subject
 
 
 @dataclass(frozen=True, slots=True)

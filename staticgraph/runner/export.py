@@ -34,11 +34,11 @@ from staticgraph.runner.export_manifest import (
 )
 from staticgraph.runner.prediction import require_rows
 from staticgraph.schema import Schema
-from staticgraph.steps.computation import Computation
-from staticgraph.steps.obstacles import obstacles
-from staticgraph.steps.subject import Subject
-from staticgraph.steps.tracing import tracing_options
-from staticgraph.steps.training_state import evaluating, untouched
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_state import evaluating, untouched
+from staticgraph.steps.tracing.obstacles import obstacles
+from staticgraph.steps.tracing.trace import tracing_options
 from staticgraph.text.progress import bar
 
 

@@ -16,7 +16,7 @@ from staticgraph.runner.intake import Intake
 from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.warming import Warming
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.computation.model_setup import Subject
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Level, Schema
-from staticgraph.steps.provenance import Path, leaves, name_of
+from staticgraph.steps.rows.provenance import Path, leaves, name_of
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.store.pyg.flatten import from_pyg

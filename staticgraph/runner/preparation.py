@@ -14,12 +14,12 @@ import torch
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.runner.steps import Steps
 from staticgraph.schema import Schema
-from staticgraph.steps.callbacks import without_callbacks
-from staticgraph.steps.graph_trees import drop_recordings, whole_recording
-from staticgraph.steps.modes import OWN
-from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import evaluating, train
-from staticgraph.steps.update import Update
+from staticgraph.steps.compilation.graph_trees import drop_recordings, whole_recording
+from staticgraph.steps.compilation.modes import OWN
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_hooks import without_callbacks
+from staticgraph.steps.state.training_state import evaluating, train
+from staticgraph.steps.update.update import Update
 
 PHASES = ("step", "eval", "forward")
 # torch's graph trees run a function once to warm up, once to record, and replay from then on.

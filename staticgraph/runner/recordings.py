@@ -13,13 +13,13 @@ from staticgraph.recording.recording import Recording, Scope
 from staticgraph.runner.batch_form import BatchForm
 from staticgraph.runner.execution import Execution
 from staticgraph.schema import Schema
-from staticgraph.steps.averaging import Averaging
-from staticgraph.steps.compiled_steps import CompiledSteps
-from staticgraph.steps.computation import Computation
-from staticgraph.steps.finite import FiniteLosses
-from staticgraph.steps.recordable_optimizer import check_recordable
-from staticgraph.steps.subject import Subject
-from staticgraph.steps.update import Update
+from staticgraph.steps.compilation.compiled_steps import CompiledSteps
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.loss.finite_losses import FiniteLosses
+from staticgraph.steps.state.recordable_optimizer import check_recordable
+from staticgraph.steps.update.rank_averaging import Averaging
+from staticgraph.steps.update.update import Update
 from staticgraph.store.on_device import DeviceStore
 
 

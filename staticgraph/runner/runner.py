@@ -40,12 +40,12 @@ from staticgraph.runner.steps import Steps
 from staticgraph.runner.turns import Turns, check_not_traced, refuse_without_gradients
 from staticgraph.runner.verification import Verification, verify
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.arguments import Forward
-from staticgraph.steps.evaluation import Evaluation, settle_training
-from staticgraph.steps.losses import Loss
-from staticgraph.steps.modes import Mode
-from staticgraph.steps.recordable_optimizer import make_recordable
-from staticgraph.steps.subject import Subject, warn_of_another_models_optimizer
+from staticgraph.steps.compilation.modes import Mode
+from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_setup import Subject, warn_of_another_models_optimizer
+from staticgraph.steps.loss.mean_loss import Loss
+from staticgraph.steps.state.evaluation_mode import Evaluation, settle_training
+from staticgraph.steps.state.recordable_optimizer import make_recordable
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many

@@ -13,7 +13,7 @@ import torch
 from staticgraph.batches.real_counts import RealCounts
 from staticgraph.runner.report import BucketReport
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.compiled import CompileCounts
+from staticgraph.steps.compilation.compiled_function import CompileCounts
 
 # Enough for a median and a 90th percentile of what runs now.
 TIMES_KEPT = 512

@@ -23,16 +23,16 @@ from staticgraph.runner.batch_form import BatchForm
 from staticgraph.runner.execution import Execution
 from staticgraph.runner.recordings import Recordings
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.accumulation import Accumulation
-from staticgraph.steps.averaging import Averaging
-from staticgraph.steps.compiled_steps import CompiledSteps
-from staticgraph.steps.computation import Computation
-from staticgraph.steps.finite import FiniteLosses
-from staticgraph.steps.modes import FUSED, OWN, Mode
-from staticgraph.steps.single_rows import SingleRows
-from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import train
-from staticgraph.steps.update import Update
+from staticgraph.steps.compilation.compiled_steps import CompiledSteps
+from staticgraph.steps.compilation.modes import FUSED, OWN, Mode
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.loss.finite_losses import FiniteLosses
+from staticgraph.steps.rows.single_row_norms import SingleRows
+from staticgraph.steps.state.training_state import train
+from staticgraph.steps.update.gradient_accumulation import Accumulation
+from staticgraph.steps.update.rank_averaging import Averaging
+from staticgraph.steps.update.update import Update
 
 
 class Steps:

@@ -32,10 +32,10 @@ from staticgraph.runner.choice import ATTENTION, WayChoice, choose, load, save
 from staticgraph.runner.steps import Steps
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.callbacks import without_callbacks
-from staticgraph.steps.modes import FUSED, OWN, without_fused
-from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import evaluating, train
+from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_hooks import without_callbacks
+from staticgraph.steps.state.training_state import evaluating, train
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.progress import Bar
 

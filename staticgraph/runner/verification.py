@@ -16,9 +16,9 @@ from torch import Tensor
 from staticgraph.batches.field_mask import field_mask
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.runner.steps import Steps
-from staticgraph.steps.provenance import leaves
-from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import untouched
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.rows.provenance import leaves
+from staticgraph.steps.state.training_state import untouched
 from staticgraph.text.table import table
 
 # Chosen, not derived: far above float32 rounding, far below what a stale or skipped input does.

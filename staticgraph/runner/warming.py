@@ -29,8 +29,8 @@ from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.steps import Steps
 from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.schema import Schema
-from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import untouched
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore

@@ -23,8 +23,8 @@ from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.modes import resolve
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.compilation.modes import resolve
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.store.digest import digest_of
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore

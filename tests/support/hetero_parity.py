@@ -12,8 +12,8 @@ import staticgraph as sg
 from staticgraph.batches.field_mask import field_mask
 from staticgraph.nn import context_of
 from staticgraph.nn.context.present import Restored
-from staticgraph.steps.losses import masked_mean
-from staticgraph.steps.tracing import trace_step
+from staticgraph.steps.loss.mean_loss import masked_mean
+from staticgraph.steps.tracing.trace import trace_step
 from support.parity import Result
 
 

@@ -14,8 +14,8 @@ from torch_geometric.data import Batch, Data
 import staticgraph as sg
 from staticgraph.nn import context_of
 from staticgraph.nn.context.present import Restored
-from staticgraph.steps.losses import masked_mean
-from staticgraph.steps.tracing import Trace, trace_step
+from staticgraph.steps.loss.mean_loss import masked_mean
+from staticgraph.steps.tracing.trace import Trace, trace_step
 
 TOLERANCE = (
     1e-9  # of the largest, in float64: sums of a thousand terms, reordered, stay below 1e-12

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from staticgraph.plans.plan import BucketPlan
-    from staticgraph.rewrites.captured import Rewritten
+    from staticgraph.rewrites.captured_graph.captured import Rewritten
     from staticgraph.store.graph_store import GraphStore
 
 

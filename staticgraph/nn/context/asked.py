@@ -2,8 +2,8 @@
 
 A tensor's leading size says what its rows are only if that size came from the batch. Over a batch
 of other sizes the two kinds part: rows of the batch change in number along with it, a table of the
-model's own keeps its number. :mod:`staticgraph.steps.provenance` runs a model over such a batch
-once; what the layers ask meanwhile is noted here. A step is never noted.
+model's own keeps its number. :mod:`staticgraph.steps.rows.provenance` runs a model over such a
+batch once; what the layers ask meanwhile is noted here. A step is never noted.
 """
 
 from __future__ import annotations

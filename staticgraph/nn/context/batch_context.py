@@ -276,7 +276,7 @@ class BatchContext:
         Raises:
             NotStatic: it is neither, so that only its values could tell; or it is over edges and
                 names their graphs. A trace, which has no values, is asked afterwards
-                (:mod:`staticgraph.rewrites.edge_graphs`).
+                (:mod:`staticgraph.rewrites.aggregation.edge_graphs`).
         """
         rows = self.find_rows(index.size(0)) if index.dim() == 1 else None
         if rows is None or rows.groups is None:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from staticgraph.outofcore.sampling.hops import HopBatch
 from staticgraph.outofcore.training.hop_recording import RecordedHops
 from staticgraph.recording.recorder import CudaGraphRecorder, Recorder
-from staticgraph.steps.compiled import CompiledFunction
-from staticgraph.steps.modes import Mode, resolve
+from staticgraph.steps.compilation.compiled_function import CompiledFunction
+from staticgraph.steps.compilation.modes import Mode, resolve
 
 Compiler = Callable[[Callable[..., Tensor], str], Callable[..., Tensor]]
 

@@ -29,9 +29,9 @@ from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.runner.choice import choose
 from staticgraph.runner.device_name import device_name
-from staticgraph.steps.arguments import Forward, forward_of
-from staticgraph.steps.losses import Loss
-from staticgraph.steps.training_state import untouched
+from staticgraph.steps.computation.model_arguments import Forward, forward_of
+from staticgraph.steps.loss.mean_loss import Loss
+from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.progress import bar
 from staticgraph.training.subject import attends

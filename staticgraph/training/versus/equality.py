@@ -19,7 +19,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.comparison import TOLERANCE, relative_difference
 from staticgraph.nn.bound import bound
 from staticgraph.nn.convert import context_of
-from staticgraph.steps.training_state import untouched
+from staticgraph.steps.state.training_state import untouched
 from staticgraph.training.versus.plain_side import PlainSide
 from staticgraph.training.versus.setting import VersusSetting
 from staticgraph.training.versus.side import Side

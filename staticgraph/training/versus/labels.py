@@ -1,7 +1,7 @@
 """The mean of a loss over an unpadded batch, targets that are missing (NaN) left out.
 
-The same rule as :mod:`staticgraph.steps.missing` in the words of plain PyG: the loss sees zeros for
-NaN, and an entry whose label was NaN takes no part in the mean.
+The same rule as :mod:`staticgraph.steps.loss.missing_labels` in the words of plain PyG: the loss
+sees zeros for NaN, and an entry whose label was NaN takes no part in the mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.schema import Schema
-from staticgraph.steps.losses import Loss, LossTerms
+from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 
 
 def fields_with_gaps(schema: Schema) -> tuple[str, ...]:

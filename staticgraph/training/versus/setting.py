@@ -17,8 +17,8 @@ from torch_geometric.data import Data
 
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.steps.arguments import Forward
-from staticgraph.steps.losses import Loss
+from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.graph_store import GraphStore
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.nn.convert import convert
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.modes import MODES
-from staticgraph.steps.subject import Subject
+from staticgraph.steps.compilation.modes import MODES
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore, fits, is_simple
 from staticgraph.training.versus.setting import Course, VersusSetting

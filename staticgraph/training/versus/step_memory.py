@@ -15,7 +15,7 @@ import torch
 from staticgraph.probing.allocator import Allocator, CudaAllocator
 from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.resident import distinct_bytes, state_bytes
-from staticgraph.steps.training_state import untouched
+from staticgraph.steps.state.training_state import untouched
 from staticgraph.training.versus.side import Side
 
 

@@ -1,0 +1,1 @@
+"""Sums, means and maxima over neighbours, and over the rows of each graph."""

@@ -1,0 +1,64 @@
+"""A matrix an edge, as ``NNConv`` has them: ``edge_matrix_sum``.
+
+``matmul(x[src][:, None], matrices)[:, 0]`` added up or averaged by destination. A layer that is
+called again with the same edges reads the same matrices, whose gradients then meet in the operator
+(:mod:`staticgraph.rewrites.layers.gradient_sums`).
+
+On a CPU alone: there is no kernel of ours for it on CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum
+from staticgraph.rewrites.aggregation.neighbour_sum import source
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    SCATTER,
+    Call,
+    is_call,
+    is_float,
+    is_method,
+    shape,
+    under_shape,
+    used_once,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
+
+NAME = "edge_matrix_sum"
+
+
+def rewrite(captured: Captured) -> None:
+    """Every sum and mean of such products by the batch's own destinations."""
+    if not captured.facts or captured.target.device != "cpu":
+        return
+    for node in list(captured.graph.nodes):
+        if not is_call(node, SCATTER) or not node.users or node in captured.differentiated:
+            continue
+        rows, index, dim, groups, reduce = node.args
+        ours = captured.index(index) == "dst" and dim == 0 and groups == captured.nodes
+        if ours and reduce in ("sum", "add", "mean") and is_float(node):
+            _at(captured, node, rows)
+
+
+def _at(captured: Captured, node: Call, rows: Any) -> None:
+    below = under_shape(rows)
+    product = is_call(below, torch.matmul, torch.bmm) or is_method(below, "matmul", "bmm")
+    if not product or len(below.args) != 2 or below.kwargs:
+        return
+    row, matrices = below.args
+    edges, inputs, outputs = (*(shape(matrices) or ()), 0, 0, 0)[:3]
+    given = under_shape(row)
+    x = source(captured, given)
+    if x is None or shape(x) != (captured.nodes, inputs) or edges != captured.edges:
+        return
+    if shape(row) != (edges, 1, inputs) or shape(rows) != (edges, outputs):
+        return
+    if not same_dtype(x, matrices, node) or not (used_once(below) and used_once(rows)):
+        return
+    mean = node.args[4] == "mean"
+    made = captured.before(node, edge_matrix_sum, x, matrices, *captured.pointers, mean=mean)
+    captured.rewrote(NAME, node)
+    captured.replace(node, made)

@@ -1,0 +1,155 @@
+"""GCN's normalisation written out, in the operator of the library's own: ``gcn_sum``.
+
+``x[src] * (root[src] * root[dst])[:, None]`` added up, with ``root`` what one makes of degrees; the
+node's own term ``root * root * x`` and the bias behind it, where they follow. A product is read as
+its factors, in whatever order and shape they were multiplied. What is told apart from a weight an
+edge like any other is that one vector stands at both ends: then nothing is computed edge by edge.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from staticgraph.kernels.gcn_sum import gcn_sum
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ADD,
+    GATHER,
+    MUL,
+    SCATTER,
+    Call,
+    is_call,
+    is_float,
+    shape,
+    tensor,
+    under_shape,
+    used_once,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
+
+NAME = "gcn_sum"
+
+
+class Weighed(NamedTuple):
+    """Rows ``[N, F]``, what they are scaled by at both ends, ``N`` numbers, and other weights of
+    the edges, ``E`` numbers each."""
+
+    x: Call
+    root: Call
+    weights: list[Call]
+
+
+def rewrite(captured: Captured) -> None:
+    """Every sum by destination of rows that one vector scales at both ends."""
+    if not captured.facts:
+        return
+    for node in list(captured.graph.nodes):
+        if is_call(node, SCATTER) and node.users and node not in captured.differentiated:
+            _, index, dim, groups, reduce = node.args
+            ours = captured.index(index) == "dst" and dim == 0 and groups == captured.nodes
+            if ours and reduce in ("sum", "add") and (found := _weighed(captured, node.args[0])):
+                _put(captured, node, found)
+
+
+def factors(node: Any) -> list[Any]:
+    """What a product is of: its factors without the views around them."""
+    below = under_shape(node)
+    if is_call(below, MUL) and isinstance(below.args[1], Node):
+        return [one for part in below.args for one in factors(part)]
+    return [node if is_call(node, GATHER) else below]
+
+
+def _weighed(captured: Captured, rows: Any) -> Weighed | None:
+    sizes = shape(rows)
+    if not is_call(rows, MUL) or sizes is None or len(sizes) != 2:
+        return None
+    x: list[Call] = []
+    ends: dict[str, list[Call]] = {"src": [], "dst": []}
+    weights: list[Call] = []
+    for one in factors(rows):
+        place = captured.index(one.args[2]) if is_call(one, GATHER) else None
+        base = one.args[0] if place in ends else None
+        found = tensor(one)
+        if found is None or not is_float(one):
+            return None
+        if place == "src" and shape(base) == (captured.nodes, sizes[1]) and sizes[1] > 1:
+            x.append(base)
+        elif place in ends and found.numel() == captured.edges:
+            ends[str(place)].append(under_shape(base))
+        elif found.numel() == captured.edges == found.size(0):
+            weights.append(one)
+        else:
+            return None
+    if len(x) != 1 or len(ends["src"]) != 1 or ends["src"] != ends["dst"]:
+        return None
+    root = ends["src"][0]
+    numbers = tensor(root)
+    assert numbers is not None
+    if numbers.numel() != captured.nodes or not same_dtype(x[0], root, *weights):
+        return None
+    return Weighed(x[0], root, weights)
+
+
+def _put(captured: Captured, node: Call, found: Weighed) -> None:
+    x = tensor(found.x)
+    assert x is not None
+    root = _vector(captured, node, found.root, captured.nodes)
+    weight = None
+    for one in found.weights:
+        flat = _vector(captured, node, one, captured.edges)
+        weight = flat if weight is None else captured.before(node, MUL, weight, flat, like=flat)
+    last, own = _own_term(node, found)
+    numbers = torch.ones if own else torch.zeros
+    loops = captured.once((numbers, x.dtype), numbers, captured.nodes, **_kind(x))
+    loops.meta.setdefault("example_value", x.new_empty(captured.nodes))
+    bias = None
+    if used_once(last):
+        total = next(iter(last.users))
+        if is_call(total, ADD) and shape(total) == shape(last):
+            other = total.args[1] if total.args[0] is last else total.args[0]
+            if isinstance(other, Node) and shape(other) == (x.size(1),):
+                last, bias = total, other
+    made = captured.before(
+        last,
+        gcn_sum,
+        found.x,
+        root,
+        loops,
+        *captured.pointers,
+        weight=weight,
+        bias=bias,
+        loops=False,
+    )
+    captured.rewrote(NAME, node)
+    captured.replace_chain(node, last, made)
+
+
+def _own_term(node: Call, found: Weighed) -> tuple[Call, bool]:
+    """The sum with ``root * root * x``, where that is all that reads it."""
+    if not used_once(node):
+        return node, False
+    total = next(iter(node.users))
+    if not is_call(total, ADD) or shape(total) != shape(node):
+        return node, False
+    own = total.args[1] if total.args[0] is node else total.args[0]
+    left = factors(own) if is_call(own, MUL) else []
+    same = sorted(map(str, left)) == sorted(map(str, (found.x, found.root, found.root)))
+    return (total, True) if same else (node, False)
+
+
+def _vector(captured: Captured, anchor: Call, node: Call, rows: int) -> Call:
+    """A node's numbers as one dimension."""
+    found = tensor(node)
+    assert found is not None
+    if found.dim() == 1:
+        return node
+    made = captured.before(anchor, torch.reshape, node, (rows,), like=node)
+    made.meta["example_value"] = found.new_empty(rows)
+    return made
+
+
+def _kind(x: Tensor) -> dict[str, Any]:
+    return {"dtype": x.dtype, "device": x.device}

@@ -1,0 +1,126 @@
+"""GCN: normalisation, self-loops, weighted sum and bias in one operator, degrees once a forward."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
+from staticgraph.nn.utils.self_loops import gcn_normed
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ADD,
+    GATHER,
+    MUL,
+    SCATTER,
+    SELECT,
+    Call,
+    dtype,
+    is_call,
+    shape,
+    sides,
+    tensor,
+    under_shape,
+    used_once,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured
+
+NAME = "gcn_sum"
+
+
+def rewrite(captured: Captured) -> None:
+    """Every sum of rows weighed by ``gcn_norm``."""
+    for node in list(captured.graph.nodes):
+        if is_call(node, SCATTER) and node.users:
+            norm = _norm_of(node.args[1])
+            if norm is not None:
+                _at(captured, node, norm)
+
+
+def _norm_of(index: Any) -> Call | None:
+    """The normalisation whose destinations these are."""
+    index = under_shape(index)
+    if not is_call(index, SELECT) or index.args[1:] != (0, 1):
+        return None
+    return _made_by(index.args[0], 0)
+
+
+def _made_by(node: Any, place: int) -> Call | None:
+    if (
+        is_call(node, operator.getitem)
+        and node.args[1] == place
+        and is_call(node.args[0], gcn_normed)
+    ):
+        return node.args[0]
+    return None
+
+
+def _at(captured: Captured, node: Call, norm: Call) -> None:
+    edge_index, weight, _, _, fill, loops, flow, _, _ = norm.args
+    x = _weighed_rows(node.args[0], norm)
+    reason = None
+    if not captured.facts or under_shape(edge_index) is not captured.facts["edge_index"]:
+        reason = "edge_index is not the batch's own, so its row pointers do not fit"
+    elif x is None:
+        reason = "the message is no neighbour's row times its weight"
+    elif node.args[2:] != (0, captured.nodes, "sum") or flow != "source_to_target":
+        reason = "an aggregation other than a sum by destination"
+    elif node in captured.differentiated:
+        reason = "its derivative is taken in the forward, and has one of its own"
+    if reason is not None:
+        captured.miss(NAME, node, reason)
+        return
+    assert x is not None
+    # PyG fills with 2 (improved) only where there are weights to fill among.
+    fill = fill if weight is not None else 1.0
+    found = tensor(x)
+    assert found is not None
+    like = captured.constant(f"like_{str(found.dtype)[6:]}", torch.empty(0, dtype=found.dtype))
+    key = ("gcn", weight, fill, loops, found.dtype)
+    made = captured.degrees
+    src, dst, row_ptr, col_ptr, transpose = captured.pointers
+    if key not in made:
+        degrees = captured.before(norm, gcn_degrees, src, row_ptr, weight, fill, loops, like)
+        made[key] = [captured.item(norm, degrees, place, node) for place in (0, 1)]
+    root, own = made[key]
+    last, bias = _bias(node)
+    total = captured.before(
+        last,
+        gcn_sum,
+        x,
+        root,
+        own,
+        *(src, dst, row_ptr, col_ptr, transpose),
+        weight=weight,
+        bias=bias,
+        loops=loops,
+        dtype=dtype(last),
+    )
+    captured.rewrote(NAME, node)
+    captured.replace_chain(node, last, total)
+
+
+def _weighed_rows(rows: Any, norm: Call) -> Call | None:
+    """``x`` of ``weight.view(-1, 1) * x[src]`` with the weights and sources of this norm."""
+    if not is_call(rows, MUL) or not used_once(rows):
+        return None
+    for first, second in sides(rows):
+        if _made_by(under_shape(first), 1) is norm and is_call(second, GATHER):
+            index = under_shape(second.args[2])
+            ours = is_call(index, SELECT) and index.args[1:] == (0, 0)
+            if ours and _made_by(index.args[0], 0) is norm and len(shape(second) or ()) == 2:
+                return second.args[0]
+    return None
+
+
+def _bias(node: Call) -> tuple[Call, Call | None]:
+    """The sum with a bias ``[F]``, and the bias."""
+    if used_once(node):
+        total = next(iter(node.users))
+        if is_call(total, ADD) and shape(total) == shape(node):
+            other = total.args[1] if total.args[0] is node else total.args[0]
+            if isinstance(other, Node) and shape(other) == (shape(node) or ())[1:]:
+                return total, other
+    return node, None

@@ -1,0 +1,246 @@
+"""Several reductions of one message, or of one under an activation, as one operator.
+
+``silu(x[src] + e)`` added up; mean, least, largest and standard deviation of the messages of PNA.
+The message is read as :mod:`staticgraph.rewrites.messages.edge_terms` reads it, linear layers of
+concatenations included; a standard deviation as PyG's aggregations write it, from two means. What
+:mod:`staticgraph.rewrites.aggregation.neighbour_sum` does by itself is left to it. Of any other
+message :mod:`staticgraph.rewrites.messages.edge_rows` takes the rows of both ends.
+
+On a CPU alone: there is no kernel of ours for it on CUDA, where each reduction runs by the row
+pointers and a compiler joins what leads to it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, NamedTuple
+
+import torch
+
+from staticgraph.kernels.neighbour_reduce import neighbour_reduce
+from staticgraph.rewrites.aggregation.neighbour_mean import means
+from staticgraph.rewrites.aggregation.neighbour_sum import Message, message
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    LEAKY_RELU,
+    MUL,
+    RELU,
+    SCATTER,
+    SILU,
+    SUB,
+    Call,
+    is_call,
+    is_float,
+    is_method,
+    shape,
+    used_once,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
+from staticgraph.rewrites.messages.edge_operands import Operands, operands
+from staticgraph.rewrites.messages.edge_terms import is_cat, made, stacked
+
+NAME = "neighbour_reduce"
+LEAST_VARIANCE = 1e-5
+_ACTIVATIONS = {RELU: "relu", LEAKY_RELU: "leaky_relu", SILU: "silu", torch.sigmoid: "sigmoid"}
+_REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "min": "min", "max": "max"}
+
+
+class Reduced(NamedTuple):
+    """A reduction and the node that has it."""
+
+    name: str
+    node: Call
+
+
+def rewrite(captured: Captured) -> None:
+    """Every message that is reduced by the batch's own destinations."""
+    if not captured.facts or captured.target.device != "cpu":
+        return
+    means(captured)
+    for node in list(captured.graph.nodes):
+        if _by_destination(captured, node):
+            _at(captured, node.args[0])
+
+
+def _by_destination(captured: Captured, node: Any) -> bool:
+    if not is_call(node, SCATTER) or not node.users or not is_float(node):
+        return False
+    _, index, dim, groups, reduce = node.args
+    ours = captured.index(index) == "dst" and dim == 0 and groups == captured.nodes
+    return ours and reduce in _REDUCTIONS and node not in captured.differentiated
+
+
+def _at(captured: Captured, rows: Any) -> None:
+    found = shape(rows)
+    if found is None or len(found) not in (2, 3) or found[0] != captured.edges:
+        return
+    reduced = _reductions(captured, rows)
+    if reduced is None:
+        for user in rows.users:
+            if _by_destination(captured, user) and user.args[4] == "min":
+                captured.miss(NAME, user, "the message is read by more than reductions", rows)
+        return
+    single = len(reduced) == 1 and reduced[0].name != "min"
+    if single and isinstance(message(captured, rows), Message):
+        return
+    below, activation, slope = _under(rows)
+    towers = stacked(captured, below)
+    anchor = min((one.node for one in reduced), key=_order(captured).__getitem__)
+    if any(terms.split for terms in towers):
+        given = operands(captured, anchor, towers)
+    elif single:
+        return
+    else:
+        flat, activation, slope = rows, "none", 0.01
+        if len(found) == 3:
+            flat = made(captured, anchor, torch.reshape, rows, (found[0], -1))
+        given = Operands(None, None, flat, None)
+    if not same_dtype(given.source, given.target, given.edge, rows):
+        return
+    _put(captured, anchor, given, reduced, (activation, slope), found)
+
+
+def _order(captured: Captured) -> dict[Call, int]:
+    return {node: place for place, node in enumerate(captured.graph.nodes)}
+
+
+def _under(rows: Call) -> tuple[Any, str, float]:
+    """What an activation is of, its name and its slope."""
+    name = _ACTIVATIONS.get(rows.target) if rows.op == "call_function" else None
+    if is_method(rows, "sigmoid"):
+        name = "sigmoid"
+    if name is None or not used_once(rows.args[0]) or rows.kwargs or len(rows.args) > 2:
+        return rows, "none", 0.01
+    slope = rows.args[1] if name == "leaky_relu" else 0.01
+    return rows.args[0], name, slope
+
+
+def _reductions(captured: Captured, rows: Call) -> list[Reduced] | None:
+    """All of what reads a message, where that is reductions and nothing else; one of each kind."""
+    found: dict[str, Call] = {}
+    squares: list[Call] = []
+    for user in rows.users:
+        if _by_destination(captured, user) and user.args[0] is rows:
+            name = _REDUCTIONS[user.args[4]]
+            if name in found:
+                return None
+            found[name] = user
+        elif is_call(user, MUL) and user.args == (rows, rows) and used_once(user):
+            squares.append(user)
+        else:
+            return None
+    for square in squares:
+        spread = _spread(captured, square, found.get("mean"))
+        if spread is None:
+            return None
+        found[spread.name] = spread.node
+    mean = found.get("mean")
+    if mean is not None and squares and all(_squares(user) for user in mean.users):
+        del found["mean"]  # nothing but the spread asked for it
+    return [Reduced(name, node) for name, node in found.items()]
+
+
+def _squares(user: Call) -> bool:
+    """Whether a reader only squares a mean, for a variance."""
+    return is_call(user, MUL) and user.args[0] is user.args[1] and used_once(user)
+
+
+def _spread(captured: Captured, square: Call, mean: Call | None) -> Reduced | None:
+    """``mean(x * x) - mean(x) ** 2`` and, where that follows, its root as PyG takes it."""
+    second = next(iter(square.users))
+    if mean is None or not _by_destination(captured, second) or second.args[4] != "mean":
+        return None
+    if not used_once(second):
+        return None
+    variance = next(iter(second.users))
+    if not is_call(variance, SUB) or variance.args[0] is not second:
+        return None
+    of_mean = variance.args[1]
+    if not is_call(of_mean, MUL) or of_mean.args != (mean, mean):
+        return None
+    if (root := _root(variance)) is not None:
+        return Reduced("std", root)
+    return Reduced("var", variance)
+
+
+def _root(variance: Call) -> Call | None:
+    if not used_once(variance):
+        return None
+    clamped = next(iter(variance.users))
+    least = clamped.kwargs.get("min", clamped.args[1] if len(clamped.args) > 1 else None)
+    if not is_method(clamped, "clamp") or least != LEAST_VARIANCE or not used_once(clamped):
+        return None
+    if set(clamped.kwargs) - {"min"} or len(clamped.args) > 2:
+        return None
+    root = next(iter(clamped.users))
+    if not is_method(root, "sqrt") or len(root.users) != 2:
+        return None
+    small, filled = sorted(root.users, key=lambda user: is_method(user, "masked_fill"))
+    ok = is_method(filled, "masked_fill") and filled.args == (root, small, 0.0)
+    ok = ok and is_call(small, operator.le, torch.le) and used_once(small)
+    return filled if ok and small.args == (root, math.sqrt(LEAST_VARIANCE)) else None
+
+
+def _put(
+    captured: Captured,
+    anchor: Call,
+    given: Operands,
+    reduced: list[Reduced],
+    activation: tuple[str, float],
+    found: tuple[int, ...],
+) -> None:
+    together = _together(reduced)
+    if together is not None:
+        place = {node: at for at, node in enumerate(together.args[0])}
+        reduced = sorted(reduced, key=lambda one: place[one.node])
+    towers = found[1] if len(found) == 3 else 1
+    width = found[-1]
+    names = [one.name for one in reduced]
+    operator_given = (given.source, given.target, given.edge, *captured.pointers)
+    options: dict[str, Any] = {"reductions": names, "towers": towers}
+    if activation[0] != "none":
+        options |= {"activation": activation[0], "slope": activation[1]}
+    if given.code is not None:
+        options["code"] = given.code
+    out = captured.before(anchor, neighbour_reduce, *operator_given, **options)
+    some = next(one for one in (given.source, given.target, given.edge) if one is not None)
+    value = some.meta["example_value"]
+    nodes = captured.nodes
+    out.meta["example_value"] = value.new_empty(towers, nodes, len(names) * width)
+    if towers == 1:
+        rows = made(captured, anchor, torch.Tensor.view, out, nodes, len(names) * width)
+        if len(found) == 3:
+            rows = made(captured, anchor, torch.Tensor.view, rows, nodes, 1, len(names) * width)
+    else:
+        rows = made(captured, anchor, torch.transpose, out, 0, 1)
+    for at, one in enumerate(reduced):
+        captured.rewrote(NAME, one.node)
+        part = rows
+        if len(reduced) > 1:
+            part = made(captured, anchor, torch.narrow, rows, -1, at * width, width)
+        if (towers > 1 or len(reduced) > 1) and not _any_strides(one.node, together):
+            part = made(captured, anchor, torch.Tensor.contiguous, part)
+        one.node.replace_all_uses_with(part)
+    if together is not None:
+        if towers > 1 and not _any_strides(together, None):
+            rows = made(captured, anchor, torch.Tensor.contiguous, rows)
+        together.replace_all_uses_with(rows)
+
+
+def _any_strides(node: Call, besides: Call | None) -> bool:
+    """Whether what reads a node copies it, or makes something new of it that is copied, so that it
+    may stand in memory as it likes; a view could not be taken of that."""
+    readers = [user for user in node.users if user is not besides]
+    return all(
+        is_cat(user) or (is_call(user, MUL) and all(is_cat(after) for after in user.users))
+        for user in readers
+    )
+
+
+def _together(reduced: list[Reduced]) -> Call | None:
+    """The concatenation of exactly these reductions."""
+    nodes = {one.node for one in reduced}
+    for user in reduced[0].node.users:
+        if is_cat(user) and len(user.args[0]) == len(nodes) and set(user.args[0]) == nodes:
+            return user
+    return None

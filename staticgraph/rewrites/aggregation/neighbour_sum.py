@@ -1,0 +1,303 @@
+"""Gather, edge term, activation and sum by destination in one pass: ``neighbour_sum``.
+
+A message is read upwards from the sum: ``x[src]``, ``x[src] * w``, ``relu(x[src] + e)``, the
+last also times a number an edge; with it goes the node's own term, ``(1 + eps) x``. Rows of more
+than one dimension, ``[N, T, F]`` of a window of time, are rows all the same. Any other message is
+computed as it was, and its sum alone runs without atomics, by the row pointers (``segment_sum``);
+by source, ``source_sum``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from staticgraph.kernels.edge_rows import source_sum
+from staticgraph.kernels.neighbour_max import neighbour_max
+from staticgraph.kernels.neighbour_sum import neighbour_sum
+from staticgraph.kernels.segments import segment_max, segment_sum
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ACTIVATIONS,
+    ADD,
+    DIV,
+    GATHER,
+    MUL,
+    RELU,
+    SCATTER,
+    Call,
+    dtype,
+    is_call,
+    is_float,
+    said,
+    shape,
+    sides,
+    tensor,
+    under_shape,
+    used_once,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
+
+NAME = "neighbour_sum"
+SUMS = ("sum", "add", "mean")
+
+
+class Message(NamedTuple):
+    """What is summed: the nodes, the edge operand, how they meet, and what that is weighed by."""
+
+    x: Call
+    edge: Call | None
+    transform: str
+    weight: Call | None = None
+
+
+def rewrite(captured: Captured) -> None:
+    """Every sum, mean and max by the batch's own destinations."""
+    for node in list(captured.graph.nodes):
+        if is_call(node, SCATTER) and node.users:
+            _at(captured, node)
+
+
+def _at(captured: Captured, node: Call) -> None:
+    rows, index, dim, groups, reduce = node.args
+    if dim != 0 or not is_float(node) or reduce not in (*SUMS, "max"):
+        return
+    which = captured.index(index)
+    if which is None:
+        if captured.facts and groups == captured.nodes:
+            captured.miss(NAME, node, "its index is not the batch's own", _origin(index))
+        return
+    if which != "dst" or groups != captured.nodes:
+        if which == "src" and groups == captured.nodes:
+            _by_source(captured, node)
+        return
+    if node in captured.differentiated:
+        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+        return
+    found = message(captured, rows)
+    if not isinstance(found, Message) or (reduce == "max" and _weighed(found)):
+        reason = found if isinstance(found, str) else "the largest of weighted messages"
+        _by_pointers(captured, node, reason)
+        return
+    _fused(captured, node, found, reduce)
+
+
+def message(captured: Captured, rows: Any) -> Message | str:
+    """How a message is made of nodes and edges, or what of it is not known."""
+    if not isinstance(rows, Node) or len(shape(rows) or ()) < 2:
+        return "a message of other than two dimensions"
+    if (x := source(captured, rows)) is not None:
+        return Message(x, None, "copy")  # whoever else reads the rows reads the nodes as well
+    if not used_once(rows):
+        return "the message is used elsewhere"
+    if is_call(rows, MUL):
+        for first, second in sides(rows):
+            x = source(captured, first)
+            weight = _weight(captured, second, rows)
+            if x is not None and weight is not None and same_dtype(x, weight):
+                return Message(x, weight, "multiply")
+        return _weighed_message(captured, rows)
+    if is_call(rows, *ACTIVATIONS) or rows.op in ("call_function", "call_method"):
+        name = ACTIVATIONS.get(rows.target) if rows.op == "call_function" else None
+        inner = rows.args[0] if rows.args else None
+        if name is None:
+            return f"{said(rows)} is no known message"
+        if is_call(inner, ADD) and used_once(inner) and rows.target is RELU:
+            found = _relu_of_sum(captured, rows)
+            return found or "a sum of something else than a neighbour's row and an edge's"
+        if rows.target is not RELU:
+            return f"{name} is no activation of the kernel"
+    return f"{said(rows)} is no known message"
+
+
+def _relu_of_sum(captured: Captured, rows: Any) -> Message | None:
+    """``relu(x[src] + e)``."""
+    if not is_call(rows, RELU) or not is_call(rows.args[0], ADD) or not used_once(rows.args[0]):
+        return None
+    for first, second in sides(rows.args[0]):
+        x = source(captured, first)
+        if x is not None and shape(second) == shape(rows) and same_dtype(x, second):
+            return Message(x, second, "relu_add")
+    return None
+
+
+def _weighed_message(captured: Captured, rows: Call) -> Message | str:
+    """``relu(x[src] + e)`` times a number an edge."""
+    for first, second in sides(rows):
+        found = _relu_of_sum(captured, first)
+        if found is None or not used_once(first):
+            continue
+        if shape(second) == shape(rows) or (weight := _weight(captured, second, rows)) is None:
+            return "an activation times something else than a number an edge"
+        if captured.has_gradient(second):
+            return "an activation times a number an edge that has a gradient"
+        return found._replace(weight=weight) if same_dtype(found.x, weight) else "two dtypes"
+    return "a product of something else than a neighbour's row and a weight"
+
+
+def _weighed(found: Message) -> bool:
+    """Whether numbers of the edges have a part in what is summed, apart from its activation."""
+    return found.transform == "multiply" or found.weight is not None
+
+
+def source(captured: Captured, node: Any) -> Call | None:
+    """What is gathered by the batch's own sources; None where it is anything else."""
+    if not is_call(node, GATHER) or captured.index(node.args[2]) != "src":
+        return None
+    x = node.args[0]
+    found = shape(x)
+    ok = found is not None and len(found) >= 2 and found[0] == captured.nodes
+    return x if ok else None
+
+
+def _weight(captured: Captured, node: Any, rows: Call) -> Call | None:
+    found = shape(node)
+    if found == shape(rows):
+        return node
+    wide = len(shape(rows) or ())
+    if found != (captured.edges, *(1,) * (wide - 1)) or not is_float(node):
+        return None
+    below = under_shape(node)
+    if shape(below) == (captured.edges,):
+        return below
+    made = captured.before(rows, torch.reshape, node, (captured.edges,), like=node)
+    value = tensor(node)
+    assert value is not None
+    made.meta["example_value"] = value.new_empty(captured.edges)
+    return made
+
+
+def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> None:
+    edge: Any = found.edge
+    code = None
+    where = captured.pointers
+    if len(shape(node) or ()) != 2:
+        _flattened(captured, node, found, reduce)
+        return
+    if reduce == "max":
+        if found.transform == "relu_add":
+            made = captured.before(node, neighbour_max, found.x, edge, *where)
+        else:
+            made = captured.before(node, neighbour_max, found.x, None, *where)
+        captured.rewrote("neighbour_max", node)
+        captured.replace(node, made)
+        return
+    if is_call(edge, GATHER) and edge in captured.folded:
+        edge, code = edge.args[0], edge.args[2]
+    options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
+    if code is not None:
+        options["code"] = code
+    if found.weight is not None:
+        options["weight"] = found.weight
+    last, eps = _own_term(captured, node, found.x)
+    if eps is not None:
+        options["self_eps"] = eps
+    made = captured.before(last, neighbour_sum, found.x, edge, *where, **options)
+    captured.rewrote(NAME, node)
+    captured.replace_chain(node, last, made)
+
+
+def _flattened(captured: Captured, node: Call, found: Message, reduce: str) -> None:
+    """The same of rows ``[N, ..., F]``, laid out as ``[N, K]``."""
+    x, edge = (_flat(captured, node, one) for one in (found.x, found.edge))
+    if reduce == "max":
+        made = captured.before(node, neighbour_max, x, edge, *captured.pointers)
+    else:
+        options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
+        if found.weight is not None:
+            options["weight"] = found.weight
+        made = captured.before(node, neighbour_sum, x, edge, *captured.pointers, **options)
+    made = captured.before(node, torch.reshape, made, shape(node))
+    captured.rewrote("neighbour_max" if reduce == "max" else NAME, node)
+    captured.replace(node, made)
+
+
+def _flat(captured: Captured, node: Call, rows: Any) -> Any:
+    """``[R, ..., F]`` -> ``[R, K]``; one number a row stays as it is."""
+    found = tensor(rows)
+    if found is None or found.dim() < 3:
+        return rows
+    made = captured.before(node, torch.reshape, rows, (found.size(0), -1), like=rows)
+    made.meta["example_value"] = found.reshape(found.size(0), -1)
+    return made
+
+
+def _own_term(captured: Captured, node: Call, x: Call) -> tuple[Call, Call | None]:
+    """The sum of a node with ``(1 + eps) x``, and eps; the node itself where it has none."""
+    if not used_once(node):
+        return node, None
+    total = next(iter(node.users))
+    if not is_call(total, ADD) or shape(total) != shape(node) or dtype(total) != dtype(node):
+        return node, None
+    own = total.args[1] if total.args[0] is node else total.args[0]
+    if own is x:
+        found = tensor(x)
+        assert found is not None
+        zero = torch.zeros((), dtype=found.dtype)
+        return total, captured.constant(f"zero_{str(found.dtype)[6:]}", zero)
+    if not is_call(own, MUL) or not used_once(own):
+        return node, None
+    for first, second in sides(own):
+        if second is x and is_call(first, ADD) and first.args[1] == 1:
+            eps = tensor(first.args[0])
+            if eps is not None and eps.numel() == 1:
+                return total, first.args[0]
+    return node, None
+
+
+def _by_pointers(captured: Captured, node: Call, reason: str) -> None:
+    """The sum alone, of a message that was computed."""
+    rows, _, _, _, reduce = node.args
+    found = tensor(rows)
+    if found is None or found.size(0) != captured.edges or found.dim() == 0:
+        return
+    captured.miss(NAME, node, reason, rows if isinstance(rows, Node) else None)
+    row_ptr = captured.facts["row_ptr"]
+    flat = rows
+    if found.dim() != 2:
+        flat = captured.before(node, torch.reshape, rows, (found.size(0), -1), like=rows)
+    if reduce == "max":
+        made = captured.before(node, segment_max, flat, row_ptr)
+    else:
+        made = captured.before(node, segment_sum, flat, row_ptr, mean=reduce == "mean")
+    if found.dim() != 2:
+        made = captured.before(node, torch.reshape, made, shape(node))
+    captured.rewrote("segments", node)
+    captured.replace(node, made)
+
+
+def _by_source(captured: Captured, node: Call) -> None:
+    """A sum or a mean by the sources of the edges."""
+    rows, _, _, _, reduce = node.args
+    found = tensor(rows)
+    if found is None or found.dim() == 0 or found.size(0) != captured.edges:
+        return
+    if reduce == "max":
+        captured.miss(NAME, node, "the largest by source, and edges are sorted by destination")
+        return
+    if node in captured.differentiated:
+        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+        return
+    flat = rows
+    if found.dim() != 2:
+        flat = captured.before(node, torch.reshape, rows, (found.size(0), -1), like=rows)
+    made = captured.before(node, source_sum, flat, *captured.pointers)
+    if reduce == "mean":
+        ptr = captured.facts["col_ptr"]
+        count = captured.once(("out degrees", found.dtype), _out_degrees, ptr, found.dtype)
+        made = captured.before(node, DIV, made, count)
+    if found.dim() != 2:
+        made = captured.before(node, torch.reshape, made, shape(node))
+    captured.rewrote("source_sum", node)
+    captured.replace(node, made)
+
+
+def _out_degrees(col_ptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[N + 1]`` -> ``[N, 1]``: the edges that leave each node, at least one."""
+    return col_ptr.diff().clamp(min=1).to(dtype).unsqueeze(1)
+
+
+def _origin(index: Any) -> Call | None:
+    return index if isinstance(index, Node) else None

@@ -1,0 +1,126 @@
+"""Sums, means, maxima, softmax and counts over rows that stand together: by their pointers.
+
+The nodes of a graph, and the edges into a node, are neighbours in memory, so a reduction by the
+batch vector or by destination is one pass over ``ptr`` or ``row_ptr``, without atomics.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.segments import segment_max, segment_softmax, segment_sum
+from staticgraph.nn.functions import softmaxed
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    SCATTER,
+    Call,
+    is_call,
+    is_float,
+    is_method,
+    shape,
+    tensor,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured
+
+NAME = "segments"
+_POINTERS = {"batch": "ptr", "dst": "row_ptr", "src": "col_ptr"}
+
+
+def counts(ptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[S + 1]`` -> ``[S]``: the rows of each segment."""
+    return ptr.diff().to(dtype)
+
+
+def rewrite(captured: Captured) -> None:
+    """Counts, then reductions by the batch vector, then softmax by either."""
+    for node in list(captured.graph.nodes):
+        if not node.users:
+            continue
+        if is_call(node, SCATTER):
+            if not _count(captured, node):
+                _pool(captured, node)
+        elif is_call(node, softmaxed):
+            _softmax(captured, node)
+
+
+def _groups(captured: Captured, which: str | None) -> int | None:
+    if which is None:
+        return None
+    return captured.graphs if which == "batch" else captured.nodes
+
+
+def _count(captured: Captured, node: Call) -> bool:
+    """Ones added up by an index: a degree, or a graph's nodes."""
+    rows, index, _, groups, reduce = node.args
+    ones = is_method(rows, "new_ones") or is_call(rows, torch.ones, torch.ones_like)
+    which = captured.index(index)
+    if (
+        not ones
+        or which is None
+        or groups != _groups(captured, which)
+        or reduce not in ("sum", "add")
+    ):
+        return False
+    found = tensor(node)
+    if found is None or found.dim() != 1:
+        return False
+    ptr = captured.facts[_POINTERS[which]]
+    made = captured.once(("counts", which, found.dtype), counts, ptr, found.dtype)
+    made.meta.setdefault("example_value", found)
+    captured.rewrote(NAME, node)
+    captured.replace(node, made)
+    return True
+
+
+def _pool(captured: Captured, node: Call) -> None:
+    rows, index, dim, groups, reduce = node.args
+    if captured.index(index) != "batch" or groups != captured.graphs or dim != 0:
+        if captured.facts and groups == captured.graphs and captured.index(index) is None:
+            captured.miss(NAME, node, "its index is not the batch's own")
+        return
+    if not is_float(rows) or reduce not in ("sum", "add", "mean", "max"):
+        return
+    if node in captured.differentiated:
+        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+        return
+    made = reduced(captured, node, rows, captured.facts["ptr"], reduce)
+    captured.rewrote(NAME, node)
+    captured.replace(node, made)
+
+
+def reduced(captured: Captured, node: Call, rows: Call, ptr: Call, reduce: str) -> Call:
+    """A sum, mean or largest of rows ``[R, ...]`` that stand together, in the place of a node.
+
+    Args:
+        captured: the graph.
+        node: what is computed otherwise now.
+        rows: of known shape.
+        ptr: ``[S + 1]``, where each segment begins.
+        reduce: ``sum``, ``add``, ``mean`` or ``max``.
+    """
+    found = shape(rows)
+    assert found is not None
+    if len(found) != 2:
+        rows = captured.before(node, torch.reshape, rows, (found[0], -1), like=rows)
+    if reduce == "max":
+        made = captured.before(node, segment_max, rows, ptr)
+    else:
+        made = captured.before(node, segment_sum, rows, ptr, mean=reduce == "mean")
+    if len(found) != 2:
+        made = captured.before(node, torch.reshape, made, shape(node))
+    return made
+
+
+def _softmax(captured: Captured, node: Call) -> None:
+    rows, index, groups, dim = node.args
+    which = captured.index(index)
+    found = shape(rows)
+    if which not in ("batch", "dst") or groups != _groups(captured, which):
+        if captured.facts:
+            captured.miss(NAME, node, "its index is not the batch's own")
+        return
+    if dim != 0 or found is None or len(found) != 2 or node in captured.differentiated:
+        return
+    made = captured.before(node, segment_softmax, rows, captured.facts[_POINTERS[which]])
+    captured.rewrote(NAME, node)
+    captured.replace(node, made)

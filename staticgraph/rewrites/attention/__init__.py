@@ -1,0 +1,1 @@
+"""Attention among neighbours, and among the nodes of each graph."""

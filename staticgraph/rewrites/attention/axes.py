@@ -1,0 +1,252 @@
+"""Where the entries of a tensor stand in what it was made of, through views, turns and cuts.
+
+Heads of attention are split and joined in twenty spellings: ``view`` and ``transpose``,
+``permute``, ``unflatten``, ``chunk``, the turns inside of ``nn.MultiheadAttention``. What all of
+them do is move entries. So a tensor is described by what each of its dimensions runs over:
+stretches of the axes of its source, the outermost first. A view cuts and joins stretches, a turn
+changes their order, a cut of columns moves their start; two tensors are the same entries in the
+same order where their descriptions are equal, however they were spelled.
+
+Invariant: what cannot be described is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    SELECT,
+    Call,
+    is_call,
+    is_method,
+    shape,
+    value,
+)
+
+COLUMN = "column"  # the axis that may be cut
+
+
+class Stretch(NamedTuple):
+    """``size`` entries along one axis of the source, ``step`` apart."""
+
+    axis: str
+    size: int
+    step: int = 1
+
+
+Dim = tuple[Stretch, ...]
+
+
+class Axes(NamedTuple):
+    """What each dimension of a tensor runs over, and at which column of the source it starts."""
+
+    dims: tuple[Dim, ...]
+    start: int = 0
+
+    @classmethod
+    def of(cls, *named: tuple[str, int]) -> Axes:
+        """Of a source itself: a name and a size a dimension."""
+        return cls(tuple(_joined([Stretch(*one)]) for one in named))
+
+    def view(self, sizes: Sequence[int]) -> Axes | None:
+        """The same entries in the same order under another shape."""
+        left = [stretch for dim in self.dims for stretch in dim]
+        dims = []
+        for size in sizes:
+            taken = []
+            while size > 1:
+                if not left:
+                    return None
+                first = left.pop(0)
+                if size % first.size == 0:
+                    taken.append(first)
+                    size //= first.size
+                elif first.size % size == 0:
+                    inner = first.size // size
+                    taken.append(Stretch(first.axis, size, first.step * inner))
+                    left.insert(0, first._replace(size=inner))
+                    size = 1
+                else:
+                    return None
+            dims.append(_joined(taken))
+        return None if left else Axes(tuple(dims), self.start)
+
+    def permute(self, order: Sequence[int]) -> Axes | None:
+        """The dimensions in another order."""
+        number = len(self.dims)
+        places = [place % number for place in order]
+        if sorted(places) != list(range(number)):
+            return None
+        return Axes(tuple(self.dims[place] for place in places), self.start)
+
+    def swap(self, first: int, second: int) -> Axes | None:
+        """Two dimensions in each other's place."""
+        order = list(range(len(self.dims)))
+        order[first], order[second] = order[second], order[first]
+        return self.permute(order)
+
+    def cut(self, dim: int, first: int, size: int) -> Axes | None:
+        """``size`` entries of a dimension, from ``first`` on."""
+        dim %= len(self.dims)
+        stretches = self.dims[dim]
+        whole = 1
+        for stretch in stretches:
+            whole *= stretch.size
+        if (first, size) == (0, whole):
+            return self
+        if len(stretches) != 1 or stretches[0].axis != COLUMN or not 0 <= first <= whole - size:
+            return None
+        (one,) = stretches
+        dims = list(self.dims)
+        dims[dim] = _joined([one._replace(size=size)])
+        return Axes(tuple(dims), self.start + first * one.step)
+
+    def select(self, dim: int, place: int) -> Axes | None:
+        """One entry of a dimension, which goes."""
+        dim %= len(self.dims)
+        size = 1
+        for stretch in self.dims[dim]:
+            size *= stretch.size
+        found = self.cut(dim, place % size, 1)
+        return found and Axes(found.dims[:dim] + found.dims[dim + 1 :], found.start)
+
+    def expand(self, sizes: Sequence[int]) -> Axes | None:
+        """Dimensions of one entry, and new ones in front, repeated."""
+        more = len(sizes) - len(self.dims)
+        if more < 0:
+            return None
+        dims = [()] * more + list(self.dims)
+        for place, size in enumerate(sizes):
+            if not dims[place] and size > 1:
+                dims[place] = (Stretch("", size, 0),)
+        return Axes(tuple(dims), self.start)
+
+
+def _joined(stretches: Sequence[Stretch]) -> Dim:
+    """Stretches that follow each other as one, without those of a single entry."""
+    found: list[Stretch] = []
+    for one in stretches:
+        if one.size == 1:
+            continue
+        last = found[-1] if found else None
+        if last is not None and last.axis == one.axis and last.step == one.step * one.size:
+            found[-1] = Stretch(one.axis, last.size * one.size, one.step)
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+_VIEWS = ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten")
+_VIEW_CALLS = (
+    torch.reshape,
+    torch.unsqueeze,
+    torch.squeeze,
+    torch.flatten,
+    torch.unflatten,
+    Tensor.view,
+)
+_CUTS = ("chunk", "split", "tensor_split", "split_with_sizes", "unbind")
+_CUT_CALLS = (torch.chunk, torch.split, torch.tensor_split, torch.unbind)
+_SWAPS = ("transpose", "swapaxes", "swapdims")
+_SWAP_CALLS = (torch.transpose, torch.swapaxes, torch.swapdims)
+
+
+def moved(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
+    """The operand of a call that only moves entries, and what becomes of its axes."""
+    sizes = shape(node)
+    if sizes is None or not node.args:
+        return None
+    args = node.args
+    if is_method(node, *_VIEWS) or is_call(node, *_VIEW_CALLS):
+        return args[0], lambda axes: axes.view(sizes)
+    if is_method(node, "contiguous", "clone"):
+        return args[0], lambda axes: axes
+    if is_method(node, "expand", "expand_as", "broadcast_to"):
+        return args[0], lambda axes: axes.expand(sizes)
+    if is_method(node, *_SWAPS) or is_call(node, *_SWAP_CALLS):
+        found = arguments(node, "input", *(("dim0", "dim1") if node.kwargs else (None, None)))
+        return found and (found[0], lambda axes: axes.swap(*found[1:]))
+    if is_method(node, "t") or (is_call(node, getattr) and args[1] in ("mT", "T")):
+        return args[0], lambda axes: axes.swap(-2, -1) if len(axes.dims) > 1 else None
+    if is_method(node, "permute") or is_call(node, torch.permute):
+        order = args[1:] or (node.kwargs.get("dims"),)
+        order = order[0] if len(order) == 1 and isinstance(order[0], tuple | list) else order
+        return args[0], lambda axes: axes.permute(order)
+    if is_call(node, SELECT):
+        return args[0], lambda axes: axes.select(args[1], args[2])
+    if is_method(node, "narrow") or is_call(node, torch.narrow):
+        return (args[0], lambda axes: axes.cut(*args[1:])) if len(args) == 4 else None
+    if is_call(node, operator.getitem):
+        return _item(node)
+    return None
+
+
+def arguments(node: Call, *names: str | None) -> tuple[Any, ...] | None:
+    """A call's arguments by their names, given by position or by name; None where one is missing
+    or there are more."""
+    found = list(node.args)
+    for name in names[len(found) :]:
+        if name not in node.kwargs:
+            return None
+        found.append(node.kwargs[name])
+    return tuple(found) if len(found) == len(names) else None
+
+
+def _item(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
+    """One of several cuts, or an index of numbers, slices, None and dots."""
+    base, key = node.args
+    if isinstance(key, int) and (is_method(base, *_CUTS) or is_call(base, *_CUT_CALLS)):
+        single = is_method(base, "unbind") or is_call(base, torch.unbind)
+        default = 0 if single or len(base.args) < 3 else base.args[2]
+        dim = base.args[1] if single and len(base.args) > 1 else base.kwargs.get("dim", default)
+        if single:
+            return base.args[0], lambda axes: axes.select(dim, key)
+        sizes = [piece.size(dim) for piece in value(base)]
+        key %= len(sizes)
+        return base.args[0], lambda axes: axes.cut(dim, sum(sizes[:key]), sizes[key])
+    keys = key if isinstance(key, tuple) else (key,)
+    known = (int, slice, type(None), type(Ellipsis))
+    if shape(base) is None or not all(isinstance(one, known) for one in keys):
+        return None
+    return base, lambda axes: _indexed(axes, keys)
+
+
+def _indexed(axes: Axes, keys: tuple[Any, ...]) -> Axes | None:
+    if any(isinstance(one, bool) for one in keys):
+        return None
+    real = sum(one is not None and one is not Ellipsis for one in keys)
+    dots = (slice(None),) * (len(axes.dims) - real)
+    if Ellipsis in keys:
+        place = keys.index(Ellipsis)
+        keys = keys[:place] + dots + keys[place + 1 :]
+    found: Axes | None = axes
+    dim = 0
+    for key in keys:
+        if found is None:
+            return None
+        if key is None:
+            found = Axes((*found.dims[:dim], (), *found.dims[dim:]), found.start)
+            dim += 1
+        elif isinstance(key, int):
+            found = found.select(dim, key)
+        else:
+            if key != slice(None):
+                found = _sliced(found, dim, key)
+            dim += 1
+    return found
+
+
+def _sliced(axes: Axes, dim: int, key: slice) -> Axes | None:
+    size = 1
+    for stretch in axes.dims[dim]:
+        size *= stretch.size
+    try:
+        first, last, step = key.indices(size)
+    except TypeError:  # a bound that the graph computes
+        return None
+    return axes.cut(dim, first, last - first) if step == 1 and last > first else None

@@ -1,0 +1,171 @@
+"""What of a graph is a block ``[G, M, C]`` of rows of nodes, and what its rows are.
+
+A linear layer of a block is the block of a linear layer of rows, so what stands behind
+``to_dense_batch`` can be said of rows: nested tuples, which a rewrite that fits turns into calls,
+and one that does not forgets.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.nn.context.dense_layout import laid_out, placed
+from staticgraph.rewrites.attention.axes import COLUMN, Axes, Stretch, arguments, moved
+from staticgraph.rewrites.attention.key_masks import same_places
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    DIV,
+    LINEAR,
+    MUL,
+    Call,
+    is_call,
+    is_method,
+    shape,
+)
+
+_PRODUCTS = (torch.matmul, torch.bmm, operator.matmul, Tensor.matmul)
+
+
+class DenseBlock(NamedTuple):
+    """A tensor of a block's entries.
+
+    Attributes:
+        rows: what its rows are: a node, or a kind of call, its operand's rows and its arguments.
+        axes: where its entries stand in ``[G, M, columns]``.
+        columns: of the rows.
+    """
+
+    rows: Any
+    axes: Axes
+    columns: int
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether the last dimension is all columns in their order."""
+        return self.axes.dims[-1] == (Stretch(COLUMN, self.columns),) and not self.axes.start
+
+
+class DenseBlockReader:
+    """Reads the blocks of one layout.
+
+    Attributes:
+        layout: the call that placed the nodes, that of the first block that was read.
+    """
+
+    def __init__(self) -> None:
+        self.layout: Call | None = None
+        self._known: dict[Call, DenseBlock | None] = {}
+
+    def at(self, node: Any) -> DenseBlock | None:
+        """A node as a block of rows; None where it is something else, or of another layout."""
+        if node not in self._known:
+            self._known[node] = self._read(node)
+        return self._known[node]
+
+    def _read(self, node: Any) -> DenseBlock | None:
+        if is_call(node, laid_out):
+            return self._laid_out(node)
+        if is_call(node, LINEAR):
+            return linear(self.at(node.args[0]), node)
+        if is_call(node, MUL, DIV) and isinstance(node.args[1], int | float):
+            return times(self.at(node.args[0]), node)
+        step = moved(node)
+        return None if step is None else turned(self.at(step[0]), step[1])
+
+    def _laid_out(self, node: Call) -> DenseBlock | None:
+        rows, places, _, groups, width = node.args
+        sizes = shape(rows)
+        layout = places.args[0] if is_call(places, operator.getitem) else None
+        if not is_call(layout, placed) or sizes is None or len(sizes) < 2:
+            return None
+        if self.layout is None:
+            self.layout = layout
+        elif not same_places(self.layout, layout):
+            return None
+        columns = math.prod(sizes[1:])
+        axes = Axes.of(("graph", groups), ("place", width), (COLUMN, columns))
+        split = axes.view([groups, width, *sizes[1:]])
+        return split and DenseBlock(rows if len(sizes) == 2 else ("flat", rows), split, columns)
+
+
+def linear(block: DenseBlock | None, node: Call) -> DenseBlock | None:
+    """A linear layer of a block."""
+    columns = (shape(node) or (0,))[-1]
+    if block is None or not block.whole_rows:
+        return None
+    after = Axes((*block.axes.dims[:-1], *Axes.of((COLUMN, columns)).dims))
+    return DenseBlock(("linear", block.rows, *node.args[1:]), after, columns)
+
+
+def times(block: DenseBlock | None, node: Call) -> DenseBlock | None:
+    """A block times, or divided by, a number."""
+    number = node.args[1] if node.target is MUL else 1 / node.args[1]
+    return block and block._replace(rows=("times", block.rows, number))
+
+
+def turned(block: DenseBlock | None, turn: Callable[[Axes], Axes | None]) -> DenseBlock | None:
+    """A block's entries moved."""
+    axes = None if block is None else turn(block.axes)
+    return None if block is None or axes is None else block._replace(axes=axes)
+
+
+def without_factor(block: DenseBlock) -> tuple[DenseBlock, float]:
+    """A block, and the number that it was multiplied by."""
+    factor, rows = 1.0, block.rows
+    while isinstance(rows, tuple) and rows[0] == "times":
+        _, rows, by = rows
+        factor *= by
+    return block._replace(rows=rows), factor
+
+
+def product(node: Any) -> tuple[Call, Call, list[int], list[int], list[int]] | None:
+    """A product of matrices: its operands, the orders in which they are ``[..., row, summed]`` and
+    ``[..., summed, column]``, and the order of what it gives."""
+    if is_call(node, *_PRODUCTS) or is_method(node, "matmul", "bmm", "__matmul__"):
+        given = arguments(node, "input", "mat2" if is_call(node, torch.bmm) else "other")
+        if given is None:
+            return None
+        first, second = given
+        number = len(shape(node) or ())
+        if len(shape(first) or ()) != number or len(shape(second) or ()) != number:
+            return None
+        plain = list(range(number))
+        return first, second, plain, plain, plain
+    return _einsum(node) if is_call(node, torch.functional.einsum, torch.einsum) else None
+
+
+def _einsum(node: Call) -> tuple[Call, Call, list[int], list[int], list[int]] | None:
+    if not node.args or node.kwargs:
+        return None
+    text, *operands = node.args
+    if len(operands) == 1 and isinstance(operands[0], tuple | list):
+        operands = list(operands[0])
+    left, _, out = str(text).replace(" ", "").partition("->")
+    names = left.split(",")
+    if len(names) != 2 or len(operands) != 2 or "." in left or not out:
+        return None
+    first, second = names
+    summed = [one for one in first if one in second and one not in out]
+    shared = [one for one in out if one in first and one in second]
+    rows = [one for one in first if one in out and one not in second]
+    columns = [one for one in second if one in out and one not in first]
+    if not len(summed) == len(rows) == len(columns) == 1 or len(out) != len(shared) + 2:
+        return None
+    given = [*shared, *rows, *columns]
+    return (
+        *operands,
+        [first.index(one) for one in (*shared, *rows, *summed)],
+        [second.index(one) for one in (*shared, *summed, *columns)],
+        [given.index(one) for one in out],
+    )
+
+
+def is_copy(node: Any) -> bool:
+    """Whether a call gives its operand as it is."""
+    same = is_method(node, "view", "reshape") and shape(node) == shape(node.args[0])
+    return same or is_method(node, "contiguous", "clone")

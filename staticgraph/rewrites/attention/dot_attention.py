@@ -1,0 +1,135 @@
+"""Dot-product attention among neighbours as one operator, dot_attention.
+
+A transformer convolution, PyG's or written by hand. Read upwards from the sum: rows ``v[src]``,
+perhaps with rows of the edges, times the shares that a softmax by destination gives of ``q[dst] .
+k[src]``, which :mod:`staticgraph.rewrites.attention.dot_scores` reads. One head may stand in two
+dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from staticgraph.kernels.dot_attention import dot_attention
+from staticgraph.nn.functions import softmaxed
+from staticgraph.rewrites.attention.dot_scores import (
+    DotScores,
+    KeyRows,
+    OddProducts,
+    rows_of,
+    scores_of,
+)
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    DROPOUT,
+    MUL,
+    SCATTER,
+    SHAPES,
+    Call,
+    is_call,
+    is_float,
+    is_method,
+    shape,
+    sides,
+    under_shape,
+    used_once,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.messages.edge_terms import is_small, made
+
+NAME = "dot_attention"
+
+
+def rewrite(captured: Captured) -> None:
+    """Every weighted sum by the batch's own destinations whose weights are such a softmax's."""
+    if not captured.facts:
+        return
+    for node in list(captured.graph.nodes):
+        if is_call(node, SCATTER) and node.users and captured.index(node.args[1]) == "dst":
+            try:
+                _at(captured, node)
+            except OddProducts as odd:
+                captured.miss(NAME, odd.node, str(odd))
+
+
+def _at(captured: Captured, node: Call) -> None:
+    """
+    Raises:
+        OddProducts: the weights are a softmax of such products, and something else stands in the
+            way.
+    """
+    message, _, dim, groups, reduce = node.args
+    message = under_shape(message)
+    found = shape(message)
+    if found is None or len(found) not in (2, 3) or not is_call(message, MUL):
+        return
+    for first, second in sides(message):
+        shares, dropped = under_shape(second), None
+        if is_call(shares, DROPOUT):
+            shares, dropped = under_shape(shares.args[0]), shares
+        if not is_call(shares, softmaxed) or shape(first) != found:
+            continue
+        if shape(second) != (*found[:-1], 1) or found[0] != captured.edges:
+            continue
+        heads = 1 if len(found) == 2 else found[1]
+        scores = scores_of(captured, shares.args[0], heads)
+        if scores is None:
+            return
+        if dropped is not None:
+            raise OddProducts("attention weights are dropped in training", node)
+        if reduce not in ("sum", "add") or dim != 0 or groups != captured.nodes:
+            raise OddProducts("an aggregation other than a sum by destination", node)
+        if not used_once(shares):
+            raise OddProducts("the attention weights are used elsewhere", node)
+        if node in captured.differentiated:
+            raise OddProducts(
+                "its derivative is taken in the forward, and has one of its own", node
+            )
+        _, index, number, along = shares.args
+        if captured.index(index) != "dst" or number != captured.nodes or along != 0:
+            raise OddProducts("the softmax is not over the same edges", node)
+        values = rows_of(captured, first)
+        if values is None:
+            raise OddProducts(
+                "what is weighed is no row of a neighbour, nor that and one of the edge", first
+            )
+        if None not in (scores.keys.edge, values.edge) and scores.keys.edge is not values.edge:
+            raise OddProducts("keys and values have different rows of the edges", first)
+        if is_float(node):
+            _put(captured, node, scores, values, heads)
+        return
+
+
+def _put(captured: Captured, node: Call, scores: DotScores, values: KeyRows, heads: int) -> None:
+    edge = values.edge if scores.keys.edge is None else scores.keys.edge
+    found = node.meta["example_value"]
+    options: dict[str, Any] = {"heads": heads, "scale": scores.scale, "dtype": found.dtype}
+    if edge is not None:
+        options |= {"to_key": scores.keys.edge is not None, "to_value": values.edge is not None}
+        if captured.target.device == "cpu" and edge in captured.folded and is_small(captured, edge):
+            options |= {"edge": edge.args[0], "code": edge.args[2]}
+        else:
+            options["edge"] = _flat(captured, node, edge)
+    operands = [_flat(captured, node, one) for one in (scores.query, scores.keys.node, values.node)]
+    new = captured.before(node, dot_attention, *operands, *captured.pointers, **options)
+    captured.rewrote(NAME, node)
+    with torch.enable_grad():
+        new.meta["example_value"] = found.flatten(1)
+    flat = shape(new)
+    for user in list(node.users):  # heads joined again, as it gives them
+        if is_method(user, *SHAPES) and shape(user) == flat:
+            captured.replace(user, new)
+    if node.users:
+        captured.replace(node, made(captured, node, torch.reshape, new, shape(node)))
+
+
+def _flat(captured: Captured, anchor: Call, rows: Call) -> Call:
+    """``[R, H * C]`` of ``[R, H, C]``."""
+    found, below = shape(rows), rows
+    assert found is not None
+    while len(shape(below) or ()) != 2 and is_method(below, "view", "reshape", "unflatten"):
+        below = below.args[0]
+    flat = (found[0], math.prod(found[1:]))
+    return below if shape(below) == flat else made(captured, anchor, torch.reshape, rows, flat)

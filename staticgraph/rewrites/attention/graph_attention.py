@@ -1,0 +1,66 @@
+"""Attention within small graphs goes graph by graph on a CPU: ``graph_attention``.
+
+The blocks of a bucket are as wide as any batch that fits it may need, and a graph of twelve nodes
+is computed as one of twenty. Where the graph runs operation by operation on a CPU, our loop over
+graphs computes what there is; past :data:`WIDEST` nodes a graph torch's own products win.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.dropout_sum import draw_seed
+from staticgraph.kernels.graph_attention import graph_attention
+from staticgraph.nn.attention.paths import attend_blocks
+from staticgraph.rewrites.captured_graph.canonical_ops import Call, dtype, is_call
+from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.text.how_many import how_many
+
+NAME = "graph_attention"
+# Nodes that a graph of the bucket may have: the loop keeps one row of weights at a time, and among
+# hundreds of nodes nothing is padded that a product of torch's would not win back.
+WIDEST = 512
+# Places of the forward's other dropouts are counted from zero.
+SITES = 1 << 20
+
+
+def starts_of(ptr: Tensor, counts: Tensor) -> Tensor:
+    """``[G + 1]`` int32 of ``ptr [G + 1]`` and the counts of real nodes: padding has none."""
+    return torch.minimum(ptr, counts.view(-1)[0]).int()
+
+
+def rewrite(captured: Captured) -> None:
+    """Every attention in blocks."""
+    if not captured.facts or captured.target.device != "cpu":
+        return
+    number = 0
+    for node in list(captured.graph.nodes):
+        if is_call(node, attend_blocks) and node.users:
+            number += _at(captured, node, number)
+
+
+def _at(captured: Captured, node: Call, number: int) -> int:
+    rows, _, _, _, shapes, heads, dropout = node.args
+    widest = max(width for _, width in shapes)
+    reason = None
+    if node in captured.differentiated:
+        reason = "its derivative is taken in the forward, and has one of its own"
+    elif widest > WIDEST:
+        reason = (
+            f"its graphs have up to {how_many(widest, 'node')}, where torch's products are faster"
+        )
+    elif dtype(node) not in (torch.float32, torch.float64) or not 0 <= dropout < 1:
+        reason = "half precision, or all of the weights are dropped"
+    if reason is not None:
+        captured.miss(NAME, node, reason)
+        return 0
+    starts = captured.once("starts", starts_of, captured.facts["ptr"], captured.facts["counts"])
+    options = {"heads": heads, "longest": widest, "p": dropout}
+    if dropout:
+        seed = captured.once("seed", draw_seed, torch.device(captured.target.device))
+        options |= {"seed": seed, "site": SITES + number}
+    made = captured.before(node, graph_attention, rows, starts, **options)
+    captured.rewrote(NAME, node)
+    captured.replace(node, made)
+    return 1

@@ -1,0 +1,160 @@
+"""Which places of a block attention may look at, however the mask of ``to_dense_batch`` was turned.
+
+The mask ``[G, M]`` comes as ``mask[:, None, None, :]``, as ``~mask`` for ``masked_fill``, repeated
+for every head, joined with one of queries, or as numbers to add to scores, zero and minus infinity.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+
+from staticgraph.nn.context.dense_layout import attendable, placed
+from staticgraph.rewrites.attention.axes import Axes, Dim, Stretch, arguments, moved
+from staticgraph.rewrites.captured_graph.canonical_ops import Call, dtype, is_call, is_method, shape
+
+# What a masked score is set to, or has added: below it a weight is zero in any dtype.
+FORBIDDEN = -1e8
+_BOTH = (operator.and_, torch.logical_and, torch.bitwise_and)
+_EITHER = (operator.or_, torch.logical_or, torch.bitwise_or)
+
+
+class KeyMask(NamedTuple):
+    """A mask of keys.
+
+    Attributes:
+        kind: ``keep`` where True attends, ``leave`` where True does not, ``added`` for numbers.
+        axes: where its entries stand in ``[G, M]``.
+        layout: the call that placed the nodes in the block.
+    """
+
+    kind: str
+    axes: Axes
+    layout: Call
+
+    def fits(self, queries: Axes) -> bool:
+        """Whether, broadcast over scores ``[..., place, place]`` of queries ``[..., place,
+        column]``, each row is masked by its own graph's places."""
+        missing = len(queries.dims) - len(self.axes.dims)
+        dims: tuple[Dim, ...] = ((),) * missing + self.axes.dims
+        if missing < 0 or dims[-1] != queries.dims[-2] or any(one.axis for one in dims[-2]):
+            return False
+        for ours, theirs in zip(dims[:-2], queries.dims[:-2], strict=True):
+            if not any(one.axis == "graph" for one in (*ours, *theirs)):
+                continue  # heads: repeated, or broadcast
+            if [_graphs(one) for one in ours] != [_graphs(one) for one in theirs]:
+                return False
+        return self.axes.start == 0
+
+
+def _graphs(one: Stretch) -> tuple[int, str, int]:
+    """A stretch of graphs as it is, and of anything else only its size."""
+    return (one.size, "graph", one.step) if one.axis == "graph" else (one.size, "", 0)
+
+
+def key_mask(node: Any) -> KeyMask | None:
+    """What a node masks; None where it does not come from ``to_dense_batch`` alone."""
+    if not getattr(node, "args", None):  # no node, or all arguments by name
+        return None
+    if is_call(node, attendable):
+        layout = node.args[0].args[0] if is_call(node.args[0], operator.getitem) else None
+        groups, width = shape(node) or (0, 0)
+        if not is_call(layout, placed):
+            return None
+        return KeyMask("keep", Axes.of(("graph", groups), ("place", width)), layout)
+    if _is_inversion(node):
+        found = key_mask(node.args[0])
+        turned = {"keep": "leave", "leave": "keep"}
+        if found is None or found.kind not in turned:
+            return None
+        return found._replace(kind=turned[found.kind])
+    if is_method(node, "bool") or (is_method(node, "to") and dtype(node) is torch.bool):
+        return key_mask(node.args[0])
+    if is_call(node, *_BOTH, *_EITHER) or is_method(node, "__and__", "__or__"):
+        return _of_pairs(node)
+    if is_method(node, "masked_fill") or is_call(node, torch.where):
+        return _added(node)
+    step = moved(node)
+    found = None if step is None else key_mask(step[0])
+    axes = None if found is None or step is None else step[1](found.axes)
+    return None if found is None or axes is None else found._replace(axes=axes)
+
+
+def _is_inversion(node: Any) -> bool:
+    if is_call(node, operator.invert, torch.logical_not, torch.bitwise_not):
+        return True
+    if is_method(node, "__invert__", "logical_not", "bitwise_not"):
+        return True
+    tests = is_call(node, operator.eq, torch.eq) or is_method(node, "eq", "__eq__")
+    other = node.args[1] if tests and len(node.args) > 1 else None
+    return isinstance(other, int) and other == 0
+
+
+def _of_pairs(node: Call) -> KeyMask | None:
+    """A mask of keys joined with one of queries, whose empty rows nobody reads."""
+    kind = "keep" if is_call(node, *_BOTH) or is_method(node, "__and__") else "leave"
+    masks = [key_mask(one) for one in node.args]
+    number = len(shape(node) or ())
+    if len(masks) != 2:
+        return None
+    for keys, queries in (masks, masks[::-1]):
+        if keys is None or queries is None or (keys.kind, queries.kind) != (kind, kind):
+            return None
+        ours, theirs = keys.axes.dims, queries.axes.dims
+        if number < 3 or len(ours) != number or len(theirs) != number:
+            return None
+        if ours[-1] and not ours[-2] and theirs == (*ours[:-2], ours[-1], ()):
+            return keys if same_places(keys.layout, queries.layout) else None
+    return None
+
+
+def _added(node: Call) -> KeyMask | None:
+    """Zeros where a key counts, and what forbids it elsewhere."""
+    if is_method(node, "masked_fill"):
+        given = arguments(node, "input", "mask", "value")
+        if given is None:
+            return None
+        kept, where, left = given
+        found = key_mask(where)
+        if found is None or found.kind != "leave":
+            return None
+        axes = found.axes.expand(shape(node) or ())
+    else:
+        given = arguments(node, "condition", "input", "other")
+        if given is None:
+            return None
+        where, kept, left = given
+        found = key_mask(where)
+        if found is None:
+            return None
+        if found.kind == "leave":
+            kept, left = left, kept
+        axes = found.axes
+    if axes is None or not _is_zero(kept) or not forbids(left):
+        return None
+    return KeyMask("added", axes, found.layout)
+
+
+def same_places(first: Call, second: Call | None) -> bool:
+    """Whether two calls place the same rows in the same block."""
+    return first is second or (second is not None and first.args == second.args)
+
+
+def forbids(number: Any) -> bool:
+    """Whether a score of this number has no weight."""
+    found = number.args[0] if is_number(number) else number
+    return isinstance(found, int | float) and found <= FORBIDDEN
+
+
+def is_number(node: Any) -> bool:
+    """Whether a node is ``torch.tensor`` of a number."""
+    return is_call(node, torch.tensor) and isinstance((*node.args, None)[0], int | float)
+
+
+def _is_zero(node: Any) -> bool:
+    if isinstance(node, int | float):
+        return node == 0
+    zeros = is_method(node, "new_zeros") or is_call(node, torch.zeros, torch.zeros_like)
+    return zeros or (is_number(node) and node.args[0] == 0)

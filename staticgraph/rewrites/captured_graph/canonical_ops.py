@@ -1,0 +1,155 @@
+"""The few operations that rewrites read a graph in, each in one form.
+
+Dynamo's graph says one thing in many ways: ``x + y`` is an operator, a method, a function or in
+place; a gather is ``x[index]`` or ``index_select``; a sum by an index is ``index_add``,
+``scatter_add`` into zeros or PyG's ``scatter``. :mod:`staticgraph.rewrites.passes.canonicalize`
+writes all of them in the operations below, and a rewrite knows no others.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Node
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from staticgraph.nn.functions import scattered
+
+# A node of torch.fx, whose arguments are typed as all that a graph can hold: what is read off one
+# is told apart by asking.
+Call = Any
+
+ADD, SUB, MUL, DIV = torch.add, torch.sub, torch.mul, torch.div
+RELU, SILU, GELU, LEAKY_RELU = F.relu, F.silu, F.gelu, F.leaky_relu
+ACTIVATIONS: dict[Callable[..., Any] | str, str] = {
+    RELU: "relu",
+    SILU: "silu",
+    GELU: "gelu",
+    LEAKY_RELU: "leaky_relu",
+}
+LINEAR, DROPOUT, EMBEDDING = F.linear, F.dropout, F.embedding
+GATHER = torch.index_select  # (x, 0, index)
+# (x, dim, place); not torch.select, for which PyG puts a function of its own.
+SELECT = torch.Tensor.select
+SCATTER = scattered  # (src, index, dim, groups, reduce)
+_SHAPED = (torch.flatten, torch.unsqueeze, torch.squeeze, torch.reshape)
+SHAPES = ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous")
+
+
+# How many arguments a canonical operation has, none of them by keyword: what calls its function in
+# another form, such as torch.add with alpha, is none.
+_ARGUMENTS = {
+    **dict.fromkeys((ADD, SUB, MUL, DIV, LEAKY_RELU), 2),
+    **dict.fromkeys((RELU, SILU, GELU), 1),
+    **dict.fromkeys((LINEAR, DROPOUT, GATHER, SELECT), 3),
+}
+
+
+def calls(node: Any, *targets: Any) -> bool:
+    """Whether a node calls one of these functions, in any form."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def is_call(node: Any, *targets: Any) -> bool:
+    """Whether a node calls one of these functions in its canonical form, outside of regions."""
+    return calls(node, *targets) and not is_fenced(node) and _in_form(node)
+
+
+def _in_form(node: Call) -> bool:
+    number = _ARGUMENTS.get(node.target)
+    if number is None:
+        return True
+    rows = node.target is not GATHER or len(node.args) < 2 or node.args[1] == 0
+    return rows and len(node.args) == number and not node.kwargs
+
+
+def is_method(node: Any, *names: str) -> bool:
+    """Whether a node calls a method of one of these names, outside of regions."""
+    named = isinstance(node, Node) and node.op == "call_method" and node.target in names
+    return named and not is_fenced(node)
+
+
+def fence(node: Call) -> None:
+    """Keeps a node out of all rewrites; see :mod:`staticgraph.rewrites.passes.regions`."""
+    node.meta["fenced"] = True
+
+
+def is_fenced(node: Any) -> bool:
+    """Whether a node is kept out of all rewrites."""
+    return isinstance(node, Node) and bool(node.meta.get("fenced"))
+
+
+def value(node: Any) -> Any:
+    """What Dynamo's trace saw at a node: a tensor without data, a tuple of them, a number."""
+    if not isinstance(node, Node):
+        return node
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def tensor(node: Any) -> Tensor | None:
+    """The tensor without data that a node gives; None where it gives something else."""
+    found = value(node)
+    return found if isinstance(node, Node) and isinstance(found, Tensor) else None
+
+
+def shape(node: Any) -> tuple[int, ...] | None:
+    """The shape of a node's tensor; None for anything else."""
+    found = tensor(node)
+    return None if found is None else tuple(found.shape)
+
+
+def dtype(node: Any) -> torch.dtype | None:
+    """The dtype of a node's tensor; None for anything else."""
+    found = tensor(node)
+    return None if found is None else found.dtype
+
+
+def is_float(node: Any) -> bool:
+    """Whether a node gives a tensor of floats."""
+    found = dtype(node)
+    return found is not None and found.is_floating_point
+
+
+def storage(of: Tensor) -> int:
+    """A number that two tensors share where they stand in the same memory."""
+    try:
+        return StorageWeakRef(of.untyped_storage()).cdata
+    except (NotImplementedError, RuntimeError):  # sparse, or a subclass without memory of its own
+        return id(of)
+
+
+def used_once(node: Call) -> bool:
+    """Whether a single node reads this one."""
+    return len(node.users) == 1
+
+
+def under_shape(node: Any) -> Any:
+    """A node without the views and reshapes around it."""
+    while is_method(node, *SHAPES) or is_call(node, *_SHAPED):
+        node = node.args[0]
+    return node
+
+
+def item(node: Any, place: int) -> Any:
+    """The node that takes one item of a node's tuple; None where none does."""
+    for user in node.users:
+        if is_call(user, operator.getitem) and user.args[1] == place:
+            return user
+    return None
+
+
+def sides(node: Call) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """The two operands of a node, either way round."""
+    first, second = node.args[:2]
+    return (first, second), (second, first)
+
+
+def said(node: Call) -> str:
+    """What a call is of, in a message."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return str(name)

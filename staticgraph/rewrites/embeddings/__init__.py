@@ -1,0 +1,1 @@
+"""Sums of embedding tables, and what is computed of their rows."""

@@ -1,0 +1,52 @@
+"""What every edge computes from a small table alone is computed of the table.
+
+Bonds have a few dozen combinations, whose sums of embeddings are one small table that edges read by
+a code (:mod:`staticgraph.rewrites.embeddings.tables`). A linear layer or an activation of what is
+read, as in an edge encoder, gives the same of the table's rows: 24 rows instead of thousands.
+
+On a CPU alone: on CUDA a product of thousands of rows is one launch as well.
+"""
+
+from __future__ import annotations
+
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ACTIVATIONS,
+    GATHER,
+    LINEAR,
+    Call,
+    is_call,
+    is_float,
+    shape,
+    tensor,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
+from staticgraph.rewrites.embeddings.tables import FoldedLookup
+from staticgraph.rewrites.messages.edge_terms import is_small, made
+
+NAME = "small_tables"
+
+
+def rewrite(captured: Captured) -> None:
+    """Every linear layer and activation of such rows, one after another."""
+    if not captured.facts or captured.target.device != "cpu":
+        return
+    for node in list(captured.graph.nodes):
+        if is_call(node, LINEAR, *ACTIVATIONS) and node.users:
+            _at(captured, node)
+
+
+def _at(captured: Captured, node: Call) -> None:
+    rows = node.args[0]
+    if not is_call(rows, GATHER) or rows not in captured.folded or not is_small(captured, rows):
+        return
+    found = shape(node)
+    if found is None or len(found) != 2 or not is_float(node) or node in captured.differentiated:
+        return
+    if not same_dtype(node, *(one for one in node.args if tensor(one) is not None)):
+        return
+    base, _, code = rows.args
+    table = made(captured, node, node.target, base, *node.args[1:], **node.kwargs)
+    new = made(captured, node, GATHER, table, 0, code)
+    captured.folded[new] = FoldedLookup(code, None, table)
+    captured.rewrote(NAME, node)
+    captured.replace(node, new)

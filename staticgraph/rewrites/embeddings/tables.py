@@ -1,0 +1,207 @@
+"""A sum of embedding tables, one a column, as one lookup: ``table_sum``.
+
+``emb0(x[:, 0]) + emb1(x[:, 1]) + ...`` -> tables one above the other, looked up and added at once.
+Where the tables have few combinations (bonds have 60) the sums themselves are one small table, and
+a sum over neighbours reads rows of that: it looks like a gather of the small table here, which
+:mod:`staticgraph.rewrites.aggregation.neighbour_sum` takes up, and what it leaves becomes one
+lookup again.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from staticgraph.kernels.table_sum import fold_codes, table_sum
+from staticgraph.rewrites.captured_graph import canonical_ops
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ADD,
+    EMBEDDING,
+    GATHER,
+    SELECT,
+    Call,
+    is_call,
+    is_method,
+    shape,
+    tensor,
+    used_once,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.passes.eliminate import drop_twins
+
+NAME = "tables"
+# Combinations up to which summed tables are folded: at 64 columns of float32 the folded table is
+# 64 KiB, which stays in the second-level cache of a CPU core and of a GPU's.
+MAX_FOLDED = 256
+
+
+class Lookup(NamedTuple):
+    """One table and the integers that it is asked with: a column of ``base``, or all of it."""
+
+    node: Call
+    base: Call
+    column: int | None
+    weight: Call
+
+
+class FoldedLookup(NamedTuple):
+    """What a gather of a small table stands for, to be made one lookup again; without offsets the
+    rows of ``weight`` at ``index [E]``."""
+
+    index: Call
+    offsets: Call | None
+    weight: Call
+
+
+def rewrite(captured: Captured) -> None:
+    """Joins the sums, the longest first."""
+    for node in reversed(list(captured.graph.nodes)):
+        if not (is_call(node, ADD, EMBEDDING)) or not node.users:
+            continue
+        if is_call(node, ADD) and not canonical_ops.is_float(node):
+            continue
+        if _inside(node):
+            continue
+        terms = _terms(node)
+        lookups = [_lookup(captured, term) for term in terms]
+        _join(captured, node, terms, lookups)
+    drop_twins(captured.graph)  # the code of one array, which each layer's own tables are read by
+
+
+def unfold(captured: Captured) -> None:
+    """Gathers of small tables that no sum over neighbours took up are one lookup again."""
+    for node, folded in captured.folded.items():
+        if node.users:
+            index, offsets, weight = folded
+            if offsets is None:
+                rows = (shape(weight) or (0,))[0]
+                offsets = captured.constant(f"offsets_of_{rows}", torch.tensor([0, rows]))
+                index = captured.before(node, torch.unsqueeze, index, 1)
+            made = captured.before(node, table_sum, index, offsets, weight)
+            node.replace_all_uses_with(made)
+
+
+def _inside(node: Call) -> bool:
+    """Whether a longer sum has this node as its term."""
+    return used_once(node) and is_call(next(iter(node.users)), ADD) and _same(node)
+
+
+def _same(node: Call) -> bool:
+    return shape(next(iter(node.users))) == shape(node)
+
+
+def _terms(node: Any) -> list[Any]:
+    """The terms of a sum whose parts nothing else reads."""
+    if not is_call(node, ADD):
+        return [node]
+    found: list[Any] = []
+    for part in node.args:
+        inner = is_call(part, ADD) and used_once(part) and shape(part) == shape(node)
+        found += _terms(part) if inner else [part]
+    return found
+
+
+def _lookup(captured: Captured, node: Any) -> Lookup | None:
+    if not is_call(node, EMBEDDING):
+        return None
+    given = dict(zip(_OPTIONS, node.args, strict=False)) | node.kwargs
+    if not used_once(node):
+        return None
+    index, weight = given["input"], given["weight"]
+    plain = given.get("padding_idx") is None and given.get("max_norm") is None
+    if not plain or given.get("scale_grad_by_freq") or given.get("sparse"):
+        reason = "a table has padding_idx, max_norm, sparse gradients or scaled gradients"
+        captured.miss(NAME, node, reason)
+        return None
+    while is_method(index, "long", "to", "int"):
+        index = index.args[0]
+    found, rows = tensor(index), tensor(weight)
+    if found is None or rows is None or found.dtype.is_floating_point or found.dim() > 2:
+        return None
+    if is_call(index, SELECT) and index.args[1] in (1, -1) and found.dim() == 1:
+        base = tensor(index.args[0])
+        if base is not None and base.dim() == 2:
+            return Lookup(node, index.args[0], index.args[2] % base.size(1), weight)
+    if found.dim() == 1 and captured.facts and found.size(0) in (captured.nodes, captured.edges):
+        return Lookup(node, index, None, weight)
+    return None
+
+
+_OPTIONS = (
+    "input",
+    "weight",
+    "padding_idx",
+    "max_norm",
+    "norm_type",
+    "scale_grad_by_freq",
+    "sparse",
+)
+
+
+def _join(captured: Captured, node: Call, terms: list[Any], lookups: list[Lookup | None]) -> None:
+    groups: dict[Call, list[Lookup]] = {}
+    for found in lookups:
+        if found is not None:
+            groups.setdefault(found.base, []).append(found)
+    if not groups:
+        return
+    if node in captured.differentiated:
+        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+        return
+    rest = [t for t, found in zip(terms, lookups, strict=True) if found is None]
+    total: Any = None
+    for base, found in groups.items():
+        joined = _table_sum(captured, node, base, found, fold=_folds(captured, groups, rest))
+        total = joined if total is None else captured.before(node, ADD, total, joined)
+    for term in rest:
+        total = captured.before(node, ADD, total, term)
+    captured.rewrote(NAME, node)
+    node.replace_all_uses_with(total)
+
+
+def _folds(captured: Captured, groups: dict[Call, list[Lookup]], rest: list[Any]) -> bool:
+    """Whether a sum of such tables may be folded. Where something else is added to it no sum over
+    neighbours reads the folded table, which on CUDA would be three launches more."""
+    return len(groups) == 1 and (not rest or captured.target.device == "cpu")
+
+
+def _table_sum(
+    captured: Captured, anchor: Call, base: Call, lookups: list[Lookup], fold: bool
+) -> Call:
+    like = lookups[0].node
+    sizes = [tensor(found.weight).size(0) for found in lookups]  # pyright: ignore
+    columns = [found.column for found in lookups]
+    before = captured.before
+    index, integers = base, tensor(base)
+    assert integers is not None
+    if columns == [None]:
+        index = before(anchor, torch.unsqueeze, base, 1, like=base)
+    elif columns != list(range(integers.size(1))):
+        chosen = captured.constant(f"columns_{'_'.join(map(str, columns))}", torch.tensor(columns))
+        index = before(anchor, torch.index_select, base, 1, chosen, like=base)
+    if integers.dtype != torch.int64:
+        index = before(anchor, torch.Tensor.long, index, like=base)
+    weights = [found.weight for found in lookups]
+    weight = (
+        weights[0] if len(weights) == 1 else before(anchor, torch.cat, weights, like=weights[0])
+    )
+    name = "_".join(map(str, sizes))
+    offsets = captured.constant(f"offsets_{name}", torch.tensor([0, *accumulate(sizes)]))
+    few = fold and len(sizes) > 1 and prod(sizes) <= MAX_FOLDED
+    if not few or integers.size(0) < 4 * prod(sizes):
+        return before(anchor, table_sum, index, offsets, weight, like=like)
+    combinations = captured.constant(
+        f"combinations_{name}", torch.cartesian_prod(*map(torch.arange, sizes))
+    )
+    rows = before(anchor, table_sum, combinations, offsets, weight, like=like)
+    found = tensor(like)
+    assert found is not None
+    rows.meta["example_value"] = found.new_empty(prod(sizes), found.size(-1))
+    code = before(anchor, fold_codes, index, offsets, like=like)
+    code.meta["example_value"] = integers.new_empty(integers.size(0), dtype=torch.int64)
+    made = before(anchor, GATHER, rows, 0, code, like=like)
+    captured.folded[made] = FoldedLookup(index, offsets, weight)
+    return made

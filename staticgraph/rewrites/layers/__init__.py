@@ -1,0 +1,1 @@
+"""Linear layers, BatchNorm and dropout, with what stands around them."""

@@ -1,0 +1,112 @@
+"""BatchNorm over real rows with what stands around it: the sum before, ReLU and residual after.
+
+``residual + relu(norm(x + addend))`` is one operator each way. A dropout between ReLU and residual
+belongs to :mod:`staticgraph.rewrites.layers.dropout`, which takes both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from staticgraph.kernels.batch_norm import Running, batch_norm
+from staticgraph.nn.norm.batch_norm import normed
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ADD,
+    DROPOUT,
+    RELU,
+    Call,
+    is_call,
+    is_float,
+    shape,
+    used_once,
+)
+from staticgraph.rewrites.captured_graph.captured import PLACE, Captured, same_dtype
+
+NAME = "batch_norm"
+
+
+def joined(
+    x: Tensor,
+    addend: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    tracked: Tensor | None,
+    momentum: float | None,
+    eps: float,
+    relu: bool,
+    partial: Tensor | None = None,
+) -> Tensor:
+    """``residual + relu(norm(x + addend))``; see :func:`staticgraph.kernels.batch_norm`."""
+    running = running_of(mean, var, tracked, momentum)
+    given = {"addend": addend, "residual": residual, "running": running, "partial": partial}
+    return batch_norm(x, weight, bias, count, eps=eps, relu=relu, **given)[0]
+
+
+def running_of(
+    mean: Tensor | None, var: Tensor | None, tracked: Tensor | None, momentum: float | None
+) -> Running | None:
+    """The running statistics of a norm; None where it keeps none."""
+    if mean is None or var is None or tracked is None:
+        return None
+    return Running(mean, var, tracked, momentum)
+
+
+def rewrite(captured: Captured) -> None:
+    """Every norm."""
+    for node in list(captured.graph.nodes):
+        if is_call(node, normed):
+            _at(captured, node)
+
+
+def _at(captured: Captured, node: Call) -> None:
+    if node in captured.differentiated:
+        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+        return
+    x, weight, bias, count, *rest = node.args
+    addend = None
+    if is_call(x, ADD) and used_once(x) and same_dtype(*x.args, x):
+        first, second = x.args
+        if shape(first) == shape(second) == shape(x):
+            x, addend = first, second
+    last, relu = node, False
+    after = _only_user(last)
+    if after is not None and is_call(after, RELU) and not is_call(_only_user(after), DROPOUT):
+        last, relu = after, True
+    residual = None
+    total = _only_user(last)
+    if is_call(total, ADD) and shape(total) == shape(last):
+        other = total.args[1] if total.args[0] is last else total.args[0]
+        if (
+            isinstance(other, Node)
+            and other is not last
+            and shape(other) == shape(last)
+            and is_float(other)
+        ):
+            residual, last = other, total
+    if _updated_between(rest[0], node, last):
+        last, relu, residual = node, False, None
+    made = captured.before(last, joined, x, addend, residual, weight, bias, count, *rest, relu)
+    made.meta.update({key: node.meta[key] for key in PLACE if key in node.meta})
+    captured.rewrote(NAME, node)
+    captured.replace_chain(node, last, made)
+
+
+def _only_user(node: Call) -> Any:
+    return next(iter(node.users)) if used_once(node) else None
+
+
+def _updated_between(mean: Any, node: Call, last: Call) -> bool:
+    """Whether another call of the same layer stands between a norm and the end of what it would
+    take: running statistics are updated in the order of the calls."""
+    while node is not last:
+        node = node.next
+        if is_call(node, normed, joined) and mean is not None and mean in node.args:
+            return True
+    return False

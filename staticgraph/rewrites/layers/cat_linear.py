@@ -1,0 +1,177 @@
+"""A linear layer of a concatenation whose parts are one thing at several scales, split.
+
+PNA concatenates its aggregations ``a``, and ``a`` times a number a node for every scaler, with the
+node itself: ``linear(cat([x, a, s a]))``. Since ``linear(s a) = s linear(a)``, it is ``x @ W0 +
+a @ W1 + s (a @ W2)``: nothing of that width is written down, and what is read is read once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ADD,
+    GATHER,
+    LINEAR,
+    MUL,
+    SELECT,
+    Call,
+    is_call,
+    is_float,
+    shape,
+    sides,
+    tensor,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
+from staticgraph.rewrites.messages.edge_terms import is_cat, made, slice_of
+
+NAME = "cat_linear"
+
+
+class ScaledRows(NamedTuple):
+    """``scale * rows``: ``rows [R, K]``, ``scale [R, 1]`` or None for one."""
+
+    rows: Call
+    scale: Call | None
+    width: int
+
+
+def rewrite(captured: Captured) -> None:
+    """Every linear layer of which a part is scaled row by row."""
+    if captured.target.device != "cpu":
+        return
+    for node in list(captured.graph.nodes):
+        if is_call(node, LINEAR) and node.users and node not in captured.differentiated:
+            _at(captured, node)
+
+
+def _at(captured: Captured, node: Call) -> None:
+    given, weight, bias = node.args
+    if not is_float(node) or len(shape(node) or ()) != 2 or not _scaled(given):
+        return
+    parts = _parts(captured, node, given, None)
+    if parts is None or sum(part.width for part in parts) != (shape(weight) or (0, 0))[1]:
+        return
+    scales = [part.scale for part in parts if part.scale is not None]
+    if not scales or not same_dtype(node, weight, bias, *scales, *(p.rows for p in parts)):
+        return
+    pieces = _split(captured, node, weight, [part.width for part in parts])
+    groups: dict[Call, list[tuple[Any, Call]]] = {}
+    for part, piece in zip(parts, pieces, strict=True):
+        groups.setdefault(part.rows, []).append((part.scale, piece))
+    total: Any = None
+    columns = (shape(weight) or (0,))[0]
+    scaled: list[tuple[Any, Call]] = []
+    for rows, taken in groups.items():
+        whole = taken[0][1]
+        if len(taken) > 1:
+            whole = made(captured, node, torch.cat, [piece for _, piece in taken], 0)
+        alone = len(taken) == 1 and taken[0][0] is None
+        product = made(captured, node, LINEAR, rows, whole, bias if alone else None)
+        bias = None if alone else bias
+        found = [product]
+        if len(taken) > 1:
+            found = _split(captured, node, product, [columns] * len(taken))
+        for (scale, _), value in zip(taken, found, strict=True):
+            if scale is None:
+                total = value if total is None else made(captured, node, ADD, total, value)
+            else:
+                scaled.append((scale, value))
+    if total is None:
+        (scale, value), *scaled = scaled
+        total = made(captured, node, MUL, value, scale)
+    for scale, value in scaled:
+        total = made(captured, node, torch.addcmul, total, value, scale)
+    if bias is not None:
+        total = made(captured, node, ADD, total, bias)
+    captured.rewrote(NAME, node)
+    captured.replace(node, total)
+
+
+def _scaled(node: Any, depth: int = 0) -> bool:
+    """Whether a concatenation has a part that is multiplied, one number a row."""
+    if depth > 4:
+        return False
+    if is_call(node, SELECT) and node.args[1] == 1 and depth == 0:
+        return _scaled(node.args[0], 1)
+    if is_cat(node):
+        return any(_scaled(part, depth + 1) for part in node.args[0])
+    return depth > 0 and _product(node) is not None
+
+
+def _product(node: Any) -> tuple[Call, Call] | None:
+    """Rows and what multiplies each of them as a whole."""
+    found = shape(node)
+    if not is_call(node, MUL) or found is None:
+        return None
+    for rows, scale in sides(node):
+        if shape(scale) == (found[0], *(1,) * (len(found) - 1)) and shape(rows) == found:
+            return rows, scale
+    return None
+
+
+def _parts(
+    captured: Captured, anchor: Call, node: Any, tower: int | None
+) -> list[ScaledRows] | None:
+    """What is concatenated, of one tower where ``tower`` says which."""
+    if is_call(node, SELECT) and tower is None and node.args[1] == 1:
+        if len(shape(node.args[0]) or ()) != 3:
+            return None
+        return _parts(captured, anchor, node.args[0], node.args[2])
+    if is_cat(node):
+        found: list[ScaledRows] = []
+        for part in node.args[0]:
+            inner = _parts(captured, anchor, part, tower)
+            if inner is None:
+                return None
+            found += inner
+        return found
+    scale = None
+    if (product := _product(node)) is not None:
+        node, scale = product
+        scale = _column(captured, anchor, scale)
+    rows = node if tower is None else _tower(captured, anchor, node, tower)
+    found_shape = shape(rows)
+    if rows is None or found_shape is None or len(found_shape) != 2:
+        return None
+    return [ScaledRows(rows, scale, found_shape[1])]
+
+
+def _column(captured: Captured, anchor: Call, scale: Call) -> Call:
+    found = shape(scale)
+    assert found is not None
+    if len(found) == 2:
+        return scale
+    return made(captured, anchor, torch.Tensor.view, scale, found[0], 1)
+
+
+def _tower(captured: Captured, anchor: Call, node: Any, tower: int) -> Call | None:
+    if is_call(node, torch.transpose) and node.args[1:] == (0, 1):
+        below = node.args[0]
+        key = ("tower", below, tower)
+        if key not in captured.made:
+            captured.made[key] = made(captured, node, SELECT, below, 0, tower)
+        return captured.made[key]
+    if is_call(node, GATHER):
+        return None
+    return slice_of(captured, anchor, node, tower)
+
+
+def _split(captured: Captured, anchor: Call, whole: Call, widths: list[int]) -> list[Call]:
+    """Columns of a matrix, cut in one operation, so that one goes back as well."""
+    if len(widths) == 1:
+        return [whole]
+    pieces = captured.before(anchor, torch.split, whole, widths, 1, like=whole)
+    value = tensor(whole)
+    assert value is not None
+    with torch.enable_grad():
+        values = torch.split(value, widths, 1)
+    pieces.meta["example_value"] = values
+    found = []
+    for place, one in enumerate(values):
+        piece = captured.item(anchor, pieces, place, whole)
+        piece.meta["example_value"] = one
+        found.append(piece)
+    return found

@@ -1,0 +1,265 @@
+"""Sums of gradients, inside operators: who reads a tensor again reads it through its first reader.
+
+Autograd adds up the gradients of a tensor that is read twice, an operation each time. An operator
+that hands its operand on takes the later readers' gradient where its own sums begin. On CUDA sums
+that read one small table of edges by one code hand on a gradient an edge instead, which is added up
+by entry once; on a CPU that is the same loop.
+
+What reaches no output hands nothing on: the later readers' gradient would come back to its other
+operands as zeros, which an optimizer takes for a gradient (it decays weights by it).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from staticgraph.kernels.batch_norm import batch_norm_handed_on
+from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum, edge_matrix_sum_handed_on
+from staticgraph.kernels.linear import linear_handed_on
+from staticgraph.kernels.linear_statistics import linear_statistics_handed_on
+from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
+from staticgraph.nn.fused.linear import autocast
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    Call,
+    dtype,
+    is_call,
+    is_float,
+    is_method,
+    tensor,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured, RewriteTarget
+from staticgraph.rewrites.layers.batch_norm import joined, running_of
+from staticgraph.rewrites.layers.linear import product
+from staticgraph.rewrites.layers.linear_statistics import measured
+
+NAME = "gradient_sums"
+
+
+def product_handed_on(
+    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool
+) -> tuple[Tensor, Tensor]:
+    """:func:`staticgraph.rewrites.layers.linear.product`, and ``x`` to be read from now on."""
+    return linear_handed_on(x, weight, bias, relu=relu, dtype=autocast(x))
+
+
+def measured_handed_on(
+    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, count: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`staticgraph.rewrites.layers.linear_statistics.measured`, and ``x`` to be read from
+    now on."""
+    return linear_statistics_handed_on(x, weight, bias, count, relu=relu, dtype=autocast(x))
+
+
+def joined_handed_on(
+    x: Tensor,
+    addend: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    tracked: Tensor | None,
+    momentum: float | None,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor]:
+    """:func:`staticgraph.rewrites.layers.batch_norm.joined`, and the addend to be read from now
+    on."""
+    running = running_of(mean, var, tracked, momentum)
+    given: Any = {"residual": residual, "running": running}
+    return batch_norm_handed_on(x, addend, weight, bias, count, eps=eps, relu=relu, **given)
+
+
+def rewrite(captured: Captured) -> None:
+    """Every operator that can hand an operand on to a later reader."""
+    order = {node: place for place, node in enumerate(captured.graph.nodes)}
+    read = _reaching_an_output(captured)
+    tables = _Tables(captured, order, read)
+    for node in list(captured.graph.nodes):
+        if node not in read:
+            continue
+        if is_call(node, neighbour_sum):
+            _sum(captured, node, order, tables)
+        elif is_call(node, product):
+            _product(captured, node, order)
+        elif is_call(node, edge_matrix_sum):
+            _matrices(captured, node, order)
+        elif is_call(node, measured):
+            _measured(captured, node, order)
+        elif is_call(node, joined):
+            _norm(captured, node, order)
+
+
+def _reaching_an_output(captured: Captured) -> set[Call]:
+    """The nodes that a gradient can come back to from what the graph gives."""
+    found: set[Call] = set()
+    for node in reversed(list(captured.graph.nodes)):
+        if node.op == "output" or (
+            _differentiable(node)
+            and not is_method(node, "detach")
+            and any(user in found for user in node.users)
+        ):
+            found.add(node)
+    return found
+
+
+def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
+    """Who reads an operand after a node does."""
+    if operand.op in ("placeholder", "get_attr") or not is_float(operand):
+        return []
+    return [
+        user
+        for user in operand.users
+        if user is not node and order.get(user, -1) > order[node] and _differentiable(user)
+    ]
+
+
+def _differentiable(user: Call) -> bool:
+    """Whether a gradient can come back from a reader at all: one that none comes from would bring
+    zeros."""
+    found = tensor(user)
+    return user.op != "output" and (found is None or found.is_floating_point())
+
+
+def edge_by_edge(target: RewriteTarget) -> bool:
+    """Whether gradients of a shared table are better added up edge by edge, and by entry once."""
+    return target.device != "cpu"
+
+
+class _Tables:
+    """Small tables of edges that several sums read by one code, on CUDA."""
+
+    def __init__(self, captured: Captured, order: dict[Call, int], read: set[Call]) -> None:
+        self._captured = captured
+        sums = [node for node in captured.graph.nodes if is_call(node, neighbour_sum)]
+        sums = [node for node in sums if node in read]
+        # Sums that hand their nodes on anyway: what nothing reads again would bring zeros back.
+        ready = [node for node in sums if self._key(node) and _later(node, node.args[0], order)]
+        coded = Counter(self._key(node) for node in sums if self._key(node))
+        self._left = Counter(map(self._key, ready)) if edge_by_edge(captured.target) else Counter()
+        for key in list(self._left):
+            if self._left[key] < max(2, coded[key]):
+                del self._left[key]
+        self._each: dict[Any, Call] = {}
+
+    def _key(self, node: Call) -> tuple[Any, Any] | None:
+        edge, code = node.args[1], node.kwargs.get("code")
+        if code is None or node.kwargs.get("transform") != "relu_add":
+            return None
+        return (edge, code) if _floating(edge) else None
+
+    def sum(self, node: Call) -> Call | None:
+        """A sum by gradients an edge, and its nodes to be read from now on in it."""
+        key = self._key(node)
+        if not self._left[key]:
+            return None
+        assert key is not None
+        edge, code = key
+        if key not in self._each:
+            self._each[key] = self._captured.before(node, each_edge, edge, code, like=edge)
+        self._left[key] -= 1
+        more = self._left[key] > 0
+        made = self._captured.before(
+            node,
+            neighbour_sum_handed_on,
+            *node.args,
+            edge_too=more,
+            each=self._each[key],
+            **node.kwargs,
+        )
+        if more:
+            self._each[key] = self._captured.item(node, made, 2, edge)
+        return made
+
+
+def _floating(operand: Any) -> bool:
+    return isinstance(operand, Node) and is_float(operand)
+
+
+def _sum(captured: Captured, node: Call, order: dict[Call, int], tables: _Tables) -> None:
+    x, edge, *where = node.args
+    later_x = _later(node, x, order)
+    later_edge = [] if edge is None else _later(node, edge, order)
+    if (not later_x and not later_edge) or x is edge:
+        return
+    if (summed := tables.sum(node)) is not None:
+        parts = [captured.item(node, summed, place, like) for place, like in ((0, node), (1, x))]
+        for user in later_x:
+            user.replace_input_with(x, parts[1])
+        _moved(order, node, (summed, *parts))
+        captured.replace(node, parts[0])
+        return
+    made = captured.before(
+        node, neighbour_sum_handed_on, x, edge, *where, edge_too=bool(later_edge), **node.kwargs
+    )
+    parts = [captured.item(node, made, place, like) for place, like in ((0, node), (1, x))]
+    for user in later_x:
+        user.replace_input_with(x, parts[1])
+    if later_edge:
+        handed = captured.item(node, made, 2, edge)
+        for user in later_edge:
+            user.replace_input_with(edge, handed)
+    _moved(order, node, (made, *parts))
+    captured.replace(node, parts[0])
+
+
+def _product(captured: Captured, node: Call, order: dict[Call, int]) -> None:
+    x, weight, bias, relu = node.args
+    later = _later(node, x, order)
+    alike = dtype(x) == dtype(weight) == dtype(node)
+    if not later or not (alike or captured.target.device != "cpu"):
+        return
+    made = captured.before(node, product_handed_on, x, weight, bias, relu)
+    parts = [captured.item(node, made, place, like) for place, like in ((0, node), (1, x))]
+    for user in later:
+        user.replace_input_with(x, parts[1])
+    _moved(order, node, (made, *parts))
+    captured.replace(node, parts[0])
+
+
+def _matrices(captured: Captured, node: Call, order: dict[Call, int]) -> None:
+    matrices = node.args[1]
+    if not (later := _later(node, matrices, order)):
+        return
+    made = captured.before(node, edge_matrix_sum_handed_on, *node.args, **node.kwargs)
+    parts = [captured.item(node, made, place, like) for place, like in ((0, node), (1, matrices))]
+    for user in later:
+        user.replace_input_with(matrices, parts[1])
+    _moved(order, node, (made, *parts))
+    captured.replace(node, parts[0])
+
+
+def _measured(captured: Captured, node: Call, order: dict[Call, int]) -> None:
+    x = node.args[0]
+    if not (later := _later(node, x, order)):
+        return
+    made = captured.before(node, measured_handed_on, *node.args)
+    handed = captured.item(node, made, 2, x)
+    for user in later:
+        user.replace_input_with(x, handed)
+    _moved(order, node, (made, handed))
+    captured.replace(node, made)
+
+
+def _norm(captured: Captured, node: Call, order: dict[Call, int]) -> None:
+    x, addend, residual = node.args[:3]
+    later = [] if addend is None else _later(node, addend, order)
+    alike = all(dtype(one) == dtype(x) for one in (addend, residual, node) if one is not None)
+    if not later or addend is residual or not alike:
+        return
+    made = captured.before(node, joined_handed_on, *node.args)
+    parts = [captured.item(node, made, place, like) for place, like in ((0, node), (1, addend))]
+    for user in later:
+        user.replace_input_with(addend, parts[1])
+    _moved(order, node, (made, *parts))
+    captured.replace(node, parts[0])
+
+
+def _moved(order: dict[Call, int], node: Call, made: tuple[Call, ...]) -> None:
+    for new in made:
+        order[new] = order[node]

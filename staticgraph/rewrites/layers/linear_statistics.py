@@ -1,0 +1,95 @@
+"""A BatchNorm right after a linear layer of ours, on CUDA: its statistics come with the product.
+
+A norm of more than :data:`ONE_LAUNCH_ROWS` rows begins with a launch that reads what the product
+before it has just written. Under autocast that product is this library's own, and takes the
+statistics while it holds the rows. Whatever else reads the product reads it as before. Taken from
+:mod:`staticgraph.rewrites.layers.batch_norm` and :mod:`staticgraph.rewrites.layers.linear`, which
+have looked for a derivative in the forward.
+"""
+
+from __future__ import annotations
+
+import operator
+
+from torch import Tensor
+
+from staticgraph.kernels.batch_norm.partials import MAX_PARTIALS, MAX_ROWS, partials_of
+from staticgraph.kernels.linear_statistics import linear_statistics
+from staticgraph.kernels.linear_statistics.limits import saves
+from staticgraph.nn.fused.linear import autocast
+from staticgraph.rewrites.captured_graph.canonical_ops import SELECT, Call, is_call, shape, tensor
+from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.layers.batch_norm import joined
+from staticgraph.rewrites.layers.linear import product
+
+NAME = "linear_statistics"
+
+
+def measured(
+    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """:func:`staticgraph.rewrites.layers.linear.product`, and its statistics over ``count``
+    rows."""
+    return linear_statistics(x, weight, bias, count, relu=relu, dtype=autocast(x))
+
+
+def rewrite(captured: Captured) -> None:
+    """Every norm that gains."""
+    if captured.target.device == "cpu":
+        return
+    order = {node: place for place, node in enumerate(captured.graph.nodes)}
+    for node in list(captured.graph.nodes):
+        if not is_call(node, joined):
+            continue
+        given = next((one for one in node.args[:2] if is_call(one, product)), None)
+        if given is None or not _saves(given):
+            continue
+        if (reason := _obstacle(node, order)) is None:
+            _at(captured, node, order)
+        else:
+            captured.miss(NAME, node, reason)
+
+
+def _saves(node: Call) -> bool:
+    x, weight, out = (tensor(one) for one in (*node.args[:2], node))
+    assert x is not None
+    assert weight is not None
+    assert out is not None
+    return saves(x, weight, out.dtype)
+
+
+def _obstacle(node: Call, order: dict[Call, int]) -> str | None:
+    x, addend, _, _, _, count, _, _, tracked, momentum, *_ = node.args
+    rows = (shape(x) or (0,))[0]
+    if addend is not None:
+        return "it is a sum that is normalised, not the linear layer alone"
+    if tracked is not None and momentum is None:
+        return "a cumulative mean divides by a count that the norm's own first launch moves"
+    if rows > MAX_ROWS:
+        return f"{rows} rows have more tiles than the {MAX_PARTIALS} chunks that a norm joins"
+    if order[count] > order[x] and not _moves(count, order[x], order):
+        return "its rows are counted after the linear layer"
+    return None
+
+
+def _moves(count: Call, before: int, order: dict[Call, int]) -> bool:
+    """Whether an item of what is there before can be read before, too."""
+    taken = is_call(count, SELECT, operator.getitem)
+    return taken and all(order[one] < before for one in count.all_input_nodes)
+
+
+def _at(captured: Captured, node: Call, order: dict[Call, int]) -> None:
+    given, count = node.args[0], node.args[5]
+    if order[count] > order[given]:
+        given.prepend(count)
+        order[count] = order[given]
+    out = tensor(given)
+    assert out is not None
+    made = captured.before(given, measured, *given.args, count)
+    parts = [captured.item(given, made, place, given) for place in (0, 1)]
+    partial = out.new_empty(partials_of(len(out)), 2, out.size(1)).float()
+    made.meta["example_value"] = (out, partial)
+    parts[1].meta["example_value"] = partial
+    captured.rewrote(NAME, node)
+    captured.replace(given, parts[0])
+    captured.replace(node, captured.before(node, joined, *node.args, parts[1]))

@@ -1,0 +1,326 @@
+"""Self-loops that a layer adds behind the batch's own edges, as terms of the nodes themselves.
+
+The layer of PyG's own tutorial: ``add_self_loops``, a degree, a norm, a weighted sum over edges and
+loops together. Nothing that is sorted by destination fits such an index. But the message along a
+loop is made of the node's own rows, so a sum over both is a sum over the batch's edges, which all
+other rewrites know, and the same message with ``x`` for ``x[src]`` and ``x[dst]``.
+
+A message is taken apart where all that it is made of row by row is known: gathers by the two ends,
+the attributes that the loops were added to, sums, products, activations, linear layers. Nothing
+else may be: a norm over all messages mixes their rows. Invariant: what stands behind the loops of
+the trace, spare edges of the last node, changes that node alone, which is padding.
+
+What it does not do: the largest of messages (a node without edges has none, and zero is not less
+than its loop), and softmax over edges and loops, which
+:mod:`staticgraph.rewrites.attention.neighbour_attention` takes where PyG's GAT adds them.
+"""
+
+from __future__ import annotations
+
+import operator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from staticgraph.nn.utils.self_loops import loops_added, loops_remaining
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ACTIVATIONS,
+    ADD,
+    DIV,
+    GATHER,
+    LINEAR,
+    MUL,
+    SCATTER,
+    SELECT,
+    SUB,
+    Call,
+    dtype,
+    is_call,
+    is_fenced,
+    is_float,
+    is_method,
+    said,
+    shape,
+    sides,
+    tensor,
+    under_shape,
+    value,
+)
+from staticgraph.rewrites.captured_graph.captured import PLACE, Captured
+
+NAME = "added_loops"
+_BY_ELEMENT = (ADD, SUB, MUL, DIV, *ACTIVATIONS, torch.exp, torch.sigmoid, torch.tanh, torch.neg)
+_METHODS_BY_ELEMENT = ("sigmoid", "tanh", "neg", "abs", "square")
+_ONES = (torch.ones, torch.ones_like)
+_VIEWS = ("view", "reshape", "unsqueeze")
+
+
+class Loops(NamedTuple):
+    """Edges and the loops behind them.
+
+    Attributes:
+        added: the call of ``add_self_loops``, or of the concatenation.
+        rows: of a tensor over all of them.
+        remaining: whether edges of the batch that are loops already are left out.
+    """
+
+    added: Call
+    rows: int
+    remaining: bool = False
+
+
+class _Unknown(Exception):
+    """A part of a message that cannot be taken apart; its argument is the node."""
+
+
+def rewrite(captured: Captured) -> None:
+    """Every sum and mean over the batch's own edges and one loop a node."""
+    if not captured.facts:
+        return
+    parts: dict[tuple[Call, bool], Any] = {}
+    counts: dict[Call, Call] = {}
+    for node in list(captured.graph.nodes):
+        if is_call(node, SCATTER) and node.users and (found := _loops_of(captured, node)):
+            _at(captured, node, found, parts, counts)
+
+
+def end_of(captured: Captured, index: Any) -> tuple[Loops, int] | None:
+    """What a vector over edges and loops is of, and which end it names."""
+    index = under_shape(index)
+    if not is_call(index, SELECT) or index.args[1] != 0 or len(shape(index) or ()) != 1:
+        return None
+    found = _loops(captured, index.args[0])
+    return None if found is None else (found, index.args[2] % 2)
+
+
+def _loops_of(captured: Captured, node: Call) -> Loops | None:
+    _, index, dim, groups, _ = node.args
+    found = end_of(captured, index)
+    if found is None or dim != 0 or groups != captured.nodes or node in captured.differentiated:
+        return None
+    return found[0]
+
+
+def _loops(captured: Captured, pair: Any) -> Loops | None:
+    """``add_self_loops`` of the batch's own edges, or loops concatenated by hand."""
+    own = captured.facts["edge_index"]
+    if is_call(pair, operator.getitem) and pair.args[1] == 0:
+        added = pair.args[0]
+        if not is_call(added, loops_added, loops_remaining):
+            return None
+        *_, nodes, rows = added.args
+        ours = under_shape(added.args[0]) is own and nodes == captured.nodes
+        return Loops(added, rows, added.target is loops_remaining) if ours else None
+    if is_call(pair, torch.cat, torch.concat) and (shape(pair) or (0,))[0] == 2:
+        parts = pair.args[0]
+        dim = pair.args[1] if len(pair.args) > 1 else pair.kwargs.get("dim", 0)
+        rows = captured.edges + captured.nodes
+        if dim in (1, -1) and len(parts) == 2 and under_shape(parts[0]) is own:
+            return Loops(pair, rows) if _names_all(captured, parts[1]) else None
+    return None
+
+
+def _names_all(captured: Captured, pair: Any) -> bool:
+    """Whether a pair ``[2, N]`` is every node's number twice."""
+    if shape(pair) != (2, captured.nodes):
+        return False
+    if is_call(pair, torch.stack) and len(pair.args[0]) == 2:
+        dim = pair.args[1] if len(pair.args) > 1 else pair.kwargs.get("dim", 0)
+        return dim == 0 and all(_numbers(captured, one) for one in pair.args[0])
+    while is_method(pair, "repeat", "expand", "unsqueeze", "view") or is_call(
+        pair, torch.unsqueeze
+    ):
+        if is_method(pair, "repeat") and pair.args[1:] not in ((2, 1), ((2, 1),)):
+            return False
+        pair = pair.args[0]
+    return _numbers(captured, pair)
+
+
+def _numbers(captured: Captured, node: Any) -> bool:
+    """``torch.arange(N)``."""
+    if not is_call(node, torch.arange) or shape(node) != (captured.nodes,):
+        return False
+    return node.args in ((captured.nodes,), (0, captured.nodes)) and set(node.kwargs) <= {
+        "device",
+        "dtype",
+    }
+
+
+def _at(
+    captured: Captured,
+    node: Call,
+    loops: Loops,
+    parts: dict[tuple[Call, bool], Any],
+    counts: dict[Call, Call],
+) -> None:
+    rows, index, _, groups, reduce = node.args
+    if reduce not in ("sum", "add", *(() if loops.remaining else ("mean",))) or not is_float(node):
+        captured.miss(NAME, node, f"the {reduce} over edges and added loops")
+        return
+    place = end_of(captured, index)
+    assert place is not None
+    try:
+        of_edges, of_loops = (_part(captured, rows, loops, own, parts) for own in (True, False))
+    except _Unknown as unknown:
+        reason = f"{said(unknown.args[0])} of edges and added loops together"
+        captured.miss(NAME, node, reason, unknown.args[0])
+        return
+    if loops.remaining:
+        of_edges = _between(captured, node, of_edges)
+    end = captured.end(place[1])
+    summed = _put(captured, node, SCATTER, of_edges, end, 0, groups, "sum")
+    total = _put(captured, node, ADD, summed, of_loops)
+    if reduce == "mean":
+        if end not in counts:
+            key = "col_ptr" if place[1] == 0 else "row_ptr"
+            ones = _put(captured, node, _edges_and_loop, captured.facts[key], total)
+            counts[end] = ones
+        count = _put(captured, node, torch.Tensor.view, counts[end], -1, *[1] * (_dims(total) - 1))
+        total = _put(captured, node, DIV, total, count)
+    captured.rewrote(NAME, node)
+    captured.replace(node, total)
+
+
+def _between(captured: Captured, node: Call, rows: Call) -> Call:
+    """Rows of edges, those of loops zero; one number a row is weighed before what it weighs."""
+    kept = captured.once(
+        ("no loops", dtype(rows)), _no_loops, *map(captured.end, (0, 1)), dtype(rows)
+    )
+    found = tensor(rows)
+    assert found is not None
+    kept.meta["example_value"] = found.detach().new_empty(captured.edges)
+    narrow = (captured.edges, *(1,) * (found.dim() - 1))
+    if is_call(rows, MUL) and found.dim() > 1:
+        for first, second in sides(rows):
+            if isinstance(second, Node) and shape(second) == narrow:
+                weight = _put(captured, node, MUL, second, _column(captured, node, kept, narrow))
+                return _put(captured, node, MUL, first, weight)
+    return _put(captured, node, MUL, rows, _column(captured, node, kept, narrow))
+
+
+def _column(captured: Captured, node: Call, kept: Call, sizes: tuple[int, ...]) -> Call:
+    return kept if len(sizes) == 1 else _put(captured, node, torch.reshape, kept, sizes)
+
+
+def _no_loops(src: Tensor, dst: Tensor, kind: torch.dtype) -> Tensor:
+    """``[E]``: one for an edge between two nodes, zero for a loop."""
+    return (src != dst).to(kind)
+
+
+def _edges_and_loop(ptr: Tensor, like: Tensor) -> Tensor:
+    """``[N + 1]`` -> ``[N]``: the edges at each node and its loop."""
+    return ptr.diff().to(like.dtype) + 1
+
+
+def _part(
+    captured: Captured,
+    node: Any,
+    loops: Loops,
+    own: bool,
+    parts: dict[tuple[Call, bool], Any],
+) -> Any:
+    """What a tensor over edges and loops is on the batch's own edges, or on the loops."""
+    if not isinstance(node, Node) or (shape(node) or (0,))[0] != loops.rows:
+        return node
+    if (node, own) not in parts:
+        parts[node, own] = _of_part(captured, node, loops, own, parts)
+    return parts[node, own]
+
+
+def _of_part(captured: Captured, node: Any, loops: Loops, own: bool, parts: Any) -> Any:
+    rows = captured.edges if own else captured.nodes
+
+    def part(one: Any) -> Any:
+        return _part(captured, one, loops, own, parts)
+
+    if is_fenced(node) or node.meta.get("written"):
+        raise _Unknown(node)
+    if is_call(node, GATHER):
+        end = end_of(captured, node.args[2])
+        if end is None or end[0].added is not loops.added or shape(node.args[0]) is None:
+            raise _Unknown(node)
+        if shape(node.args[0])[0] != captured.nodes:  # pyright: ignore[reportOptionalSubscript]
+            raise _Unknown(node)
+        if not own:
+            return node.args[0]
+        return _behind(captured, node, GATHER, node.args[0], 0, captured.end(end[1]))
+    if is_call(node, operator.getitem) and node.args == (loops.added, 1):
+        first = 0 if own else captured.edges
+        return _behind(captured, node, torch.narrow, node, 0, first, rows)
+    found = tensor(node)
+    assert found is not None
+    if (is_method(node, "new_ones") or is_call(node, *_ONES)) and found.dim() >= 1:
+        return _behind(captured, node, torch.ones, (rows, *found.shape[1:]), **_kind(found))
+    if is_call(node, *_BY_ELEMENT) or is_method(node, *_METHODS_BY_ELEMENT):
+        if any(_broadcasts(one, found, loops) for one in node.all_input_nodes):
+            raise _Unknown(node)
+        return _again(captured, node, tuple(part(one) for one in node.args), node.kwargs)
+    if is_call(node, LINEAR):
+        return _again(captured, node, (part(node.args[0]), *node.args[1:]), {})
+    if is_call(node, torch.cat) and found.dim() > 1:
+        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        if dim % found.dim():
+            return _again(captured, node, ([part(one) for one in node.args[0]], dim), {})
+    if is_method(node, *_VIEWS) or is_call(node, torch.unsqueeze):
+        return _view(captured, node, part(node.args[0]), rows, loops)
+    raise _Unknown(node)
+
+
+def _view(captured: Captured, node: Call, given: Any, rows: int, loops: Loops) -> Call:
+    """A view that leaves the rows rows."""
+    before, after = shape(node.args[0]), shape(node)
+    if before is None or after is None or before[0] != loops.rows or after[0] != loops.rows:
+        raise _Unknown(node)
+    if is_call(node, torch.unsqueeze) or is_method(node, "unsqueeze"):
+        return _again(captured, node, (given, *node.args[1:]), node.kwargs)
+    return _behind(captured, node, torch.reshape, given, (rows, *after[1:]))
+
+
+def _broadcasts(one: Call, found: Tensor, loops: Loops) -> bool:
+    """Whether an operand's rows are not those of the result."""
+    sizes = shape(one) or ()
+    if sizes and sizes[0] == loops.rows:
+        return len(sizes) != found.dim()
+    return len(sizes) >= found.dim() and sizes[:1] not in ((), (1,))
+
+
+def _again(captured: Captured, node: Call, args: Any, kwargs: Any) -> Call:
+    """The same call of other operands."""
+    if node.op == "call_method":
+        return _behind(captured, node, getattr(torch.Tensor, str(node.target)), *args, **kwargs)
+    return _behind(captured, node, node.target, *args, **kwargs)
+
+
+def _behind(captured: Captured, node: Call, function: Any, *args: Any, **kwargs: Any) -> Call:
+    """A call right behind a node; operands that were put in stand behind theirs."""
+    return _put(captured, node.next, function, *args, like=node, **kwargs)
+
+
+def _put(
+    captured: Captured, anchor: Call, function: Any, *args: Any, like: Any = None, **kwargs: Any
+) -> Call:
+    """A call right before ``anchor``, what it gives found by calling it."""
+    shown = anchor if like is None else like
+    made = captured.before(anchor, function, *args, like=shown, **kwargs)
+    made.meta.update({key: shown.meta[key] for key in PLACE if key in shown.meta})
+    mode = getattr(tensor(captured.facts["batch"]), "fake_mode", None) or nullcontext()
+    with mode, torch.enable_grad():
+        made.meta["example_value"] = function(*_values(args), **kwargs)
+    return made
+
+
+def _values(given: Any) -> Any:
+    if isinstance(given, list | tuple):
+        return type(given)(_values(one) for one in given)
+    return value(given)
+
+
+def _kind(found: Tensor) -> dict[str, Any]:
+    return {"dtype": found.dtype, "device": found.device}
+
+
+def _dims(node: Call) -> int:
+    return len(shape(node) or ())

@@ -1,0 +1,170 @@
+"""Terms of messages, put into the graph as what the operators over edges take.
+
+A term of a linear layer becomes a product over the rows that it reads, before they are gathered:
+one a node or one an entry of a table instead of one an edge. Products of the same rows share one
+weight, layers of towers that read the same rows are one layer with more columns, and a bias goes to
+nodes where there are any.
+
+The invariant: what the operands give for an edge is what the terms
+(:mod:`staticgraph.rewrites.messages.edge_terms`) add up to.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from staticgraph.rewrites.captured_graph.canonical_ops import ADD, GATHER, LINEAR, SUB, Call, tensor
+from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.messages.edge_terms import Terms, UngatheredRows, made
+
+
+class Operands(NamedTuple):
+    """As the operators over edges take them."""
+
+    source: Call | None
+    target: Call | None
+    edge: Call | None
+    code: Call | None
+
+
+def operands(captured: Captured, anchor: Call, towers: list[Terms]) -> Operands:
+    """Puts the products in and gives what they make: towers side by side in the columns."""
+    first = towers[0]
+    alike = len(towers) > 1 and all(_layout(each) == _layout(first) for each in towers)
+    if alike and all(term.weight is not None for term in first.terms):
+        weights = [_weight(each) for each in towers]
+        if None not in weights:
+            return _joined(captured, anchor, towers, weights)
+    each = [_one(captured, anchor, tower) for tower in towers]
+    if len(each) == 1:
+        return each[0]
+    code = each[0].code
+    if any(one.code is not code for one in each):
+        each = [_written_out(captured, anchor, one) for one in each]
+        code = None
+    source, target, edge = (
+        _side_by_side(captured, anchor, [one[place] for one in each]) for place in range(3)
+    )
+    return Operands(source, target, edge, code)
+
+
+def _layout(terms: Terms) -> Any:
+    return [(t.rows, t.sign, t.first, t.width) for t in terms.terms], len(terms.biases)
+
+
+def _weight(terms: Terms) -> Call | None:
+    found = {term.weight for term in terms.terms}
+    return found.pop() if len(found) == 1 else None
+
+
+def _joined(captured: Captured, anchor: Call, towers: list[Terms], weights: list[Any]) -> Operands:
+    """Towers that read the same rows are one layer with more columns."""
+    weight = made(captured, anchor, torch.cat, weights, 0)
+    biases = ()
+    if towers[0].biases:
+        biases = (made(captured, anchor, torch.cat, [each.biases[0] for each in towers], 0),)
+    terms = tuple(term._replace(weight=weight) for term in towers[0].terms)
+    columns = sum(each.columns for each in towers)
+    return _one(captured, anchor, Terms(terms, biases, columns))
+
+
+def _one(captured: Captured, anchor: Call, terms: Terms) -> Operands:
+    slices = _Slices(captured, anchor, terms)
+    sums: dict[tuple[str, Any], Any] = {}
+    biases = list(terms.biases)
+    for rows, parts in slices.by_rows().items():
+        plain = [sign for sign, weight in parts if weight is None]
+        weights = [(sign, weight) for sign, weight in parts if weight is not None]
+        found = []
+        if weights:
+            weight = _signed(captured, anchor, weights)
+            bias = biases.pop() if biases else None
+            found.append((1, made(captured, anchor, LINEAR, rows.base, weight, bias)))
+        found += [(sign, rows.base) for sign in plain]
+        for sign, value in found:
+            key = rows.place, rows.code
+            sums[key] = _plus(captured, anchor, sums.get(key), sign, value)
+    codes = [code for place, code in sums if code is not None]
+    kept = codes[0] if len(codes) == 1 and ("edge", None) not in sums else None
+    edge = None
+    for (place, code), value in sums.items():
+        if place == "edge":
+            rows = (
+                value
+                if code is None or code is kept
+                else made(captured, anchor, GATHER, value, 0, code)
+            )
+            edge = _plus(captured, anchor, edge, 1, rows)
+    source, target = sums.get(("src", None)), sums.get(("dst", None))
+    for bias in biases:
+        if target is not None:
+            target = made(captured, anchor, ADD, target, bias)
+        elif source is not None:
+            source = made(captured, anchor, ADD, source, bias)
+        else:
+            edge = made(captured, anchor, ADD, edge, bias)
+    return Operands(source, target, edge, kept)
+
+
+class _Slices:
+    """The columns of each weight, cut once, since what goes back to one is then one operation."""
+
+    def __init__(self, captured: Captured, anchor: Call, terms: Terms) -> None:
+        self._terms = terms
+        self._cut: dict[tuple[Any, int], Any] = {}
+        weights = dict.fromkeys(t.weight for t in terms.terms if t.weight is not None)
+        for weight in weights:
+            places = sorted({(t.first, t.width) for t in terms.terms if t.weight is weight})
+            if len(places) == 1:
+                self._cut[weight, places[0][0]] = weight
+                continue
+            widths = [width for _, width in places]
+            whole = captured.before(anchor, torch.split, weight, widths, 1)
+            with torch.enable_grad():
+                values = torch.split(tensor(weight), widths, 1)  # pyright: ignore
+            whole.meta["example_value"] = values
+            for place, (first, _) in enumerate(places):
+                piece = captured.item(anchor, whole, place, weight)
+                piece.meta["example_value"] = values[place]
+                self._cut[weight, first] = piece
+
+    def by_rows(self) -> dict[UngatheredRows, list[tuple[int, Any]]]:
+        """For each kind of rows the signs and weights that it is taken with."""
+        found: dict[UngatheredRows, list[tuple[int, Any]]] = {}
+        for term in self._terms.terms:
+            weight = None if term.weight is None else self._cut[term.weight, term.first]
+            found.setdefault(term.rows, []).append((term.sign, weight))
+        return found
+
+
+def _signed(captured: Captured, anchor: Call, weights: list[tuple[int, Any]]) -> Call:
+    total: Any = None
+    for sign, weight in sorted(weights, key=lambda one: -one[0]):
+        total = _plus(captured, anchor, total, sign, weight)
+    return total
+
+
+def _plus(captured: Captured, anchor: Call, total: Any, sign: int, value: Any) -> Any:
+    if total is None:
+        return value if sign > 0 else made(captured, anchor, torch.neg, value)
+    return made(captured, anchor, ADD if sign > 0 else SUB, total, value)
+
+
+def _written_out(captured: Captured, anchor: Call, one: Operands) -> Operands:
+    if one.code is None:
+        return one
+    rows = made(captured, anchor, GATHER, one.edge, 0, one.code)
+    return one._replace(edge=rows, code=None)
+
+
+def _side_by_side(captured: Captured, anchor: Call, parts: Any) -> Call | None:
+    """Columns of all towers; None where none has any."""
+    if all(part is None for part in parts):
+        return None
+    like = next(part for part in parts if part is not None)
+    whole = [
+        made(captured, anchor, torch.zeros_like, like) if part is None else part for part in parts
+    ]
+    return made(captured, anchor, torch.cat, whole, 1)

@@ -1,0 +1,94 @@
+"""Rows of nodes that edges read, and rows of graphs that nodes read: ``edge_rows``.
+
+``x[src] - x[dst]``, ``mlp(cat([x[dst], x[src], e]))``, ``virtual[batch]``: messages that no other
+rewrite knows begin with a gather, whose way back torch adds up row by row. Edges are sorted by
+destination and nodes by graph, so it is one pass. What is gathered first and multiplied by a weight
+then is multiplied first, node by node.
+
+On a CPU alone: on CUDA torch's own gathers are joined with what surrounds them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from staticgraph.kernels.edge_rows import edge_rows
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ADD,
+    GATHER,
+    LINEAR,
+    SUB,
+    Call,
+    is_call,
+    is_float,
+    shape,
+    tensor,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
+from staticgraph.rewrites.messages.edge_operands import Operands, operands
+from staticgraph.rewrites.messages.edge_terms import made, terms_of
+from staticgraph.rewrites.passes.eliminate import drop_unread
+
+NAME = "edge_rows"
+
+
+def rewrite(captured: Captured) -> None:
+    """Sums and products of gathered rows, the longest first, then gathers that are left."""
+    if not captured.facts or captured.target.device != "cpu":
+        return
+    for node in reversed(list(captured.graph.nodes)):
+        if is_call(node, ADD, SUB, LINEAR) and node.users and _trains(captured, node):
+            _sum(captured, node)
+    drop_unread(captured.graph)
+    for node in list(captured.graph.nodes):
+        if is_call(node, GATHER) and node.users and _trains(captured, node):
+            _gather(captured, node)
+
+
+def _trains(captured: Captured, node: Call) -> bool:
+    """Whether a gradient comes back, once: there is nothing to gain from elsewhere."""
+    found = tensor(node)
+    wanted = found is not None and found.requires_grad
+    return wanted and is_float(node) and node not in captured.differentiated
+
+
+def _sum(captured: Captured, node: Call) -> None:
+    found = shape(node)
+    if found is None or len(found) != 2 or found[0] != captured.edges:
+        return
+    terms = terms_of(captured, node)
+    if all(term.rows.place == "edge" for term in terms.terms):
+        return
+    given = operands(captured, node, [terms])
+    if same_dtype(given.source, given.target, given.edge, node):
+        _put(captured, node, given)
+
+
+def _put(captured: Captured, node: Call, given: Operands) -> None:
+    options = {} if given.code is None else {"code": given.code}
+    new = captured.before(node, edge_rows, *given[:3], *captured.pointers, **options)
+    captured.rewrote(NAME, node)
+    captured.replace(node, new)
+
+
+def _gather(captured: Captured, node: Call) -> None:
+    base, _, index = node.args
+    which = captured.index(index)
+    found = shape(base)
+    if which is None or found is None or node in captured.folded or len(found) not in (1, 2, 3):
+        return
+    if found[0] != (captured.graphs if which == "batch" else captured.nodes):
+        return
+    rows = base
+    if len(found) != 2:
+        rows = made(captured, node, torch.reshape, base, (found[0], -1))
+    if which == "batch":
+        batch, ptr = captured.facts["batch"], captured.facts["ptr"]
+        new = captured.before(node, edge_rows, None, rows, None, batch, batch, ptr, ptr, ptr)
+    else:
+        ends = (rows, None) if which == "src" else (None, rows)
+        new = captured.before(node, edge_rows, *ends, None, *captured.pointers)
+    if len(found) != 2:
+        new = captured.before(node, torch.reshape, new, shape(node))
+    captured.rewrote(NAME, node)
+    captured.replace(node, new)

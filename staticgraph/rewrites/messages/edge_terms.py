@@ -1,0 +1,257 @@
+"""What the messages of all edges are a sum of: rows of the nodes at both ends, of a small table, of
+the edges themselves.
+
+``x[dst]``, ``x[src] - x[dst]``, ``x[src] + e`` are such sums, and so is a linear layer of
+``cat([x[dst], x[src], e])``: its product splits into one a node at each end and one an edge, which
+are a half or a third of the arithmetic and need no concatenation. Layers with towers (PNA) write
+one such product a tower and stack them; then the towers stand side by side in the columns.
+
+Terms are read first and put into the graph afterwards, where it is known that they are wanted
+(:mod:`staticgraph.rewrites.messages.edge_operands`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ADD,
+    GATHER,
+    LINEAR,
+    SELECT,
+    SUB,
+    Call,
+    dtype,
+    is_call,
+    is_method,
+    shape,
+    tensor,
+    used_once,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured
+
+# Of a table that many edges read: so many times fewer rows than edges make it worth a code.
+FEWER = 4
+MOST_DEPTH = 12
+PLACES = ("src", "dst", "edge")
+
+
+class UngatheredRows(NamedTuple):
+    """Two-dimensional rows before they are gathered.
+
+    Attributes:
+        base: ``[N, K]``, ``[E, K]`` or ``[V, K]``.
+        place: ``src``, ``dst`` or ``edge``, which ends of the edges read them.
+        code: what edges read a small table by; None of other rows.
+    """
+
+    base: Call
+    place: str
+    code: Call | None = None
+
+
+class Term(NamedTuple):
+    """``sign * rows``, or ``sign * rows @ weight[:, first:first + width].T``."""
+
+    rows: UngatheredRows
+    sign: int
+    weight: Call | None = None
+    first: int = 0
+    width: int = 0
+
+
+class Terms(NamedTuple):
+    """A sum of terms, of ``columns`` columns, and the biases that go with it."""
+
+    terms: tuple[Term, ...]
+    biases: tuple[Call, ...]
+    columns: int
+
+    @property
+    def split(self) -> bool:
+        """Whether more is known of it than that it has rows of edges."""
+        return any(t.rows.place != "edge" or t.rows.code is not None for t in self.terms)
+
+
+def terms_of(captured: Captured, node: Any, depth: int = 0) -> Terms:
+    """The terms of a node of shape ``[E, F]``; itself where nothing more is known."""
+    found = shape(node) or (0, 0)
+    whole = Terms((Term(_rows(captured, node), 1),), (), found[-1])
+    if depth > MOST_DEPTH or node in captured.differentiated:
+        return whole
+    if is_call(node, ADD, SUB) and all(shape(part) == found for part in node.args):
+        if depth and not used_once(node):
+            return whole
+        first, second = (terms_of(captured, part, depth + 1) for part in node.args)
+        if is_call(node, SUB):
+            if second.biases:
+                return whole
+            second = second._replace(terms=tuple(t._replace(sign=-t.sign) for t in second.terms))
+        return Terms(first.terms + second.terms, first.biases + second.biases, found[-1])
+    if is_call(node, LINEAR) and (not depth or used_once(node)):
+        split = _linear(captured, node)
+        return whole if split is None else split
+    return whole
+
+
+def _rows(captured: Captured, node: Any) -> UngatheredRows:
+    if is_call(node, GATHER) and len(shape(node) or ()) == 2:
+        base, _, index = node.args
+        place, found = captured.index(index), shape(base)
+        if place in ("src", "dst") and found is not None and found[0] == captured.nodes:
+            return UngatheredRows(base, str(place))
+        if place is None and found is not None and is_small(captured, node):
+            return UngatheredRows(base, "edge", index)
+    return UngatheredRows(node, "edge")
+
+
+def is_small(captured: Captured, node: Any) -> bool:
+    """Whether a node gathers, one row an edge, from a table of far fewer rows."""
+    if not captured.facts or not is_call(node, GATHER) or captured.index(node.args[2]) is not None:
+        return False
+    rows, index = shape(node.args[0]), tensor(node.args[2])
+    if rows is None or index is None or len(rows) != 2 or index.dtype != torch.int64:
+        return False
+    return tuple(index.shape) == (captured.edges,) and rows[0] * FEWER <= captured.edges
+
+
+def _linear(captured: Captured, node: Call) -> Terms | None:
+    """A linear layer of a concatenation, split by its parts; None where nothing is gained."""
+    given, weight, bias = node.args
+    out = shape(weight)
+    if out is None or not _same(node, weight, bias):
+        return None
+    parts = _parts(captured, node, given)
+    if parts is None or sum(_columns(part[0]) for part in parts) != out[1]:
+        return None
+    terms: list[Term] = []
+    at = 0
+    for part in parts:
+        width = _columns(part[0])
+        terms += [term._replace(weight=weight, first=at, width=width) for term in part]
+        at += width
+    found = Terms(tuple(terms), () if bias is None else (bias,), out[0])
+    return found if found.split and all(_same(node, t.rows.base) for t in terms) else None
+
+
+def _same(*nodes: Any) -> bool:
+    return len({dtype(node) for node in nodes if node is not None}) == 1
+
+
+def _columns(term: Term) -> int:
+    found = shape(term.rows.base)
+    return 0 if found is None else found[-1]
+
+
+def _parts(captured: Captured, anchor: Call, node: Any) -> list[list[Term]] | None:
+    """What is concatenated, each as a sum of rows without weights."""
+    if is_cat(node) and len(shape(node) or ()) == 2:
+        found: list[list[Term]] = []
+        for part in node.args[0]:
+            inner = _parts(captured, anchor, part)
+            if inner is None:
+                return None
+            found += inner
+        return found
+    if is_call(node, SELECT) and len(shape(node.args[0]) or ()) == 3 and node.args[1] == 1:
+        return _slices(captured, anchor, node.args[0], node.args[2])
+    terms = terms_of(captured, node, MOST_DEPTH // 2)
+    plain = all(term.weight is None for term in terms.terms) and not terms.biases
+    alike = all(_columns(term) == terms.columns for term in terms.terms)
+    if not plain or not alike:
+        return [[Term(UngatheredRows(node, "edge"), 1)]]
+    return [list(terms.terms)]
+
+
+def _slices(captured: Captured, anchor: Call, node: Any, tower: int) -> list[list[Term]] | None:
+    """The same of ``node[:, tower]`` of a node with three dimensions."""
+    if is_cat(node):
+        found: list[list[Term]] = []
+        for part in node.args[0]:
+            inner = _slices(captured, anchor, part, tower)
+            if inner is None:
+                return None
+            found += inner
+        return found
+    if is_call(node, GATHER):
+        place, base = captured.index(node.args[2]), node.args[0]
+        if place in ("src", "dst") and (shape(base) or (0,))[0] == captured.nodes:
+            sliced = slice_of(captured, anchor, base, tower)
+            return None if sliced is None else [[Term(UngatheredRows(sliced, str(place)), 1)]]
+    sliced = slice_of(captured, anchor, node, tower)
+    return None if sliced is None else [[Term(_rows(captured, sliced), 1)]]
+
+
+def slice_of(captured: Captured, anchor: Call, node: Any, tower: int) -> Call | None:
+    """``node[:, tower]`` of ``[R, T, F]`` as rows of two dimensions, without a copy where towers
+    are the same rows again or stand side by side; None where there is no such tower."""
+    found = shape(node)
+    if found is None or len(found) != 3 or not -found[1] <= tower < found[1]:
+        return None
+    tower %= found[1]
+    repeated = is_method(node, "repeat") and tuple(node.args[1:]) == (1, found[1], 1)
+    repeated |= is_method(node, "expand") and len(node.args) == 4
+    if repeated and (shape(node.args[0]) or (0, 0))[1] == 1:
+        return slice_of(captured, anchor, node.args[0], 0)
+    if is_method(node, "view", "reshape", "unsqueeze") or is_call(node, torch.unsqueeze):
+        below = shape(node.args[0])
+        if below == (found[0], found[1] * found[2]):
+            if found[1] == 1:
+                return node.args[0]
+            key = ("narrow", node.args[0], tower * found[2], found[2])
+            return _remembered(captured, anchor, key, torch.narrow, node.args[0], 1, *key[2:])
+    key = ("select", node, tower)
+    return _remembered(captured, anchor, key, SELECT, node, 1, tower)
+
+
+def _remembered(captured: Captured, anchor: Call, key: Any, function: Any, *args: Any) -> Call:
+    """A call right behind its operand, the same for the same key."""
+    if key not in captured.made:
+        operand = args[0]
+        following = operand.next
+        if operand.op == "placeholder":
+            return made(captured, anchor, function, *args)
+        captured.made[key] = made(captured, following, function, *args)
+    return captured.made[key]
+
+
+def is_cat(node: Any) -> bool:
+    """Whether a node concatenates along the last dimension."""
+    if not is_call(node, torch.cat, torch.concat, torch.concatenate):
+        return False
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    return dim in (-1, len(shape(node) or ()) - 1) and len(node.args) > 0
+
+
+def made(captured: Captured, anchor: Call, function: Any, *args: Any, **kwargs: Any) -> Call:
+    """A call right before ``anchor``, whose tensor without data is found by calling it."""
+    new = captured.before(anchor, function, *args, like=anchor, **kwargs)
+    with torch.enable_grad():
+        new.meta["example_value"] = function(*_values(args), **kwargs)
+    return new
+
+
+def _values(given: Any) -> Any:
+    if isinstance(given, list | tuple):
+        return type(given)(_values(one) for one in given)
+    found = tensor(given)
+    return given if found is None else found
+
+
+def stacked(captured: Captured, node: Any) -> list[Terms]:
+    """The terms of a message ``[E, F]``, one; or of ``[E, T, F]``, one a tower."""
+    found = shape(node) or ()
+    if len(found) == 2:
+        return [terms_of(captured, node)]
+    stacks = is_call(node, torch.stack) and len(found) == 3
+    dim = (node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) if stacks else None
+    if dim not in (1, -2) or not used_once_all(node.args[0]):
+        return []
+    return [terms_of(captured, part) for part in node.args[0]]
+
+
+def used_once_all(nodes: Any) -> bool:
+    """Whether each is read once."""
+    return all(used_once(node) for node in nodes)

@@ -1,0 +1,298 @@
+"""One canonical form for what a graph says in many: the pass before all rewrites.
+
+Invariant: the graph computes what it did. A form that is not known, and a change in place that
+:mod:`staticgraph.rewrites.passes.functionalize` left, stay as they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Node
+
+from staticgraph.rewrites.captured_graph import canonical_ops
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ADD,
+    DIV,
+    GATHER,
+    MUL,
+    SCATTER,
+    SELECT,
+    SUB,
+    Call,
+    calls,
+    is_call,
+    is_method,
+    tensor,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured
+from staticgraph.rewrites.passes.stacks import unstack
+
+_BINARY = {
+    ADD: (operator.add, torch.add, "add"),
+    SUB: (operator.sub, torch.sub, "sub"),
+    MUL: (operator.mul, torch.mul, torch.multiply, "mul", "multiply"),
+    DIV: (operator.truediv, torch.div, "div"),
+}
+_UNARY = {
+    F.relu: (F.relu, torch.relu, "relu"),
+    F.silu: (F.silu,),
+    F.gelu: (F.gelu,),
+    F.leaky_relu: (F.leaky_relu,),
+    torch.exp: (torch.exp, "exp"),
+}
+_CANONICAL = {
+    form: op for table in (_BINARY, _UNARY) for op, forms in table.items() for form in forms
+}
+_REDUCED = {"sum": "sum", "prod": None, "mean": "mean", "amax": "max", "amin": "min"}
+# Give a tensor of their own.
+_FRESH = (ADD, SUB, MUL, DIV, *_UNARY, F.linear, F.embedding, GATHER, SCATTER)
+
+
+def canonicalize(captured: Captured) -> None:
+    """Rewrites every node of which there is a canonical form."""
+    for node in list(captured.graph.nodes):
+        _alias(node)
+    for node in list(captured.graph.nodes):
+        _binary(node)
+        _gather(node)
+        unstack(captured, node)
+        _others(captured, node)
+        _reduction(captured, node)
+
+
+def _alias(node: Call) -> None:
+    """What gives its own operand: conversions to the dtype that is there already."""
+    if not is_method(node, "to", "long", "float", "double", "type_as", "contiguous"):
+        return
+    given, found = tensor(node.args[0]), tensor(node)
+    if (
+        given is not None
+        and found is not None
+        and canonical_ops.storage(given) == canonical_ops.storage(found)
+    ):
+        node.replace_all_uses_with(node.args[0])
+
+
+def _argument(node: Call, place: int, name: str, default: Any) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+def _binary(node: Call) -> None:
+    if node.op not in ("call_function", "call_method") or node.meta.get("writes"):
+        return
+    op = _CANONICAL.get(node.target)
+    if op is None or not isinstance(node.args[0] if node.args else None, Node | int | float):
+        return
+    if op in _BINARY:
+        if node.kwargs or len(node.args) != 2 or tensor(node) is None:
+            return
+        first, second = node.args
+        if not isinstance(first, Node):  # a number first
+            if op not in (ADD, MUL):
+                return
+            first, second = second, first
+        if tensor(first) is None:
+            return
+        if op is ADD and _is_zero(second) and _may_stand_for(first, node):
+            node.replace_all_uses_with(first)
+            return
+        node.args = (first, second)
+    elif op is F.leaky_relu:
+        node.args, node.kwargs = (node.args[0], _argument(node, 1, "negative_slope", 0.01)), {}
+    elif op is F.gelu:
+        if node.kwargs:
+            return
+    elif op in _UNARY:
+        node.args, node.kwargs = node.args[:1], {}
+    node.op, node.target = "call_function", op
+
+
+def _may_stand_for(first: Call, node: Call) -> bool:
+    """Whether a tensor may take the place of its copy."""
+    changes = first.meta.get("written") or node.meta.get("written") or canonical_ops.is_fenced(node)
+    return not changes and canonical_ops.is_float(first) and is_call(first, *_FRESH)
+
+
+def _is_zero(number: Any) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and number == 0
+
+
+def _gather(node: Call) -> None:
+    """``x[index]``, ``index_select`` and ``gather`` of rows, ``x[0]``, ``unbind``: a form each."""
+    if calls(node, torch.index_select) or is_method(node, "index_select"):
+        given = _arguments(node, ("self", "dim", "index"))
+        found = None if given is None else tensor(given[0])
+        if given is None or found is None:
+            return
+        x, dim, index = given
+        if dim % found.dim() == 0:
+            node.op, node.target, node.args, node.kwargs = (
+                "call_function",
+                GATHER,
+                (x, 0, index),
+                {},
+            )
+        return
+    if calls(node, torch.gather) or is_method(node, "gather"):
+        _expanded_gather(node)
+        return
+    if not is_call(node, operator.getitem) or tensor(node) is None:
+        if is_method(node, "select") and (given := _arguments(node, ("self", "dim", "index"))):
+            node.op, node.target, node.args, node.kwargs = "call_function", SELECT, given, {}
+        return
+    base, key = node.args
+    if is_call(base, torch.unbind) or is_method(base, "unbind"):
+        dim = _argument(base, 1, "dim", 0)
+        if isinstance(key, int):
+            node.target, node.args = SELECT, (base.args[0], dim, key)
+        return
+    if tensor(base) is None:
+        return
+    if isinstance(key, bool):
+        return
+    if isinstance(key, int):
+        node.target, node.args = SELECT, (base, 0, key)
+    elif isinstance(key, tuple) and len(key) == 2 and key[0] == slice(None) and _is_int(key[1]):
+        node.target, node.args = SELECT, (base, 1, key[1])
+    elif isinstance(key, tuple) and (dim := _new_dimension(key, tensor(node))) is not None:
+        node.op, node.target, node.args = "call_method", "unsqueeze", (base, dim)
+    elif isinstance(key, Node):
+        index = tensor(key)
+        if index is not None and index.dim() == 1 and index.dtype == torch.int64:
+            node.target, node.args = GATHER, (base, 0, key)
+
+
+def _expanded_gather(node: Call) -> None:
+    """``x.gather(0, index)`` by an index that is a vector again in every column."""
+    given = _arguments(node, ("self", "dim", "index"))
+    if given is None or set(node.kwargs) - {"input", "dim", "index"}:
+        return
+    x, dim, index = given
+    found, by, vector = tensor(x), tensor(index), _expanded(index)
+    if found is None or by is None or vector is None or found.dim() < 2:
+        return
+    if dim % found.dim() == 0 and by.shape[1:] == found.shape[1:]:
+        node.op, node.target, node.args, node.kwargs = (
+            "call_function",
+            GATHER,
+            (x, 0, vector),
+            {},
+        )
+
+
+def _new_dimension(key: tuple[Any, ...], found: Tensor | None) -> int | None:
+    """Where ``x[..., None]`` or ``x[:, None]`` puts the one dimension that it puts in; None where
+    it does something else."""
+    whole = all(one is None or one is Ellipsis or one == slice(None) for one in key)
+    if found is None or not whole or key.count(None) != 1 or key.count(Ellipsis) > 1:
+        return None
+    at = key.index(None)
+    before = Ellipsis in key[:at]
+    return found.dim() - len(key) + at if before else at
+
+
+def _is_int(key: Any) -> bool:
+    return isinstance(key, int) and not isinstance(key, bool)
+
+
+def _arguments(node: Call, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    found = list(node.args)
+    for name in names[len(found) :]:
+        key = "input" if name == "self" else name
+        if key not in node.kwargs:
+            return None
+        found.append(node.kwargs[key])
+    return tuple(found)
+
+
+def _others(captured: Captured, node: Call) -> None:
+    if calls(node, F.linear):
+        given = [*node.args, *(None,) * (3 - len(node.args))]
+        for place, name in enumerate(("input", "weight", "bias")):
+            given[place] = node.kwargs.get(name, given[place])
+        node.target, node.args, node.kwargs = F.linear, tuple(given), {}
+    elif calls(node, F.dropout, torch.dropout) and not node.meta.get("writes"):
+        p, training = _argument(node, 1, "p", 0.5), _argument(node, 2, "training", True)
+        training = node.kwargs.get("train", training)
+        if p == 0 or not training:  # torch returns its operand, and draws nothing
+            node.replace_all_uses_with(node.args[0])
+            captured.graph.erase_node(node)
+        else:
+            node.target, node.args, node.kwargs = F.dropout, (node.args[0], p, True), {}
+
+
+def _reduction(captured: Captured, node: Call) -> None:
+    """Additions into zeros by an index, as PyG's ``scatter``."""
+    found = None
+    if is_method(node, "index_add", "index_add_") or is_call(node, torch.index_add):
+        given = _arguments(node, ("self", "dim", "index", "source"))
+        if given and node.kwargs.get("alpha", 1) == 1:
+            found = (*given, "sum")
+    elif is_method(node, "scatter_add", "scatter_add_") or is_call(node, torch.scatter_add):
+        given = _arguments(node, ("self", "dim", "index", "src"))
+        if given:
+            found = (*given, "sum")
+    elif is_method(node, "scatter_reduce", "scatter_reduce_") or is_call(
+        node, torch.scatter_reduce
+    ):
+        given = _arguments(node, ("self", "dim", "index", "src", "reduce"))
+        if given:
+            kept = node.kwargs.get("include_self", True)
+            reduce = _REDUCED.get(given[4])
+            if reduce is not None and (reduce == "sum" or kept is False):
+                found = (*given[:4], reduce)
+    if found is None:
+        return
+    into, dim, index, src, reduce = found
+    index = _expanded(index)
+    into_value, src_value = tensor(into), tensor(src)
+    if index is None or into_value is None or src_value is None or not _zeros(into):
+        return
+    if not used_alone(into, node) or dim % src_value.dim() != 0:
+        return
+    if src_value.dtype != into_value.dtype or src_value.shape[1:] != into_value.shape[1:]:
+        return
+    with captured.graph.inserting_before(node):
+        made = captured.graph.call_function(SCATTER, (src, index, 0, into_value.size(0), reduce))
+    made.meta.update({key: node.meta[key] for key in node.meta if key not in ("writes", "written")})
+    node.replace_all_uses_with(made)
+    captured.graph.erase_node(node)
+
+
+def used_alone(into: Call, node: Call) -> bool:
+    """Whether nothing but ``node`` reads what it adds into."""
+    return list(into.users) == [node]
+
+
+def _expanded(index: Any) -> Call | None:
+    """The vector that an index was broadcast from along the first dimension."""
+    while True:
+        found = tensor(index)
+        if found is None:
+            return None
+        if found.dim() == 1:
+            return index
+        if is_method(index, "expand", "expand_as", "view", "reshape", "unsqueeze", "repeat"):
+            if is_method(index, "repeat") and index.args[1:][:1] != (1,):
+                return None
+            below = tensor(index.args[0])
+            if below is None or below.size(0) != found.size(0):
+                return None
+            index = index.args[0]
+        elif is_call(index, operator.getitem) and _unsqueezes(index.args[1]):
+            index = index.args[0]
+        else:
+            return None
+
+
+def _unsqueezes(key: Any) -> bool:
+    return isinstance(key, tuple) and key[0] == slice(None) and all(k is None for k in key[1:])
+
+
+def _zeros(node: Any) -> bool:
+    return is_method(node, "new_zeros") or is_call(node, torch.zeros, torch.zeros_like)

@@ -1,0 +1,309 @@
+"""Changes in place as plain calls: the pass before all others.
+
+A rewrite moves a read to where its result is used. That is sound where a tensor, once made, stays
+as it is; ``m = h[src]; h += 1`` is a graph in which it does not. Which nodes share memory is read
+off the storages of Dynamo's trace, so that every view counts, however it was made.
+
+Invariant: after this pass either nothing that a rewrite may move reads memory that changes later,
+or ``captured.refused`` is set, and the graph runs as it came.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from itertools import count
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from staticgraph.internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    Call,
+    calls,
+    is_fenced,
+    shape,
+    storage,
+    tensor,
+    value,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured
+
+NAME = "in place"
+_OPERATORS = {
+    getattr(operator, f"i{name}"): getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+} | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
+# End in "_" and change no value.
+_NO_VALUE = ("requires_grad_", "detach_", "retain_grad_", "share_memory_")
+# Change what a tensor is, or draw: no plain call gives the same.
+_NO_PLAIN = ("set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_", "copy_")
+
+Memory = frozenset[int]
+
+
+def functionalize(captured: Captured) -> None:
+    """Makes changes in place calls that give a new tensor, or changes of a copy, where nothing else
+    sees the change, and refuses the graph where something does."""
+    seen, left = [], list(captured.graph.nodes)
+    memory = _Memory()
+    while left:
+        node = left.pop(0)
+        if written := written_by(node):
+            harmful = _read_before(seen, memory.of_any(written), memory)
+            alone = not is_fenced(node) and _alone(written, seen, set(left), memory)
+            if alone and _as_plain_call(node, written[0], left, memory):
+                pass  # it stands in the graph as a plain call now
+            elif alone and harmful:
+                seen.append(_on_a_copy(captured, node, written[0], left, memory))
+            elif harmful:
+                captured.refuse(
+                    NAME,
+                    node,
+                    "its operand is changed in place after it was read: nothing of this forward "
+                    "is rewritten until it makes a new tensor (h = h + x for h += x)",
+                )
+                return
+        memory.see(node)
+        seen.append(node)
+    written = [node for node in seen if written_by(node)]
+    held = _mark(seen, written, memory)
+    if any(fact in held for fact in captured.facts.values() if isinstance(fact, Node)):
+        captured.refuse(NAME, written[0], "an index of the batch's own is changed in place")
+
+
+def written_by(node: Call) -> list[Call]:
+    """The tensors that a call writes to: none for a call that gives a new one."""
+    first = node.args[0] if node.args else None
+    if node.op == "call_method":
+        name = str(node.target)
+        if name == "__setitem__" or (
+            name.endswith("_") and not name.endswith("__") and name not in _NO_VALUE
+        ):
+            return _tensors([first])
+        return []
+    if node.op != "call_function":
+        return []
+    if node.target in _OPERATORS or node.target is operator.setitem or _asked_in_place(node):
+        return _tensors([first])
+    if _is_mutating(node.target):
+        return _tensors(list(node.all_input_nodes))
+    name = getattr(node.target, "__name__", "")
+    word_of_python = getattr(node.target, "__module__", "") == "_operator"  # and_, or_, not_
+    in_place = name.endswith("_") and not name.endswith("__") and not word_of_python
+    written = [first] if in_place else []
+    out = node.kwargs.get("out")
+    return _tensors([*written, *(out if isinstance(out, list | tuple) else [out])])
+
+
+def _tensors(nodes: list[Any]) -> list[Call]:
+    return [node for node in nodes if tensor(node) is not None]
+
+
+def _is_mutating(target: Any) -> bool:
+    """Whether an operator says of itself that it changes an argument: one of the user's, or a
+    Triton kernel of his."""
+    if isinstance(target, OpOverloadPacket):
+        return any(_is_mutating(getattr(target, name)) for name in target.overloads())
+    if isinstance(target, OpOverload):
+        return target._schema.is_mutable
+    return isinstance(target, HigherOrderOperator) and "mutation" in target.name()
+
+
+def _asked_in_place(node: Call) -> bool:
+    """Whether a function of Python's that can work in place is asked to."""
+    return bool(_bound(node).get("inplace", False))
+
+
+def _bound(node: Call) -> dict[str, Any]:
+    if not isinstance(node.target, FunctionType):
+        return {}
+    signature = inspect.signature(node.target)
+    if "inplace" not in signature.parameters:
+        return {}
+    try:
+        return dict(signature.bind(*node.args, **node.kwargs).arguments)
+    except TypeError:
+        return {}
+
+
+class _Memory:
+    """Whose memory each node's tensors stand in, as the graph is read from its head.
+
+    A storage of the trace is one memory until a change in place becomes a plain call: from there on
+    it is another.
+    """
+
+    def __init__(self) -> None:
+        self._number = count()
+        self._now: dict[int, int] = {}
+        self._of: dict[Call, Memory] = {}
+
+    def see(self, node: Call) -> None:
+        """Notes the memory of a node's tensors at its place."""
+        found = set()
+        for one in _values(value(node)):
+            if _drops_nothing(node):
+                self._now[storage(one)] = next(iter(self.of(node.args[0])))
+            found.add(self._now.setdefault(storage(one), next(self._number)))
+        self._of[node] = frozenset(found)
+
+    def of(self, node: Call) -> Memory:
+        """The memory of a node that was seen."""
+        return self._of.get(node, frozenset())
+
+    def of_any(self, nodes: list[Call]) -> Memory:
+        """The memory of several."""
+        return frozenset().union(*map(self.of, nodes))
+
+    def begin(self, node: Call) -> None:
+        """From here on the storage of a node's tensor is new memory."""
+        for one in _values(value(node)):
+            self._now[storage(one)] = next(self._number)
+
+
+def _drops_nothing(node: Call) -> bool:
+    """Whether a dropout gives its operand itself, which the trace shows as a tensor of its own."""
+    if not calls(node, F.dropout, torch.dropout) or not isinstance(node.args[0], Node):
+        return False
+    p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)
+    return p == 0 or not node.kwargs.get("train", training)
+
+
+def _values(found: Any) -> list[Tensor]:
+    if isinstance(found, Tensor):
+        return [found]
+    if isinstance(found, list | tuple):
+        return [one for part in found for one in _values(part)]
+    return []
+
+
+def _alone(written: list[Call], seen: list[Call], later: set[Call], memory: _Memory) -> bool:
+    """Whether what a call writes to was made in the graph, and is read later by its name alone."""
+    if len(written) != 1:
+        return False
+    old = written[0]
+    for other in seen:
+        if not memory.of(other) & memory.of(old):
+            continue
+        if other.op in ("placeholder", "get_attr") or len(memory.of(other)) != 1:
+            return False
+        if other is not old and any(user in later for user in other.users):
+            # What the call itself reads, it reads before it writes.
+            return False
+    return True
+
+
+def _read_before(seen: list[Call], target: Memory, memory: _Memory) -> bool:
+    """Whether a call has read memory for its values, and not only for a view of it."""
+    for reader in seen:
+        if written_by(reader) or not memory.of_any(reader.all_input_nodes) & target:
+            continue
+        if not memory.of(reader) or not memory.of(reader) <= target:
+            return True
+    return False
+
+
+def _as_plain_call(node: Call, old: Call, left: list[Call], memory: _Memory) -> bool:
+    """Makes a change in place a call that gives a new tensor, if there is one for it."""
+    found = _plain_call(node)
+    if found is None:
+        return False
+    op, target, args, kwargs = found
+    if not _gives_the_same(old, op, target, args, kwargs):
+        return False
+    node.op, node.target, node.args, node.kwargs = op, target, args, kwargs
+    node.meta["example_value"] = value(old)
+    _reads_from_now(old, node, left)
+    memory.begin(old)
+    return True
+
+
+def _on_a_copy(
+    captured: Captured, node: Call, old: Call, left: list[Call], memory: _Memory
+) -> Call:
+    """Lets a call change a copy, which is read from there on."""
+    copy = captured.before(node, torch.clone, old, like=old)
+    _reads_from_now(old, copy, [node, *left])
+    memory.begin(old)
+    memory.see(copy)
+    return copy
+
+
+def _reads_from_now(old: Call, new: Call, left: list[Call]) -> None:
+    later = set(left)
+    for user in list(old.users):
+        if user in later:
+            user.replace_input_with(old, new)
+
+
+def _plain_call(node: Call) -> tuple[str, Any, tuple[Any, ...], dict[str, Any]] | None:
+    """The call that gives a new tensor for one that changes its operand."""
+    if node.op == "call_method":
+        name = str(node.target)
+        if name in _NO_PLAIN or not hasattr(Tensor, name[:-1]):
+            return None
+        return "call_method", name[:-1], node.args, dict(node.kwargs)
+    if "out" in node.kwargs:
+        return None
+    if node.target is operator.setitem:
+        return _masked_fill(*node.args)
+    if node.target in _OPERATORS:
+        return "call_function", _OPERATORS[node.target], node.args, {}
+    if bound := _bound(node):
+        del bound["inplace"]
+        first, *rest = bound
+        return "call_function", node.target, (bound[first],), {key: bound[key] for key in rest}
+    name = getattr(node.target, "__name__", "")[:-1]
+    function = getattr(torch, name, getattr(torch.nn.functional, name, None))
+    return None if function is None else ("call_function", function, node.args, dict(node.kwargs))
+
+
+def _masked_fill(x: Call, key: Any, number: Any) -> tuple[str, Any, tuple[Any, ...], Any] | None:
+    """``x[mask] = number``, as PyG writes what becomes of an infinite degree."""
+    mask = tensor(key)
+    if mask is None or mask.dtype != torch.bool or shape(key) != shape(x):
+        return None
+    return ("call_method", "masked_fill", (x, key, number), {}) if _is_number(number) else None
+
+
+def _is_number(found: Any) -> bool:
+    return isinstance(found, int | float)
+
+
+def _gives_the_same(old: Call, op: str, target: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the plain call gives what the operand has become: its shape and its dtype."""
+    found = tensor(old)
+    assert found is not None
+    mode = getattr(found, "fake_mode", None)
+    if mode is None:
+        return False
+    given, named = map_arg((args, kwargs), value)
+    with mode, torch.no_grad():
+        try:
+            new = (
+                getattr(given[0], target)(*given[1:], **named)
+                if op == "call_method"
+                else target(*given, **named)
+            )
+        except Exception:
+            return False
+    alike = isinstance(new, Tensor) and new.shape == found.shape and new.dtype == found.dtype
+    return alike and new.stride() == found.stride()
+
+
+def _mark(nodes: list[Call], writers: list[Call], memory: _Memory) -> set[Call]:
+    """Notes at every node whose memory a call writes to that it is so."""
+    target = frozenset().union(*(memory.of_any(written_by(node)) for node in writers))
+    held = {node for node in nodes if memory.of(node) & target}
+    for node in held:
+        node.meta["written"] = True
+    for node in writers:
+        node.meta["writes"] = True
+    return held

@@ -1,0 +1,80 @@
+"""What was stacked, read through the stack.
+
+``torch.stack([row, col])[0]`` is ``row``; of both rows of one pair a stack is the pair, which may
+be the batch's own; and the sum over what was stacked (a table a column, a layer's output a layer)
+is a sum of its parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from staticgraph.rewrites.captured_graph.canonical_ops import (
+    ADD,
+    SELECT,
+    Call,
+    is_call,
+    is_float,
+    is_method,
+    shape,
+    used_once,
+)
+from staticgraph.rewrites.captured_graph.captured import Captured
+
+# More parts than a stack of embeddings or layers has are better added by one call.
+MOST = 16
+
+
+def unstack(captured: Captured, node: Call) -> None:
+    """Gives the readers of a node what it takes out of a stack, or puts together again."""
+    if is_call(node, SELECT):
+        base, dim, place = node.args
+        parts = _parts(base, dim)
+        if parts and isinstance(place, int) and not _written(base, node, parts[place]):
+            node.replace_all_uses_with(parts[place])
+    elif is_call(node, torch.stack):
+        _pair(node)
+    elif is_call(node, torch.sum) or is_method(node, "sum"):
+        _sum(captured, node)
+
+
+def _pair(node: Call) -> None:
+    """Both rows of ``[2, E]``, stacked in their order."""
+    parts = _parts(node, 0)
+    if len(parts) != 2 or not all(is_call(one, SELECT) for one in parts):
+        return
+    pair = parts[0].args[0]
+    rows = all(one.args == (pair, 0, place) for place, one in enumerate(parts))
+    if rows and shape(pair) == shape(node) and not _written(pair, node, *parts):
+        node.replace_all_uses_with(pair)
+
+
+def _sum(captured: Captured, node: Call) -> None:
+    given = dict(zip(("input", "dim"), node.args, strict=False)) | node.kwargs
+    base, dim = given.get("input"), given.get("dim")
+    if len(node.args) > 2 or set(given) != {"input", "dim"} or not isinstance(dim, int):
+        return
+    parts = _parts(base, dim) if is_float(base) else []
+    if not 2 <= len(parts) <= MOST or not used_once(base) or _written(base, node, *parts):
+        return
+    total = parts[0]
+    for part in parts[1:]:
+        total = captured.before(node, ADD, total, part)
+    node.replace_all_uses_with(total)
+
+
+def _parts(node: Any, dim: int) -> list[Any]:
+    """What is stacked along a dimension; nothing where a node is no such call."""
+    found = shape(node)
+    if not is_call(node, torch.stack) or found is None or not node.args:
+        return []
+    along = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    alike = along % len(found) == dim % len(found)
+    return list(node.args[0]) if alike and isinstance(node.args[0], list | tuple) else []
+
+
+def _written(*nodes: Any) -> bool:
+    """Whether the memory of any of these is changed in place."""
+    return any(node.meta.get("written") for node in nodes)

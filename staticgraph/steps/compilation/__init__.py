@@ -1,0 +1,1 @@
+"""A step compiled once, and the CUDA graphs that torch records of it."""

@@ -1,0 +1,250 @@
+"""One function of fixed shapes, compiled once, that says so if it would compile again.
+
+Every key gets a code object of its own: torch keeps its compiled versions and its recompile limit
+per code object, so that neither the number of buckets nor the guards of other buckets matter. The
+limit's default would otherwise drop to eager in silence at the ninth bucket.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.errors import NotStatic
+from staticgraph.internals.inductor import inductor
+from staticgraph.internals.tracing import TorchDynamoException, counters, watched
+from staticgraph.rewrites import Captured, RewriteTarget, rewrite
+from staticgraph.steps.compilation.activation_checkpointing import checked
+from staticgraph.steps.compilation.graph_trees import skipped_recordings
+from staticgraph.steps.compilation.guards import GuardedCall, drop_what_is_known
+from staticgraph.steps.compilation.modes import Mode
+from staticgraph.steps.tracing.failures import KEEP_IN_TENSORS, observed, of_setting, remedy
+from staticgraph.steps.tracing.obstacles import obstacles, unrecordable
+from staticgraph.steps.tracing.trace import tracing_options
+from staticgraph.text.how_many import how_many
+
+
+@dataclass(slots=True)
+class CompileCounts:
+    """What happened on behalf of one key. ``recordings`` are counted over the runs that torch needs
+    to record; see :func:`staticgraph.steps.compilation.graph_trees.whole_recording`."""
+
+    compiles: int = 0
+    graph_breaks: int = 0
+    recordings: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+
+    def snapshot(self) -> tuple[int, int, int]:
+        """torch's own running counts, to be compared later."""
+        return (
+            counters["stats"]["unique_graphs"],
+            sum(counters["graph_break"].values()),
+            skipped_recordings(),
+        )
+
+    def add_since(self, before: tuple[int, int, int]) -> None:
+        """Counts what torch did since a snapshot."""
+        now = self.snapshot()
+        self.compiles += now[0] - before[0]
+        self.graph_breaks += now[1] - before[1]
+        self.skipped += now[2] - before[2]
+
+
+# torch compiles one function at a time, and its counters and settings are the process's.
+_COMPILING = threading.RLock()
+
+
+class _StaticBackend:
+    """Takes a graph whose every shape is a number, once: rewritten where asked for, then compiled
+    by Inductor in one of torch's modes, or, in mode ``fused``, run as it is.
+
+    Attributes:
+        captured: the rewritten graph; None where nothing was rewritten.
+        guards: how many guards a graph keeps that runs as it is; None for another.
+    """
+
+    def __init__(self, function: FunctionType, mode: Mode, name: str, device: str | None) -> None:
+        self._function = function
+        self.guards: int | None = None
+        self._inductor = None
+        if not mode.fused:
+            self._inductor = inductor(mode.inductor)
+        self._recorded = mode.recording or mode.own
+        self._target = None if device is None else RewriteTarget(device, not mode.fused)
+        self._name = name
+        self.done = False
+        self.captured: Captured | None = None
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        if self.done:
+            raise NotStatic(f"{self._name} is compiled")
+        if found := obstacles(graph):
+            raise NotStatic(
+                f"{self._name} has shapes or numbers that depend on data:\n"
+                + "\n".join(f"  {obstacle}" for obstacle in found)
+                + "\nGive the sizes instead of reading them (batch.num_graphs, x.size(0)), use "
+                "torch.where instead of a mask index, or use mode='eager'"
+            )
+        if self._recorded and (found := unrecordable(graph)):
+            raise NotStatic(
+                f"{self._name} has operators that no recording can hold:\n"
+                + "\n".join(f"  {obstacle}" for obstacle in found)
+                + f"\n{found[0].reason}: {found[0].remedy}"
+            )
+        if self._target is not None:
+            self.captured = rewrite(graph, self._target, inputs)
+        if self._inductor is None:
+            self.guards = drop_what_is_known(self._function, self.captured)
+            return checked(graph, self._name)
+        return self._inductor(graph, inputs)
+
+
+def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:
+    """The same function under a code object of its own, which is what torch counts by."""
+    assert isinstance(function, FunctionType)
+    return FunctionType(
+        function.__code__.replace(co_name=f"static_{name.replace(' ', '_')}"),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+
+
+class CompiledFunction:
+    """A function of tensors, compiled at its first call and never again.
+
+    Args:
+        function: takes tensors of fixed shapes.
+        mode: a compiled mode.
+        name: what error messages call it.
+        rewritten_on: the device whose operators the graph is rewritten to; None leaves it as it is.
+
+    Raises (when called):
+        NotStatic: tracing failed, or a later call would have compiled again; the message carries
+            torch's reason, which names the operation or the guard.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        mode: Mode,
+        name: str,
+        rewritten_on: str | None = None,
+    ) -> None:
+        own = with_own_code(function, name)
+        self._function = own
+        self._fused = mode.fused
+        self._backend = _StaticBackend(own, mode, name, rewritten_on)
+        self._call = torch.compile(own, fullgraph=True, dynamic=False, backend=self._backend)
+        self._next: Callable[[tuple[Tensor, ...]], Any] = self._compiled
+        self._name = name
+        self._warm = False
+        self._recording = mode.recording
+        self.counts: CompileCounts = CompileCounts()
+
+    @property
+    def captured(self) -> Captured | None:
+        """The graph as it was rewritten, after the first call."""
+        return self._backend.captured
+
+    @property
+    def guards(self) -> int | None:
+        """How many guards a call of mode ``fused`` asks; None in another mode."""
+        return self._backend.guards
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        if self._recording:
+            torch.compiler.cudagraph_mark_step_begin()
+        if self._warm:
+            return self._again(tensors)
+        with _COMPILING:
+            return self._first(tensors)
+
+    def _first(self, tensors: tuple[Tensor, ...]) -> Any:
+        if watched():  # torch would not trace, and never again
+            raise NotStatic(
+                f"{self._name} is traced when it is first called, which cannot be while a mode "
+                "sees every operation (torch's FlopCounterMode, or another TorchDispatchMode): "
+                "call warmup(), or this once, before entering it"
+            )
+        before, started = self.counts.snapshot(), time.perf_counter()
+        try:
+            with tracing_options():
+                result = self._call(*tensors)
+        except TorchDynamoException as error:
+            cause = getattr(error, "inner_exception", None)
+            if isinstance(cause, NotStatic):
+                raise cause from None
+            said = observed(error)
+            raise NotStatic(
+                f"{self._name} cannot be compiled in fixed shapes:\n"
+                + (f"the model or the loss raises {said}\n" if said else "")
+                + f"{error}\n"
+                + (remedy(str(error)) or "Give the operation a static form, or use mode='eager'")
+            ) from error
+        self._warm = self._backend.done = True
+        if self._fused:
+            self._next = GuardedCall(self._function, self._call)
+        self.counts.seconds += time.perf_counter() - started
+        self.counts.add_since(before)
+        return result
+
+    def _compiled(self, tensors: tuple[Tensor, ...]) -> Any:
+        return self._call(*tensors)
+
+    def _again(self, tensors: tuple[Tensor, ...]) -> Any:
+        try:
+            return self._next(tensors)
+        except TorchDynamoException as error:  # only compiling raises it
+            changed = self._changed(tensors) or str(error)
+            raise NotStatic(
+                f"{self._name} would have to be compiled again, because something that it was "
+                f"compiled for has changed:\n{changed}\n{of_setting(changed) or KEEP_IN_TENSORS}"
+            ) from error
+        except AttributeError as error:
+            if (told := self._deletes(error)) is None:
+                raise
+            raise told from error
+
+    def _deletes(self, error: AttributeError) -> NotStatic | None:
+        """What to say of ``del self.e`` where ``e`` stood before the first call, which torch writes
+        into every call; None for another error."""
+        frames = traceback.extract_tb(error.__traceback__)
+        if not frames or frames[-1].name != "__delattr__":
+            return None
+        return NotStatic(
+            f"{self._name}: {error}: the forward deletes it, and it stood there before the first "
+            "step alone. Do not set it in __init__, or set it to None where it is deleted; or use "
+            "mode='eager'"
+        )
+
+    def _changed(self, tensors: tuple[Tensor, ...]) -> str | None:
+        """The guard that failed, in torch's words. Its stance is the process's, so it is set for
+        this question alone, and not around every call."""
+        with _COMPILING:
+            try:
+                with torch.compiler.set_stance("fail_on_recompile"):
+                    self._call(*tensors)
+            except RuntimeError as error:
+                return str(error)
+        return None
+
+
+def skipped_recordings_of(counts: Iterable[tuple[Any, CompileCounts]]) -> list[str]:
+    """A sentence for every key of which torch recorded less than it was asked to."""
+    return [
+        f"{key}: torch declined to record {how_many(count.skipped, 'graph')}; "
+        "TORCH_LOGS=cudagraphs names the reason"
+        for key, count in counts
+        if count.skipped
+    ]

@@ -1,0 +1,115 @@
+"""The compiled functions of a runner: one a key, made by the warm-up and never after.
+
+Whoever runs a key compiled, and whoever records it, takes the same function from here, so that
+nothing is compiled twice.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.nn.context.present import Restored
+from staticgraph.steps.compilation.compiled_function import CompileCounts, CompiledFunction
+from staticgraph.steps.compilation.graph_trees import RecordedGraphs
+from staticgraph.steps.compilation.modes import FUSED, Mode
+from staticgraph.steps.computation.computation import Computation
+
+
+class Key(NamedTuple):
+    """What a compiled function belongs to."""
+
+    bucket: int
+    work: str
+    training: bool
+    grad: bool
+    fused: bool = False
+    inputs: tuple[str, ...] = ()  # fields that require a gradient
+    around: str | None = None  # the dtype of an autocast that is not the subject's
+
+    def __str__(self) -> str:
+        return (
+            f"bucket {self.bucket} {self.work} {'train' if self.training else 'eval'}"
+            f"{'' if self.grad else ' no_grad'}{' fused' if self.fused else ''}"
+            f"{' by ' + ' '.join(self.inputs) if self.inputs else ''}"
+            f"{f' inside autocast {self.around}' if self.around else ''}"
+        )
+
+
+class CompiledSteps:
+    """Compiles the functions of one model, bucket by bucket.
+
+    Args:
+        model: its training flag is part of a key.
+        computation: what is compiled.
+        mode: a compiled mode.
+    """
+
+    def __init__(self, model: torch.nn.Module, computation: Computation, mode: Mode) -> None:
+        self.warmed_up = False
+        self.late: Counter[int] = Counter()
+        self._model = model
+        self._computation = computation
+        self._mode = mode
+        self._functions: dict[Key, CompiledFunction] = {}
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def run(self, work: str, batch: StaticBatch, fused: bool = False) -> Any:
+        """The work's result for a batch; see :class:`CompiledFunction` for what it raises.
+
+        Args:
+            fused: by the rewritten graph without Inductor, whatever the mode; the batch then has
+                row pointers, where nodes have one type.
+        """
+        self._computation.hooks.check()
+        # Its guards say that no forward runs around it, and no autocast but its own.
+        with Restored(nothing=True), self._computation.precision.alone():
+            return self.of(work, batch, fused)(*batch.tensors().values())
+
+    def of(self, work: str, batch: StaticBatch, fused: bool = False) -> CompiledFunction:
+        """The function of a batch's key under the present flags; warns where it is made late."""
+        fused = fused or self._mode.fused
+        grad = torch.is_grad_enabled()
+        asked = grad and work == "forward"
+        inputs = tuple(n for n, t in batch.tensors().items() if t.requires_grad) if asked else ()
+        around = self._computation.precision.around
+        key = Key(batch.bucket, work, self._model.training, grad, fused, inputs, around)
+        if key not in self._functions:
+            if self.warmed_up:
+                self.late[key.bucket] += 1
+                instead = f", with autocast=torch.{around} in place of torch.autocast around calls"
+                warnings.warn(
+                    f"{key} was not warmed up and compiles now; name its phase in "
+                    f"warmup(phases=...){instead if around else ''}",
+                    stacklevel=5,
+                )
+            rewritten = fused or self._computation.context.kernels
+            function = self._computation.of_tensors(work, batch, leaves=rewritten)
+            mode = Mode(FUSED, "as asked") if fused else self._mode
+            device = batch.device.type if rewritten else None
+            self._functions[key] = CompiledFunction(function, mode, str(key), device)
+        return self._functions[key]
+
+    def note_recorded(self, bucket: int, work: str, training: bool, found: RecordedGraphs) -> None:
+        """Takes what torch recorded of a key, forward and backward, after its first run."""
+        around = self._computation.precision.around
+        key = Key(bucket, work, training, training and torch.is_grad_enabled(), around=around)
+        counts = self._functions[key].counts
+        counts.recordings += found.graphs
+        counts.skipped = max(counts.skipped, found.skipped)
+
+    @property
+    def counts(self) -> list[tuple[Key, CompileCounts]]:
+        """What happened on behalf of each key."""
+        return [(key, function.counts) for key, function in self._functions.items()]
+
+    def clear(self) -> None:
+        """Forgets all functions."""
+        self._functions.clear()
+        self._computation.hooks.forget()

@@ -1,0 +1,286 @@
+"""What a key computes: the forward of a model, or the forward and the mean loss, of one batch.
+
+The same function runs in eager, is compiled, and is recorded. While it runs, the model's converted
+layers see the batch and PyG's functions have their fixed shapes, in its thread alone; before and
+after, neither. A backward that runs parts of the forward again (activation checkpointing) runs them
+as they were, in whichever thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.containers import mapped, tensors_in
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import traced_here
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.leaf import FACTS, batch_facts
+from staticgraph.nn.context.present import Restored, remember
+from staticgraph.nn.convert import context_of
+from staticgraph.nn.newcomers import Newcomers
+from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
+from staticgraph.nn.refused import caching_layers
+from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
+from staticgraph.schema import COUNTS, Level
+from staticgraph.steps.computation.model_arguments import forward_of
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.computation.precision import Precision
+from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
+from staticgraph.steps.rows.padding import sanitized, zero_padding
+from staticgraph.steps.rows.provenance import (
+    Path,
+    Provenance,
+    level_in,
+    row_level,
+    run_elsewhere,
+)
+from staticgraph.steps.state.hook_changes import HeardHooks
+from staticgraph.steps.state.training_state import untouched
+
+# Of a batch, what tells a rewrite which index is the batch's own.
+ARRAYS = tuple(COUNTS if name == "counts" else name for name in FACTS)
+
+
+class Computation:
+    """One model with its loss.
+
+    Args:
+        subject: its model is converted in place; fields that it takes derivatives by are
+            differentiable in evaluation too, though gradients are off around it.
+
+    Attributes:
+        precision: that it runs in.
+        shared: a step gives its :class:`~staticgraph.distributed.share.Share` of a mean over
+            ranks, instead of the mean over its own rows.
+
+    Raises:
+        NotStatic: a layer would keep the first batch's normalisation.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        model = subject.model
+        self._rows = dict(subject.rows or {})
+        self._known: dict[bool, Provenance] = {}  # by the training flag
+        self.shared = False
+        self._sizes: frozenset[int] = frozenset()  # of the buckets that it was asked about
+        self._own_sizes = False  # whether the model reads sizes off the batch's own indices
+        self._model = model
+        self._forward = subject.forward or forward_of(model)
+        self._loss = subject.loss
+        self._beside = subject.functions
+        self.precision: Precision = Precision(subject.autocast, subject.device)
+        self._device = subject.device
+        self._sanitize = subject.sanitize
+        self._differentiable = subject.differentiable
+        for path, why in caching_layers(model).items():
+            raise NotStatic(f"{path or 'the model'}: {why}")
+        self._context = context_of(model)
+        self.newcomers: Newcomers = Newcomers(model)
+        self.hooks: HeardHooks = HeardHooks(model)
+
+    def settle(self) -> None:
+        """Makes layers static that the model was given since; what is known of its results is
+        found again."""
+        self.newcomers.seen()
+        self._context = context_of(self._model)
+        self._known.clear()
+
+    @property
+    def context(self) -> BatchContext:
+        """What the model's converted layers know of the batch."""
+        return self._context
+
+    def active(self) -> Restored:
+        """As a ``with`` block around :meth:`run`: afterwards is bound what was bound before."""
+        return Restored()
+
+    def known(self, batch: StaticBatch) -> Provenance:
+        """What of the model's results are rows, in its present mode: found by a run of its own, the
+        first time that it is asked, and again where a bucket has one of the sizes of that run,
+        then in none of the sizes met so far: buckets that come by turns do not each undo it."""
+        training = self._model.training
+        found, capacity = self._known.get(training), batch.capacity
+        sizes = {capacity.rows(level) for level in batch.levels}
+        if found is None or found.sizes & sizes:
+            self._sizes |= sizes | (frozenset() if found is None else found.sizes)
+            kept = untouched(self._model, beside=self._beside, trained=False)
+            with self.active(), kept, self.precision():
+                found = run_elsewhere(
+                    self._model,
+                    self._output_elsewhere,
+                    self._loss,
+                    batch.layout,
+                    self._device,
+                    self._sizes,
+                )
+            for path in found.uncounted:
+                flag_single_rows(self._model.get_submodule(path), self._device)
+            self._known[training] = found
+            self._context.apart = {**self._context.apart, **found.apart}
+        return found
+
+    def _output_elsewhere(self, batch: StaticBatch) -> Any:
+        """The model's output over a batch that no user gave; a counter in its forward is put
+        back."""
+        kept = untouched(self._model, beside=self._beside, trained=False, attributes=True)
+        with kept, asks() as asked:
+            self._own_sizes, before = True, self._own_sizes
+            try:
+                return self._forward_of(batch)[1]
+            finally:
+                self._own_sizes = before or bool(asked)
+
+    def assume_rows(self) -> None:
+        """No run of its own: outputs are what their leading sizes say."""
+        self._known = {flag: Provenance(guessed=True) for flag in (True, False)}
+
+    def check_not_single(self, batch: StaticBatch) -> None:
+        """Refuses, before a compiled or recorded step, what a norm refuses in eager: one real row
+        to take statistics over.
+
+        Raises:
+            ValueError: a norm runs over a level of which the batch has one real row.
+        """
+        if batch.real is None:
+            return
+        for path, level in self.known(batch).norms:
+            if batch.real.of(level) == 1:
+                raise ValueError(single_row(f"{path}, over {level} rows"))
+
+    def levels(self, out: Any, batch: StaticBatch) -> dict[Path, Level | None]:
+        """The level of each tensor of an output; see
+        :func:`staticgraph.steps.rows.provenance.level_in`."""
+        return level_in(out, batch, self.known(batch), self._rows)
+
+    def run(
+        self,
+        work: str,
+        batch: StaticBatch,
+        keep: bool = False,
+        known: Provenance | None = None,
+        leaves: bool = False,
+    ) -> Any:
+        """The output for work ``forward``, the mean loss (or a share of one) for ``step``, output
+        and mean for ``both``.
+
+        With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it;
+        with ``leaves`` what is traced will be rewritten.
+        """
+        known = known or self.known(batch)
+        with self.precision():
+            batch, result, seen = self._forward_of(batch, leaves)
+            out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
+            shared = self.shared and work == "step"
+            result = out if work == "forward" else self._mean_loss(out, seen, batch, known, shared)
+            if work == "both":
+                result = out, result
+        if torch.is_grad_enabled() and not traced_here():
+            remember(tensors_in(result))
+        if not keep:
+            self._context.leave()
+        return result
+
+    def _forward_of(
+        self, batch: StaticBatch, leaves: bool = False
+    ) -> tuple[StaticBatch, Any, StaticBatch]:
+        """The batch as the model gets it, which its layers see from now on, the model's output, and
+        the batch as the model left it."""
+        if self._sanitize:
+            batch = sanitized(batch)
+        if self._differentiable:
+            batch = self._with_derivatives(batch)
+        self._context.enter(batch, leaves)
+        if leaves and batch.layout.pointers:
+            batch_facts(*(batch.tensors()[array] for array in ARRAYS))
+        # What the model sets on its batch ends with this forward.
+        seen = with_own_sizes(batch) if self._own_sizes else batch.replace()
+        return batch, self._output(seen), seen
+
+    def _output(self, batch: StaticBatch) -> Any:
+        """The model's; one that differentiates gets to do so where gradients are off around it,
+        and what comes out then has none, as anything else has."""
+        if not self._differentiable or torch.is_grad_enabled():
+            return self._forward(self._model, batch)
+        with torch.enable_grad():
+            out = self._forward(self._model, batch)
+        return _detached(out)
+
+    def _with_derivatives(self, batch: StaticBatch) -> StaticBatch:
+        """The batch with fields that already require a gradient: torch.compile traces no
+        ``requires_grad_()`` of an input, but lets one be that changes nothing."""
+        anchor = next(p for p in self._model.parameters() if p.requires_grad)
+        with torch.enable_grad():
+            none = 0 * anchor.flatten()[0]
+            return batch.replace(**{name: batch[name] + none for name in self._differentiable})
+
+    def of_tensors(self, work: str, like: StaticBatch, leaves: bool = False) -> Callable[..., Any]:
+        """:meth:`run` as a function of tensors alone, given in the order of ``like``'s: what can be
+        compiled. The batch it makes knows no real counts, so nothing depends on them. With
+        ``leaves`` the trace is made to be rewritten (:mod:`staticgraph.rewrites`).
+
+        Raises:
+            NotStatic: the model has hooks that a compiled step would leave out.
+        """
+        self.hooks.note()
+        layout, names, run = like.layout, tuple(like.tensors()), self.run
+        known = self.known(like)  # now: a trace is no place for a run of its own
+
+        def function(*tensors: Tensor) -> Any:
+            batch = StaticBatch(layout, dict(zip(names, tensors, strict=True)))
+            return run(work, batch, known=known, leaves=leaves)
+
+        return function
+
+    def mean_loss(self, out: Any, batch: StaticBatch) -> Tensor:
+        """The loss over the real rows of a batch, 0-dim, in the precision of a step."""
+        known = self.known(batch)
+        with self.precision():
+            return self._mean_loss(out, batch, batch, known)
+
+    def _mean_loss(
+        self,
+        out: Any,
+        batch: StaticBatch,
+        given: StaticBatch,
+        known: Provenance,
+        shared: bool = False,
+    ) -> Any:
+        """``given`` is the batch as the model got it, where it may have set other tensors."""
+        assert self._loss is not None
+        if known.loss is None:
+            _refuse(LossTerms.of(self._loss(out, batch)).values, batch)
+        return (share_of_loss if shared else mean_loss)(self._loss, out, batch, given)
+
+
+def _refuse(values: Tensor, batch: StaticBatch) -> None:
+    """Refuses a loss whose values are known not to be rows of the batch; a scalar is refused where
+    its mean is taken."""
+    if not values.dim():
+        return
+    shape, level = list(values.shape), row_level(values, batch)
+    if level is not None:
+        found = (
+            f"it gives a tensor of shape {shape}, whose leading size does not change with the "
+            "batch's; return one value per row, such as F.mse_loss(out, batch.y, reduction='none')"
+        )
+    else:
+        rows = ", ".join(f"{batch.capacity.rows(name)} {name} rows" for name in batch.levels)
+        found = (
+            f"it gives a tensor of shape {shape}, and the bucket has {rows}; return one value per "
+            "row, such as F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] "
+            "return (loss, mask), and for rows of two kinds joined by torch.cat the one's values "
+            "with the mean of the other's added: (values, None, sg.masked_mean(others, batch))"
+        )
+    raise ValueError(
+        f"the loss has no rows of the batch: {found}; for a scalar to add once (a penalty, a KL "
+        "term) return (loss, None, scalar)"
+    )
+
+
+def _detached(out: Any) -> Any:
+    return mapped(Tensor.detach, out)

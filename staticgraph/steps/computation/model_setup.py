@@ -1,0 +1,203 @@
+"""What is trained, and how it is called: the one noun that runner, probe, budget and checks share.
+
+A model by itself does not say what a step of it is. With its loss, its optimizer, the way that it
+is called and what is done to inputs and gradients, it does; so these travel together, checked once,
+here. What a step runs *as* (a mode, a recording, a budget) is no part of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from staticgraph.schema import Level
+from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.precision import check_autocast, name_of
+from staticgraph.steps.loss.finite_losses import EVERY
+from staticgraph.steps.loss.mean_loss import Loss
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """A model and how it is trained.
+
+    Attributes:
+        model: any PyG model, on the device where it will run.
+        loss: ``loss(out, batch)``, one value a graph (or node, or edge); the mean is taken over the
+            real rows. ``(values, weights)`` for a weighted mean, ``(values, weights or None,
+            scalar)`` for a term that is added once: :class:`staticgraph.LossTerms`.
+        optimizer: over the model's parameters.
+        forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
+        autocast: ``torch.bfloat16`` or ``torch.float16``, to run the forward and the loss in.
+        clip_norm: the largest norm of all gradients together; larger ones are scaled to it.
+        differentiable: float fields that the model takes derivatives by, such as ``("pos",)`` for
+            forces; ``data.pos.requires_grad_()`` in the model then compiles.
+        rows: what the rows of an output are, by its key or place, where that cannot be known from
+            the model: ``{"embedding": "node", 1: None}``; None for a tensor without rows.
+        accumulate: ``step`` updates after so many batches, with the mean of their gradients, as
+            ``(loss / accumulate).backward()`` in a loop by hand does; what an epoch leaves over is
+            carried into the next. Recordings then end at the gradients, whatever their scope.
+        sanitize: set padding rows of every input to zero inside the step; only a batch that was not
+            filled by this library can have anything else there.
+        check_padding: run the first batch (or a warm-up's example) with other values in its
+            padding, and without padding through plain PyG, and compare; see
+            :mod:`staticgraph.checking.padding_check`.
+        check_finite: read every so many training steps whether all losses were finite; on the CPU
+            each loss is read. 0 leaves them unchecked.
+
+    Raises:
+        TypeError: no module, a loss module of torch, an averaged model, several optimizers, or one
+            that needs a closure or a scaler; ``autocast`` that is no dtype.
+        ValueError: a negative ``check_finite``, ``accumulate`` below 1, or another ``autocast``.
+    """
+
+    model: torch.nn.Module
+    loss: Loss | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    forward: Forward | None = None
+    autocast: torch.dtype | None = None
+    clip_norm: float | None = None
+    differentiable: Sequence[str] = ()
+    rows: Mapping[Any, Level | None] | None = None
+    accumulate: int = 1
+    sanitize: bool = False
+    check_padding: bool = True
+    check_finite: int = EVERY
+
+    def __post_init__(self) -> None:
+        _check_given(self.model, self.loss, self.optimizer)
+        if isinstance(self.differentiable, str):
+            raise TypeError(
+                f"differentiable={self.differentiable!r}: give names of fields, such as ('pos',)"
+            )
+        object.__setattr__(self, "differentiable", tuple(self.differentiable))
+        if not isinstance(self.accumulate, int) or self.accumulate < 1:
+            raise ValueError(
+                f"accumulate={self.accumulate!r}; give a whole number of batches, at least 1"
+            )
+        check_autocast(self.autocast)
+        if self.check_finite < 0:
+            raise ValueError(
+                f"check_finite={self.check_finite}; give a number of steps, or 0 for no check"
+            )
+
+    @classmethod
+    def of(cls, model: torch.nn.Module | Subject, **given: Any) -> Subject:
+        """A subject as it is, or one made of a model and options.
+
+        Raises:
+            TypeError: a subject, and an option that it has already.
+        """
+        if not isinstance(model, Subject):
+            return cls(model, **given)
+        twice = [name for name, value in given.items() if value is not None]
+        if twice:
+            raise TypeError(
+                f"{', '.join(f'{name}=' for name in twice)} next to a Subject, which says it: give "
+                f"Subject(model, {', '.join(f'{name}=...' for name in twice)}), or the model itself"
+            )
+        return model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return device_of(self.model)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The model's as they are now, and the optimizer's where it has others, each once: either
+        may get more while it trains."""
+        groups = () if self.optimizer is None else self.optimizer.param_groups
+        given = [*self.model.parameters(), *(p for group in groups for p in group["params"])]
+        return list(dict.fromkeys(given))
+
+    @property
+    def functions(self) -> tuple[object, ...]:
+        """The loss and the forward, as far as given: what they hold is no part of the model."""
+        return tuple(f for f in (self.loss, self.forward) if f is not None)
+
+    @property
+    def pointers(self) -> bool:
+        """Whether the model's layers read row pointers, so that a batch must carry them."""
+        return any(getattr(module, "reads_pointers", False) for module in self.model.modules())
+
+    @property
+    def trains(self) -> bool:
+        """Whether it can take a training step."""
+        return self.loss is not None and self.optimizer is not None
+
+    @property
+    def precision(self) -> str | None:
+        """The name of the autocast dtype."""
+        return None if self.autocast is None else name_of(self.autocast)
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where a model is: the device of its first parameter; the CPU where it has none."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def warn_of_another_models_optimizer(subject: Subject) -> None:
+    """Warns where training would leave the model as it is: the optimizer was made of parameters of
+    another one, such as a cell of a notebook that ran before the model was built again."""
+    mine = {id(p) for p in subject.model.parameters() if p.requires_grad}
+    groups = [] if subject.optimizer is None else subject.optimizer.param_groups
+    if mine and mine.isdisjoint(id(p) for group in groups for p in group["params"]):
+        warnings.warn(
+            f"the optimizer has none of the parameters of {type(subject.model).__name__}, so "
+            "training would leave it as it is: make the optimizer of model.parameters() after the "
+            "model",
+            stacklevel=3,
+        )
+
+
+def _check_given(model: object, loss: object, optimizer: object) -> None:
+    """Refuses what would fail in the first step, with another message."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+    if isinstance(model, AveragedModel):
+        raise TypeError(
+            "AveragedModel holds a copy of a model and says nothing of how it is called: train "
+            "the model itself and call averaged.update_parameters(model) after each "
+            "runner.step(batch); to evaluate, give a second runner averaged.module"
+        )
+    if type(loss).__module__ == torch.nn.modules.loss.__name__:
+        raise TypeError(
+            f"loss={type(loss).__name__}() takes a target, and the runner's takes the batch: pass "
+            "loss=lambda out, batch: F.mse_loss(out, batch.y, reduction='none'), or "
+            f"{type(loss).__name__}(reduction='none')(out, batch.y)"
+        )
+    if isinstance(optimizer, torch.amp.GradScaler):  # pyright: ignore[reportPrivateImportUsage]
+        raise TypeError(
+            "GradScaler reads on the host, every step, whether a gradient overflowed, which a step "
+            "of fixed work cannot: give the optimizer itself and autocast=torch.bfloat16, which "
+            "needs no scaler; or runner(batch) and your own loop, docs/loops.md"
+        )
+    if isinstance(optimizer, list | tuple | dict):
+        raise TypeError(
+            f"optimizer= is a {type(optimizer).__name__} of {len(optimizer)}, and a step has one: "
+            "for other settings a part of the model, give one optimizer parameter groups "
+            "(torch.optim.Adam([{'params': model.head.parameters(), 'lr': 1e-4}, ...])); for "
+            "optimizers that take turns, or are of different kinds, call runner(batch) in your own "
+            "loop, docs/loops.md"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "LBFGS calls the model several times a step, through a closure, which a step of fixed "
+            "work cannot: use another optimizer, or runner(batch) and your own loop"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise TypeError(
+            "SparseAdam moves every row of a table that a batch names, with a gradient of zero "
+            "too, and padding names row 0: use Adam with Embedding(sparse=False), or, with "
+            "sparse=True, SGD or Adagrad, which leave such rows as they are"
+        )
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer= is a {type(optimizer).__name__}, not a torch.optim.Optimizer, such as "
+            "torch.optim.Adam(model.parameters(), lr=1e-3)"
+        )

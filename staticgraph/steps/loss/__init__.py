@@ -1,0 +1,1 @@
+"""The mean of a loss over real rows and labelled targets."""

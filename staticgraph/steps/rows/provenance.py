@@ -1,0 +1,330 @@
+"""What of a model's results are rows of the batch, known from where they came.
+
+The problem: in a bucket of 9 graphs a tensor ``[9, 9]`` may hold a row a graph, or be the product
+of nine columns with themselves. Its size alone does not tell, and to take the one for the other
+changes numbers in silence. The idea: whatever stems from the batch's rows changes its number with
+the batch. So the model runs once over padding alone in a bucket of other sizes, and a result is
+rows of a level in a bucket only if its leading size is that level's in both. The same run tells
+which norms take their statistics over the model's own tensors, and over what the others do.
+
+What it costs: one forward over some 50 rows, once a runner and mode (training or not), which
+changes no parameter, buffer, flag or random state. A sequence of operations that follows levels
+through every operation would need a rule for each, and a mark on tensors that stem from the batch
+does not tell rows from columns; this needs neither.
+
+Where a model cannot run over such a batch (it has numbers of the plan written into it) a sole
+output is what its leading size says, and of several each must be named by ``rows=``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from staticgraph.batches.containers import parts_of
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import TorchDispatchMode
+from staticgraph.internals.trees import tree_leaves
+from staticgraph.nn.context.asked import APART, ASKED, Asked, NeedsStems
+from staticgraph.schema import Level
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.loss.mean_loss import LossTerms
+from staticgraph.steps.loss.weighted_means import StockMeans, warn_of_stock_means
+from staticgraph.text.how_many import how_many
+
+# A tensor in an output: its keys and places from the outside in.
+Path = tuple[Any, ...]
+# The only output, and the loss.
+SOLE: Path = ()
+LOSS = "loss"
+# How far the sizes of a second run are from the first's: sums and halves differ, too.
+STEP = 6
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What is known of a model's results.
+
+    Attributes:
+        levels: of each tensor of the output the level of its rows, None for the model's own; empty
+            where the model did not run.
+        loss: likewise of the loss; ``""`` where unknown.
+        norms: the paths of norms over rows of the batch, by the level.
+        uncounted: the paths of norms over rows that a pool chose, whose number the host does not
+            know.
+        apart: sizes of the model's own that layers asked about, each with the layer.
+        ran: whether the model ran over other sizes.
+        sizes: those.
+        guessed: outputs are taken for what their leading sizes say.
+    """
+
+    levels: Mapping[Path, Level | None] = field(default_factory=dict)
+    loss: Level | None = ""
+    norms: tuple[tuple[str, Level], ...] = ()
+    uncounted: tuple[str, ...] = ()
+    apart: Mapping[int, str] = field(default_factory=dict)
+    ran: bool = False
+    sizes: frozenset[int] = frozenset()
+    guessed: bool = False
+
+
+def level_in(out: Any, batch: StaticBatch, known: Provenance, said: Mapping[Any, Any]) -> Any:
+    """Each tensor of an output with its path and the level of its rows, None for no rows.
+
+    Args:
+        out: a tensor, or tuples, lists and dicts of them; anything else has no rows.
+        batch: what it was computed from.
+        known: from another batch.
+        said: ``{key or place: level}`` by the user, None for no rows.
+
+    Raises:
+        ValueError: it cannot be known, or ``said`` names what is not there.
+    """
+    found = dict(leaves(out))
+    names = {name_of(path): path for path in found}
+    unknown = [key for key in said if str(key) not in names]
+    if unknown:
+        raise ValueError(
+            f"rows={{{unknown[0]!r}: ...}}, but the model's output has "
+            f"{', '.join(map(repr, names)) if SOLE not in found else 'one tensor, without a name'}"
+        )
+    levels: dict[Path, Level | None] = {}
+    for path, value in found.items():
+        level = row_level(value, batch)
+        told = {str(key): level for key, level in said.items()}
+        if name_of(path) in told:
+            levels[path] = _as_said(told[name_of(path)], path, value, batch)
+        elif level is None or known.ran:
+            levels[path] = level if known.levels.get(path) == level else None
+        elif len(found) > 1 and not known.guessed:
+            raise ValueError(
+                f"the model's output {name_of(path)!r} of shape {list(value.shape)} may be rows "
+                f"({level}) or the model's own, and the model does not run over a batch of other "
+                f"sizes, which would tell: say rows={{{name_of(path)!r}: {level!r}}}, or None for "
+                "no rows"
+            )
+        else:
+            levels[path] = level
+    return levels
+
+
+def leaves(out: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """The tensors of an output that may be rows, each with its path."""
+    if isinstance(out, Tensor):
+        yield path, out
+        return
+    for key, item in parts_of(out) or ():
+        yield from leaves(item, (*path, key))
+
+
+def name_of(path: Path) -> str:
+    """What ``rows=`` and messages call a tensor of an output: ``embedding``, ``1``, ``a.0``."""
+    return ".".join(map(str, path))
+
+
+def row_level(value: Tensor, batch: StaticBatch) -> Level | None:
+    """The level whose rows a tensor has by its leading size; None for none."""
+    if not value.dim():
+        return None
+    for level in batch.levels:
+        # A size that depends on data is not asked about: the trace is to end at the line that
+        # made it, not here.
+        if statically_known_true(value.shape[0] == batch.capacity.rows(level)):
+            return level
+    return None
+
+
+def _as_said(level: Level | None, path: Path, value: Tensor, batch: StaticBatch) -> Level | None:
+    if level is None:
+        return None
+    if level not in batch.levels:
+        raise ValueError(f"rows: no level {level!r}; there are {', '.join(batch.levels)}")
+    if value.dim() == 0 or value.shape[0] != batch.capacity.rows(level):
+        raise ValueError(
+            f"rows={{{name_of(path)!r}: {level!r}}}, but the output has the shape "
+            f"{list(value.shape)} in a bucket of {how_many(batch.capacity.rows(level), 'row')} of "
+            "this level"
+        )
+    return level
+
+
+# ---------------------------------------------------------------------- the run over other sizes
+
+
+def run_elsewhere(
+    model: torch.nn.Module,
+    forward: Callable[[StaticBatch], Any],
+    loss: Callable[[Any, StaticBatch], Tensor] | None,
+    layout: SlotLayout,
+    device: torch.device,
+    used: frozenset[int] = frozenset(),
+) -> Provenance:
+    """Runs a model over padding alone, in a bucket with none of a layout's sizes.
+
+    Args:
+        model: names its layers; left as it is by whoever calls this.
+        forward: of a batch, inside its context.
+        loss: one value per row, or None.
+        layout: of a bucket.
+        device: where the model is.
+        used: sizes that must not occur either.
+
+    Raises:
+        NotStatic: a norm runs over rows of the batch and over a tensor of the model's own.
+    """
+    capacity = other_capacity(layout, used)
+    other = SlotLayout(layout.bucket, capacity, layout.schema, layout.pointers)
+    batch = StaticBatch.blank(other, device)
+    try:
+        noted, out = _noting(forward, batch, None)
+    except NeedsStems:
+        stems = Stems(batch)
+        noted, out = _noting(forward, batch, stems)
+    paths = {module: path for path, module in model.named_modules()}
+    names = {module: path or "the model" for module, path in paths.items()}
+    for norm in noted.apart:
+        if norm in noted.norms:
+            raise NotStatic(
+                f"{names.get(norm, 'a norm')} runs over rows of the batch and over a tensor of "
+                "the model's own: give each a norm of its own"
+            )
+        norm.__dict__[APART] = True
+    norms = [(names[norm], level) for norm, found in noted.norms.items() for level in found]
+    ran = not isinstance(out, Exception)
+    levels = {path: row_level(value, batch) for path, value in leaves(out)} if ran else {}
+    unknown = noted.unknown
+    if unknown and ran:
+        # A size that the batch's make up, as edges and loops do, is another in another bucket.
+        further = {size + more for size in _sizes(capacity) for more in range(STEP)}
+        again = StaticBatch.blank(
+            SlotLayout(
+                layout.bucket,
+                other_capacity(layout, used | further),
+                layout.schema,
+                layout.pointers,
+            ),
+            device,
+        )
+        asked, second = _noting(forward, again, Stems(again))
+        if not isinstance(second, Exception):
+            unknown = {size: layer for size, layer in unknown.items() if size in asked.unknown}
+    return Provenance(
+        levels=levels,
+        loss=_loss_level(loss, out, batch) if ran and loss is not None else "",
+        norms=tuple(sorted(norms)),
+        uncounted=tuple(sorted(paths[norm] for norm in noted.uncounted)),
+        apart={
+            size: "a layer" if layer is None else names.get(layer, type(layer).__name__)
+            for size, layer in unknown.items()
+        },
+        ran=ran,
+        sizes=frozenset(_sizes(capacity)),
+    )
+
+
+def _noting(
+    forward: Callable[[StaticBatch], Any], batch: StaticBatch, stems: Stems | None
+) -> tuple[Asked, Any]:
+    """What was asked, and the output, or what the model raised."""
+    noted = Asked(None if stems is None else stems.of)
+    token = ASKED.set(noted)
+    try:
+        if stems is None:
+            return noted, forward(batch)
+        with stems:
+            return noted, forward(batch)
+    except NeedsStems:
+        raise
+    except Exception as error:  # whatever the model raises over padding alone
+        return noted, error
+    finally:
+        ASKED.reset(token)
+
+
+def _loss_level(
+    loss: Callable[[Any, StaticBatch], Tensor], out: Any, batch: StaticBatch
+) -> Level | None:
+    try:
+        with StockMeans() as watch:
+            result = loss(out, batch.replace())
+        values = LossTerms.of(result).values
+    except Exception:  # whatever the loss raises over padding alone
+        return ""
+    warn_of_stock_means(loss, watch.called, result)
+    return row_level(values, batch)
+
+
+def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Capacity:
+    """A small bucket for the same data that shares no size with a layout's, nor with ``used``."""
+    given = layout.capacity
+    taken = set(_sizes(given)) | used
+    graphs = _free(3, taken)
+    nodes = _free(13, taken)
+    edges = _free(29, taken)
+    extra = {name: _free(41 + 4 * place, taken) for place, (name, _) in enumerate(given.extra)}
+    # Layers that join all types make rows of their sums.
+    for kind in (layout.schema.node_axes, layout.schema.edge_axes):
+        while len(kind) > 1 and sum(extra[axis.name] for axis in kind) in taken:
+            extra[kind[-1].name] = _free(extra[kind[-1].name] + 1, taken)
+        taken.add(sum(extra[axis.name] for axis in kind))
+    largest = nodes - given.node_reserve
+    return Capacity(
+        nodes,
+        edges,
+        graphs,
+        largest,
+        tuple(extra.items()),
+        given.edge_reserve,
+        ((0, largest),) if given.order_statistics else (),
+        given.node_reserve,
+    )
+
+
+def _free(at_least: int, taken: set[int]) -> int:
+    """The first number that is not taken, taken from now on."""
+    while at_least in taken:
+        at_least += 1
+    taken.add(at_least)
+    return at_least
+
+
+def _sizes(capacity: Capacity) -> list[int]:
+    return [capacity.nodes, capacity.edges, capacity.graphs, *(n for _, n in capacity.extra)]
+
+
+class Stems(TorchDispatchMode):
+    """While entered, follows which memory holds what was computed from a batch."""
+
+    def __init__(self, batch: StaticBatch) -> None:
+        super().__init__()
+        self._storages: dict[int, Any] = {}  # held, so that no address is used twice
+        self.mark(list(batch.tensors().values()))
+
+    def of(self, value: Tensor) -> bool:
+        """Whether a tensor was computed from the batch."""
+        return value.untyped_storage()._cdata in self._storages
+
+    def mark(self, values: list[Any]) -> None:
+        """Counts what these hold as computed from the batch."""
+        for value in values:
+            if isinstance(value, Tensor):
+                storage = value.untyped_storage()
+                self._storages[storage._cdata] = storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        marked = any(self.of(value) for value in given)
+        out = func(*args, **kwargs)
+        if marked:
+            self.mark(tree_leaves(out))
+            named = zip(func._schema.arguments, args, strict=False)
+            self.mark([a for s, a in named if s.alias_info and s.alias_info.is_write])
+        return out

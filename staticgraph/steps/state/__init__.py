@@ -1,0 +1,1 @@
+"""What a run may touch, saved and put back: model, optimizer, hooks."""

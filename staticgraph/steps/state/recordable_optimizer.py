@@ -1,0 +1,215 @@
+"""An optimizer whose step can be recorded: what must hold, and what may still change.
+
+A recording notes numbers as they were. A step count read on the host would stand still, a learning
+rate given as a Python float would never fall. So the counts must be tensors (``capturable=True``),
+the learning rate is made a tensor at a fixed address that schedulers fill, and any other setting
+that changes later is an error, not a silent no-op.
+"""
+
+from __future__ import annotations
+
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import version_of
+
+REMEDY = (
+    "give the runner an optimizer without a state yet, which it makes so itself, or call "
+    "staticgraph.steps.state.recordable_optimizer.make_capturable(optimizer)"
+)
+
+# Those that torch has as one kernel.
+HAVE_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+# Optimizers whose state begins as zeros, so that zeroing it undoes a warm-up exactly.
+STARTS_AT_ZERO = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.RMSprop,
+    torch.optim.SGD,
+)
+
+
+def make_recordable(optimizer: torch.optim.Optimizer | None) -> None:
+    """Makes an optimizer that has not stepped yet one whose step can be recorded, in place:
+    ``capturable=True``, and ``fused=True`` where torch has that and nobody asked for another form.
+
+    One with a state is left as it is, since whoever made that state may rely on its form; so is one
+    that cannot be recorded at all. :func:`check_recordable` says what is in the way then.
+    """
+    if optimizer is None or optimizer.state or not starts_at_zero(optimizer):
+        return
+    for group in optimizer.param_groups:
+        if type(optimizer) in HAVE_FUSED and _can_be_fused(group):
+            group["fused"], group["foreach"] = True, False
+        # torch has the form that is not fused on devices alone.
+        on_device = all(parameter.device.type != "cpu" for parameter in group["params"])
+        if "capturable" in group and (group.get("fused") or on_device):
+            group["capturable"] = True
+
+
+def _can_be_fused(group: dict[str, Any]) -> bool:
+    given = group.get("fused") is False or group.get("foreach") or group.get("differentiable")
+    return not given and all(parameter.is_floating_point() for parameter in group["params"])
+
+
+def make_capturable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Sets ``capturable=True`` in place (``fused=True`` for SGD) and moves step counts to the
+    parameters' device.
+
+    Raises:
+        NotStatic: the optimizer has no such option.
+    """
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
+        elif isinstance(optimizer, torch.optim.SGD):
+            group["fused"], group["foreach"] = True, False
+        else:
+            raise NotStatic(
+                f"{type(optimizer).__name__} has no capturable form: use Adam, AdamW, Adamax, "
+                "RMSprop or SGD, or scope='forward_backward'"
+            )
+        for parameter in group["params"]:
+            step = optimizer.state.get(parameter, {}).get("step")
+            if isinstance(step, Tensor):
+                optimizer.state[parameter]["step"] = step.to(parameter.device)
+    return optimizer
+
+
+def starts_at_zero(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a state of zeros is the same as none, so that a first step may be undone so."""
+    return type(optimizer) in STARTS_AT_ZERO and not any(
+        group.get("momentum") and group.get("dampening") for group in optimizer.param_groups
+    )
+
+
+def check_recordable(optimizer: torch.optim.Optimizer) -> None:
+    """Whether an optimizer's step can be inside a recording.
+
+    Raises:
+        NotStatic: it cannot; the message says what to do.
+    """
+    kind = type(optimizer).__name__
+    if type(optimizer) not in STARTS_AT_ZERO:
+        raise NotStatic(
+            f"{kind} cannot be recorded inside the step: use Adam, AdamW, Adamax, RMSprop or "
+            "SGD, or scope='forward_backward', which steps it outside the recording"
+        )
+    for group in optimizer.param_groups:
+        if group.get("momentum") and group.get("dampening"):
+            raise NotStatic(
+                f"{kind} with dampening treats its first step differently: use dampening=0, "
+                "or scope='forward_backward'"
+            )
+        if "capturable" in group and not group["capturable"]:
+            raise NotStatic(
+                f"{kind} counts its steps on the host, so a recording would repeat the same "
+                f"step for ever: make it with capturable=True, {REMEDY}"
+            )
+        if type(optimizer) is torch.optim.SGD and not group["fused"]:
+            raise NotStatic(
+                "SGD reads its learning rate on the host unless it is fused: make it with "
+                f"fused=True, {REMEDY}"
+            )
+
+
+class RecordableOptimizer:
+    """Watches one optimizer for a recorder.
+
+    Raises:
+        NotStatic: the optimizer's step cannot be recorded; the message says what to do.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._replaced = False
+        check_recordable(optimizer)
+        self._given = [group["lr"] for group in optimizer.param_groups]
+        self._rates = [self._as_tensor(group) for group in optimizer.param_groups]
+        self._versions = [version_of(rate) for rate in self._rates]
+        # What a step reads. The rest of a group belongs to schedulers, such as initial_lr.
+        self._names = [name for name in optimizer.defaults if name != "lr"]
+        self._settings = [self._of(group) for group in optimizer.param_groups]
+        self._hook = optimizer.register_load_state_dict_post_hook(self._note_replaced)
+
+    def _of(self, group: dict[str, Any]) -> list[Any]:
+        return list(map(group.get, self._names))
+
+    def _as_tensor(self, group: dict[str, Any]) -> Tensor:
+        rate = group["lr"]
+        device = group["params"][0].device
+        if not isinstance(rate, Tensor):
+            rate = torch.tensor(float(rate), dtype=torch.float32, device=device)
+        group["lr"] = rate.to(device)
+        return group["lr"]
+
+    def _note_replaced(self, _: torch.optim.Optimizer) -> None:
+        self._replaced = True
+
+    def before_replay(self) -> None:
+        """Carries a changed learning rate to its address; refuses any other change.
+
+        Raises:
+            NotStatic: a setting or the state was exchanged since the recording.
+        """
+        if self._replaced:
+            raise NotStatic(
+                "the optimizer's state was exchanged (load_state_dict) after its step was "
+                "recorded, which would go on with the old one: load it before warmup(), or call "
+                "warmup() again"
+            )
+        if len(self._optimizer.param_groups) != len(self._rates):
+            raise NotStatic(
+                "the optimizer was given another parameter group after its step was recorded, "
+                "which would leave it out: add it before warmup(), or call warmup() again"
+            )
+        # torch's schedulers warn unless a step was seen; a replay is one that Python does not see.
+        self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+        for group, rate, noted in zip(
+            self._optimizer.param_groups, self._rates, self._settings, strict=True
+        ):
+            if group["lr"] is not rate:
+                rate.fill_(group["lr"])
+                group["lr"] = rate
+            # The same objects as a rule, which costs no comparison of values.
+            if not all(map(is_, map(group.get, self._names), noted)):
+                self._compare(group, noted)
+
+    def _compare(self, group: dict[str, Any], noted: list[Any]) -> None:
+        """Refuses other values; other objects of the same value are what is expected next."""
+        present = self._of(group)
+        pairs = zip(self._names, present, noted, strict=True)
+        changed = [name for name, now, before in pairs if _differs(now, before)]
+        if changed:
+            raise NotStatic(
+                f"the optimizer's {', '.join(sorted(changed))} changed after its step was "
+                "recorded; only lr may: call warmup() again, or use scope='forward_backward'"
+            )
+        noted[:] = present
+
+    def close(self) -> None:
+        """Stops watching; a learning rate that nobody wrote to is again the number it was. Reads
+        nothing of the device, which after a failed capture may refuse it."""
+        self._hook.remove()
+        for group, given, rate, version in zip(
+            self._optimizer.param_groups, self._given, self._rates, self._versions, strict=True
+        ):
+            unchanged = group["lr"] is rate and version_of(rate) == version
+            if unchanged and not isinstance(given, Tensor):
+                group["lr"] = given
+
+
+def _differs(now: Any, noted: Any) -> bool:
+    """Whether a setting was exchanged. A tensor's value is read where it stands, by the recording;
+    to compare it here would make the host wait for the device."""
+    if isinstance(now, tuple | list) and isinstance(noted, tuple | list):
+        return len(now) != len(noted) or any(map(_differs, now, noted))
+    if isinstance(now, Tensor) or isinstance(noted, Tensor):
+        return now is not noted
+    return bool(now != noted)

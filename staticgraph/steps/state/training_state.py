@@ -1,0 +1,204 @@
+"""Running a model changes nothing: what a run may touch is saved before and put back after.
+
+One saver, :class:`SavedTraining`, for all who run a model for another reason than to train it:
+warming up and recording, a look at a model, the run that tells which results are rows. What each
+may touch differs, and is said when it is made.
+
+Values return, addresses stay, so that a recording made in between goes on reading and writing the
+same tensors. A backward that waits finds what it kept, since a value that returns is no change to
+autograd. What is trained is kept on the host: with a recording's pool the device may have no
+room for parameters and optimizer state a second time, and copying those of a GNN across the bus
+takes little time compared with a compilation.
+
+What the loss and the forward hold in addition to the model
+(:mod:`staticgraph.steps.state.reachable_state`) is put back with it. A list or dict of the user's
+that a forward appends to, or a random generator of the user's own, is not put back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from staticgraph.internals.dispatch import preserved_versions
+from staticgraph.nn.context.asked import APART
+from staticgraph.nn.norm.batch_norm import SINGLE
+from staticgraph.steps.state.reachable_state import held_by
+from staticgraph.steps.state.saved_optimizer import SavedOptimizer, on_host
+from staticgraph.steps.state.training_hooks import callbacks_of
+
+# Of a model that is looked at: every look draws the same numbers.
+SEED = 0
+# What a look finds out of a norm, and the whole runner goes on knowing.
+KEPT = {APART, SINGLE}
+
+
+def train(model: torch.nn.Module) -> None:
+    """Training mode, where the model as a whole is not in it; a model that is may hold layers
+    frozen in evaluation mode, which stay so."""
+    if not model.training:
+        model.train()
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every module's flag is put back."""
+    trained = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in trained:
+            module.training = True
+
+
+class SavedTraining:
+    """What a run may touch, to be put back in place.
+
+    Args:
+        model: its buffers, and the random states of torch, NumPy and Python, are always saved.
+        optimizer: as :class:`SavedOptimizer` has it, and its parameters; None for none.
+        beside: the loss and the forward, whose modules and tensors, like those of hooks, are
+            treated as the model's.
+        trained: also parameters, gradients and training flags.
+        attributes: also plain attributes of modules (a counter, a kept activation), and what names
+            of buffers are bound to.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        beside: Sequence[object] = (),
+        trained: bool = True,
+        attributes: bool = False,
+    ) -> None:
+        hooks = callbacks_of(model.parameters(), optimizer) if trained else ()
+        held = held_by(*beside, *hooks)
+        roots = [model, *held.modules]
+        modules = list(dict.fromkeys(m for root in roots for m in root.modules()))
+        buffers = [*(b for root in roots for b in root.buffers())]
+        buffers += [t for t in held.tensors if not t.requires_grad]
+        parameters = _parameters(roots, held.tensors, optimizer) if trained else []
+        self.parameters: list[Tensor] = parameters
+        self._tensors = [(t, on_host(t)) for t in _once(parameters, buffers)] if trained else []
+        looked_at = [] if trained else _once(buffers)
+        self._looked_at = [(b, b.clone()) for b in looked_at if not is_lazy(b)]
+        written = (tensor for tensor, _ in (*self._tensors, *self._looked_at))
+        self._versions = preserved_versions(written)
+        self._grads = [(parameter, parameter.grad) for parameter in parameters]
+        self._flags = [(m, m.training) for m in modules] if trained else []
+        self._optimizer = None if optimizer is None else SavedOptimizer(optimizer)
+        self._attributes = _Attributes(modules) if attributes else None
+        self._random = torch.get_rng_state()
+        self._on_host = np.random.get_state(), random.getstate()  # noqa: NPY002
+        devices = {p.device for p in model.parameters() if p.is_cuda}
+        self._cuda_random = {device: torch.cuda.get_rng_state(device) for device in devices}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts everything back, into the tensors that were there, whatever is bound now."""
+        with self._versions:
+            for tensor, value in self._tensors:
+                tensor.copy_(value)
+            for buffer, value in self._looked_at:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+        for parameter, grad in self._grads:
+            parameter.grad = grad
+        for module, flag in self._flags:
+            module.training = flag
+        if self._optimizer is not None:
+            self._optimizer.restore()
+        if self._attributes is not None:
+            self._attributes.restore()
+        torch.set_rng_state(self._random)
+        np.random.set_state(self._on_host[0])  # noqa: NPY002
+        random.setstate(self._on_host[1])
+        for device, state in self._cuda_random.items():
+            torch.cuda.set_rng_state(state, device)
+
+
+class _Attributes:
+    """Plain attributes and bound buffers of modules."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._modules = [(m, dict(vars(m)), dict(m._buffers)) for m in modules]
+
+    def restore(self) -> None:
+        for module, own, buffers in self._modules:
+            _put_back(vars(module), own)
+            _put_back(module._buffers, buffers)
+
+
+def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
+    """Only what has changed, since another thread may be reading the rest; :data:`KEPT` stays."""
+    for name in present.keys() - before.keys() - KEPT:
+        del present[name]
+    for name, value in before.items():
+        if name not in present or present[name] is not value:
+            present[name] = value
+
+
+def _parameters(
+    roots: Sequence[torch.nn.Module],
+    tensors: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer | None,
+) -> list[Tensor]:
+    """What a step may train: of modules, of no module, and whatever else the optimizer has."""
+    found = [p for root in roots for p in root.parameters()]
+    found += [tensor for tensor in tensors if tensor.requires_grad]
+    for group in () if optimizer is None else optimizer.param_groups:
+        found += group["params"]
+    return _once(found)
+
+
+def _once(*lists: Sequence[Tensor]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensors in lists for tensor in tensors}.values())
+
+
+@contextmanager
+def untouched(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    beside: Sequence[object] = (),
+    trained: bool = True,
+    attributes: bool = False,
+    seeded: bool = False,
+) -> Iterator[None]:
+    """Puts everything back when the block ends.
+
+    Args:
+        model, optimizer, beside, trained, attributes: as for :class:`SavedTraining`; where
+            ``trained``, gradients are None inside the block.
+        seeded: inside it every block draws the same random numbers.
+    """
+    saved = SavedTraining(model, optimizer, beside=beside, trained=trained, attributes=attributes)
+    for parameter in saved.parameters:
+        parameter.grad = None
+    if seeded:
+        torch.manual_seed(SEED)
+        np.random.seed(SEED)  # noqa: NPY002
+        random.seed(SEED)
+    try:
+        yield
+    except BaseException as error:
+        try:
+            saved.restore()
+        except Exception as further:  # the first error is the one that says what happened
+            error.add_note(
+                "what was trained could not be put back either: "
+                f"{type(further).__name__}: {further}"
+            )
+        raise
+    saved.restore()

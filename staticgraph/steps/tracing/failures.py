@@ -1,0 +1,155 @@
+"""A model that stops, as an obstacle: which line of the model, and in few words why."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from staticgraph.errors import NotStatic
+from staticgraph.steps.tracing.obstacles import Obstacle
+
+_LIBRARIES = ("/torch/", "/torch_geometric/", "/staticgraph/", "/jinja2/")
+_OBSERVED = re.compile(r"raised exception (\w+\(.+\))")
+# How torch 2.11 writes the exception's text within that.
+_CONSTANT = re.compile(r"\(\[ConstantVariable\(\w+: (.+)\)\]\)")
+# What an exception's words say of its cause, the first that fits.
+_ADVICE = (
+    (
+        r"same dtype|scalar type|Float and Double|not implemented for '",
+        "print(store) tells each field's dtype: model.double() for float64 data, x.float() in the "
+        "forward for integers",
+    ),
+    (
+        r"index out of range|out of bounds",
+        "a table has fewer rows than the field has categories: print(store.x.max()) of the field "
+        "that it looks up",
+    ),
+    (
+        r"mat1 and mat2 shapes|size of tensor|invalid for input of size|Expected size|shape",
+        "print(store) tells each field's width; a number of rows must follow from a shape "
+        "(x.size(0)) or the batch (batch.num_graphs), not from one batch",
+    ),
+)
+_MAKES_DATA = re.compile(r"\b(Hetero)?(Data|Batch)(\(|' object)")
+_OF_DATA = (
+    "the model makes a PyG Data or Batch inside its forward, whose attributes torch.compile cannot "
+    "follow: hand the tensors on themselves, conv(x, edge_index); or mode='eager'"
+)
+# Of torch, before 2.12 the second.
+_ASKS_DERIVATIVE = ("source-less requires_grad_()", "Unsupported Tensor.requires_grad_() call")
+_DERIVED = (
+    "a tensor that the forward makes asks for its own derivative: ask it of the input itself "
+    "(pos = pos.requires_grad_(), without detach() or clone() before), and name the field: "
+    "differentiable=(\"pos\",); or mode='eager'"
+)
+# What a compiled step says where it met another value than it was traced with.
+KEEP_IN_TENSORS = (
+    "Keep a number that changes between steps in a tensor, and write to it in place "
+    "(tensor.fill_(value)); change other things before warmup(), or make a new runner; or use "
+    "mode='eager'"
+)
+# Settings of the process that torch.compile traces for, by its words, and what sets them.
+_SETTINGS = {
+    "num_threads": "torch.set_num_threads",
+    "default_dtype": "torch.set_default_dtype",
+    "deterministic_algorithms": "torch.use_deterministic_algorithms",
+    "allow_tf32": "torch.set_float32_matmul_precision",
+}
+_SETTING = re.compile(r"GLOBAL_STATE changed: (\w+)")
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def raised(error: Exception, module: str) -> Obstacle:
+    """An exception as an obstacle, at the innermost line that belongs to the model."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = ([f for f in frames if _of_model(f.filename)] or frames)[-1]
+    kind = "refused" if isinstance(error, NotStatic) else "the model raises"
+    text = str(error) if isinstance(error, NotStatic) else f"{type(error).__name__}: {error}"
+    where = f"{frame.filename}:{frame.lineno}"
+    advice = None if kind == "refused" else advice_for(error)
+    return Obstacle(text, where, frame.line or "", kind, module, advice)
+
+
+def advice_for(error: BaseException) -> str:
+    """What to look at for an exception of the model; empty where its own words must do."""
+    text = str(error)
+    for pattern, advice in _ADVICE:
+        if re.search(pattern, text):
+            return advice
+    return ""
+
+
+def untraceable(
+    message: str, model: type, seen: str | None = None, warned: Mapping[str, str] | None = None
+) -> Obstacle:
+    """What torch.compile said when it stopped, in its first words, at the innermost line of the
+    model that its message names; at the model's class where it names none.
+
+    Args:
+        message: torch's.
+        model: its class.
+        seen: the exception of the model that it met, if any.
+        warned: what the model warns of in eager, by ``file:line``.
+    """
+    lines = [line.strip() for line in message.strip().splitlines()]
+    said = [lines[0] if lines else "torch.compile gave no reason"]
+    said += [line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")]
+    frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(message)]
+    frames = [f for f in frames if "/staticgraph/" not in f[0]]
+    own = [f for f in frames if _of_model(f[0])] or frames
+    where = f"{own[-1][0]}:{own[-1][1]}" if own else defined_at(model)
+    source = linecache.getline(*own[-1]).strip() if own else f"class {model.__name__}"
+    makes = _MAKES_DATA.search(source) or _MAKES_DATA.search(seen or "")
+    inside = any("/torch_geometric/data/" in file for file, _ in frames)
+    advice = _OF_DATA if makes or inside else remedy(message)
+    if "_warnings.warn" in message:
+        texts = warned or {}
+        text = texts.get(where) or " / ".join(texts.values())
+        return Obstacle(f"warnings.warn({text!r})", where, source, "warns")
+    if seen is not None:
+        return Obstacle(seen, where, source, "raises while it is traced", "", advice)
+    return Obstacle(": ".join(said[:2]), where, source, "cannot be traced", "", advice)
+
+
+def remedy(message: str) -> str | None:
+    """What to write instead of what torch.compile stopped at; None where only its words tell."""
+    return _DERIVED if any(words in message for words in _ASKS_DERIVATIVE) else None
+
+
+def of_setting(changed: str) -> str | None:
+    """What to do where a setting of the process is another than when a step was traced; None where
+    something else changed."""
+    found = _SETTING.search(changed)
+    if found is None or found[1] not in _SETTINGS:
+        return None
+    return (
+        f"A compiled step is traced for torch's settings as they are: call {_SETTINGS[found[1]]} "
+        "before warmup() and the first step, and put it back around what needs another, such as a "
+        "validation of your own; or use mode='eager'"
+    )
+
+
+def observed(error: BaseException | None) -> str | None:
+    """The exception of the model or the loss that torch.compile met while it traced, as torch's
+    message has it; None where tracing stopped for a reason of its own."""
+    while error is not None:
+        if found := _OBSERVED.search(str(error)):
+            return _CONSTANT.sub(r"(\1)", found[1])
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def defined_at(kind: Any) -> str:
+    """``file:line`` of a class or a function."""
+    try:
+        return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        return kind.__module__
+
+
+def _of_model(file: str) -> bool:
+    return not any(name in file for name in _LIBRARIES)

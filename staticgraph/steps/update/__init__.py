@@ -1,0 +1,1 @@
+"""What follows a backward: gradients added up, averaged over ranks, clipped; the optimizer."""

@@ -1,0 +1,298 @@
+"""One function in its several forms: a word is one of them, and the others keep their meaning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.rewritten import difference, fired, seeded
+from torch import nn
+from torch_geometric.nn import GCNConv, global_add_pool
+from torch_geometric.utils import scatter
+
+from staticgraph.rewrites import RewriteTarget, rewrite
+from staticgraph.rewrites.captured_graph.canonical_ops import is_method
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(9, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.second = nn.Linear(16, 16)
+
+    def forward(self, x, edge_index, batch, batch_size):
+        h = self.nodes(self.first(x.double()), edge_index)
+        return global_add_pool(h, batch, batch_size)
+
+
+def summed(rows, edge_index, h):
+    return scatter(rows, edge_index[1], 0, h.size(0))
+
+
+class AlphaOfResidual(Base):
+    def nodes(self, h, edge_index):
+        return torch.add(h, self.norm(self.second(h)).relu(), alpha=0.5)
+
+
+class AlphaOfNorm(Base):
+    def nodes(self, h, edge_index):
+        return torch.add(self.norm(self.second(h)), h, alpha=0.5)
+
+
+class AlphaOfMethod(Base):
+    def nodes(self, h, edge_index):
+        return self.norm(self.second(h)).add(h, alpha=0.5)
+
+
+class AlphaOfEnds(Base):
+    def nodes(self, h, edge_index):
+        m = torch.add(h[edge_index[0]], h[edge_index[1]], alpha=-1).relu()
+        return summed(m, edge_index, h)
+
+
+class AlphaOfDifference(Base):
+    def nodes(self, h, edge_index):
+        return summed(torch.sub(h[edge_index[0]], h[edge_index[1]], alpha=3), edge_index, h)
+
+
+class Rounded(Base):
+    def nodes(self, h, edge_index):
+        gathered = h[edge_index[0]] * 10
+        return summed(torch.div(gathered, 3, rounding_mode="floor") + gathered, edge_index, h)
+
+
+class Columns(Base):
+    def nodes(self, h, edge_index):
+        back = torch.arange(15, -1, -1, device=h.device)
+        return torch.index_select(input=h, dim=1, index=back)
+
+
+class ColumnsBySource(Base):
+    """A gather from a matrix with a column per node."""
+
+    def nodes(self, h, edge_index):
+        rows = torch.index_select(h.T, 1, edge_index[0]).T
+        return summed(rows, edge_index, h)
+
+
+class SelectByName(Base):
+    def nodes(self, h, edge_index):
+        src, dst = edge_index.select(dim=0, index=0), edge_index.select(0, index=1)
+        return scatter(h[src], dst, 0, h.size(0)) + h.select(dim=1, index=3)[:, None]
+
+
+class StackedEnds(Base):
+    """The pair of ends is taken apart, put together, and taken apart again."""
+
+    def nodes(self, h, edge_index):
+        row, col = edge_index
+        row, col = torch.stack((row, col), dim=0)
+        return scatter(h[row], col, 0, h.size(0))
+
+
+class StackedAgain(Base):
+    """The same over the other direction of each edge: no pair of the batch's own."""
+
+    def nodes(self, h, edge_index):
+        row, col = edge_index
+        turned = torch.stack([col, row])
+        return scatter(h[turned[0]], turned[-1], 0, h.size(0))
+
+
+class StackedPair(Base):
+    """A layer of PyG's is given what was put together."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = GCNConv(16, 16)
+
+    def nodes(self, h, edge_index):
+        return self.conv(h, torch.stack([edge_index[0], edge_index[1]]))
+
+
+class StackedSum(Base):
+    """Tables by column, added up as a stack; along another dimension it is no sum of its parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(120, 16) for _ in range(3))
+
+    def forward(self, x, edge_index, batch, batch_size):
+        found = [table(x[:, i]) for i, table in enumerate(self.tables)]
+        h = torch.stack(found, dim=-1).sum(dim=-1) + torch.stack(found).sum(-1).T.mean(1)[:, None]
+        return global_add_pool(h, batch, batch_size)
+
+
+class ExpandedGather(Base):
+    """Rows by ``gather``, whose index is the ends of the edges in every column."""
+
+    def nodes(self, h, edge_index):
+        src, dst = edge_index.unbind(0)
+        first = torch.gather(h, 0, src.unsqueeze(-1).expand(-1, h.size(1)))
+        second = h.gather(0, src[:, None].expand(-1, 16))
+        diagonal = torch.gather(h, 0, torch.stack([src, dst] * 8, 1))
+        return summed(first, edge_index, h) + summed(second * 2 + diagonal, edge_index, h)
+
+
+class MeanOfOthers(Base):
+    """A mean that leaves out what it goes into, and one that does not."""
+
+    def nodes(self, h, edge_index):
+        rows = h[edge_index[0]]
+        index = edge_index[1].view(-1, 1).expand_as(rows)
+        into = torch.zeros_like(h)
+        first = into.scatter_reduce(0, index, rows, "mean", include_self=False)
+        largest = torch.zeros_like(h).scatter_reduce(0, index, rows, "amax", include_self=False)
+        return first + largest + torch.zeros_like(h).scatter_reduce(0, index, rows, "mean")
+
+
+class TanhGELU(Base):
+    def nodes(self, h, edge_index):
+        m = F.gelu(h[edge_index[0]] + h[edge_index[1]], approximate="tanh")
+        return summed(m, edge_index, h)
+
+
+class SumWithoutGradient(Base):
+    """The sum is under ``no_grad``, the node's own term is not."""
+
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        with torch.no_grad():
+            s = summed(h[edge_index[0]], edge_index, h)
+        return s + h
+
+
+class GatherWithoutGradient(Base):
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        with torch.no_grad():
+            rows = h[edge_index[0]]
+        return summed(rows, edge_index, h) + summed(h[edge_index[0]], edge_index, h) * 2
+
+
+class NormWithoutGradient(Base):
+    def nodes(self, h, edge_index):
+        with torch.no_grad():
+            normed = self.norm(self.second(h))
+        return normed.relu() + h
+
+
+class ViewWithoutGradient(Base):
+    def nodes(self, h, edge_index):
+        with torch.no_grad():
+            column = h[:, :1] * 2
+        weight = column[edge_index[0]]
+        return summed(h[edge_index[0]] * weight.view(-1, 1), edge_index, h)
+
+
+FORMS = [
+    AlphaOfResidual,
+    AlphaOfNorm,
+    AlphaOfMethod,
+    AlphaOfEnds,
+    AlphaOfDifference,
+    Rounded,
+    Columns,
+    ColumnsBySource,
+    SelectByName,
+    StackedEnds,
+    StackedAgain,
+    StackedPair,
+    StackedSum,
+    ExpandedGather,
+    MeanOfOthers,
+    TanhGELU,
+]
+REGIONS = [SumWithoutGradient, GatherWithoutGradient, NormWithoutGradient, ViewWithoutGradient]
+
+
+@pytest.mark.parametrize("build", FORMS + REGIONS)
+def test_outputs_and_gradients_are_those_of_plain_pyg(build, esol):
+    largest, _ = difference(seeded(build), esol)
+    assert largest <= 1e-10
+
+
+def test_a_selection_by_name_is_one_of_the_batchs_own_ends(esol):
+    _, runner = difference(seeded(SelectByName), esol)
+    assert fired(runner)["neighbour_sum"] == 1
+
+
+@pytest.mark.parametrize(
+    ("build", "rewrite", "times"),
+    [(StackedEnds, "neighbour_sum", 1), (StackedPair, "gcn_sum", 1)],
+)
+def test_what_is_stacked_is_read_through_the_stack(build, rewrite, times, esol):
+    _, runner = difference(seeded(build), esol)
+    assert fired(runner)[rewrite] == times
+
+
+class TablesStacked(Base):
+    """As above, the sum alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(120, 16) for _ in range(3))
+
+    def forward(self, x, edge_index, batch, batch_size):
+        h = torch.stack([table(x[:, i]) for i, table in enumerate(self.tables)]).sum(dim=0)
+        return global_add_pool(h, batch, batch_size)
+
+
+def test_a_stack_of_tables_is_one_lookup(esol):
+    largest, runner = difference(seeded(TablesStacked), esol)
+    assert largest <= 1e-10
+    assert fired(runner)["tables"] == 1
+
+
+def test_rows_by_an_expanded_index_are_a_gather(esol):
+    _, runner = difference(seeded(ExpandedGather), esol)
+    assert fired(runner)["neighbour_sum"] == 1
+
+
+def test_a_mean_without_what_it_goes_into_is_one_over_neighbours(esol):
+    _, runner = difference(seeded(MeanOfOthers), esol)
+    assert fired(runner)["neighbour_sum"] == 1
+    assert fired(runner)["neighbour_max"] == 1
+
+
+class Cast(Base):
+    """A part of the forward in bfloat16, its activation outside of it."""
+
+    def nodes(self, h, edge_index):
+        h = h.float()
+        with torch.autocast("cpu", torch.bfloat16):
+            wide = F.linear(h, self.second.weight.float(), self.second.bias.float())
+        return wide.relu().double() + summed(h[edge_index[0]], edge_index, h).double()
+
+
+def test_a_region_of_autocast_keeps_its_own_dtype(esol):
+    largest, _ = difference(seeded(Cast), esol)
+    assert largest <= 1e-4
+
+
+NEW_DIMENSIONS = {
+    "behind all": lambda x: x[..., None],
+    "behind one": lambda x: x[:, None],
+    "before the last": lambda x: x[..., None, :],
+    "before all": lambda x: x[None, :],
+    "two": lambda x: x[:, None, None],
+    "of a part": lambda x: x[1:, None],
+    "and all of it": lambda x: x[:, :, None],
+}
+
+
+@pytest.mark.parametrize("name", NEW_DIMENSIONS)
+def test_a_new_dimension_stands_where_the_index_puts_it(name):
+    """``x[..., None]`` is spelled as ``unsqueeze``; what it gives is what it was."""
+    found = []
+
+    def backend(graph, inputs):
+        found.append(rewrite(graph, RewriteTarget("cpu", compiled=False), inputs))
+        return graph.forward
+
+    x = torch.arange(6.0).view(2, 3)
+    function = torch.compile(NEW_DIMENSIONS[name], backend=backend, fullgraph=True)
+    assert torch.equal(function(x), NEW_DIMENSIONS[name](x))
+    spelled = [node for node in found[0].graph.nodes if is_method(node, "unsqueeze")]
+    assert len(spelled) == (name not in ("two", "of a part"))
