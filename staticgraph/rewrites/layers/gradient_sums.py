@@ -36,8 +36,6 @@ from staticgraph.rewrites.layers.batch_norm import joined, running_of
 from staticgraph.rewrites.layers.linear import product
 from staticgraph.rewrites.layers.linear_statistics import measured
 
-NAME = "gradient_sums"
-
 
 def product_handed_on(
     x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool
