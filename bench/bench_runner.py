@@ -31,7 +31,7 @@ from bench.floor import SOURCE, floor_ms
 from bench.rehearsal import LABEL, REHEARSAL
 from bench.steps import Contender, Shape, Workload, compiled_graphs, kernels_per_step
 from staticgraph.files.versions import STEPS, versions
-from staticgraph.runner.device_name import device_name
+from staticgraph.runner.reporting.device_name import device_name
 from staticgraph.text.table import table
 
 # Trajectories of float32 depart by what a flipped ReLU moves; bfloat16 by its rounding.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from staticgraph.files.versions import STEPS, versions
-from staticgraph.runner.device_name import device_name
+from staticgraph.runner.reporting.device_name import device_name
 
 
 def answer(

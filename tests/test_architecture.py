@@ -65,6 +65,7 @@ FLOORS_OF = {
         "embeddings",
         "layers",
     ),
+    "runner": ("timing", "execution", "warmup", "reporting", "export"),
     "steps": ("state", "loss", "rows", "computation", "update", "tracing", "compilation"),
 }
 PURE = ("errors", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")

@@ -18,9 +18,9 @@ from support.tape import TapeRecorder
 import staticgraph as sg
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.recording.recorder import Recorded
-from staticgraph.runner.auto import Stopwatch
-from staticgraph.runner.choice import MARGIN, choose
-from staticgraph.runner.trials import Trials, trial_batch
+from staticgraph.runner.timing.auto import Stopwatch
+from staticgraph.runner.timing.way_choice import MARGIN, choose
+from staticgraph.runner.warmup.trials import Trials, trial_batch
 
 EAGER_OR_RECORDED = ("eager", "cuda-graph")
 
@@ -342,7 +342,7 @@ def test_a_key_is_told_of_when_it_is_measured_and_not_before(hiv, monkeypatch):
         def update(self):
             told.append("done")
 
-    monkeypatch.setattr("staticgraph.runner.warming.bar", lambda *_, **__: Shown())
+    monkeypatch.setattr("staticgraph.runner.warmup.warmup.bar", lambda *_, **__: Shown())
     measure = Trials.measure
 
     def measured(self, batch, phase):

@@ -15,7 +15,7 @@ from support.ranks import on_ranks
 from support.tape import TapeRecorder
 
 import staticgraph as sg
-from staticgraph.runner.auto import Stopwatch
+from staticgraph.runner.timing.auto import Stopwatch
 
 TOLERANCE = 1e-10
 

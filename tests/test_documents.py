@@ -28,10 +28,12 @@ from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.probe import probe_capacities
-from staticgraph.runner import choice, export_manifest, warm_start
-from staticgraph.runner.export_manifest import ExportManifest
-from staticgraph.runner.exported import verify_exported
-from staticgraph.runner.report import BucketReport, Report
+from staticgraph.runner.export import export_manifest
+from staticgraph.runner.export.export_manifest import ExportManifest
+from staticgraph.runner.export.exported import verify_exported
+from staticgraph.runner.reporting.report import BucketReport, Report
+from staticgraph.runner.timing import way_choice
+from staticgraph.runner.warmup import compile_cache
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
 OTHERS = (None, [], {}, "a", -1, 1.5, [[]], ["a"])
@@ -61,9 +63,11 @@ def report(folder: Path) -> tuple[Path, Callable[[], Any]]:
 
 
 def choices(folder: Path) -> tuple[Path, Callable[[], Any]]:
-    made = choice.WayChoice(0, "step", "eager", "faster", (choice.Contender("eager", 3, 1.0),))
-    choice.save(folder / "choices.json", [made], MADE_FOR)
-    return folder / "choices.json", lambda: choice.load(folder / "choices.json", MADE_FOR)
+    made = way_choice.WayChoice(
+        0, "step", "eager", "faster", (way_choice.Contender("eager", 3, 1.0),)
+    )
+    way_choice.save(folder / "choices.json", [made], MADE_FOR)
+    return folder / "choices.json", lambda: way_choice.load(folder / "choices.json", MADE_FOR)
 
 
 def store(folder: Path) -> tuple[Path, Callable[[], Any]]:
@@ -172,9 +176,9 @@ def test_a_manifest_that_lacks_something_says_what(tmp_path):
 @pytest.mark.parametrize("head", ["[]", "3", "null", '{"cold_s": []}', "{"])
 def test_a_warm_start_made_by_something_else_is_not_used(tmp_path, head):
     path = tmp_path / "warm"
-    path.write_bytes(warm_start.MAGIC + head.encode() + b"\nrest")
+    path.write_bytes(compile_cache.MAGIC + head.encode() + b"\nrest")
     with pytest.warns(UserWarning, match="compiling again"):
-        assert warm_start.load(path, torch.device("cpu")) is None
+        assert compile_cache.load(path, torch.device("cpu")) is None
 
 
 def test_errors_of_a_readers_own_are_kept(tmp_path):
@@ -191,7 +195,7 @@ def test_errors_of_a_readers_own_are_kept(tmp_path):
     [
         ("plans.plan", "staticgraph.plan"),
         ("store.files", "staticgraph.store"),
-        ("runner.export_manifest", "staticgraph.export"),
+        ("runner.export.export_manifest", "staticgraph.export"),
         ("training.checkpoint", "staticgraph.checkpoint"),
         ("outofcore.disk.manifest", "staticgraph.outofcore"),
     ],

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.padding_check import PaddingCheck
-from staticgraph.runner.commitments import Commitments
-from staticgraph.runner.statistics import BucketStatistics
-from staticgraph.runner.steps import Steps
-from staticgraph.runner.warming import Warming
+from staticgraph.runner.execution.commitments import Commitments
+from staticgraph.runner.execution.steps import Steps
+from staticgraph.runner.reporting.bucket_statistics import BucketStatistics
+from staticgraph.runner.warmup.warmup import Warming
 
 
 class Intake:
@@ -47,7 +47,8 @@ class Intake:
             work: ``step`` or ``forward``.
 
         Raises:
-            TypeError, ValueError: as :meth:`staticgraph.runner.batch_form.BatchForm.accept`.
+            TypeError, ValueError: as
+                :meth:`staticgraph.runner.execution.batch_form.BatchForm.accept`.
             PaddingLeaks: padding reaches real rows.
         """
         batch = self._form.accept(batch)

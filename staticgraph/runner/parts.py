@@ -8,14 +8,14 @@ from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.distributed.smallest_budget import smallest_budget
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner.account import Account
-from staticgraph.runner.commitments import Commitments
-from staticgraph.runner.data_fields import DataFields
-from staticgraph.runner.execution import Execution
+from staticgraph.runner.execution.commitments import Commitments
+from staticgraph.runner.execution.data_fields import DataFields
+from staticgraph.runner.execution.execution import Execution
+from staticgraph.runner.execution.steps import Steps
 from staticgraph.runner.intake import Intake
-from staticgraph.runner.preparation import Preparation
-from staticgraph.runner.steps import Steps
-from staticgraph.runner.warming import Warming
+from staticgraph.runner.reporting.account import Account
+from staticgraph.runner.warmup.preparation import Preparation
+from staticgraph.runner.warmup.warmup import Warming
 from staticgraph.steps.computation.model_setup import Subject
 
 

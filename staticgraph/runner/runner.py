@@ -28,17 +28,21 @@ from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
-from staticgraph.runner.auto import Auto
-from staticgraph.runner.commitments import RunnerStats
-from staticgraph.runner.execution import Execution
-from staticgraph.runner.export import export
+from staticgraph.runner.execution.commitments import RunnerStats
+from staticgraph.runner.execution.execution import Execution
+from staticgraph.runner.execution.model_locks import (
+    Turns,
+    check_not_traced,
+    refuse_without_gradients,
+)
+from staticgraph.runner.execution.prediction import predict, require_rows
+from staticgraph.runner.execution.steps import Steps
+from staticgraph.runner.export.export import export
 from staticgraph.runner.parts import RunnerParts
-from staticgraph.runner.prediction import predict, require_rows
-from staticgraph.runner.preparation import Preparation
-from staticgraph.runner.report import Report
-from staticgraph.runner.steps import Steps
-from staticgraph.runner.turns import Turns, check_not_traced, refuse_without_gradients
+from staticgraph.runner.reporting.report import Report
+from staticgraph.runner.timing.auto import Auto
 from staticgraph.runner.verification import Verification, verify
+from staticgraph.runner.warmup.preparation import Preparation
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import Mode
 from staticgraph.steps.computation.model_arguments import Forward
@@ -80,8 +84,8 @@ class StaticGraphRunner:
         autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.
         recording: how ``cuda-graph`` records, and how much; see :class:`staticgraph.Recording`.
         budget: a cap on what this runner makes torch hold; see
-            :mod:`staticgraph.runner.commitments`. Where it has no memory model the model is probed
-            here, in seconds.
+            :mod:`staticgraph.runner.execution.commitments`. Where it has no memory model the model
+            is probed here, in seconds.
         distributed: ``"auto"``: where ``torch.distributed`` is initialised, all its processes train
             this model, and the loss is the mean over the real rows of all; ``"off"``: this process
             alone; or a process group. Every rank makes the runner, with the same model and plan,
@@ -443,7 +447,7 @@ class StaticGraphRunner:
             cache: a file of compiled code, used where it exists and written afterwards, so that
                 the next process hardly compiles; True keeps it in your own cache folder. Torch
                 unpickles and runs it, so only a file of yours, signed, is used: see
-                :mod:`staticgraph.runner.warm_start`.
+                :mod:`staticgraph.runner.warmup.compile_cache`.
             choices: a JSON file of what ``auto`` chose: taken where it exists, without measuring,
                 and written afterwards; by default ``cache`` with ``.choices.json`` added.
 

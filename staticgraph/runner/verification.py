@@ -15,7 +15,7 @@ from torch import Tensor
 
 from staticgraph.batches.field_mask import field_mask
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.runner.steps import Steps
+from staticgraph.runner.execution.steps import Steps
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.rows.provenance import leaves
 from staticgraph.steps.state.training_state import untouched

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch, filled
-from staticgraph.runner.prediction import Predictor
+from staticgraph.runner.execution.prediction import Predictor
 from staticgraph.schema import Schema
 from staticgraph.serving.flat_graphs import FlatGraphs, store_of, whole
 from staticgraph.serving.joined import StoreSpan, joined_any

@@ -22,7 +22,7 @@ from staticgraph.errors import CheckpointCorrupt, StoreCorrupt
 from staticgraph.models import build
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
-from staticgraph.runner import choice
+from staticgraph.runner.timing import way_choice
 from staticgraph.training import checkpoint
 
 
@@ -174,7 +174,7 @@ MADE_FOR = {"torch": "2", "model": "m"}
 
 def _choices(folder: Path, seed: int) -> None:
     times = {"eager": [1.0 + seed, 2.0, 3.0], "compiled": [0.5, 1.0, 1.5]}
-    choice.save(folder / "c.json", [choice.choose(0, "step", times, {"x": "no"})], MADE_FOR)
+    way_choice.save(folder / "c.json", [way_choice.choose(0, "step", times, {"x": "no"})], MADE_FOR)
 
 
 def _checkpoint(folder: Path, seed: int) -> None:
@@ -209,7 +209,7 @@ ARTEFACTS = {
     ),
     "choices": Artefact(
         _choices,
-        lambda folder, way: choice.load(folder / "c.json", MADE_FOR),
+        lambda folder, way: way_choice.load(folder / "c.json", MADE_FOR),
         (ValueError, FileNotFoundError),
     ),
     "checkpoint": Artefact(

@@ -4,7 +4,7 @@ Where Inductor's cache is empty, as on a fresh clone, its C++ is a good part of 
 So g++ optimizes less, and loops are written once for single numbers, not again for vectors; the
 graph, its fusions and its buffers stay those of the mode. All is said by the environment, which
 children inherit, and is part of the keys of Inductor's cache: no run outside the tests finds
-what was made so. ``tests/test_warm_start.py`` has its loops with vectors.
+what was made so. ``tests/test_compile_cache.py`` has its loops with vectors.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
 import staticgraph as sg
-from staticgraph.runner import turns
+from staticgraph.runner.execution import model_locks
 from support.patience import patience
 from support.runners import made_runner
 
@@ -123,7 +123,7 @@ class Elsewhere(threading.Thread):
         """Until it has finished, or waits for a turn that another thread has."""
         self.start()
         until = time.monotonic() + PATIENCE_S
-        while self.is_alive() and self.ident not in turns._WAITING:
+        while self.is_alive() and self.ident not in model_locks._WAITING:
             assert time.monotonic() < until
             time.sleep(0.001)
 

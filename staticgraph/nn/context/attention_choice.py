@@ -1,8 +1,8 @@
 """Which path attention takes in a model: the one that was asked for, or the fastest, or cheapest.
 
 A user may ask for a path, for all buckets. Otherwise what was fastest on the device is taken where
-it was timed (:mod:`staticgraph.runner.attention_trial`), bucket by bucket, and elsewhere what
-arithmetic finds the cheapest (:mod:`staticgraph.sizes.attention`).
+it was timed (:mod:`staticgraph.runner.timing.attention_trial`), bucket by bucket, and elsewhere
+what arithmetic finds the cheapest (:mod:`staticgraph.sizes.attention`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 from staticgraph.batches.pointers import with_pointers
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.runner.execution import Execution
+from staticgraph.runner.execution.execution import Execution
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.computation import Computation

@@ -10,7 +10,7 @@ import torch
 from support.forked import run_forked
 from support.patience import patience
 
-from staticgraph.runner import warm_start
+from staticgraph.runner.warmup import compile_cache
 
 CPU = torch.device("cpu")
 
@@ -79,20 +79,22 @@ def own(tmp_path, monkeypatch):
     handed = []
     monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda b: handed.append(b) or b)
     file = tmp_path / "compiled.bin"
-    assert warm_start.save(file, CPU, 7.0)
+    assert compile_cache.save(file, CPU, 7.0)
     return file, handed
 
 
 def test_a_signed_file_of_the_owner_is_used_and_private(own, tmp_path):
     file, handed = own
-    assert warm_start.load(file, CPU) == 7.0
+    assert compile_cache.load(file, CPU) == 7.0
     assert handed == [b"artefacts"]
     folder = tmp_path / "cache" / "staticgraph" / "compiled"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
-    assert warm_start.default_path("model", "plan").parent == folder
-    assert warm_start.default_path("model", "plan") != warm_start.default_path("model", "other")
+    assert compile_cache.default_path("model", "plan").parent == folder
+    assert compile_cache.default_path("model", "plan") != compile_cache.default_path(
+        "model", "other"
+    )
     assert [path.name for path in folder.iterdir()] == ["key"]
 
 
@@ -102,11 +104,11 @@ def test_no_changed_byte_reaches_torch(own):
     for place in range(len(whole)):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
         with pytest.warns(UserWarning, match="compiling again"):
-            assert warm_start.load(file, CPU) is None
+            assert compile_cache.load(file, CPU) is None
     for cut in (0, 1, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:cut])
         with pytest.warns(UserWarning, match="compiling again"):
-            assert warm_start.load(file, CPU) is None
+            assert compile_cache.load(file, CPU) is None
     assert not handed
 
 
@@ -114,7 +116,7 @@ def test_a_file_signed_with_another_key_is_not_read(own, tmp_path, monkeypatch):
     file, handed = own
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     with pytest.warns(UserWarning, match="holds programs and is not read: .*not signed by you"):
-        assert warm_start.load(file, CPU) is None
+        assert compile_cache.load(file, CPU) is None
     assert not handed
 
 
@@ -123,11 +125,11 @@ def test_a_file_that_others_could_have_written_is_not_read(own, monkeypatch):
     for mode in (0o620, 0o602):
         file.chmod(mode)
         with pytest.warns(UserWarning, match=r"can be written by others .*chmod go-w"):
-            assert warm_start.load(file, CPU) is None
+            assert compile_cache.load(file, CPU) is None
     file.chmod(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     with pytest.warns(UserWarning, match=r"belongs to user \d+, not to you \(4711\)"):
-        assert warm_start.load(file, CPU) is None
+        assert compile_cache.load(file, CPU) is None
     assert not handed
 
 
@@ -135,7 +137,7 @@ def test_a_key_that_others_can_read_signs_nothing(own, tmp_path):
     file, handed = own
     (tmp_path / "cache" / "staticgraph" / "compiled" / "key").chmod(0o640)
     with pytest.warns(UserWarning, match=r"signature cannot be checked: .*read or written by oth"):
-        assert warm_start.load(file, CPU) is None
+        assert compile_cache.load(file, CPU) is None
     assert not handed
 
 
@@ -144,22 +146,22 @@ def test_without_a_cache_folder_nothing_is_kept_or_read(own, tmp_path, monkeypat
     (tmp_path / "blocked").write_text("a file where the folder would be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
     with pytest.warns(UserWarning, match="signature cannot be checked: no cache folder"):
-        assert warm_start.load(file, CPU) is None
+        assert compile_cache.load(file, CPU) is None
     with pytest.warns(UserWarning, match="is not kept in .*unsigned: no cache folder"):
-        assert not warm_start.save(tmp_path / "new.bin", CPU, 1.0)
+        assert not compile_cache.save(tmp_path / "new.bin", CPU, 1.0)
     with pytest.warns(UserWarning, match="compiled code is not kept: no cache folder"):
-        assert warm_start.default_path("model") is None
+        assert compile_cache.default_path("model") is None
     assert not handed
     assert not (tmp_path / "new.bin").exists()
 
 
 def test_a_file_that_does_not_fit_is_said(tmp_path):
     device = torch.device("cpu")
-    assert warm_start.load(tmp_path / "none", device) is None
+    assert compile_cache.load(tmp_path / "none", device) is None
     foreign = tmp_path / "foreign"
-    foreign.write_bytes(warm_start.MAGIC + b'{"torch": "1.0", "device": "cpu"}\nabc')
+    foreign.write_bytes(compile_cache.MAGIC + b'{"torch": "1.0", "device": "cpu"}\nabc')
     with pytest.warns(UserWarning, match=r"was not made by torch.*it says \{'torch': '1\.0'"):
-        assert warm_start.load(foreign, device) is None
+        assert compile_cache.load(foreign, device) is None
     foreign.write_bytes(b"something else")
     with pytest.warns(UserWarning, match="compiling again"):
-        assert warm_start.load(foreign, device) is None
+        assert compile_cache.load(foreign, device) is None

@@ -20,14 +20,14 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner import warm_start
-from staticgraph.runner.choice import WayChoice
-from staticgraph.runner.commitments import Commitments
-from staticgraph.runner.data_fields import DataFields
-from staticgraph.runner.execution import Execution
-from staticgraph.runner.preparation import Preparation
-from staticgraph.runner.steps import Steps
-from staticgraph.runner.trials import Trials, trial_batch
+from staticgraph.runner.execution.commitments import Commitments
+from staticgraph.runner.execution.data_fields import DataFields
+from staticgraph.runner.execution.execution import Execution
+from staticgraph.runner.execution.steps import Steps
+from staticgraph.runner.timing.way_choice import WayChoice
+from staticgraph.runner.warmup import compile_cache
+from staticgraph.runner.warmup.preparation import Preparation
+from staticgraph.runner.warmup.trials import Trials, trial_batch
 from staticgraph.schema import Schema
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import untouched
@@ -122,9 +122,9 @@ class Warming:
         if isinstance(cache, bool):
             name = self._execution.mode.name
             what = (self._subject.model, self._plan.capacities, schema, name, device)
-            cache = warm_start.default_path(*what) if cache else None
+            cache = compile_cache.default_path(*what) if cache else None
         started = time.perf_counter()
-        self.cold_s = None if cache is None else warm_start.load(cache, device)
+        self.cold_s = None if cache is None else compile_cache.load(cache, device)
         self._steps.recordings.close()
         self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
         self._commit_gradients(phases)
@@ -146,7 +146,7 @@ class Warming:
                 self.notes = trials.notes
         self.seconds = time.perf_counter() - started
         if cache is not None:
-            warm_start.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)
+            compile_cache.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)
         self._preparation.finish()
         self._steps.clear()  # what was warmed up with is no data
 

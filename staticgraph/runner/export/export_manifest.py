@@ -46,7 +46,8 @@ class ExportManifest:
         plan: the buckets, with the fields of a graph.
         packages: of each bucket its SHA-256, in hexadecimal digits.
         inputs: of each bucket the names of the tensors that it takes, in order.
-        output: how tensors are collected in the output; see :func:`staticgraph.runner.export.form`.
+        output: how tensors are collected in the output; see
+            :func:`staticgraph.runner.export.export.form`.
         pointers: whether batches have row pointers.
         device: ``cpu`` or ``cuda``.
         model: the name of its class, for people.
@@ -165,7 +166,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _check_form(form: Any) -> None:
-    """Refuses what :func:`staticgraph.runner.export.form` does not give."""
+    """Refuses what :func:`staticgraph.runner.export.export.form` does not give."""
     if form == "tensor":
         return
     ((kind, items),) = form.items()

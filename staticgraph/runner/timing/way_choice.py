@@ -4,7 +4,7 @@ A more elaborate way must earn its place: it is taken only where it beat the sim
 :data:`MARGIN` in the median, and also won most rounds. On a device that is busy
 all the time recording gains nothing; there the times tie, and a tie goes to the simpler way.
 
-Pure arithmetic on numbers: what measures is :mod:`staticgraph.runner.trials`.
+Pure arithmetic on numbers: what measures is :mod:`staticgraph.runner.warmup.trials`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.runner.auto import Auto, Stopwatch
+from staticgraph.runner.timing.auto import Auto, Stopwatch
 
 
 class SharedStopwatch(Stopwatch):

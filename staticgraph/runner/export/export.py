@@ -1,8 +1,8 @@
 """A model as compiled code on disk: one package of AOTInductor a bucket, with plan and fields.
 
 Who loads it needs neither the model's source nor its compilation. What it holds, and what is
-checked before it runs, stands in :mod:`staticgraph.runner.export_manifest`; the way back in
-:mod:`staticgraph.runner.exported`.
+checked before it runs, stands in :mod:`staticgraph.runner.export.export_manifest`; the way back in
+:mod:`staticgraph.runner.export.exported`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from staticgraph.files.folder import replacing
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.internals.packages import compile_and_package
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner.categories import categories_of
-from staticgraph.runner.export_manifest import (
+from staticgraph.runner.execution.prediction import require_rows
+from staticgraph.runner.export.embedding_categories import categories_of
+from staticgraph.runner.export.export_manifest import (
     KIND,
     ExportManifest,
     check_entries,
@@ -32,7 +33,6 @@ from staticgraph.runner.export_manifest import (
     machine_of,
     package_name,
 )
-from staticgraph.runner.prediction import require_rows
 from staticgraph.schema import Schema
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner.commitments import Commitments, RunnerStats
-from staticgraph.runner.device_name import device_name
-from staticgraph.runner.report import BucketReport, Report
-from staticgraph.runner.statistics import BucketStatistics
-from staticgraph.runner.steps import Steps
-from staticgraph.runner.warming import Warming
+from staticgraph.runner.execution.commitments import Commitments, RunnerStats
+from staticgraph.runner.execution.steps import Steps
+from staticgraph.runner.reporting.bucket_statistics import BucketStatistics
+from staticgraph.runner.reporting.device_name import device_name
+from staticgraph.runner.reporting.report import BucketReport, Report
+from staticgraph.runner.warmup.warmup import Warming
 from staticgraph.steps.attention_choices import attention_choices
 from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.steps.compilation.compiled_function import skipped_recordings_of

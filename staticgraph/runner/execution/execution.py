@@ -2,8 +2,9 @@
 
 A mode alone does not say it. ``auto`` measures on some devices and on others has one way only, a
 step that gradients accumulate over is recorded without its update, and several ranks decide by the
-same times. What is settled here does not change any more; :class:`staticgraph.runner.steps.Steps`
-records less where an optimizer, or a sum over ranks, cannot be recorded.
+same times. What is settled here does not change any more;
+:class:`staticgraph.runner.execution.steps.Steps` records less where an optimizer, or a sum over
+ranks, cannot be recorded.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 
 from staticgraph.distributed.ranks import Ranks, ranks_for
 from staticgraph.recording.recording import Recording
-from staticgraph.runner.auto import Auto
-from staticgraph.runner.shared_stopwatch import shared
+from staticgraph.runner.timing.auto import Auto
+from staticgraph.runner.timing.shared_stopwatch import shared
 from staticgraph.steps.compilation.modes import FUSED, OWN, Mode, resolve, without_fused
 from staticgraph.steps.computation.model_setup import Subject
 

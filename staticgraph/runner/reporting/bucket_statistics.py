@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from staticgraph.batches.real_counts import RealCounts
-from staticgraph.runner.report import BucketReport
+from staticgraph.runner.reporting.report import BucketReport
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.compiled_function import CompileCounts
 

@@ -26,10 +26,10 @@ from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import GraphTooLarge, NotStatic
 from staticgraph.probing.out_of_memory import is_out_of_memory
-from staticgraph.runner.attention_trial import AttentionTrial
-from staticgraph.runner.auto import LEAST_ROUNDS, Auto
-from staticgraph.runner.choice import ATTENTION, WayChoice, choose, load, save
-from staticgraph.runner.steps import Steps
+from staticgraph.runner.execution.steps import Steps
+from staticgraph.runner.timing.attention_trial import AttentionTrial
+from staticgraph.runner.timing.auto import LEAST_ROUNDS, Auto
+from staticgraph.runner.timing.way_choice import ATTENTION, WayChoice, choose, load, save
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
@@ -49,7 +49,7 @@ class Trials:
     Args:
         subject: its model's flags are set for each phase.
         steps: the ways to run.
-        options: see :class:`staticgraph.runner.auto.Auto`.
+        options: see :class:`staticgraph.runner.timing.auto.Auto`.
         prepare: ``prepare(way, bucket, phase)`` compiles or records, under the runner's budget.
 
     Attributes:

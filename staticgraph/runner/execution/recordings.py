@@ -10,8 +10,8 @@ from dataclasses import replace
 from staticgraph.errors import NotStatic
 from staticgraph.recording.recorded import RecordedSteps
 from staticgraph.recording.recording import Recording, Scope
-from staticgraph.runner.batch_form import BatchForm
-from staticgraph.runner.execution import Execution
+from staticgraph.runner.execution.batch_form import BatchForm
+from staticgraph.runner.execution.execution import Execution
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.compiled_steps import CompiledSteps
 from staticgraph.steps.computation.computation import Computation

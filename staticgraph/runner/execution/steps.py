@@ -1,7 +1,8 @@
 """One step of one bucket, run in one of three ways: eager, compiled, or replayed.
 
 All of them compute the same. Which one a bucket takes is the runner's mode, or, for ``auto``, what
-:mod:`staticgraph.runner.trials` found for it; nothing else in the library knows of the choice.
+:mod:`staticgraph.runner.warmup.trials` found for it; nothing else in the library knows of the
+choice.
 
 A *phase* is what a call is for (``step``; ``eval``: without gradients in evaluation mode;
 ``forward``: any other call); the *work* is what a function computes for it (``step``: forward and
@@ -19,9 +20,9 @@ from torch import Tensor
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.share import Share
-from staticgraph.runner.batch_form import BatchForm
-from staticgraph.runner.execution import Execution
-from staticgraph.runner.recordings import Recordings
+from staticgraph.runner.execution.batch_form import BatchForm
+from staticgraph.runner.execution.execution import Execution
+from staticgraph.runner.execution.recordings import Recordings
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.compiled_steps import CompiledSteps
 from staticgraph.steps.compilation.modes import FUSED, OWN, Mode

@@ -9,7 +9,7 @@ from typing import Any
 
 from staticgraph.files.document import read_document
 from staticgraph.files.json_text import save_json
-from staticgraph.runner.choice import WayChoice
+from staticgraph.runner.timing.way_choice import WayChoice
 from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many

@@ -1,0 +1,1 @@
+"""How a runner's steps run: eager, compiled or replayed, one at a time, under its budget."""

@@ -1,0 +1,1 @@
+"""A model as compiled code on disk, and the way back."""

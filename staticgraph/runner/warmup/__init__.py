@@ -1,0 +1,1 @@
+"""Every bucket compiled, recorded and timed before the first step."""
