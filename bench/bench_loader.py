@@ -25,9 +25,9 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from bench.interleave import interleave
-from staticgraph.batches.collate import fill
-from staticgraph.batches.collate_arguments import collate_arguments
-from staticgraph.batches.slots import Slot
+from staticgraph.batches.collation.collate import fill
+from staticgraph.batches.collation.collate_arguments import collate_arguments
+from staticgraph.batches.slots.slots import Slot
 from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.kernels.collate import LAUNCHES, collate_reference
 from staticgraph.text.table import table

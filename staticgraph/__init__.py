@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     else:
         value = getattr(importlib.import_module(home), name)
     if name == "StaticLoader":  # PyG's layers notice batches that no forward of ours knows
-        memory = importlib.import_module("staticgraph.batches.memory_of_batches")
+        memory = importlib.import_module("staticgraph.batches.slots.batch_memory")
         memory.when_used(lambda: importlib.import_module("staticgraph.nn.functions").install())
     globals()[name] = value
     return value

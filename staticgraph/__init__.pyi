@@ -3,8 +3,8 @@
 from staticgraph import datasets as datasets
 from staticgraph import models as models
 from staticgraph import outofcore as outofcore
-from staticgraph.batches.loader import StaticLoader as StaticLoader
-from staticgraph.batches.static_batch import StaticBatch as StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch as StaticBatch
+from staticgraph.batches.loading.loader import StaticLoader as StaticLoader
 from staticgraph.checking.explain import explain as explain
 from staticgraph.checking.preflight import preflight as preflight
 from staticgraph.dryrun.ask import dry_run as dry_run

@@ -54,6 +54,7 @@ ROOMS = (
 MOST_ROOMS = 29
 # Rooms within a room, lowest first; files that stand beside them are above them all.
 FLOORS_OF = {
+    "batches": ("slots", "collation", "batch", "loading"),
     "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv", "fused"),
     "outofcore": ("policies", "disk", "buffer", "sampling", "training"),
     "rewrites": (

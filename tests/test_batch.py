@@ -11,8 +11,8 @@ from support.graphs import FIELDS, assert_same_graph, by_destination, graph_list
 from torch_geometric.data import Batch
 
 import staticgraph as sg
-from staticgraph.batches.collate import fill
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.collation.collate import fill
+from staticgraph.batches.slots.slots import SlotLayout
 
 LEVELS = {"y": "graph", "stress": "graph", "edge_attr": "edge", "edge_weight": "edge"}
 

@@ -11,7 +11,7 @@ from support.graphs import random_graph
 from support.written_stores import LEVELS, graphs_of
 
 import staticgraph as sg
-from staticgraph.batches import announced as announcing
+from staticgraph.batches.loading import read_ahead as announcing
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.store.read_ahead import read_ahead
 

@@ -16,7 +16,7 @@ from support.runners import made_runner
 from support.tape import TapeRecorder
 
 import staticgraph as sg
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.recording.recorder import Recorded
 from staticgraph.runner.timing.auto import Stopwatch
 from staticgraph.runner.timing.way_choice import MARGIN, choose

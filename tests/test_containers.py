@@ -12,7 +12,13 @@ from torch import nn
 from torch_geometric.nn import GCNConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.batches.containers import leaves_of, mapped, parts_of, tensors_in, with_leaves
+from staticgraph.batches.batch.containers import (
+    leaves_of,
+    mapped,
+    parts_of,
+    tensors_in,
+    with_leaves,
+)
 
 Named = namedtuple("Named", ["graph", "node"])
 

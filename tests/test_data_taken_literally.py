@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
 from staticgraph import datasets
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import BadGraph
 from staticgraph.packing.packer import pack_histogram
 from staticgraph.plans.plan import BucketPlan

@@ -12,7 +12,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.batches.pointers import with_pointers
+from staticgraph.batches.batch.row_pointers import with_pointers
 from staticgraph.schema import POINTERS
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -22,7 +22,7 @@ from support.molecule_net import Molecules
 from support.places import DEVICES
 
 import staticgraph as sg
-from staticgraph.batches.collate_arguments import collate_arguments
+from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.kernels.collate import Arguments, collate, collate_reference
 
 

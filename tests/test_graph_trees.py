@@ -8,7 +8,7 @@ from support.gine_net import CAPACITIES, Net, bce
 from support.runners import made_runner
 
 import staticgraph as sg
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.steps.compilation import graph_trees
 from staticgraph.steps.compilation.compiled_steps import CompiledSteps
 

@@ -20,7 +20,7 @@ NOUNS = {
 # Numbers that are never one, or no numbers: file, and the expression before the noun.
 PLAIN = {
     ("steps/state/recordable_optimizer.py", "kind"),
-    ("batches/real_counts.py", "len(ids)"),  # too many
+    ("batches/slots/real_counts.py", "len(ids)"),  # too many
     ("nn/context/batch_context.py", "size"),  # one row belongs to nothing
     ("outofcore/disk/manifest.py", "n"),  # of two partitions
     ("outofcore/policies/node_policy.py", "self.near"),  # below 0

@@ -19,7 +19,7 @@ from torch_geometric.nn import GATConv, GCNConv, global_add_pool
 from torch_geometric.utils import scatter
 
 import staticgraph as sg
-from staticgraph.batches.field_mask import field_mask
+from staticgraph.batches.batch.field_mask import field_mask
 from staticgraph.errors import BadGraph, PlanMismatch
 
 

@@ -12,7 +12,7 @@ from support.examples import EXAMPLES
 from torch import Tensor
 
 import staticgraph as sg
-from staticgraph.batches.collate_arguments import collate_arguments
+from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.kernels.collate import LAUNCHES, collate, collate_reference
 

@@ -22,7 +22,7 @@ from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.batches.real_batch import RealBatch
+from staticgraph.batches.batch.real_batch import RealBatch
 
 pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
 import lightning.pytorch as pl

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import staticgraph as sg
-from staticgraph.batches.loader_options import ELSEWHERE
+from staticgraph.batches.loading.loader_options import ELSEWHERE
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_failed_fill_returns_its_slot(esol, plan, monkeypatch):
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("staticgraph.batches.loader.fill", broken)
+        patch.setattr("staticgraph.batches.loading.loader.fill", broken)
         for _ in range(5):
             with pytest.raises(OSError, match="the disk is gone"):
                 next(iter(loader))

@@ -21,7 +21,7 @@ from torch_geometric.utils import scatter
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import counts_of, terms_of
 from staticgraph.memory.fit import FitPoint, fit

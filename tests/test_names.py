@@ -19,9 +19,9 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.batches.collate_arguments import OUTPUTS
-from staticgraph.batches.slots import SlotLayout
-from staticgraph.batches.typed import TypeView
+from staticgraph.batches.batch.typed_views import TypeView
+from staticgraph.batches.collation.collate_arguments import OUTPUTS
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.schema import PRIVATE, RESERVED, RESERVED_OF_TYPE, Axis
 
 TYPES = (Axis("a", "node", ("a",)), Axis("a__to__a", "edge", ("a", "to", "a")))

@@ -24,7 +24,7 @@ from support.graphs import graph_lists
 from torch_geometric.data import Data
 
 import staticgraph as sg
-from staticgraph.batches.collate_arguments import collate_arguments
+from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.errors import StaleBatch
 from staticgraph.kernels.collate import collate_reference
@@ -215,7 +215,7 @@ class TestLoader:
 
     def test_unread_batches_are_never_made(self, esol, monkeypatch):
         monkeypatch.setattr(
-            "staticgraph.batches.from_device.collate", lambda *_: pytest.fail("made")
+            "staticgraph.batches.loading.from_device.collate", lambda *_: pytest.fail("made")
         )
         for batch in sg.StaticLoader(esol.to("cpu"), [(700, 1500, 33)]):
             assert batch.real.graphs

@@ -10,7 +10,7 @@ from support.probed_tasks import POINTS, probed, squared, task_of
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import ProbeFailed
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.fake_tensors import FakeTensorReader

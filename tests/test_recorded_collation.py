@@ -14,7 +14,7 @@ from torch import nn
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.batches.collate_arguments import collate_arguments
+from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.errors import StaleBatch
 from staticgraph.kernels.collate import collate_reference
 from staticgraph.recording.recorded_collation import RecordedCollation
@@ -77,7 +77,9 @@ def test_an_epoch_from_ids_equals_one_from_the_host(esol, moved, models, monkeyp
     for one, other in zip(loader_of(moved), loader_of(esol), strict=True):
         seen.add(one.bucket)
         with monkeypatch.context() as patch:
-            patch.setattr("staticgraph.batches.from_device.collate", lambda *_: pytest.fail("made"))
+            patch.setattr(
+                "staticgraph.batches.loading.from_device.collate", lambda *_: pytest.fail("made")
+            )
             assert torch.equal(ours.step(one), theirs.step(other))
         result, expected = ours.eval_step(one), theirs.eval_step(other)
         assert torch.equal(result.out, expected.out)
@@ -222,7 +224,7 @@ class TestOneLaunch:
 
     def test_ids_are_written_to_their_place_and_nowhere_else(self, moved, models, monkeypatch):
         """A recorded step neither makes the batch in its slot nor has ids of the slot's own."""
-        from staticgraph.batches.from_device import SlotIds
+        from staticgraph.batches.loading.from_device import SlotIds
 
         runner = runner_of(models[0], moved)
         sent = []

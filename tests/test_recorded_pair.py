@@ -250,7 +250,9 @@ def test_batches_made_from_ids(hiv, monkeypatch):
     streams = zip(*(sg.StaticLoader(s, plan, indices=indices) for s in (moved, hiv)), strict=True)
     for one, other in streams:
         with monkeypatch.context() as patch:
-            patch.setattr("staticgraph.batches.from_device.collate", lambda *_: pytest.fail("made"))
+            patch.setattr(
+                "staticgraph.batches.loading.from_device.collate", lambda *_: pytest.fail("made")
+            )
             out = runners[0](one)
         expected = runners[1](other)
         assert torch.equal(out, expected)

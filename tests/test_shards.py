@@ -20,7 +20,7 @@ from support.written_stores import LEVELS, assert_same_files, graphs_of
 from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
-from staticgraph.batches.predictions import Predictions
+from staticgraph.batches.batch.predictions import Predictions
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.store import addresses
 from staticgraph.store.gather import gathered

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.nn import GATConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.batches.pointers import with_pointers
+from staticgraph.batches.batch.row_pointers import with_pointers
 from staticgraph.nn.context.asked import APART
 from staticgraph.steps.compilation import guards
 

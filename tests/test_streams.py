@@ -7,9 +7,9 @@ import torch
 from support.streams import HOST, Race, Streams
 
 import staticgraph as sg
-from staticgraph.batches import loader as loading
-from staticgraph.batches.from_device import IdsFeed
-from staticgraph.batches.slots import SlotLayout, SlotPool
+from staticgraph.batches.loading import loader as loading
+from staticgraph.batches.loading.from_device import IdsFeed
+from staticgraph.batches.slots.slots import SlotLayout, SlotPool
 
 PLAN = [(410, 850, 31)]
 CUDA = torch.device("cuda", 0)

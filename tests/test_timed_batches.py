@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from staticgraph.batches.loader import StaticLoader
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.cli.train import register
 from staticgraph.training import train
 from staticgraph.training.config import TrainConfig

@@ -25,7 +25,7 @@ from support.ranks import on_ranks
 
 import staticgraph as sg
 from staticgraph import cli, models
-from staticgraph.batches.loader import StaticLoader
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig

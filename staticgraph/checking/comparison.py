@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.batches.containers import tensors_in
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.containers import tensors_in
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.example_batch import poisoned
 from staticgraph.checking.jitter import Jitter
 from staticgraph.checking.plain_batch import PlainBatch

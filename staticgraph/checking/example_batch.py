@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.field_mask import field_mask
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.field_mask import field_mask
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.example_batch import batch_of
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.rewrites.explain import Explanation

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import Linear
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 
 # Of a tensor's largest value: far above rounding, far below what a model makes of another input.
 SIZE = 1e-2

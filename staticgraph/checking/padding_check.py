@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.pool.select import SelectTopK
 
-from staticgraph.batches.containers import tensors_in
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.containers import tensors_in
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.example_batch import revalued, with_gaps
 from staticgraph.checking.jitter import nudge
 from staticgraph.checking.outcome import Difference, Outcome, differing, first_clear, largest_of

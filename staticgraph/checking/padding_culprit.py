@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from staticgraph.batches.containers import tensors_in
+from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.checking.watching import calling_line
 from staticgraph.internals.dispatch import DisableTorchFunction
 from staticgraph.nn.context.batch_context import BatchContext

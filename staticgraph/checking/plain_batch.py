@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.schema import Schema
 from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.containers import tensors_in
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.containers import tensors_in
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import TOLERANCE, compare_with_plain, relative_difference
 from staticgraph.checking.example_batch import batch_of, poisoned
 from staticgraph.checking.module_rows import is_layer, module_row

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from staticgraph.batches.loader import StaticLoader
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.dryrun.ask import dry_run
 from staticgraph.dryrun.operations import Operations, count_step
 from staticgraph.dryrun.report import PARTS, BucketRun

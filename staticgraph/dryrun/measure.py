@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.availability import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, peak_flops

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import LightningDataModule
 
-from staticgraph.batches.loader import StaticLoader
-from staticgraph.batches.real_batch import RealBatch
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.real_batch import RealBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.store.graph_store import GraphStore
@@ -34,7 +34,7 @@ class StaticDataModule(LightningDataModule):
 
     Each process of a distributed job gets its share, so that
     ``Trainer(use_distributed_sampler=...)`` has nothing to do. Steps get a
-    :class:`staticgraph.batches.real_batch.RealBatch`: PyG's names, no padding.
+    :class:`staticgraph.batches.batch.real_batch.RealBatch`: PyG's names, no padding.
 
     Args:
         store: the graphs.

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.real_batch import RealBatch, RealCount, RowsUnknown, origin_of
+from staticgraph.batches.batch.real_batch import RealBatch, RealCount, RowsUnknown, origin_of
 from staticgraph.internals.trees import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan

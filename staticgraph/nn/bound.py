@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.pointers import with_pointers
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.row_pointers import with_pointers
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import traced_here
 from staticgraph.internals.trees import tree_leaves
 from staticgraph.nn.context.present import Restored, remember

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.nn.context.turns import Turn, watched
 from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading, blocks_of

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.slots import ALIGNMENT, SlotLayout
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import ALIGNMENT, SlotLayout
 from staticgraph.errors import FitRefused, ProbeFailed
 from staticgraph.memory.counts import TERMS, Form
 from staticgraph.memory.fit import FitPoint

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from staticgraph.batches.real_counts import RealCounts
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.slots.real_counts import RealCounts
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.nn.context.turns import Turn
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity

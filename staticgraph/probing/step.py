@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.nn.context.choosing import choosing
 from staticgraph.nn.context.present import present
 from staticgraph.steps.computation.computation import Computation

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from staticgraph.batches.containers import mapped, opaque
+from staticgraph.batches.batch.containers import mapped, opaque
 from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
 from staticgraph.internals.trees import tree_map_only
@@ -121,7 +121,7 @@ def handed_out(result: Any, replays: Replays) -> Any:
     """A result as a caller may have it: every tensor copied or lent, in the same structure.
 
     Args:
-        result: tensors in whatever :mod:`staticgraph.batches.containers` takes apart.
+        result: tensors in whatever :mod:`staticgraph.batches.batch.containers` takes apart.
         replays: of all recordings that share memory with the one that wrote it just now.
     """
 

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.from_device import CollatedTensors
-from staticgraph.batches.slots import SlotLayout
-from staticgraph.batches.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.loading.from_device import CollatedTensors
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.recording.keys import PairKey, RecordingKey
 from staticgraph.recording.lending import handed_out

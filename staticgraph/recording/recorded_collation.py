@@ -18,9 +18,9 @@ from functools import partial
 
 import torch
 
-from staticgraph.batches.collate_arguments import collate_arguments
-from staticgraph.batches.from_device import CollatedTensors
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.collation.collate_arguments import collate_arguments
+from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.kernels.collate import collate
 from staticgraph.recording.recorder import Recorded, Recorder
 from staticgraph.recording.replays import Replays

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from staticgraph.batches.from_device import CollatedTensors
-from staticgraph.batches.slots import Slot, SlotLayout
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.loading.from_device import CollatedTensors
+from staticgraph.batches.slots.slots import Slot, SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.foreach import copy_all
 from staticgraph.recording.recorded_collation import RecordedCollation

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.recording.recording import Scope
 from staticgraph.steps.compilation.compiled_steps import CompiledSteps
 from staticgraph.steps.computation.computation import Computation

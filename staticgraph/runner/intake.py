@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.runner.execution.commitments import Commitments
 from staticgraph.runner.execution.steps import Steps

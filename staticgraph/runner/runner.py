@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.loader import StaticLoader
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.memory.budget import MemoryBudget

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from staticgraph.batches.field_mask import field_mask
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.field_mask import field_mask
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.rows.provenance import leaves

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.batches.containers import parts_of, with_parts
-from staticgraph.batches.predictions import Predictions
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.containers import parts_of, with_parts
+from staticgraph.batches.batch.predictions import Predictions
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.serving.plain_values import plain
 from staticgraph.store.graph_columns import GraphColumns
 

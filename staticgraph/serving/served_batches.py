@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from staticgraph.batches.slots import SlotLayout
-from staticgraph.batches.static_batch import StaticBatch, filled
+from staticgraph.batches.batch.static_batch import StaticBatch, filled
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.runner.execution.prediction import Predictor
 from staticgraph.schema import Schema
 from staticgraph.serving.flat_graphs import FlatGraphs, store_of, whole

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.training.tasks import Task, mean_loss

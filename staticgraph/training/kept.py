@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from staticgraph.batches.loader import StaticLoader
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint
 from staticgraph.training.history import History

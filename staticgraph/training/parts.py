@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from staticgraph import datasets
-from staticgraph.batches.loader import StaticLoader
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.models.named import builder_of, is_spec, require_trainable
 from staticgraph.nn import convert

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from staticgraph.batches.loader import StaticLoader
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import Diverged, NonFiniteLoss
 from staticgraph.text.how_many import how_many

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 
 import torch
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.plans.worker_count import WorkerCount, autosize_workers
 
 # Steps that warm caches and allocators, and steps that are timed.

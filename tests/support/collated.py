@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import staticgraph as sg
-from staticgraph.batches.collate import fill
-from staticgraph.batches.collate_arguments import collate_arguments
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.collation.collate import fill
+from staticgraph.batches.collation.collate_arguments import collate_arguments
+from staticgraph.batches.slots.slots import SlotLayout
 
 
 def layout_for(store, ids, pointers=True, spare=(7, 9, 3)) -> SlotLayout:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.collate_arguments import collate_arguments
+from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.kernels import (
     batch_norm,
     dot_attention,

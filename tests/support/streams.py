@@ -54,7 +54,7 @@ class Streams(TorchFunctionMode):
 
     def install(self, monkeypatch: Any) -> Streams:
         """Takes the place of ``torch.cuda``'s streams and events."""
-        for room in ("batches.loader", "store.on_device"):
+        for room in ("batches.loading.loader", "store.on_device"):
             monkeypatch.setattr(f"staticgraph.{room}.require_there", lambda device: device)
 
         def stream(device: Any = None) -> FakeStream:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from staticgraph.batches.slots import SlotLayout
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun.stubs.point import PatchPoints
 from staticgraph.dryrun.targets import TargetDevice
 
@@ -28,7 +28,7 @@ def blank(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
 def install(points: PatchPoints, target: TargetDevice) -> None:
     """Makes blank batches without NumPy."""
     points.put(
-        "staticgraph.batches.static_batch:StaticBatch.blank",
+        "staticgraph.batches.batch.static_batch:StaticBatch.blank",
         staticmethod(blank),
         "fills through NumPy",
     )

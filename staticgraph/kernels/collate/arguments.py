@@ -15,7 +15,7 @@ class Arguments(NamedTuple):
 
     Attributes:
         structure: the arrays of a store on the device, in the order of
-            :mod:`staticgraph.batches.collate_arguments`.
+            :mod:`staticgraph.batches.collation.collate_arguments`.
         columns: one a field, ``[rows, width]``, or bytes of bits.
         levels: of each field, its place in :data:`LEVELS`.
         widths: scalars in a row of each.

@@ -29,7 +29,8 @@ _collate = operator(
 def collate(ids: Tensor, arguments: Arguments) -> None:
     """Fills the arrays of a batch from the ids of its graphs, on the device that holds them.
 
-    The result is, bit for bit, what :func:`staticgraph.batches.collate.fill` writes on the host.
+    The result is, bit for bit, what :func:`staticgraph.batches.collation.collate.fill` writes on
+    the host.
 
     Args:
         ids: ``[G]`` int32: positions in the store, then -1. Together they must fit the bucket;

@@ -276,7 +276,7 @@ def gcn_degrees(
 
     Args:
         src: ``[E]`` int64, sources of edges sorted by destination.
-        row_ptr: ``[N + 1]`` int32, see :class:`staticgraph.batches.slots.SlotLayout`.
+        row_ptr: ``[N + 1]`` int32, see :class:`staticgraph.batches.slots.slots.SlotLayout`.
         weight: ``[E]``, or None where every edge weighs one.
         fill: the weight of a loop that is added.
         loops: whether a node without a loop gets one; one that has it keeps its weight (of

@@ -249,7 +249,7 @@ def neighbour_sum(
         edge: ``[E, F]``, or ``[E]`` with ``transform="multiply"``; None with ``"copy"``.
         src, dst: ``[E]`` int64, both ends of the edges, sorted by ``dst``.
         row_ptr, col_ptr, transpose: ``[N + 1]``, ``[N + 1]``, ``[E]`` int32, as
-            :class:`staticgraph.batches.slots.SlotLayout` describes them.
+            :class:`staticgraph.batches.slots.slots.SlotLayout` describes them.
         code: ``[E]`` int64; edge ``e`` then reads row ``code[e]`` of ``edge [V, F]``.
         self_eps: 0-dim or ``[1]``, GIN's epsilon; None leaves ``x[i]`` out.
         weight: ``[E]``, with ``relu_add``, what each message is multiplied by (OGB's GCN); without

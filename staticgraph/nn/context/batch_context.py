@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.real_counts import RealCounts
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
 from staticgraph.nn.context.asked import APART, asked

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.fakes import FakeTensor  # the memory probe's tensors
 from staticgraph.sizes.attention import FLEX_TILE
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import current_graph_task, traced_here
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.nn.context.dense_layout import Regather
 from staticgraph.sizes.attention import AttentionBlock, AttentionPath, clipped
 

@@ -17,7 +17,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from staticgraph.batches.memory_of_batches import stands_in_batch
+from staticgraph.batches.slots.batch_memory import stands_in_batch
 from staticgraph.internals.dispatch import traced_here
 
 _WARNED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import GINConv, GINEConv, GraphConv, MessagePassing, SAGEConv
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.hooks import message_hooks, unhooked, user_unhooked
 from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_sum import neighbour_sum, neighbour_sum_handed_on

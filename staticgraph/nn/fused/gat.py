@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.hooks import unhooked
 from staticgraph.kernels.head_products import head_products
 from staticgraph.kernels.neighbour_attention import neighbour_attention

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.nn.fused.conv import ALL, SUM, obstacle, summed
 from staticgraph.nn.fused.layer import Fused

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.kernels.dropout_sum import draw_seed, dropout_sum
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.leaf import leaves

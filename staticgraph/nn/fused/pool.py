@@ -21,7 +21,7 @@ from torch_geometric.nn.aggr import (
     SumAggregation,
 )
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.kernels.segments import segment_max, segment_softmax, segment_sum
 from staticgraph.nn.fused.layer import Fused
 

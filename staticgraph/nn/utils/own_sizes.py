@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass, traced_here
 from staticgraph.nn.context.marked import marked
 from staticgraph.nn.context.present import present

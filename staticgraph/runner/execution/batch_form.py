@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from staticgraph.batches.pointers import with_pointers
-from staticgraph.batches.slots import SlotLayout
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.row_pointers import with_pointers
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.runner.execution.execution import Execution
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity

@@ -7,7 +7,7 @@ is one.
 
 from __future__ import annotations
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.schema import Schema
 from staticgraph.store.graph_columns import GraphColumns
 

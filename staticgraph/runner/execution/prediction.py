@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
-from staticgraph.batches.loader import StaticLoader
-from staticgraph.batches.predictions import Predictions
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.predictions import Predictions
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Level, Schema

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.share import Share
 from staticgraph.runner.execution.batch_form import BatchForm

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.containers import tensors_in
-from staticgraph.batches.slots import SlotLayout
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.containers import tensors_in
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.files.folder import replacing
 from staticgraph.files.versions import STEPS, versions

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import ExportRefused, PlanMismatch
 from staticgraph.internals.packages import package_loader
 from staticgraph.plans.plan import BucketPlan

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from staticgraph.batches.real_counts import RealCounts
+from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.runner.reporting.report import BucketReport
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.compiled_function import CompileCounts

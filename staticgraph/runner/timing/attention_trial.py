@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.nn.attention.paths import attend, setting_of
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored

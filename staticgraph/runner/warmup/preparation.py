@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.schema import Schema
 from staticgraph.steps.compilation.graph_trees import drop_recordings, whole_recording

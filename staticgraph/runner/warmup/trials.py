@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from staticgraph.batches.slots import SlotLayout
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import GraphTooLarge, NotStatic
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.runner.execution.steps import Steps

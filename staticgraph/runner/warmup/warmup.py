@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.plans.plan import BucketPlan

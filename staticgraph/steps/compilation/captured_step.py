@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.pointers import with_pointers
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.row_pointers import with_pointers
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.nn.context.present import Restored
 from staticgraph.rewrites import Captured, RewriteTarget, rewrite
 from staticgraph.steps.compilation.compiled_function import with_own_code

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.nn.context.present import Restored
 from staticgraph.steps.compilation.compiled_function import CompileCounts, CompiledFunction
 from staticgraph.steps.compilation.graph_trees import RecordedGraphs

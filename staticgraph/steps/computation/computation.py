@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.containers import mapped, tensors_in
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.containers import mapped, tensors_in
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
 from staticgraph.nn.context.batch_context import BatchContext

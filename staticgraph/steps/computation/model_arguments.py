@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 
 # A sole parameter of such a name means the batch, also where "batch" is a field as well.
 WHOLE_BATCH = frozenset({"data", "batch", "batched_data", "batch_data", "graph", "graphs", "g"})

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.containers import parts_of, with_parts
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.containers import parts_of, with_parts
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.schema import Level
 from staticgraph.steps.rows.provenance import Path
 

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from staticgraph.batches.containers import parts_of
-from staticgraph.batches.slots import SlotLayout
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.containers import parts_of
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.internals.trees import tree_leaves

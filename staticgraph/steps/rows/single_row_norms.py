@@ -17,7 +17,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.schema import COUNTS, LEVELS, Level
 from staticgraph.steps.rows.provenance import Provenance

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.internals.tracing import (
     drop_guards,

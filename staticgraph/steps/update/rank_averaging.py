@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import HeteroBatchNorm
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.one_model import apart
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.reduction import NO_GRAPH, Reduction

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.containers import tensors_in
-from staticgraph.batches.loader import StaticLoader
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.containers import tensors_in
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.checking.comparison import TOLERANCE, relative_difference
 from staticgraph.nn.bound import bound
 from staticgraph.nn.convert import context_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.loader import DataLoader
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.plain_batch import PlainBatch, plain_batch
 from staticgraph.training.versus.labels import fields_with_gaps, plain_mean
 from staticgraph.training.versus.setting import Course, VersusSetting

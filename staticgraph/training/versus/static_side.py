@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.batches.loader import StaticLoader
+from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.nn.convert import convert
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.modes import MODES

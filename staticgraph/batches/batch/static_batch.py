@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches import kept, unbatch
-from staticgraph.batches.bucket_shape import BucketShape
-from staticgraph.batches.derived import derived
-from staticgraph.batches.exchanged import exchanged
-from staticgraph.batches.padded import padded
-from staticgraph.batches.real_counts import RealCounts
-from staticgraph.batches.slots import Lease, SlotLayout
-from staticgraph.batches.typed import TypeView, axis_of, by_type
+from staticgraph.batches.batch import pickled_batch, unbatch
+from staticgraph.batches.batch.derived_attributes import derived
+from staticgraph.batches.batch.replaced_tensors import exchanged
+from staticgraph.batches.batch.typed_views import TypeView, axis_of, by_type
+from staticgraph.batches.collation.padded_graphs import padded
+from staticgraph.batches.slots.bucket_shape import BucketShape
+from staticgraph.batches.slots.real_counts import RealCounts
+from staticgraph.batches.slots.slots import Lease, SlotLayout
 from staticgraph.errors import StaleBatch
 from staticgraph.schema import COUNTS, PRIVATE
 from staticgraph.sizes.capacity import Capacity
@@ -294,18 +294,18 @@ class StaticBatch(BucketShape):
         return self.replace()
 
     def __getstate__(self) -> dict[str, Any]:
-        return kept.state_of(self, self.real, self._objects, self._extra)
+        return pickled_batch.state_of(self, self.real, self._objects, self._extra)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["layout"], state["tensors"], state["real"], objects=state["objects"])
         self._extra = state["extra"]
-        kept.note_indices(self)
+        pickled_batch.note_indices(self)
 
     def _moved(self, device: torch.device, copy: bool) -> StaticBatch:
         self._check_lease()
         tensors = {name: t.to(device, copy=copy) for name, t in self._tensors.items()}
         moved = StaticBatch(self.layout, tensors, self.real, objects=self._objects)
-        kept.note_indices(moved)
+        pickled_batch.note_indices(moved)
         moved._extra = {
             name: value.to(device, copy=copy) if isinstance(value, Tensor) else value
             for name, value in self._extra.items()
@@ -381,7 +381,8 @@ _OWN = (*BucketShape.__slots__, *StaticBatch.__slots__)
 
 def looked_in_epoch(batch: StaticBatch) -> set[int] | None:
     """Who has done in a batch's epoch what is done once in each, see
-    ``looked`` of :class:`staticgraph.batches.slots.SlotPool`; None for a batch of no loader."""
+    ``looked`` of :class:`staticgraph.batches.slots.slots.SlotPool`; None for a batch of no
+    loader."""
     lease = batch._lease
     return None if lease is None else lease.pool.looked
 
@@ -394,5 +395,5 @@ def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> Stati
     """
     graphs = np.fromiter(ids, np.int64)
     made = padded(store, graphs, layout)
-    kept.note(made.buffer, layout.lengths)
+    pickled_batch.note(made.buffer, layout.lengths)
     return StaticBatch(layout, made.tensors, made.real, objects=store.objects_of(graphs))

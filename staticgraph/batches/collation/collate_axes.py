@@ -2,9 +2,9 @@
 
 Axes (triplets, the second side of a pair, the nodes and edges of one type) get their masks, their
 graph of each row and their pointers; index fields get each value raised by the rows that stood
-before its graph. The rule for padding is that of :mod:`staticgraph.batches.collate`: padding rows
-are zero, and an index in one points at padding rows of what it counts, spread evenly and ascending,
-so that what it gathers and scatters stays among padding. Every element is written.
+before its graph. The rule for padding is that of :mod:`staticgraph.batches.collation.collate`:
+padding rows are zero, and an index in one points at padding rows of what it counts, spread evenly
+and ascending, so that what it gathers and scatters stays among padding. Every element is written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.schema import Field, Level
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from staticgraph.batches.real_counts import RealCounts
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.slots.real_counts import RealCounts
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.schema import EDGE_INDEX
 from staticgraph.store.random_states import kept_random_states
 

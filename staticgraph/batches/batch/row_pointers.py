@@ -12,7 +12,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.kernels.jit import kernel
 from staticgraph.schema import POINTERS
 from staticgraph.sizes.whole_numbers import pointer_dtype
@@ -53,7 +53,7 @@ def _point(edge_index: Array, row_ptr: Array, col_ptr: Array, transpose: Array) 
 
 def with_pointers(batch: StaticBatch) -> StaticBatch:
     """The batch with ``row_ptr``, ``col_ptr`` and ``transpose``, as
-    :class:`staticgraph.batches.slots.SlotLayout` describes them; itself where it has them.
+    :class:`staticgraph.batches.slots.slots.SlotLayout` describes them; itself where it has them.
 
     Raises:
         ValueError: its edges were exchanged or written to, and are no longer in order of

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from staticgraph.batches.arrays import BatchArrays
+from staticgraph.batches.slots.batch_arrays import BatchArrays
 from staticgraph.schema import AXIS_ARRAYS, Axis, Schema
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.schema import Field
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from staticgraph.batches.arrays import BatchArrays
-from staticgraph.batches.followed import followed
-from staticgraph.batches.typed import by_type, rows_by_type
+from staticgraph.batches.batch.follow_batch import followed
+from staticgraph.batches.batch.typed_views import by_type, rows_by_type
+from staticgraph.batches.slots.batch_arrays import BatchArrays
 from staticgraph.schema import AXIS_ARRAYS, DICT_SUFFIX
 
 

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.collate_arguments import collate_arguments
-from staticgraph.batches.real_counts import real_counts
-from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.collation.collate_arguments import collate_arguments
+from staticgraph.batches.slots.real_counts import real_counts
+from staticgraph.batches.slots.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.epochs.batcher import BatchIds
 from staticgraph.errors import StaleBatch
 from staticgraph.kernels.collate import collate

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.memory_of_batches import note
+from staticgraph.batches.slots.batch_memory import note
 from staticgraph.errors import PlanMismatch, SlotsExhausted
 from staticgraph.schema import COUNTS, Schema
 from staticgraph.sizes.capacity import Capacity

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.kernels.collate.arguments import Arguments
 from staticgraph.schema import COUNTS, LEVELS, POINTERS, Field
 from staticgraph.store.on_device import PLAIN, STRUCTURE, UNSIGNED, DeviceColumn, DeviceStore

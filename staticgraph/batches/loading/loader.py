@@ -16,15 +16,15 @@ from typing import Any, Literal, Never
 import numpy as np
 import torch
 
-from staticgraph.batches.announced import announced
-from staticgraph.batches.collate import fill
-from staticgraph.batches.from_device import IdsFeed
-from staticgraph.batches.loader_options import check_options, check_workers
-from staticgraph.batches.memory_of_batches import used
-from staticgraph.batches.real_counts import RealCounts
-from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
-from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.batches.transform import Transform, apply_transform
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.collation.collate import fill
+from staticgraph.batches.collation.transform import Transform, apply_transform
+from staticgraph.batches.loading.from_device import IdsFeed
+from staticgraph.batches.loading.loader_options import check_options, check_workers
+from staticgraph.batches.loading.read_ahead import announced
+from staticgraph.batches.slots.batch_memory import used
+from staticgraph.batches.slots.real_counts import RealCounts
+from staticgraph.batches.slots.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.epochs.epoch import BatchIds

@@ -18,9 +18,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from staticgraph.batches.collate_axes import fill_axes, fill_axis, fill_index, stand_apart
-from staticgraph.batches.real_counts import RealCounts, real_counts
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.collation.collate_axes import fill_axes, fill_axis, fill_index, stand_apart
+from staticgraph.batches.slots.real_counts import RealCounts, real_counts
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.schema import COUNTS, Field
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array

@@ -7,14 +7,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from staticgraph.batches.real_counts import RealCounts
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.slots.real_counts import RealCounts
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity
 
 
 class BatchArrays(Protocol):
-    """A :class:`staticgraph.batches.static_batch.StaticBatch`, as those see it that it rests on."""
+    """A :class:`staticgraph.batches.batch.static_batch.StaticBatch`, as those see it that it rests
+    on."""
 
     layout: SlotLayout
 

@@ -2,7 +2,8 @@
 
 Row pointers follow from the edges, and fused loops read the one for the other: where the edges are
 exchanged, pointers to what stood there before would give another graph's sums, and no error. So
-they are left out, and whoever needs them makes them (:mod:`staticgraph.batches.pointers`).
+they are left out, and whoever needs them makes them
+(:mod:`staticgraph.batches.batch.row_pointers`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A batch -> the graphs in it, as PyG has them: padding left out, index fields counted within each.
 
-The way back of :mod:`staticgraph.batches.collate`. Edges stay sorted by destination.
+The way back of :mod:`staticgraph.batches.collation.collate`. Edges stay sorted by destination.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.arrays import BatchArrays
-from staticgraph.batches.containers import parts_of, with_parts
+from staticgraph.batches.batch.containers import parts_of, with_parts
+from staticgraph.batches.slots.batch_arrays import BatchArrays
 from staticgraph.schema import EDGE_INDEX, Field
 from staticgraph.store.indices import counted
 from staticgraph.store.pyg.assembled import assembled, assembled_typed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from staticgraph.batches.arrays import BatchArrays
+from staticgraph.batches.slots.batch_arrays import BatchArrays
 from staticgraph.schema import EDGE_INDEX, Field
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.batches.collate import fill
-from staticgraph.batches.real_counts import RealCounts
-from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.collation.collate import fill
+from staticgraph.batches.slots.real_counts import RealCounts
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 

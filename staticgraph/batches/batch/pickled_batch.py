@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from staticgraph.batches.arrays import BatchArrays
-from staticgraph.batches.memory_of_batches import note
-from staticgraph.batches.real_counts import RealCounts
+from staticgraph.batches.slots.batch_arrays import BatchArrays
+from staticgraph.batches.slots.batch_memory import note
+from staticgraph.batches.slots.real_counts import RealCounts
 
 _INDICES = ("edge_index", "batch")
 
@@ -49,7 +49,7 @@ def state_of(
 
 def note_indices(batch: BatchArrays) -> None:
     """Notes the memory of a copy's index arrays as a batch's, see
-    :func:`staticgraph.batches.memory_of_batches.note`."""
+    :func:`staticgraph.batches.slots.batch_memory.note`."""
     for name, tensor in batch.tensors().items():
         if name in _INDICES or name.endswith(".edge_index"):
             note(tensor, batch.layout.lengths)

@@ -1,0 +1,1 @@
+"""Store and plan to a stream of batches on the device."""

@@ -1,0 +1,1 @@
+"""Fixed memory that batches stand in, and how many of its rows are real."""
