@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from staticgraph.checking import watching
+from staticgraph.training.loops import training_loops
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -105,3 +106,8 @@ def test_imports_of_the_benchmarks_resolve(script):
 def test_modules_that_the_check_looks_through_exist():
     """Their lines are no model's; a module that moved would be taken for one."""
     assert not unresolved(set(watching._MACHINERY))
+
+
+def test_loops_that_are_compiled_ahead_exist():
+    """They are listed by name, for functions that no import reaches."""
+    assert not unresolved({loop.name for loop in training_loops()})

@@ -33,18 +33,18 @@ f4[3]*2 f4[2]*2 | gat
 kernels.neighbour_attention.cpu.forward f4[3]*2 f4[2]*2 i8[1] i4[1] f8 b1 f4[3] f4[2]*2 | gat
 store.columns._counting_sort i8[1]*5
 packing.stream.stream_kernel i8[2] i8[1]*2 i8*2
-batches.collate._structure i8[1]*3 u1[1]*2 i8[2] i8[1]*3 b1[1]*3 b1
+batches.collation.collate._structure i8[1]*3 u1[1]*2 i8[2] i8[1]*3 b1[1]*3 b1
 kernels.table_sum.cpu.forward i8[2] i8[1] f4[2]*2 i8
 kernels.neighbour_sum.cpu_backward.relu_add_backward f4 13xi8 9xi8 f8 b1 i8 | gine gps
 kernels.neighbour_sum.cpu_backward.copy_backward f4 13xi8 9xi8 f8 b1 i8 | gin sage
-batches.collate._structure i8[1]*5 i8[2] i8[1]*3 b1[1]*3 b1
-batches.collate._pointers i8[1]*3 i4[1] i8[1] i8[2] i4[1]*3
-batches.collate._pointers i8[1]*3 i4[1] u1[1] i8[2] i4[1]*3
-batches.collate._pointers i8[1]*3 i4[1] i2[1] i8[2] i4[1]*3
-batches.collate._copy_rows i8[1]*2 i8 u1[1] i8[1]
+batches.collation.collate._structure i8[1]*5 i8[2] i8[1]*3 b1[1]*3 b1
+batches.collation.collate._pointers i8[1]*3 i4[1] i8[1] i8[2] i4[1]*3
+batches.collation.collate._pointers i8[1]*3 i4[1] u1[1] i8[2] i4[1]*3
+batches.collation.collate._pointers i8[1]*3 i4[1] i2[1] i8[2] i4[1]*3
+batches.collation.collate._copy_rows i8[1]*2 i8 u1[1] i8[1]
 kernels.segments.cpu.sum_forward f4[2] i8[1] b1 f4[2]
 kernels.gcn_sum.cpu.backward f4 8xi8 i8*3 b1*2 i8 | gcn
-batches.collate._copy_rows i8[1]*2 i8 u1[1]*2
+batches.collation.collate._copy_rows i8[1]*2 i8 u1[1]*2
 kernels.head_blocks.cpu.to_rows f4[4] i8[1] i8 f4[2] | gps
 kernels.graph_attention.cpu._on_threads f4[4] i4[1] i8*2 f8 f4[3] f4[2] i8 | gps
 kernels.graph_attention.cpu_backward.backward f4[4]*2 f4[2] i4[1] i8*2 f8 f4[4] i8 | gps
@@ -59,7 +59,7 @@ packing.place.group_by_pack i8[1] i8
 kernels.neighbour_sum.cpu.copy f4 7xi8*2 f8 b1 i8 | gin sage
 kernels.neighbour_sum.cpu.relu_add f4 7xi8*2 f8 b1 i8 | gine gps
 packing.place.place_batches i8[2] i8[1]*2 i8[2]
-batches.real_counts._totals i8[1]*3
+batches.slots.real_counts._totals i8[1]*3
 kernels.head_blocks.cpu.to_block f4[2] i8 i8[1] f4[4] | gps
 kernels.table_sum.cpu.codes i8[2] i8[1]*2 | gine gps
 kernels.segments.cpu.sum_backward f4[2] i8[1] b1 f4[2]
