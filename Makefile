@@ -1,4 +1,4 @@
-# make demo | venv | test | test-all | tiers | lint | package | bench | docs | figures
+# make demo | venv | test | test-all | test-every | tiers | lint | package | bench | docs | figures
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
@@ -16,7 +16,7 @@ PYRIGHT := NODE_OPTIONS=--max-semi-space-size=64 $(VENV)/bin/pyright
 # for this library alone, four times as many where torch was just installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo test test-all lint public-types fuzz tiers bench package docs figures clean
+.PHONY: venv demo test test-all test-every lint public-types fuzz tiers bench package docs figures clean
 
 venv: $(STAMP)
 
@@ -69,6 +69,11 @@ tiers: $(STAMP)
 test-all: $(DOCS)
 	@$(VENV)/bin/ruff check --quiet .
 	@$(MAKE) --no-print-directory --jobs 2 every-test lint site
+
+# With all cases of the families of which test-all runs every third (tests/support/sampled.py): before
+# a release, and with another version of torch or PyG.
+test-every: export EVERY_CASE = 1
+test-every: test-all
 
 .PHONY: every-test
 every-test: $(STAMP)

@@ -32,7 +32,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 pytest_plugins = [
     *("support.processor_time", "support.tiers", "support.places", "support.forked_runs"),
-    "support.painted",
+    *("support.painted", "support.sampled"),
 ]
 
 # Tracing makes millions of small objects that live on: looking through them every 700 takes a fifth

@@ -54,6 +54,7 @@ def squared(out, batch):
     return (out - batch.y.to(out.dtype)).square()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_operator_on_a_cpu_takes_float16(name):
     """NumPy has it and numba has not: near what float32 or float64 give of the same numbers."""

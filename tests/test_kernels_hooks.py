@@ -84,6 +84,7 @@ def calls(model: nn.Module, path: str, kind: str, static: bool) -> int:
     return count
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_hook_is_called_as_in_plain_pyg(name):
     torch.manual_seed(0)

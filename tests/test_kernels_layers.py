@@ -78,6 +78,7 @@ def reasons_of(model: Model, runner: sg.StaticGraphRunner | None = None) -> dict
     return {layer.name: layer.stock_reason for layer in fused_layers(model)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_plain_pygs(name):
     torch.manual_seed(0)

@@ -114,6 +114,7 @@ BOTH_WAYS = {
 NARROW = {("neighbour_attention", "targets_kernel"), ("segment_sum", "sum_backward_kernel")}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", BOTH_WAYS)
 def test_rows_of_300_are_loaded_by_16_and_8_bytes(name, dtype):

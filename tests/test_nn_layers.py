@@ -47,6 +47,7 @@ PARTS = 16
 POISONED = unknown_counts(poisoned(BATCH, 1000.0))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_layer_is_one_graph_of_fixed_shapes(part):
     """Captured as torch.compile would, those of a part together, and where that goes wrong each by

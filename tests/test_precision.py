@@ -35,7 +35,7 @@ def graphs() -> list[Data]:
 
 
 GRAPHS = graphs()
-STORE = sg.GraphStore.from_pyg(GRAPHS)
+STORE = sg.GraphStore.from_pyg(GRAPHS, progress=False)
 IDS = [range(i, i + 4) for i in range(0, 24, 4)]
 
 

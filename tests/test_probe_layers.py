@@ -1,10 +1,9 @@
 """Layers of the support table are probed: a fit that predicts a batch of twice the size, or a
 refusal that says what to do. A third of the table, and all that is of a kind of its own; with
-``EVERY_LAYER=1`` the whole table, twice the time of any other file."""
+``EVERY_CASE=1`` the whole table, twice the time of any other file."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -48,12 +47,8 @@ APART = (
 FAST = {case.name for case in CASES[::24]} | {
     case.name for case in CASES if any(part in case.name for part in APART)
 }
-ASKED = CASES if os.environ.get("EVERY_LAYER") else CASES[::3]
-SLOW_ONES = [
-    case if case.name in FAST else pytest.param(case, marks=pytest.mark.slow)
-    for case in CASES
-    if case.name in FAST or case in ASKED
-]
+OTHERS = [pytest.mark.slow, pytest.mark.sampled(3)]
+ALL = [pytest.param(case, marks=() if case.name in FAST else OTHERS) for case in CASES]
 
 
 def times(capacity: Capacity, size: float, widest: float = 1.0) -> Capacity:
@@ -67,7 +62,7 @@ def times(capacity: Capacity, size: float, widest: float = 1.0) -> Capacity:
     )
 
 
-@pytest.mark.parametrize("case", SLOW_ONES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
     """At half the smallest probe, and at four times the largest with a largest graph of twice the
     nodes, counted by the same reader. Twice the largest alone the probe itself reads and leaves out

@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from support import patience
+from support import patience, sampled
 from support.processor_time import NAME, SHOWN, slowest, unmarked
 from support.tiers import LEAVES_S, QUICK_S, brought_up_to_date, listed
 
@@ -169,6 +170,39 @@ def test_what_is_in_the_list_is_slow_here(request):
             assert "slow" in item.keywords
     files = {name.partition("::")[0] for name in listed()}
     assert [name for name in sorted(files) if not (TESTS.parent / name).is_file()] == []
+
+
+def cases_of(name: str, every: int | None, count: int) -> list[Any]:
+    marker = every and pytest.mark.sampled(every).mark
+    names = [f"{name}[{number}]" for number in range(count)]
+    return [SimpleNamespace(nodeid=one, get_closest_marker=lambda _: marker) for one in names]
+
+
+def test_every_third_case_of_a_family_is_drawn():
+    """Counted in each family by itself; what has no marker stays."""
+    a, b, plain = cases_of("a", 3, 5), cases_of("b", 2, 2), cases_of("plain", None, 3)
+    out = sampled.left_out([*a[:2], *b, *plain, *a[2:]])
+    assert [one.nodeid for one in out] == ["a[1]", "b[1]", "a[2]", "a[4]"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "every", "gpu", "run"),
+    [
+        ("tests", "", False, 2),
+        ("tests/test_x.py::a[1]", "", False, 5),
+        ("tests", "1", False, 5),
+        ("tests", "", True, 5),
+    ],
+)
+def test_all_cases_run_where_they_are_named_or_asked_for(asked, every, gpu, run, monkeypatch):
+    monkeypatch.setenv("EVERY_CASE", every)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    told: list[Any] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: told.extend(items))
+    items = cases_of("a", 3, 5)
+    config: Any = SimpleNamespace(args=[asked], hook=hook)
+    sampled.pytest_collection_modifyitems(config, items)
+    assert (len(items), len(told)) == (run, 5 - run)
 
 
 def test_time_of_the_processor_is_noted(request):

@@ -59,7 +59,7 @@ def graphs(seed: int = 0) -> list[Data]:
     return made
 
 
-STORE = sg.GraphStore.from_pyg(graphs())
+STORE = sg.GraphStore.from_pyg(graphs(), progress=False)
 BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY)
 
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from staticgraph.errors import StaleBatch
 from staticgraph.outofcore.sampling.hops import HopBatch
 
 
@@ -44,7 +45,6 @@ class SampledBatch:
     """What the loader gives: padded hops and what they are for.
 
     Attributes:
-        hops: draws, features ``x`` and labels ``y``.
         seeds: ``[n]`` the graph's numbers of the seeds.
         nodes: ``[n]`` the caller's numbers of the seeds, which index the caller's arrays.
         state: the state of the buffer it was sampled in.
@@ -52,12 +52,11 @@ class SampledBatch:
     """
 
     ends: LinkEnds | None
-    hops: HopBatch
     nodes: NDArray[np.int64]
     seeds: NDArray[np.int64]
     state: int
 
-    __slots__ = ("ends", "hops", "nodes", "seeds", "state")
+    __slots__ = ("_hops", "ends", "nodes", "seeds", "state")
 
     def __init__(
         self,
@@ -67,5 +66,25 @@ class SampledBatch:
         state: int,
         ends: LinkEnds | None,
     ) -> None:
-        self.hops, self.seeds, self.nodes = hops, seeds, nodes
+        self._hops: HopBatch | None = hops
+        self.seeds, self.nodes = seeds, nodes
         self.state, self.ends = state, ends
+
+    @property
+    def hops(self) -> HopBatch:
+        """Draws, features ``x`` and labels ``y``.
+
+        Raises:
+            StaleBatch: the loader gave another batch since, which may be written over these.
+        """
+        if self._hops is None:
+            raise StaleBatch(
+                "this batch was given back when the loader gave another one, whose samples may be "
+                "written over it: use each batch before the next, and copy what you keep, "
+                "batch.hops.x.clone() (a list(loader) keeps the last alone)"
+            )
+        return self._hops
+
+    def expire(self) -> None:
+        """The memory of the hops is another batch's from now on."""
+        self._hops = None

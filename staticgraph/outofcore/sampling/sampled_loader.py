@@ -130,6 +130,7 @@ class SampledLoader:
         self.direction = direction
         self._shapes_of = tuple(self.fanouts), batch_size
         self._running: RunningEpoch | None = None
+        self._last: SampledBatch | None = None
         self._new = np.empty(graph.num_nodes, np.int64)
         self._new[graph.node_ids] = np.arange(graph.num_nodes)
         self._seeds = np.sort(
@@ -162,7 +163,8 @@ class SampledLoader:
         return self.policy.epoch(p, tuple(holding), rng)
 
     def __iter__(self) -> Iterator[SampledBatch]:
-        """One epoch; a batch is valid until the next one is asked for.
+        """One epoch; the hops of a batch are valid until the next one is given, those of the last
+        until another epoch, and a :class:`staticgraph.errors.StaleBatch` afterwards.
 
         The loader has one buffer, so another iteration ends this one.
 
@@ -179,6 +181,7 @@ class SampledLoader:
         running = self._running = RunningEpoch(
             lambda: map(self._batches, self.states.run(schedule)), self.states.mutable
         )
+        self._lend(None)
         try:
             while True:
                 started = time.perf_counter()
@@ -186,17 +189,24 @@ class SampledLoader:
                 self.waited_s += time.perf_counter() - started
                 if batch is None:
                     break
+                self._lend(batch)
                 yield batch
                 if running.ended:
                     raise RuntimeError(
                         "another iteration of this loader began before this one was done, and they "
                         "share one buffer: make a SampledLoader for each"
                     )
-                self._give_back(batch.hops)
+                if batch.hops.rung is not None:
+                    self._free[batch.hops.rung].put(batch.hops)
                 running.used()
         finally:
             running.end()
         self.epoch += 1
+
+    def _lend(self, batch: SampledBatch | None) -> None:
+        if self._last is not None:
+            self._last.expire()
+        self._last = batch
 
     def close(self) -> None:
         """Ends the threads."""
@@ -263,10 +273,6 @@ class SampledLoader:
             seeds = resident.node_of[sample.nodes[: sample.counts[0]]]
             hops.y[: len(seeds)] = torch.from_numpy(self._labels[seeds])
         return hops
-
-    def _give_back(self, hops: HopBatch) -> None:
-        if hops.rung is not None:
-            self._free[hops.rung].put(hops)
 
     # ------------------------------------------------------------------ static shapes
 

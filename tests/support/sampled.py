@@ -1,0 +1,48 @@
+"""``@pytest.mark.sampled(3)``: of a test's many cases every third runs, with ``EVERY_CASE=1`` all.
+
+For families whose cases differ in the layer, the operator or the dtype alone, where most of what
+goes wrong goes wrong in many of them. ``make test-every`` runs all, as each release and each new
+version of torch or PyG must. Where there is a GPU, and where cases are named, nothing is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "sampled(k): of its cases every k-th runs; with EVERY_CASE=1 all"
+    )
+
+
+def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Those that are not drawn: of each family all but every k-th, in the order they stand in."""
+    seen: Counter[str] = Counter()
+    found = []
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is None:
+            continue
+        family = item.nodeid.partition("[")[0]
+        if seen[family] % marker.args[0]:
+            found.append(item)
+        seen[family] += 1
+    return found
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("EVERY_CASE") or torch.cuda.is_available():
+        return
+    if any("[" in name for name in config.args):
+        return
+    out = left_out(items)
+    if out:
+        config.hook.pytest_deselected(items=out)
+        names = {item.nodeid for item in out}
+        items[:] = [item for item in items if item.nodeid not in names]
