@@ -56,6 +56,7 @@ MOST_ROOMS = 29
 FLOORS_OF = {
     "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv", "fused"),
     "outofcore": ("policies", "disk", "buffer", "sampling", "training"),
+    "serving": ("bodies", "engine", "http", "processes"),
 }
 PURE = ("errors", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
@@ -85,7 +86,10 @@ INSIDE = {
     ("internals.inductor", "torch._inductor.cudagraph_trees"): SLOW,
     ("internals.inductor", "torch._inductor.codecache"): SLOW,
     ("internals.packages", "torch._inductor"): SLOW,
-    ("serving.http_config", "staticgraph.serving.predict_protocol"): "only where httptools is",
+    (
+        "serving.http.uvicorn_config",
+        "staticgraph.serving.http.predict_protocol",
+    ): "only where httptools is",
     ("training.run", "staticgraph.training.plots"): "an extra brings Matplotlib",
     ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
 }

@@ -14,9 +14,9 @@ from torch_geometric.data import Data
 import staticgraph as sg
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.serving import compact
-from staticgraph.serving.bad_body import BadBody
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.flat_graphs import store_of, whole
+from staticgraph.serving.bodies.bad_body import BadBody
+from staticgraph.serving.bodies.flat_graphs import store_of, whole
+from staticgraph.serving.bodies.reader import Reader
 
 
 class Bonds(Data):

@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     check_mode(args, args.compile_mode, args.device)
     load()
     check_mode(args, args.compile_mode, args.device)
-    from staticgraph.serving.own_process import settle
+    from staticgraph.serving.processes.own_process import settle
 
     service = _service(args)
     settle()
@@ -205,11 +205,11 @@ def _here(service: Service, args: argparse.Namespace) -> int:
     """Bodies are read in this process."""
     import uvicorn
 
-    from staticgraph.serving.app import make_app
-    from staticgraph.serving.asker import Here
-    from staticgraph.serving.http_config import config_of
+    from staticgraph.serving.http.app import make_app
+    from staticgraph.serving.http.backend import LocalBackend
+    from staticgraph.serving.http.uvicorn_config import config_of
 
-    app = make_app(Here(service.server), service.reader, service.title, service.task)
+    app = make_app(LocalBackend(service.server), service.reader, service.title, service.task)
     server = uvicorn.Server(config_of(app, host=args.host, port=args.port, log_level="info"))
     _say(args)
 
@@ -227,7 +227,7 @@ def _here(service: Service, args: argparse.Namespace) -> int:
 
 def _beside(service: Service, args: argparse.Namespace) -> int:
     """Bodies are read in processes of their own."""
-    from staticgraph.serving.workers import Workers
+    from staticgraph.serving.processes.worker_pool import Workers
 
     workers = Workers(*service, args.workers, args.host, args.port)
     _say(args)

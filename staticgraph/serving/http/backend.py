@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
-from staticgraph.serving.flat_graphs import FlatGraphs
-from staticgraph.serving.metrics import prometheus
-from staticgraph.serving.plain_values import plain
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs
+from staticgraph.serving.engine.plain_values import plain
+from staticgraph.serving.http.metrics import prometheus
 
 if TYPE_CHECKING:
-    from staticgraph.serving.server import Server
+    from staticgraph.serving.engine.server import Server
 
 
-class Asker(Protocol):
+class Backend(Protocol):
     """Answers graphs with plain values, and says how it does."""
 
     async def open(self) -> None:
@@ -33,7 +33,7 @@ class Asker(Protocol):
         ...
 
 
-class Here:
+class LocalBackend:
     """The server in this process, which is closed with the application."""
 
     def __init__(self, server: Server) -> None:

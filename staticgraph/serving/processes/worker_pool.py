@@ -13,10 +13,10 @@ import sys
 import threading
 from typing import Any
 
-from staticgraph.serving import frames
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.gateway import Gateway
-from staticgraph.serving.server import Server
+from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.engine.server import Server
+from staticgraph.serving.processes import frames
+from staticgraph.serving.processes.gateway import Gateway
 
 # How long a process may take until it answers; it imports for a second or two.
 START_S = 120.0
@@ -32,7 +32,7 @@ class Workers:
     Args:
         server: answers; closed by who made it.
         reader: of the bodies, made again there.
-        title, task: of :func:`staticgraph.serving.app.make_app`.
+        title, task: of :func:`staticgraph.serving.http.app.make_app`.
         count: of processes.
         host, port: where; 0 takes a free one.
 
@@ -71,7 +71,13 @@ class Workers:
         with there:
             handed = (there.fileno(), self._port.fileno())
             # Modules come from where they come from here, and not from the folder it is started in.
-            command = [sys.executable, "-P", "-m", "staticgraph.serving.worker", *map(str, handed)]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "staticgraph.serving.processes.worker",
+                *map(str, handed),
+            ]
             path = os.pathsep.join(each or os.getcwd() for each in sys.path)
             # One thread is enough for arrays of some kilobytes.
             threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -15,10 +15,10 @@ from contextlib import suppress
 from typing import Any
 
 from staticgraph.errors import BatchFailed
-from staticgraph.serving import frames
-from staticgraph.serving.desk import Desk, Laid
-from staticgraph.serving.metrics import prometheus
-from staticgraph.serving.server import Server
+from staticgraph.serving.engine.completion_queue import Completion, CompletionQueue
+from staticgraph.serving.engine.server import Server
+from staticgraph.serving.http.metrics import prometheus
+from staticgraph.serving.processes import frames
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
@@ -37,7 +37,7 @@ class Gateway:
     def __init__(self, server: Server, line: socket.socket) -> None:
         self._server, self._line = server, line
         self.ready: threading.Event = threading.Event()
-        self._desk = Desk()
+        self._completions = CompletionQueue()
         self._threads = [
             threading.Thread(target=run, name=f"staticgraph {run.__name__}", daemon=True)
             for run in (self._take_in, self._give_back)
@@ -58,7 +58,7 @@ class Gateway:
                     break
                 self._take(kind, payload)
         finally:
-            self._desk.close()
+            self._completions.close()
 
     def _take(self, kind: int, payload: bytearray) -> None:
         if kind == frames.READY:
@@ -66,17 +66,17 @@ class Gateway:
         elif kind == frames.HEALTH:
             stats = self._server.stats()
             said = [stats.failing, prometheus(stats)]
-            self._desk.lay(Laid(json.loads(payload), said, None))
-            self._desk.ring()
+            self._completions.put(Completion(json.loads(payload), said, None))
+            self._completions.notify()
         else:
             asked = frames.asked_of(payload, self._server.schema)
-            self._server.submit_split(asked.graphs, asked.counts, (self._desk, asked.first))
+            self._server.submit_split(asked.graphs, asked.counts, (self._completions, asked.first))
 
     def _give_back(self) -> None:
         try:
-            while (laid := self._desk.fetch()) is not None:
-                _log_failures(laid)
-                self._line.sendall(_frame([_values(each) for each in laid]))
+            while (done := self._completions.fetch()) is not None:
+                _log_failures(done)
+                self._line.sendall(_frame([_values(each) for each in done]))
         except OSError:
             pass  # the other side is gone
         finally:
@@ -100,17 +100,17 @@ class Gateway:
         return found
 
 
-def _log_failures(laid: list[Laid]) -> None:
+def _log_failures(done: list[Completion]) -> None:
     """A trace a batch that failed, and not one for each of its requests."""
-    failed = [each.error for each in laid if isinstance(each.error, BatchFailed)]
+    failed = [each.error for each in done if isinstance(each.error, BatchFailed)]
     for error in {id(error.__cause__): error for error in failed}.values():
         log.error("a batch failed", exc_info=error)
 
 
-def _values(laid: Laid) -> list[Any]:
-    if laid.error is None:
-        return [laid.number, laid.value, None]
-    return [laid.number, None, frames.error_values(laid.error)]
+def _values(done: Completion) -> list[Any]:
+    if done.error is None:
+        return [done.number, done.value, None]
+    return [done.number, None, frames.error_values(done.error)]
 
 
 def _frame(values: list[list[Any]]) -> bytes:

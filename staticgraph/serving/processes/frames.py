@@ -21,9 +21,9 @@ import numpy as np
 
 from staticgraph import errors
 from staticgraph.schema import Schema
-from staticgraph.serving import compact
-from staticgraph.serving.error_words import words_of
-from staticgraph.serving.flat_graphs import FlatGraphs
+from staticgraph.serving.bodies import compact_format
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs
+from staticgraph.serving.engine.error_words import words_of
 
 HEADER = struct.Struct("<II")
 ASK, ANSWERS, HEALTH, SETTINGS, READY = range(5)
@@ -54,7 +54,7 @@ def ask_frame(asked: RequestFrame, schema: Schema) -> bytes:
     """One of requests; the number of graphs of each is a multiple of 8 bytes."""
     counts = np.array(asked.counts, "<i8").tobytes()
     head = _ASKED.pack(asked.first, len(asked.counts))
-    return frame(ASK, head + counts + compact.encode_graphs(asked.graphs, schema))
+    return frame(ASK, head + counts + compact_format.encode_graphs(asked.graphs, schema))
 
 
 def asked_of(payload: bytearray, schema: Schema) -> RequestFrame:
@@ -62,7 +62,9 @@ def asked_of(payload: bytearray, schema: Schema) -> RequestFrame:
     first, requests = _ASKED.unpack_from(payload)
     at = _ASKED.size + 8 * requests
     counts = np.frombuffer(payload, "<i8", requests, _ASKED.size).tolist()
-    return RequestFrame(first, counts, compact.decode_graphs(memoryview(payload)[at:], schema))
+    return RequestFrame(
+        first, counts, compact_format.decode_graphs(memoryview(payload)[at:], schema)
+    )
 
 
 def error_values(error: BaseException) -> list[Any]:

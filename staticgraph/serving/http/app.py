@@ -2,7 +2,7 @@
 
 The problem: whoever can reach the port can send anything, and as much as he likes. So a body is
 read up to a limit and no further, understood by :mod:`staticgraph.serving.bodies` alone, and every
-way to be wrong is one line with a status (:mod:`staticgraph.serving.refusal`).
+way to be wrong is one line with a status (:mod:`.refusal`).
 
 There are no accounts and no encryption: beyond this machine, put a proxy that has them before it.
 """
@@ -19,13 +19,14 @@ from fastapi import FastAPI, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from staticgraph.schema import EDGE_INDEX
-from staticgraph.serving import compact, drawing
-from staticgraph.serving.asker import Asker
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.metrics import CONTENT_TYPE
-from staticgraph.serving.page import POLICY, page
-from staticgraph.serving.predict_route import JSON, NPZ, PATH, PredictRoute
-from staticgraph.serving.refusal import refused
+from staticgraph.serving.bodies import compact_format
+from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.http import molecule_drawing
+from staticgraph.serving.http.backend import Backend
+from staticgraph.serving.http.home_page import POLICY, page
+from staticgraph.serving.http.metrics import CONTENT_TYPE
+from staticgraph.serving.http.predict_route import JSON, NPZ, PATH, PredictRoute
+from staticgraph.serving.http.refusal import refused
 
 # After so many batches in a row that failed the device is taken for broken.
 BROKEN_AFTER = 3
@@ -44,11 +45,11 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
 
 
-def make_app(asker: Asker, reader: Reader, title: str, task: str | None = None) -> Application:
-    """The application; when it stops it closes the asker, which answers what still waits.
+def make_app(backend: Backend, reader: Reader, title: str, task: str | None = None) -> Application:
+    """The application; when it stops it closes the backend, which answers what still waits.
 
     Args:
-        asker: answers.
+        backend: answers.
         reader: of the bodies.
         title: of the page and of the interface.
         task: of :class:`staticgraph.training.trained.Trained`: outputs of ``binary`` and
@@ -65,12 +66,12 @@ def make_app(asker: Asker, reader: Reader, title: str, task: str | None = None) 
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await asker.open()
+        await backend.open()
         yield
-        await asker.close()
+        await backend.close()
 
     app = Application(title=title, lifespan=lifespan)
-    app.predict = PredictRoute(asker, reader, task)
+    app.predict = PredictRoute(backend, reader, task)
 
     # For the description, and for an application that has this one under a path of its own.
     @app.post(PATH, openapi_extra={"requestBody": _described(reader)})
@@ -79,20 +80,20 @@ def make_app(asker: Asker, reader: Reader, title: str, task: str | None = None) 
 
     @app.get("/health")
     async def health() -> Response:
-        failing, _ = await asker.health()
+        failing, _ = await backend.health()
         broken = failing >= BROKEN_AFTER
         return JSONResponse({"status": "failing" if broken else "ok"}, 503 if broken else 200)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        _, text = await asker.health()
+        _, text = await backend.health()
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
     @app.get("/draw")
     async def draw(smiles: str = "") -> Response:
         try:
             reader.molecule(smiles)
-            svg = await asyncio.to_thread(drawing.svg, smiles)
+            svg = await asyncio.to_thread(molecule_drawing.svg, smiles)
         except Exception as error:
             status, body, _ = refused(error)
             return Response(body, status, media_type=JSON)
@@ -142,6 +143,6 @@ def _described(reader: Reader) -> dict[str, Any]:
         "content": {
             JSON: {"schema": {"type": "object", "properties": lists}},
             NPZ[0]: binary,
-            compact.CONTENT_TYPE: binary,
+            compact_format.CONTENT_TYPE: binary,
         },
     }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from staticgraph.serving.flat_graphs import FlatGraphs, FlatSpan
-from staticgraph.serving.joined import StoreSpan
-from staticgraph.serving.outputs import Output, cut, listed
-from staticgraph.serving.request import Piece, Request
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs, FlatSpan
+from staticgraph.serving.engine.concatenation import StoreSpan
+from staticgraph.serving.engine.outputs import Output, cut, listed
+from staticgraph.serving.engine.request import Piece, Request
 from staticgraph.store.graph_columns import GraphColumns
 
 

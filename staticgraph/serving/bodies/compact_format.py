@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from staticgraph.schema import EDGE_INDEX, Schema
-from staticgraph.serving.flat_graphs import FlatGraphs, fields_of
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs, fields_of
 from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
 

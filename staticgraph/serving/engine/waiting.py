@@ -23,7 +23,7 @@ import numpy as np
 from staticgraph.packing.place import group_by_pack, homes, limits_array, place_batches
 from staticgraph.packing.stream import stream_kernel
 from staticgraph.plans.order_statistics import keep_order_statistics
-from staticgraph.serving.request import Piece, Request, requests_of
+from staticgraph.serving.engine.request import Piece, Request, requests_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 

@@ -9,7 +9,7 @@ import zipfile
 
 import numpy as np
 
-from staticgraph.serving.bad_body import BadBody
+from staticgraph.serving.bodies.bad_body import BadBody
 from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
 

@@ -15,8 +15,8 @@ from staticgraph.errors import (
     ServerBusy,
     ServerClosed,
 )
-from staticgraph.serving.bad_body import BadBody
-from staticgraph.serving.error_words import first_line
+from staticgraph.serving.bodies.bad_body import BadBody
+from staticgraph.serving.engine.error_words import first_line
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from staticgraph.schema import Level, Schema
-from staticgraph.serving.flat_graphs import FlatSpan, store_of
+from staticgraph.serving.bodies.flat_graphs import FlatSpan, store_of
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns
@@ -33,7 +33,7 @@ class StoreSpan(NamedTuple):
         return slice(int(offsets[self.first]), int(offsets[self.last]))
 
 
-def joined(spans: Sequence[StoreSpan]) -> GraphStore:
+def concatenated(spans: Sequence[StoreSpan]) -> GraphStore:
     """One store of the graphs of all spans, which have the same fields.
 
     Args:
@@ -91,12 +91,12 @@ def joined(spans: Sequence[StoreSpan]) -> GraphStore:
     )
 
 
-def joined_any(spans: Sequence[StoreSpan | FlatSpan], schema: Schema) -> GraphStore:
+def concatenated_any(spans: Sequence[StoreSpan | FlatSpan], schema: Schema) -> GraphStore:
     """One store of the graphs of all, whether they are columns already or flat."""
     flat = [span for span in spans if isinstance(span, FlatSpan)]
     if len(flat) == len(spans):
         return store_of(flat, schema)
-    return joined(
+    return concatenated(
         [
             StoreSpan(store_of([each], schema), 0, each.last - each.first)
             if isinstance(each, FlatSpan)

@@ -15,7 +15,7 @@ from torch import Tensor
 from staticgraph.batches.containers import parts_of, with_parts
 from staticgraph.batches.predictions import Predictions
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.serving.plain_values import plain
+from staticgraph.serving.engine.plain_values import plain
 from staticgraph.store.graph_columns import GraphColumns
 
 

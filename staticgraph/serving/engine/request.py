@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from staticgraph.errors import BatchFailed
-from staticgraph.serving.desk import Desk, Ticket
-from staticgraph.serving.error_words import words_of
-from staticgraph.serving.flat_graphs import FlatGraphs
-from staticgraph.serving.outputs import Output, answer, plain_of
-from staticgraph.serving.plain_values import plain
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs
+from staticgraph.serving.engine.completion_queue import CompletionQueue, Ticket
+from staticgraph.serving.engine.error_words import words_of
+from staticgraph.serving.engine.outputs import Output, answer, plain_of
+from staticgraph.serving.engine.plain_values import plain
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.how_many import how_many
@@ -34,7 +34,7 @@ class Request:
 
     Attributes:
         future: what is answered.
-        desk: where its answer is laid, if it has a ticket.
+        completions: where its answer is put, if it has a ticket.
         listed: whether it was answered with lists.
         over: whether it is answered, failed or cancelled; what is left of it need not run.
     """
@@ -45,8 +45,8 @@ class Request:
     last: int
 
     __slots__ = (
-        "_begun", "_found", "_lock", "_missing", "arrived", "desk", "first", "future", "last",
-        "listed", "over", "store",
+        "_begun", "_found", "_lock", "_missing", "arrived", "completions", "first", "future",
+        "last", "listed", "over", "store",
     )  # fmt: skip
 
     def __init__(
@@ -60,7 +60,9 @@ class Request:
         self.store, self.arrived = store, arrived
         self.first, self.last = first, len(store) if last is None else last
         self.future: Future[Any] | Ticket = Future() if due is None else due
-        self.desk: Desk | None = due.desk if isinstance(due, Ticket) else None
+        self.completions: CompletionQueue | None = (
+            due.completions if isinstance(due, Ticket) else None
+        )
         self.listed: bool = False
         self.over: bool = False
         self._lock = threading.Lock()
@@ -99,7 +101,7 @@ class Request:
     def wants_list(self, count: int) -> bool:
         """Whether it takes so many graphs of a batch as lists: where it has a ticket, and these are
         all of them. Pieces of several batches are put together as tensors, which have shapes."""
-        self.listed = self.desk is not None and count == len(self)
+        self.listed = self.completions is not None and count == len(self)
         return self.listed
 
     def take(self, graph: int, count: int, output: Output) -> bool:
@@ -119,7 +121,7 @@ class Request:
         batches do not go together (other keys or shapes in each)."""
         self._found.sort(key=lambda item: item[0])
         try:
-            if self.desk is None:
+            if self.completions is None:
                 return answer([output for _, output in self._found])
             if self.listed:
                 return plain_of(self._found[0][1])

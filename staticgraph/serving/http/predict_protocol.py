@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from staticgraph.serving.predict_route import (
+from staticgraph.serving.http.predict_route import (
     INLINE_BYTES,
     JSON,
     PATH,
     PredictRoute,
     reads_at_once,
 )
-from staticgraph.serving.refusal import Reply, refused
+from staticgraph.serving.http.refusal import Reply, refused
 
 _LINE = b"POST " + PATH.encode() + b" HTTP/1.1\r\n"
 _END = b"\r\n\r\n"

@@ -16,8 +16,8 @@ from typing import Any
 
 from staticgraph.errors import ServerClosed
 from staticgraph.schema import Schema
-from staticgraph.serving import frames
-from staticgraph.serving.flat_graphs import FlatGraphs, together, whole
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs, together, whole
+from staticgraph.serving.processes import frames
 
 # How long those who ask while others wait for their answers are gathered, in seconds: they would
 # wait for the batch that runs in any case, and a frame costs each process what some requests do.
@@ -26,11 +26,11 @@ GATHER_S = 0.001
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
-class Remote:
+class RemoteBackend:
     """Asks over a socket.
 
     Args:
-        line: a stream to a :class:`~staticgraph.serving.gateway.Gateway`.
+        line: a stream to a :class:`~staticgraph.serving.processes.gateway.Gateway`.
         schema: of the graphs.
         on_loss: is called when the other process is gone.
     """

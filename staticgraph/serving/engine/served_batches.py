@@ -12,11 +12,11 @@ from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch, filled
 from staticgraph.runner.prediction import Predictor
 from staticgraph.schema import Schema
-from staticgraph.serving.flat_graphs import FlatGraphs, store_of, whole
-from staticgraph.serving.joined import StoreSpan, joined_any
-from staticgraph.serving.outputs import Output, output_of
-from staticgraph.serving.pieces import spans_of
-from staticgraph.serving.request import Piece
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs, store_of, whole
+from staticgraph.serving.engine.batch_spans import spans_of
+from staticgraph.serving.engine.concatenation import StoreSpan, concatenated_any
+from staticgraph.serving.engine.outputs import Output, output_of
+from staticgraph.serving.engine.request import Piece
 from staticgraph.store.graph_store import GraphStore
 
 
@@ -57,7 +57,7 @@ class ServedBatches:
 
     def warm(self) -> None:
         """Has the loops compiled that put graphs together and fill a batch."""
-        store = joined_any([StoreSpan(GraphStore.zeros(self._schema), 0, 1)], self._schema)
+        store = concatenated_any([StoreSpan(GraphStore.zeros(self._schema), 0, 1)], self._schema)
         filled(self._layouts[0], store, ())
         if not (self._schema.axes or self._schema.two_sided):
             store_of([whole(FlatGraphs.zeros(self._schema))], self._schema)
@@ -68,7 +68,7 @@ class ServedBatches:
         Raises:
             GraphTooLarge: they do not fit it.
         """
-        store = joined_any(spans_of(pieces), self._schema)
+        store = concatenated_any(spans_of(pieces), self._schema)
         return ServedBatch(store, filled(self._layouts[bucket], store, range(len(store))))
 
     def run(self, served: ServedBatch) -> Output:

@@ -3,8 +3,8 @@
 The problem: callers ask for a graph or a few at a time, from any thread, and a device that runs
 fixed shapes wants them by the bucket. The idea: a request waits at most a few milliseconds for
 others; one thread, the only one that runs the model, takes what goes together next
-(:mod:`staticgraph.serving.waiting`), runs it, and hands each caller the rows of his own graphs.
-While a batch runs, the next one gathers.
+(:mod:`.waiting`), runs it, and hands each caller the rows of his own graphs. While a batch runs,
+the next one gathers.
 
 The invariant: every request that was accepted is answered once, with what ``runner.predict`` gives
 for its graphs alone, or failed once: with the error of its own graphs, of the batch that they ran
@@ -28,18 +28,17 @@ import torch
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
 from staticgraph.runner.prediction import Predictor, listed
 from staticgraph.schema import Schema
-from staticgraph.serving.admission import Admission
-from staticgraph.serving.clock import Clock
-from staticgraph.serving.desk import Desk, Ticket
-from staticgraph.serving.error_words import first_line
-from staticgraph.serving.flat_graphs import FlatGraphs, split
-from staticgraph.serving.outputs import Output
-from staticgraph.serving.pieces import handed_out
-from staticgraph.serving.request import Piece, Request, requests_of
-from staticgraph.serving.served_batches import ServedBatches
-from staticgraph.serving.statistics import Counts, ServerStats
-from staticgraph.serving.waiting import TakenBatch, Waiting
-from staticgraph.text.how_many import how_many
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs, split
+from staticgraph.serving.engine.admission import Admission
+from staticgraph.serving.engine.batch_spans import handed_out
+from staticgraph.serving.engine.clock import Clock
+from staticgraph.serving.engine.completion_queue import CompletionQueue, Ticket
+from staticgraph.serving.engine.error_words import batch_failed
+from staticgraph.serving.engine.outputs import Output
+from staticgraph.serving.engine.request import Piece, Request, requests_of
+from staticgraph.serving.engine.served_batches import ServedBatches
+from staticgraph.serving.engine.statistics import Counts, ServerStats
+from staticgraph.serving.engine.waiting import TakenBatch, Waiting
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
@@ -107,7 +106,8 @@ class Server:
 
         Args:
             graphs: ``Data`` in a list or one by one, a PyG data set, a :class:`GraphStore` with the
-                plan's fields, or checked :class:`~staticgraph.serving.flat_graphs.FlatGraphs`.
+                plan's fields, or checked
+                :class:`~staticgraph.serving.bodies.flat_graphs.FlatGraphs`.
 
         Returns:
             A future of what ``runner.predict(graphs)`` gives. It raises what is wrong with these
@@ -160,14 +160,17 @@ class Server:
         return futures
 
     def submit_split(
-        self, graphs: FlatGraphs, counts: Sequence[int], tickets: tuple[Desk, int] | None = None
+        self,
+        graphs: FlatGraphs,
+        counts: Sequence[int],
+        tickets: tuple[CompletionQueue, int] | None = None,
     ) -> list[Future[Any]]:
         """Many requests at once, whose graphs are neighbours in the same arrays.
 
         Args:
             graphs: of all requests; checked, and held by nobody who changes them.
             counts: how many of them each request has.
-            tickets: a desk, and a number: there the answers are laid as plain values, by numbers
+            tickets: a queue and a number: there the answers are put as plain values, by numbers
                 from this one on, and no futures are made.
 
         Returns:
@@ -209,7 +212,7 @@ class Server:
             request.over = True
             request.answer([])
         if tickets is not None:
-            tickets[0].ring()
+            tickets[0].notify()
         for future in futures:
             future.add_done_callback(self._note_cancelled)
         return futures
@@ -325,7 +328,7 @@ class Server:
         except BaseException as error:  # a model that calls sys.exit ends no server, either
             with self._changed:
                 self._counts.failing += 1
-            self._fail(requests, partial(_failed, error, len(pieces), len(requests)))
+            self._fail(requests, partial(batch_failed, error, len(pieces), len(requests)))
             return
         ended = self._clock.now()
         outcomes = [(request, request.outcome()) for request in whole_ones]
@@ -338,7 +341,7 @@ class Server:
                     request.fail(outcome)
                 else:
                     request.answer(outcome)
-            _ring(requests)
+            _notify(requests)
 
     def _count(
         self, done: list[tuple[Request, Any]], graphs: int, began: float, ended: float
@@ -366,27 +369,19 @@ class Server:
                 with self._changed:
                     self._counts.failed += 1
                 request.fail(error())
-        _ring(requests)
+        _notify(requests)
 
     @staticmethod
     def _ended() -> ServerClosed:
         return ServerClosed("the server's thread has ended, by an error that is in the log")
 
 
-def _ring(requests: list[Request]) -> None:
+def _notify(requests: list[Request]) -> None:
     """Wakes those who fetch answers, once for all of these."""
-    for desk in {request.desk for request in requests if request.desk is not None}:
-        desk.ring()
-
-
-def _failed(error: BaseException, graphs: int, requests: int) -> BatchFailed:
-    first = first_line(error) or "no message"
-    failed = BatchFailed(
-        f"the model failed on a batch of {how_many(graphs, 'graph')} of "
-        f"{how_many(requests, 'request')}: {type(error).__name__}: {first}"
-    )
-    failed.__cause__ = error
-    return failed
+    for completions in {
+        request.completions for request in requests if request.completions is not None
+    }:
+        completions.notify()
 
 
 def _done(result: Any = None, error: BaseException | None = None) -> Future[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import uvicorn
 
-from staticgraph.serving.app import Application
+from staticgraph.serving.http.app import Application
 
 # Who does not go on with what he began to send holds up a server that stops no longer than this.
 LAST_S = 20
@@ -22,7 +22,7 @@ def config_of(app: Application, **options: Any) -> uvicorn.Config:
         options: of ``uvicorn.Config``.
     """
     if importlib.util.find_spec("httptools") is not None:
-        from staticgraph.serving.predict_protocol import protocol_of
+        from staticgraph.serving.http.predict_protocol import protocol_of
 
         options = {"http": protocol_of(app.predict), **options}
     return uvicorn.Config(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from staticgraph.serving.statistics import Percentiles, ServerStats
+from staticgraph.serving.engine.statistics import Percentiles, ServerStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "staticgraph_"

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from staticgraph.files.json_text import finite
-from staticgraph.serving import compact
-from staticgraph.serving.asker import Asker
-from staticgraph.serving.bad_body import BadBody
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.flat_graphs import FlatGraphs
-from staticgraph.serving.refusal import Reply, refused
+from staticgraph.serving.bodies import compact_format
+from staticgraph.serving.bodies.bad_body import BadBody
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs
+from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.http.backend import Backend
+from staticgraph.serving.http.refusal import Reply, refused
 from staticgraph.text.how_many import how_many
 
 PATH = "/predict"
@@ -39,16 +39,16 @@ class PredictRoute:
     """An ASGI application of one route.
 
     Args:
-        asker: answers.
+        backend: answers.
         reader: of the bodies.
         task: outputs of ``binary`` and ``classes`` get probabilities next to them.
     """
 
-    def __init__(self, asker: Asker, reader: Reader, task: str | None) -> None:
-        self._asker, self._reader, self._task = asker, reader, task
+    def __init__(self, backend: Backend, reader: Reader, task: str | None) -> None:
+        self._backend, self._reader, self._task = backend, reader, task
         schema = reader.schema
         self._classes = schema["y"].classes if "y" in schema and task == "classes" else ()
-        self._readers = {JSON: reader.json, compact.CONTENT_TYPE: reader.compact}
+        self._readers = {JSON: reader.json, compact_format.CONTENT_TYPE: reader.compact}
         self._readers |= dict.fromkeys(NPZ, reader.npz)
 
     @property
@@ -65,7 +65,7 @@ class PredictRoute:
         """One request."""
         try:
             graphs = await self._graphs(scope["headers"], receive)
-            reply = self.reply(await self._asker.ask(graphs))
+            reply = self.reply(await self._backend.ask(graphs))
         except Exception as error:
             reply = refused(error)
         headers = [
@@ -94,7 +94,7 @@ class PredictRoute:
         read = self._read_of(kind)
         if len(body) > self._reader.most_bytes:
             raise _too_long(self._reader.most_bytes)
-        return self._asker.ask(read(body))
+        return self._backend.ask(read(body))
 
     def reply(self, outputs: Any) -> Reply:
         """The answer that has these outputs, which are plain values."""

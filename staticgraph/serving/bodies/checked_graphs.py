@@ -14,8 +14,8 @@ import numba
 import numpy as np
 
 from staticgraph.schema import EDGE_INDEX, Field
-from staticgraph.serving.bad_body import BadBody
-from staticgraph.serving.flat_graphs import FlatGraphs
+from staticgraph.serving.bodies.bad_body import BadBody
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.indices import first_outside

@@ -15,7 +15,7 @@ from staticgraph.nn.context.present import Restored
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.prediction import new_graphs
 from staticgraph.schema import Schema
-from staticgraph.serving.joined import StoreSpan, joined
+from staticgraph.serving.engine.concatenation import StoreSpan, concatenated
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
@@ -83,7 +83,7 @@ class Admission:
         if isinstance(graphs, GraphStore):
             self._check_fields(graphs)
             self._check_fit(graphs)
-            return joined([StoreSpan(graphs, 0, len(graphs))])  # its owner may change it
+            return concatenated([StoreSpan(graphs, 0, len(graphs))])  # its owner may change it
         with Restored(nothing=True):  # a store is made by PyG's own functions
             store = new_graphs(graphs, self._plan, self._schema)
         self._check_fit(store)

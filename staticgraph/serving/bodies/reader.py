@@ -19,12 +19,12 @@ import numpy as np
 from staticgraph.datasets.smiles import molecule_of
 from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, Field, Schema
-from staticgraph.serving import compact
-from staticgraph.serving.bad_body import BadBody
-from staticgraph.serving.checked_graphs import cast, checked
-from staticgraph.serving.flat_graphs import TARGET, FlatGraphs, fields_of
-from staticgraph.serving.npz import arrays_of
-from staticgraph.serving.plain_json import plain_graphs
+from staticgraph.serving.bodies import compact_format
+from staticgraph.serving.bodies.bad_body import BadBody
+from staticgraph.serving.bodies.checked_graphs import cast, checked
+from staticgraph.serving.bodies.flat_graphs import TARGET, FlatGraphs, fields_of
+from staticgraph.serving.bodies.npz import arrays_of
+from staticgraph.serving.bodies.plain_json import plain_graphs
 from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
 
@@ -65,7 +65,7 @@ class Reader:
     @cached_property
     def names(self) -> list[str]:
         """Of the arrays of flat graphs, in their order."""
-        return compact.names(self.schema)
+        return compact_format.names(self.schema)
 
     @cached_property
     def _known(self) -> set[str]:
@@ -123,15 +123,15 @@ class Reader:
         return self._flat(arrays, len(body))
 
     def compact(self, body: bytes) -> FlatGraphs:
-        """What :func:`staticgraph.serving.compact.encode` gives.
+        """What :func:`staticgraph.serving.bodies.compact_format.encode` gives.
 
         Raises:
             BadBody: it is not.
         """
         try:
-            arrays = compact.decode(body, self.names)
+            arrays = compact_format.decode(body, self.names)
         except ValueError as error:
-            raise BadBody(f"the body is no {compact.CONTENT_TYPE}: {error}", 400) from None
+            raise BadBody(f"the body is no {compact_format.CONTENT_TYPE}: {error}", 400) from None
         return self._flat(arrays, len(body))
 
     def molecule(self, smiles: object) -> FlatGraphs:

@@ -1,6 +1,6 @@
-"""``python -m staticgraph.serving.worker LINE PORT``: a process that reads bodies and writes
-answers, without torch, and asks the one that started it. Both arguments are open sockets, of which
-the first gives it its settings; the process ends when that one's other side does."""
+"""``python -m staticgraph.serving.processes.worker LINE PORT``: a process that reads bodies and
+writes answers, without torch, and asks the one that started it. Both arguments are open sockets, of
+which the first gives it its settings; the process ends when that one's other side does."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import sys
 import uvicorn
 
 from staticgraph.schema import Schema
-from staticgraph.serving import frames
-from staticgraph.serving.app import make_app
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.http_config import config_of
-from staticgraph.serving.own_process import settle
-from staticgraph.serving.remote import Remote
+from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.http.app import make_app
+from staticgraph.serving.http.uvicorn_config import config_of
+from staticgraph.serving.processes import frames
+from staticgraph.serving.processes.own_process import settle
+from staticgraph.serving.processes.remote import RemoteBackend
 
 
 def main() -> None:
@@ -35,8 +35,8 @@ def main() -> None:
         settings["most_bytes"],
         settings["edges"],
     ).warm()
-    asker = Remote(line, schema, on_loss=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    app = make_app(asker, reader, settings["title"], settings["task"])
+    backend = RemoteBackend(line, schema, on_loss=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    app = make_app(backend, reader, settings["title"], settings["task"])
     settle()
     uvicorn.Server(config_of(app, log_level="warning")).run(sockets=[port])
 
