@@ -86,6 +86,7 @@ def same(found, graphs: list[Bonds]) -> None:
     for name, column in expected.columns.items():
         assert np.array_equal(made.columns[name], column), name
     assert np.array_equal(made.edge_src, expected.edge_src)
+    assert np.array_equal(made.edge_dst, expected.edge_dst)
 
 
 @pytest.mark.parametrize("form", ["json", "npz", "compact"])
