@@ -10,8 +10,8 @@ There are no accounts and no encryption: beyond this machine, put a proxy that h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from html import escape
 from typing import Any
 
@@ -64,33 +64,50 @@ def make_app(backend: Backend, reader: Reader, title: str, task: str | None = No
             "which a request cannot say: serve them from Python, with sg.Server(runner)"
         )
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await backend.open()
-        yield
-        await backend.close()
-
-    app = Application(title=title, lifespan=lifespan)
+    app = Application(title=title, lifespan=_lifespan_of(backend))
     app.predict = PredictRoute(backend, reader, task)
 
     # For the description, and for an application that has this one under a path of its own.
     @app.post(PATH, openapi_extra={"requestBody": _described(reader)})
     async def predict() -> Response:
+        """The outputs of the graphs in the body."""
         return _Handed(app.predict)
 
     @app.get("/health")
     async def health() -> Response:
+        """503 after some batches in a row that failed."""
         failing, _ = await backend.health()
         broken = failing >= BROKEN_AFTER
         return JSONResponse({"status": "failing" if broken else "ok"}, 503 if broken else 200)
 
     @app.get("/metrics")
     async def metrics() -> Response:
+        """Counters and times, for Prometheus."""
         _, text = await backend.health()
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
+    _add_page(app, reader)
+    return app
+
+
+def _lifespan_of(backend: Backend) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """What an application begins and ends with."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await backend.open()
+        yield
+        await backend.close()
+
+    return lifespan
+
+
+def _add_page(app: FastAPI, reader: Reader) -> None:
+    """The page at ``/`` and its drawings."""
+
     @app.get("/draw")
     async def draw(smiles: str = "") -> Response:
+        """A molecule as SVG."""
         try:
             reader.molecule(smiles)
             svg = await asyncio.to_thread(molecule_drawing.svg, smiles)
@@ -101,10 +118,9 @@ def make_app(backend: Backend, reader: Reader, title: str, task: str | None = No
 
     @app.get("/", response_class=HTMLResponse)
     async def home() -> Response:
-        text = page(escape(title), reader.smiles)
+        """The page that draws and predicts a molecule."""
+        text = page(escape(app.title), reader.smiles)
         return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
-
-    return app
 
 
 class _Handed(Response):
