@@ -60,8 +60,8 @@ def plain_graphs(body: bytes) -> dict[str, Any] | None:
 
 
 # In one piece: with a function for a number, its digits and its power, bodies of 38 to 57 kB took
-# 1.7 to 2.5 times as long, inlined or not; with one for what follows the whole digits alone, decimal
-# numbers took 7 to 12% longer (one core of a 2-core CPU, 2026-11-23).
+# 1.7 to 2.5 times as long, inlined or not; with one for what follows the whole digits alone,
+# decimal numbers took 7 to 12% longer (one core of a 2-core CPU, 2026-11-23).
 @numba.njit(cache=True, nogil=True)
 def _numbers(
     body: Array, at: int, whole: IntArray, real: Array, used: int, powers: Array
