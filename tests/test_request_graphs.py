@@ -106,6 +106,13 @@ def test_a_number_of_a_graph_needs_no_brackets():
     same(READER.json(json_of(values_of(graph, u=float(graph.u), root=int(graph.root)))), [graph])
 
 
+def test_a_decimal_number_may_come_as_a_whole_one_of_many_digits():
+    """JavaScript writes 1e20 as 100000000000000000000."""
+    large = [[10**20, 2**64, -(10**25)], [10**20, 1, 0]]
+    found = READER.json(json_of(values_of(bonds(2, 3), x=large)))
+    assert found.columns["x"].tolist() == np.array(large, np.float32).tolist()
+
+
 @pytest.mark.parametrize(
     ("graph", "changed", "words"),
     [

@@ -235,6 +235,8 @@ def test_the_page_draws_and_predicts(client):
     assert drawn.headers["content-type"] == "image/svg+xml"
     assert "<svg" in drawn.text
     assert client.get("/draw", params={"smiles": "<script>"}).status_code == 422
+    large = client.get("/draw", params={"smiles": "C" * 300})  # 4,000 held up everybody
+    assert (large.status_code, large.json()["detail"][:22]) == (422, "a molecule of 300 atom")
 
 
 def test_a_failure_of_the_model_is_said_in_one_line(run_folder, monkeypatch):

@@ -36,11 +36,15 @@ def arrays_of(body: bytes, most_bytes: int) -> dict[str, Array]:
                 raise BadBody(f"the npz has {how_many(len(archive.infolist()), 'array')}", 422)
             if any(entry.compress_type not in METHODS for entry in archive.infolist()):
                 raise BadBody("the npz is packed otherwise than NumPy packs one", 422)
+            names = [entry.filename.removesuffix(".npy") for entry in archive.infolist()]
+            if len({*names}) < len(names):
+                again = next(name for name in names if names.count(name) > 1)
+                raise BadBody(f"the npz has array {again[:100]!r} twice", 422)
             inflated = sum(max(0, entry.file_size) for entry in archive.infolist())
             if inflated > most_bytes:
                 size = how_many(inflated, "byte")
                 raise BadBody(f"the npz unfolds to {size}, more than {most_bytes:,}", 413)
-            entries = {e.filename.removesuffix(".npy"): archive.read(e) for e in archive.infolist()}
+            entries = dict(zip(names, map(archive.read, archive.infolist()), strict=True))
     except BadBody:
         raise
     except Exception as error:  # zipfile raises whatever the bytes happen to lead to

@@ -284,7 +284,9 @@ def _rows_first(found: Array, item: Field) -> Array:
 def _array(values: object, name: str, dtype: str) -> Array:
     """Numbers, in a dtype that holds them."""
     try:
-        found = np.asarray(values if _only_numbers(values) else None)
+        found = np.asarray(values if (numbers := _only_numbers(values)) else None)
+        if numbers and found.dtype.hasobject:  # beyond 64 bits, as JavaScript writes 1e20
+            found = np.asarray(values, np.float64)
     except (ValueError, TypeError, OverflowError, RecursionError):
         found = np.asarray(None)
     if found.dtype == np.dtype(dtype):

@@ -109,7 +109,7 @@ def _add_page(app: FastAPI, reader: Reader) -> None:
     async def draw(smiles: str = "") -> Response:
         """A molecule as SVG."""
         try:
-            reader.molecule(smiles)
+            await asyncio.to_thread(reader.molecule, smiles)
             svg = await asyncio.to_thread(molecule_drawing.svg, smiles)
         except Exception as error:
             status, body, _ = refused(error)
