@@ -176,6 +176,12 @@ def test_every_room_has_a_floor():
     assert len(ROOMS) <= MOST_ROOMS
 
 
+@pytest.mark.parametrize("top", FLOORS_OF)
+def test_every_room_within_a_room_has_a_floor(top):
+    found = {path.parent.name for path in (ROOT / top).glob("*/__init__.py")}
+    assert found == set(FLOORS_OF[top])
+
+
 def test_imports_go_down():
     found = [
         f"{MODULES[name].relative_to(ROOT)}:{line} imports {other}, which stands above it"
