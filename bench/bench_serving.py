@@ -50,7 +50,7 @@ class Turn(NamedTuple):
 def requests(kind: str) -> list[bytes]:
     """Requests of one molecule each, ready to be sent."""
     import staticgraph as sg
-    from staticgraph.serving.compact import encode
+    from staticgraph.serving.bodies.compact_format import encode
     from staticgraph.store.columns import compact as small
 
     store = sg.datasets.open(HIV)

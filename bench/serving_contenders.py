@@ -37,10 +37,10 @@ def model_of(store: Any, hidden: int, layers: int) -> torch.nn.Module:
 
 def ours(args: Any) -> None:
     """This library: bodies read in a process of their own, full batches in this one."""
-    from staticgraph.serving.bodies import Reader
-    from staticgraph.serving.ladder import for_serving
-    from staticgraph.serving.own_process import settle
-    from staticgraph.serving.workers import Workers
+    from staticgraph.serving.bodies.reader import Reader
+    from staticgraph.serving.processes.own_process import settle
+    from staticgraph.serving.processes.worker_pool import Workers
+    from staticgraph.serving.smaller_buckets import for_serving
 
     store = sg.datasets.open(HIV)
     plan = for_serving(sg.plan_buckets(store, batch_size=64))
@@ -62,7 +62,7 @@ def ours(args: Any) -> None:
 def tensors_of(kind: str, body: bytes) -> tuple[torch.Tensor, ...]:
     """One graph's tensors."""
     if kind == COMPACT:
-        from staticgraph.serving.compact import decode
+        from staticgraph.serving.bodies.compact_format import decode
 
         arrays = decode(body, NAMES)
         x, index, attr = (torch.from_numpy(arrays[name].astype(np.int64)) for name in FIELDS)
@@ -142,7 +142,7 @@ def one_at_a_time(args: Any) -> None:
     from fastapi.responses import JSONResponse
     from torch_geometric.data import Data
 
-    from staticgraph.serving.ladder import for_serving
+    from staticgraph.serving.smaller_buckets import for_serving
 
     store = sg.datasets.open(HIV)
     plan = for_serving(sg.plan_buckets(store, batch_size=64))

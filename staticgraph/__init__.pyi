@@ -50,7 +50,7 @@ from staticgraph.runner.runner import StaticGraphRunner as StaticGraphRunner
 from staticgraph.runner.timing.auto import Auto as Auto
 from staticgraph.schema import Field as Field
 from staticgraph.schema import Schema as Schema
-from staticgraph.serving.server import Server as Server
+from staticgraph.serving.engine.server import Server as Server
 from staticgraph.sizes.capacity import Capacity as Capacity
 from staticgraph.sizes.capacity import GraphSize as GraphSize
 from staticgraph.sizes.histogram import SizeHistogram as SizeHistogram

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 import staticgraph as sg
-from staticgraph.serving import compact, frames
-from staticgraph.serving.bad_body import BadBody
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.checked_graphs import cast, checked
-from staticgraph.serving.flat_graphs import FlatSpan, split, store_of, together, whole
+from staticgraph.serving import compact
+from staticgraph.serving.bodies.bad_body import BadBody
+from staticgraph.serving.bodies.checked_graphs import cast, checked
+from staticgraph.serving.bodies.flat_graphs import FlatSpan, split, store_of, together, whole
+from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.processes import frames
 
 
 def graph(nodes: int, seed: int = 0) -> Data:

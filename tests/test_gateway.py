@@ -20,7 +20,7 @@ from support.served_graphs import (
 )
 
 import staticgraph as sg
-from staticgraph.serving import frames
+from staticgraph.serving.processes import frames
 
 
 @settings(max_examples=15, deadline=None)
@@ -74,7 +74,7 @@ def test_requests_of_one_turn_go_over_together():
 
 def test_who_asks_while_others_wait_is_sent_together_with_those_who_follow(monkeypatch):
     """A frame for each turn of the loop cost both processes what some requests do."""
-    monkeypatch.setattr("staticgraph.serving.remote.GATHER_S", 3600.0)
+    monkeypatch.setattr("staticgraph.serving.processes.remote.GATHER_S", 3600.0)
     sent, ask_frame = [], frames.ask_frame
     monkeypatch.setattr(
         frames, "ask_frame", lambda *of: (sent.append(of[0].counts), ask_frame(*of))[1]

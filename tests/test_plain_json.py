@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from staticgraph.serving.plain_json import plain_graphs
+from staticgraph.serving.bodies.plain_json import plain_graphs
 
 NUMBERS = st.one_of(
     st.integers(-(10**20), 10**20),

@@ -15,8 +15,8 @@ pytest.importorskip("httptools", reason="needs uvicorn's parser in C")
 from support.http_line import MOST_BYTES, PATIENCE_S, Nodes, answers, connected, said, served, talk
 from support.served_graphs import graph
 
-from staticgraph.serving import http_config, predict_protocol, predict_route
-from staticgraph.serving.predict_protocol import PredictProtocol, plain_head
+from staticgraph.serving.http import predict_protocol, predict_route, uvicorn_config
+from staticgraph.serving.http.predict_protocol import PredictProtocol, plain_head
 
 
 def body_of(*nodes: int) -> bytes:
@@ -109,44 +109,44 @@ def test_the_plain_request_does_go_the_short_way(ports, monkeypatch):
 
 
 def test_what_was_sent_before_an_answer_came_is_answered_after_it():
-    asker = Nodes()
-    asker.held = []
-    with served(asker) as (port, _), connected(port) as line:
+    backend = Nodes()
+    backend.held = []
+    with served(backend) as (port, _), connected(port) as line:
         line.sendall(request(body_of(3)))
-        assert asker.asked.acquire(timeout=PATIENCE_S)
+        assert backend.asked.acquire(timeout=PATIENCE_S)
         line.sendall(request(body_of(4)) + request(b"{") + LAST)
-        asker.let_go()
+        backend.let_go()
         found = answers(said(line))
     assert [status for status, _ in found] == [200, 200, 400, 200]
     assert [json.loads(body).get("outputs") for _, body in found] == [[[3]], [[4]], None, [[7]]]
 
 
 def test_who_goes_before_his_answer_is_forgotten():
-    asker = Nodes()
-    asker.held = []
-    with served(asker) as (port, server):
+    backend = Nodes()
+    backend.held = []
+    with served(backend) as (port, server):
         with connected(port) as line:
             line.sendall(request(body_of(3)))
-            assert asker.asked.acquire(timeout=PATIENCE_S)
-        (_, future), *_ = asker.held
+            assert backend.asked.acquire(timeout=PATIENCE_S)
+        (_, future), *_ = backend.held
         end = time.monotonic() + PATIENCE_S
         while not future.done() and time.monotonic() < end:
             time.sleep(0.01)
         assert future.cancelled()
-        asker.let_go()
+        backend.let_go()
         assert talk(port, [LAST])[0][0] == 200
         assert server.server_state.connections == set()
 
 
 def test_stopping_answers_what_was_asked():
-    asker = Nodes()
-    asker.held = []
-    with served(asker) as (port, server), connected(port) as line, connected(port) as idle:
+    backend = Nodes()
+    backend.held = []
+    with served(backend) as (port, server), connected(port) as line, connected(port) as idle:
         line.sendall(request(body_of(3)))
-        assert asker.asked.acquire(timeout=PATIENCE_S)
+        assert backend.asked.acquire(timeout=PATIENCE_S)
         server.should_exit = True
         assert said(idle) == b"", "who asked nothing is let go"
-        asker.let_go()
+        backend.let_go()
         content = said(line)
     assert answers(content) == [(200, b'{"outputs":[[3]]}')]
     assert b"connection: close" in content
@@ -154,7 +154,7 @@ def test_stopping_answers_what_was_asked():
 
 def test_stopping_does_not_wait_for_a_body_that_does_not_come(monkeypatch):
     """It waited as long as the other side liked."""
-    monkeypatch.setattr(http_config, "LAST_S", 0.2)
+    monkeypatch.setattr(uvicorn_config, "LAST_S", 0.2)
     with served(Nodes()) as (port, _):
         line = connected(port)
         line.sendall(request(body_of(3))[:-5])

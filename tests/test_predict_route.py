@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, softmax
 
-from staticgraph.serving.predict_route import _reply
+from staticgraph.serving.http.predict_route import _reply
 
 ROWS = [[0.5, -2.0, 3.0], [1.0, 1.0, -400.0]]
 # Of two graphs: three nodes and none.

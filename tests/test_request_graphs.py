@@ -14,9 +14,9 @@ from torch_geometric.data import Data
 import staticgraph as sg
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.serving import compact
-from staticgraph.serving.bad_body import BadBody
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.flat_graphs import store_of, whole
+from staticgraph.serving.bodies.bad_body import BadBody
+from staticgraph.serving.bodies.flat_graphs import store_of, whole
+from staticgraph.serving.bodies.reader import Reader
 
 
 class Bonds(Data):
@@ -86,6 +86,7 @@ def same(found, graphs: list[Bonds]) -> None:
     for name, column in expected.columns.items():
         assert np.array_equal(made.columns[name], column), name
     assert np.array_equal(made.edge_src, expected.edge_src)
+    assert np.array_equal(made.edge_dst, expected.edge_dst)
 
 
 @pytest.mark.parametrize("form", ["json", "npz", "compact"])
@@ -103,6 +104,13 @@ def test_indices_come_as_pyg_has_them_and_keep_their_edges(form):
 def test_a_number_of_a_graph_needs_no_brackets():
     graph = GRAPHS[0]
     same(READER.json(json_of(values_of(graph, u=float(graph.u), root=int(graph.root)))), [graph])
+
+
+def test_a_decimal_number_may_come_as_a_whole_one_of_many_digits():
+    """JavaScript writes 1e20 as 100000000000000000000."""
+    large = [[10**20, 2**64, -(10**25)], [10**20, 1, 0]]
+    found = READER.json(json_of(values_of(bonds(2, 3), x=large)))
+    assert found.columns["x"].tolist() == np.array(large, np.float32).tolist()
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ from support.trained_run import trained_run
 import staticgraph as sg
 from staticgraph.errors import BatchFailed
 from staticgraph.serving import compact
-from staticgraph.serving.bad_body import BadBody
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.ladder import for_serving
+from staticgraph.serving.bodies.bad_body import BadBody
+from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.smaller_buckets import for_serving
 from staticgraph.training.trained import Trained
 
 fastapi = pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -45,7 +45,7 @@ testclient = pytest.importorskip("starlette.testclient", reason="needs starlette
 
 from support.served_app import app_of_run  # noqa: E402
 
-from staticgraph.serving.predict_route import _body, reads_at_once  # noqa: E402
+from staticgraph.serving.http.predict_route import _body, reads_at_once  # noqa: E402
 from staticgraph.serving.service import fits_molecules, has_molecules  # noqa: E402
 
 # Float32, sums of some hundreds of terms in another order.
@@ -235,6 +235,8 @@ def test_the_page_draws_and_predicts(client):
     assert drawn.headers["content-type"] == "image/svg+xml"
     assert "<svg" in drawn.text
     assert client.get("/draw", params={"smiles": "<script>"}).status_code == 422
+    large = client.get("/draw", params={"smiles": "C" * 300})  # 4,000 held up everybody
+    assert (large.status_code, large.json()["detail"][:22]) == (422, "a molecule of 300 atom")
 
 
 def test_a_failure_of_the_model_is_said_in_one_line(run_folder, monkeypatch):
@@ -271,7 +273,7 @@ def test_stopping_closes_the_server(run_folder, monkeypatch):
 def test_what_stays_for_a_while_is_taken_apart_at_the_end():
     """Or Triton's extension tells of leaks when the process ends."""
     script = (
-        "import atexit, gc; from staticgraph.serving.own_process import settle\n"
+        "import atexit, gc; from staticgraph.serving.processes.own_process import settle\n"
         "atexit.register(lambda: print(gc.get_freeze_count()))\n"
         "settle(); print(gc.get_freeze_count() > 0)"
     )

@@ -34,7 +34,7 @@ from support.served_app import app_of  # noqa: E402
 
 from staticgraph.serving import from_export  # noqa: E402
 from staticgraph.serving.from_export import service_of_export  # noqa: E402
-from staticgraph.serving.ladder import for_serving  # noqa: E402
+from staticgraph.serving.smaller_buckets import for_serving  # noqa: E402
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
 JSON = {"Content-Type": "application/json"}

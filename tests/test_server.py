@@ -28,7 +28,7 @@ from torch import nn
 from torch_geometric.data import Data
 
 import staticgraph as sg
-from staticgraph.serving.flat_graphs import FlatGraphs
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 
 
 def server_of(out: str = "graph", **options) -> sg.Server:

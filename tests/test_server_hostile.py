@@ -14,9 +14,9 @@ from support.line import Line
 from support.served_graphs import PATIENCE_S, Held, flat_of, graph, runner_of, same
 
 import staticgraph as sg
-from staticgraph.serving import frames, gateway
-from staticgraph.serving.desk import Desk, Ticket
-from staticgraph.serving.flat_graphs import FlatSpan, store_of
+from staticgraph.serving.bodies.flat_graphs import FlatSpan, store_of
+from staticgraph.serving.engine.completion_queue import CompletionQueue, Ticket
+from staticgraph.serving.processes import frames, gateway
 
 
 def server_of(**options) -> sg.Server:
@@ -136,7 +136,8 @@ def test_a_thread_that_fails_leaves_nobody_waiting(monkeypatch, caplog):
     """Whatever goes wrong in the server itself: those whose graphs were taken are told, too."""
     server = server_of(max_wait_ms=0)
     monkeypatch.setattr(
-        "staticgraph.serving.statistics.Counts.ran", lambda *_: raises(MemoryError("none left"))
+        "staticgraph.serving.engine.statistics.Counts.ran",
+        lambda *_: raises(MemoryError("none left")),
     )
     held = Held(server)
     first = server.submit([graph(3)])
@@ -208,29 +209,29 @@ def test_a_batch_that_failed_leaves_one_trace(caplog):
     assert caplog.text.count("a batch failed") == 1
 
 
-def test_what_is_laid_is_fetched_once_from_any_threads():
-    desk, found = Desk(), []
+def test_what_is_done_is_fetched_once_from_any_threads():
+    completions, found = CompletionQueue(), []
 
-    def lay(first: int) -> None:
+    def answer(first: int) -> None:
         for number in range(first, first + 500):
-            Ticket(desk, number).set_result(number)
-            desk.ring()
+            Ticket(completions, number).set_result(number)
+            completions.notify()
 
     def fetch() -> None:
-        while (laid := desk.fetch()) is not None:
-            found.extend(each.number for each in laid)
+        while (done := completions.fetch()) is not None:
+            found.extend(each.number for each in done)
 
     fetcher = threading.Thread(target=fetch)
-    layers = [threading.Thread(target=lay, args=(500 * k,)) for k in range(4)]
-    for thread in [fetcher, *layers]:
+    answering = [threading.Thread(target=answer, args=(500 * k,)) for k in range(4)]
+    for thread in [fetcher, *answering]:
         thread.start()
-    for thread in layers:
+    for thread in answering:
         thread.join(PATIENCE_S)
-    Ticket(desk, 2000).set_exception(ValueError("last"))
-    desk.ring()
+    Ticket(completions, 2000).set_exception(ValueError("last"))
+    completions.notify()
     while len(found) < 2001 and fetcher.is_alive():
         torch.empty(0)
-    desk.close()
+    completions.close()
     fetcher.join(PATIENCE_S)
     assert sorted(found) == list(range(2001))
 

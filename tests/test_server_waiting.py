@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from support.served_graphs import BUCKETS, graph
 
 import staticgraph as sg
-from staticgraph.serving.joined import StoreSpan, joined
-from staticgraph.serving.request import Request
-from staticgraph.serving.waiting import Waiting
+from staticgraph.serving.engine.concatenation import StoreSpan, concatenated
+from staticgraph.serving.engine.request import Request
+from staticgraph.serving.engine.waiting import Waiting
 
 
 def waiting_of(max_wait_s: float = 1.0, buckets=BUCKETS) -> Waiting:
@@ -110,7 +110,7 @@ def test_every_graph_is_taken_once_and_no_bucket_is_exceeded(arrivals, data):
     lists=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=5),
     data=st.data(),
 )
-def test_joined_stores_have_the_graphs_of_each(lists, data):
+def test_concatenated_stores_have_the_graphs_of_each(lists, data):
     stores = [sg.GraphStore.from_pyg([graph(n, k) for n in ns]) for k, ns in enumerate(lists)]
     runs, expected = [], []
     for store in stores:
@@ -118,7 +118,7 @@ def test_joined_stores_have_the_graphs_of_each(lists, data):
         last = data.draw(st.integers(first + 1, len(store)))
         runs.append(StoreSpan(store, first, last))
         expected += [store[g] for g in range(first, last)]
-    found = joined(runs)
+    found = concatenated(runs)
     whole = sg.GraphStore.from_pyg(expected, schema=stores[0].schema)
     for name, array in whole.arrays().items():
         if name != "edge_origin":

@@ -15,12 +15,12 @@ import torch
 from support.served_graphs import PATIENCE_S, Held, graph, runner_of, same
 
 import staticgraph as sg
-from staticgraph.serving.bodies import Reader
+from staticgraph.serving.bodies.reader import Reader
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 
-from staticgraph.serving.workers import Workers
+from staticgraph.serving.processes.worker_pool import Workers
 
 
 def body_of(*graphs) -> bytes:
@@ -114,7 +114,7 @@ def test_being_told_to_stop_is_no_fall(served):
 
 def test_a_process_that_reads_needs_no_torch():
     code = (
-        "import sys, staticgraph.serving.worker\n"
+        "import sys, staticgraph.serving.processes.worker\n"
         "found = {'torch', 'torch_geometric', 'rdkit'} & {*sys.modules}\n"
         "assert not found, found\n"
     )

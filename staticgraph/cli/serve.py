@@ -41,7 +41,16 @@ def register(commands: Any) -> None:
         description="Answer requests for a trained model over HTTP.",
         epilog=EXAMPLE,
     )
-    what = parser.add_mutually_exclusive_group(required=True)
+    _add_source(parser.add_argument_group("what is served (one of --run and --exported)"))
+    _add_address(parser.add_argument_group("where"))
+    _add_limits(parser.add_argument_group("requests"))
+    _add_how(parser.add_argument_group("how"))
+    parser.set_defaults(run=run, parser=parser)
+
+
+def _add_source(source: Any) -> None:
+    """A run or an export, and what an export does not say of itself."""
+    what = source.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--run", type=values.folder, metavar="DIR", dest="folder",
         help="folder of a run of staticgraph train",
@@ -50,68 +59,79 @@ def register(commands: Any) -> None:
         "--exported", type=values.folder, metavar="DIR",
         help="folder that runner.export wrote; it is code: serve your own, or give --digest",
     )  # fmt: skip
-    parser.add_argument(
+    source.add_argument(
         "--digest", type=values.words, help="with --exported: what the export returned"
     )
-    parser.add_argument(
+    source.add_argument(
         "--smiles", action="store_true",
         help="with --exported: its graphs are molecules with this library's features",
     )  # fmt: skip
-    parser.add_argument(
+    source.add_argument(
         "--task", choices=("binary", "classes"),
         help="with --exported: answer probabilities with the outputs",
     )  # fmt: skip
-    parser.add_argument(
+
+
+def _add_address(where: Any) -> None:
+    """Where callers find it."""
+    where.add_argument(
         "--host",
         type=values.words,
         default="127.0.0.1",
         help="address to listen on (default: 127.0.0.1, this machine alone)",
     )
-    parser.add_argument(
+    where.add_argument(
         "--port",
         type=values.whole(0, 65535),
         default=8000,
         help="port to listen on; 0 takes a free one (default: 8000)",
     )
-    parser.add_argument(
+
+
+def _add_limits(limits: Any) -> None:
+    """How long requests wait, and how large they may be."""
+    limits.add_argument(
         "--max-wait-ms", type=values.number(0, 60_000), default=5.0,
         help="milliseconds that a graph waits for others (default: 5)",
     )  # fmt: skip
-    parser.add_argument(
+    limits.add_argument(
         "--max-queue",
         type=values.whole(),
         default=4096,
         help="graphs that may wait (default: 4096)",
     )
-    parser.add_argument(
+    limits.add_argument(
         "--max-graphs",
         type=values.whole(),
         default=1024,
         help="most graphs in a request (default: 1024)",
     )
-    parser.add_argument(
+    limits.add_argument(
         "--max-body", type=values.byte_size, default=8 << 20, metavar="BYTES",
         help="most bytes in a request (default: 8MiB)",
     )  # fmt: skip
-    parser.add_argument(
+
+
+def _add_how(how: Any) -> None:
+    """Processes, device and mode."""
+    how.add_argument(
         "--workers",
         metavar="N", type=values.whole(0, 64), default=1,
         help="processes that read requests, besides the model's (default: 1); 0: in the same one",
     )  # fmt: skip
-    parser.add_argument(
+    how.add_argument(
         "--device",
         type=values.device,
         default="auto",
         help="with --run: cpu, cuda, cuda:1, or auto (default: auto)",
     )
-    parser.add_argument(
+    how.add_argument(
         "--compile-mode",
         choices=MODES,
         default="auto",
         metavar="MODE",
         help=f"with --run: one of {', '.join(MODES)}, as for staticgraph train (default: auto)",
     )
-    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     check_mode(args, args.compile_mode, args.device)
     load()
     check_mode(args, args.compile_mode, args.device)
-    from staticgraph.serving.own_process import settle
+    from staticgraph.serving.processes.own_process import settle
 
     service = _service(args)
     settle()
@@ -205,11 +225,11 @@ def _here(service: Service, args: argparse.Namespace) -> int:
     """Bodies are read in this process."""
     import uvicorn
 
-    from staticgraph.serving.app import make_app
-    from staticgraph.serving.asker import Here
-    from staticgraph.serving.http_config import config_of
+    from staticgraph.serving.http.app import make_app
+    from staticgraph.serving.http.backend import LocalBackend
+    from staticgraph.serving.http.uvicorn_config import config_of
 
-    app = make_app(Here(service.server), service.reader, service.title, service.task)
+    app = make_app(LocalBackend(service.server), service.reader, service.title, service.task)
     server = uvicorn.Server(config_of(app, host=args.host, port=args.port, log_level="info"))
     _say(args)
 
@@ -227,7 +247,7 @@ def _here(service: Service, args: argparse.Namespace) -> int:
 
 def _beside(service: Service, args: argparse.Namespace) -> int:
     """Bodies are read in processes of their own."""
-    from staticgraph.serving.workers import Workers
+    from staticgraph.serving.processes.worker_pool import Workers
 
     workers = Workers(*service, args.workers, args.host, args.port)
     _say(args)

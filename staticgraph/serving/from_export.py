@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from staticgraph.runner.export.exported import load_exported
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.server import Server
+from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.engine.server import Server
 from staticgraph.serving.service import ATOMS, BONDS, Service, fits_molecules, has_molecules
 
 

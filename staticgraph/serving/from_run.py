@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.ladder import for_serving
-from staticgraph.serving.server import Server
+from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.engine.server import Server
 from staticgraph.serving.service import Service, has_molecules
+from staticgraph.serving.smaller_buckets import for_serving
 from staticgraph.training.device import device_of
 from staticgraph.training.trained import Trained
 

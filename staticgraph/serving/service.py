@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from staticgraph.schema import Schema
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.server import Server
+from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.engine.server import Server
 
 # What OGB's features of a molecule are: of an atom, and of a bond.
 ATOMS, BONDS = ("node", (9,), "int64"), ("edge", (3,), "int64")

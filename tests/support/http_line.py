@@ -1,4 +1,4 @@
-"""A server of HTTP in a thread, spoken to byte by byte, with an asker that the test holds."""
+"""A server of HTTP in a thread, spoken to byte by byte, with a backend that the test holds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import uvicorn
 
 import staticgraph as sg
-from staticgraph.serving.app import Application, make_app
-from staticgraph.serving.bodies import Reader
-from staticgraph.serving.flat_graphs import FlatGraphs
-from staticgraph.serving.http_config import config_of
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs
+from staticgraph.serving.bodies.reader import Reader
+from staticgraph.serving.http.app import Application, make_app
+from staticgraph.serving.http.uvicorn_config import config_of
 from support.patience import patience
 from support.served_graphs import graph
 
@@ -62,18 +62,18 @@ class Nodes:
         pass
 
 
-def app_of(asker: Nodes) -> Application:
+def app_of(backend: Nodes) -> Application:
     """An application for the graphs of :mod:`support.served_graphs`."""
     schema = sg.GraphStore.from_pyg([graph(3)]).schema
-    return make_app(asker, Reader(schema, {}, False, 20, MOST_BYTES).warm(), "test")
+    return make_app(backend, Reader(schema, {}, False, 20, MOST_BYTES).warm(), "test")
 
 
 @contextmanager
 def served(
-    asker: Nodes, short: bool = True, **options: Any
+    backend: Nodes, short: bool = True, **options: Any
 ) -> Iterator[tuple[int, uvicorn.Server]]:
     """A port, and the server behind it; ``short`` with this library's own protocol."""
-    app = app_of(asker)
+    app = app_of(backend)
     config = config_of(
         app, log_level="critical", **({} if short else {"http": "httptools"}), **options
     )

@@ -6,8 +6,8 @@ import asyncio
 import socket
 
 import staticgraph as sg
-from staticgraph.serving.gateway import Gateway
-from staticgraph.serving.remote import Remote
+from staticgraph.serving.processes.gateway import Gateway
+from staticgraph.serving.processes.remote import RemoteBackend
 from support.served_graphs import BUCKETS, PATIENCE_S, runner_of
 
 
@@ -20,7 +20,7 @@ class Line:
         self.near, self.far = socket.socketpair()
         self.gateway = Gateway(self.server, self.near)
         self.lost: list[int] = []
-        self.remote = Remote(self.far, self.server.schema, lambda: self.lost.append(1))
+        self.remote = RemoteBackend(self.far, self.server.schema, lambda: self.lost.append(1))
 
     def run(self, asked):
         async def whole():

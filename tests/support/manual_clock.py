@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from staticgraph.serving.clock import Clock
+from staticgraph.serving.engine.clock import Clock
 
 
 class ManualClock(Clock):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import warnings
 import zipfile
 
 import numpy as np
@@ -63,6 +64,17 @@ def pickled() -> bytes:
     return with_array("more.npy", file.getvalue())
 
 
+def twice(first: str, second: str) -> bytes:
+    """An npz of ethanol in which one array stands under both names."""
+    arrays = npz_of([ETHANOL])
+    file = io.BytesIO(saved(arrays))
+    with zipfile.ZipFile(file, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zipfile warns of a name that is there
+        assert first in archive.namelist()
+        archive.writestr(second, archive.read(first))
+    return file.getvalue()
+
+
 def claiming(shape: str) -> bytes:
     header = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     return with_array("more.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
@@ -114,7 +126,8 @@ HOSTILE = {
     "null": (changed(x=None), JSON, 422, "no array of numbers"),
     "ragged rows": (changed(x=[[1], [1, 2]]), JSON, 422, "no array of numbers"),
     "a fraction": (changed(x=[[0.5] * 9] * 3), JSON, 422, "is no int64"),
-    "beyond int64": (changed(x=[[2**70] * 9] * 3), JSON, 422, "no array of numbers"),
+    "beyond int64": (changed(x=[[2**70] * 9] * 3), JSON, 422, "'x' has a value that is no int64"),
+    "beyond every float": (changed(x=[[10**400] * 9] * 3), JSON, 422, "no array of numbers"),
     "another width": (changed(x=[[0] * 8] * 3), JSON, 422, "shape [3, 8]"),
     "too few rows": (changed(edge_attr=ETHANOL["edge_attr"][:2]), JSON, 422, "has 2 rows"),
     "an edge outside": (changed(edge_index=[[0] * 4, [3] * 4]), JSON, 422, "outside of 0 to 2"),
@@ -141,6 +154,8 @@ HOSTILE = {
     "a huge shape": (claiming("(10**15,)"), NPZ, 400, "array 'more'"),
     "a shape beyond its bytes": (claiming("(1000000000000,)"), NPZ, 400, "array 'more'"),
     "a bomb": (bomb(), NPZ, 413, "unfolds to 2,000"),
+    "an array twice": (twice("x.npy", "x.npy"), NPZ, 422, "array 'x' twice"),
+    "an array under two names": (twice("x.npy", "x"), NPZ, 422, "array 'x' twice"),
     "many arrays": (crowded(), NPZ, 422, "has 300 arrays"),
     "packed otherwise": (packed_otherwise(), NPZ, 422, "otherwise than NumPy"),
     "an array lacks": (saved({"x": np.zeros((1, 9), int)}), NPZ, 422, "lacks edge_attr"),

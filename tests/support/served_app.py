@@ -7,16 +7,16 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from staticgraph.serving.app import make_app
-from staticgraph.serving.asker import Here
 from staticgraph.serving.from_run import service_of_run
+from staticgraph.serving.http.app import make_app
+from staticgraph.serving.http.backend import LocalBackend
 from staticgraph.serving.service import Service
 
 
 def app_of(service: Service) -> FastAPI:
     """Closes the service's server where there is none."""
     try:
-        return make_app(Here(service.server), *service[1:])
+        return make_app(LocalBackend(service.server), *service[1:])
     except BaseException:
         service.server.close()
         raise

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.serving.flat_graphs import FlatGraphs
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from support.patience import patience
 
 PATIENCE_S = patience(30)  # until a test that hangs fails; nothing is timed

@@ -68,10 +68,10 @@ class HeteroReader(PygReader):
         if not self.types:
             self.types = axes_of(data)
             self.counts_of = {axis.name: [] for axis in self.types}
-            self._check_types()
+        present = {*data.node_types, *data.edge_types}
+        self._check_present(number, present)
         self._refuse_unknown(number, data)
         found: dict[str, Said] = {}
-        present = {*data.node_types, *data.edge_types}
         for axis in self.types:
             rows = 0
             if axis.key in present:
@@ -84,15 +84,18 @@ class HeteroReader(PygReader):
         self.edges.append(sum(self.counts_of[a.name][-1] for a in self.types if a.kind == "edge"))
         self._collect(number, found)
 
-    def _check_types(self) -> None:
-        known = {axis.key for axis in self.types if axis.kind == "node"}
+    def _check_present(self, number: int, present: set[Any]) -> None:
+        """Refuses edges to a type that a graph lacks, before PyG is asked about them: it would make
+        that type in the caller's graph, without a number of nodes."""
         for axis in self.types:
-            missing = {*axis.type[::2]} - known if axis.kind == "edge" else set()
-            if missing:
-                raise BadGraph(
-                    f"graph 0 of {self.name} has edges {axis.key} but no nodes of type "
-                    f"{', '.join(map(repr, sorted(missing)))}: add them, with num_nodes at least"
-                )
+            if axis.kind == "edge" and axis.key in present:
+                missing = sorted({*axis.type[::2]} - present)
+                if missing:
+                    raise BadGraph(
+                        f"graph {number} of {self.name} has edges {axis.key} but no nodes of type "
+                        f"{', '.join(map(repr, missing))}: add them (empty where it has none), or "
+                        "leave these edges out"
+                    )
 
     def _refuse_unknown(self, number: int, data: Any) -> None:
         known = {axis.key for axis in self.types}

@@ -1,0 +1,303 @@
+"""The body of a request -> graphs, or one line that says what is wrong with it.
+
+Whoever can reach the port can send anything. So nothing here is unpickled, no size that a body
+claims is believed before it was compared with the bytes that are there, and what a model would
+stumble over (a category that it has no row for, a number that is not finite) is refused with its
+name, before it can fail the batch of others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+
+from staticgraph.datasets.smiles import molecule_of
+from staticgraph.errors import BadGraph
+from staticgraph.schema import EDGE_INDEX, Field, Schema
+from staticgraph.serving.bodies import compact_format
+from staticgraph.serving.bodies.bad_body import BadBody
+from staticgraph.serving.bodies.checked_graphs import cast, checked
+from staticgraph.serving.bodies.flat_graphs import TARGET, FlatGraphs, fields_of
+from staticgraph.serving.bodies.npz import arrays_of
+from staticgraph.serving.bodies.plain_json import plain_graphs
+from staticgraph.store.columns import Array
+from staticgraph.text.how_many import how_many
+
+# Of a SMILES, in characters; the longest of ogbg-molhiv has 529.
+LONGEST_SMILES = 4000
+# How far an npz may unfold, apart from the limit on the body; and how many rows a byte may claim.
+MOST_INFLATED = 8
+
+Arrays = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads bodies for one model.
+
+    Attributes:
+        schema: the fields of a graph; a target is not asked for.
+        categories: integer field -> how many categories each of its columns has.
+        smiles: whether molecules may be given as SMILES.
+        most_graphs: in one request.
+        most_bytes: of a body.
+        edges: whether a graph must say which edges it has, none among them: one of a model that was
+            trained without any need not.
+    """
+
+    schema: Schema
+    categories: Mapping[str, tuple[int, ...]]
+    smiles: bool
+    most_graphs: int
+    most_bytes: int
+    edges: bool = True
+
+    @cached_property
+    def fields(self) -> list[Field]:
+        """What a graph must have in addition to its edges."""
+        return fields_of(self.schema)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the arrays of flat graphs, in their order."""
+        return compact_format.names(self.schema)
+
+    @cached_property
+    def _known(self) -> set[str]:
+        return {EDGE_INDEX, "num_nodes", TARGET, *(item.name for item in self.fields)}
+
+    @cached_property
+    def _counting(self) -> str | None:
+        """The field of nodes whose rows tell how many there are."""
+        return next((item.name for item in self.fields if item.level == "node"), None)
+
+    @property
+    def counts_nodes(self) -> bool:
+        """Whether a field tells how many nodes a graph has."""
+        return self._counting is not None
+
+    def warm(self) -> Reader:
+        """Itself, once the loops that read bodies are compiled."""
+        plain_graphs(b'{"graphs": [{"x": [[1], [2.5]]}]}')
+        one = FlatGraphs.zeros(self.schema)
+        counts = {"num_nodes": one.num_nodes, "num_edges": one.num_edges}
+        checked({**counts, EDGE_INDEX: one.edge_index, **one.columns}, self.fields, self.categories)
+        return self
+
+    def json(self, body: bytes) -> FlatGraphs:
+        """``{"graphs": [{"x": ..., "edge_index": ..., ...}]}`` or ``{"smiles": [...]}``.
+
+        Raises:
+            BadBody: it is neither.
+        """
+        values: Any = plain_graphs(body)
+        if values is None:
+            values = _python_json(body)
+        if not isinstance(values, dict) or len(values) != 1 or not {"graphs", "smiles"} & {*values}:
+            raise BadBody('the body must be {"graphs": [...]} or {"smiles": [...]}')
+        (what, items), *_ = values.items()
+        if not isinstance(items, list):
+            raise BadBody(f"{what!r} must be a list")
+        self._check_number(len(items))
+        read = self._molecule if what == "smiles" else self._graph
+        return self._together([read(item, number) for number, item in enumerate(items)])
+
+    def npz(self, body: bytes) -> FlatGraphs:
+        """What ``numpy.savez`` writes: ``num_nodes`` and ``num_edges`` ``[n]``, ``edge_index``
+        ``[2, sum e]`` numbered within each graph, and the fields, rows of all graphs in one array.
+
+        Raises:
+            BadBody: it is not.
+        """
+        arrays = arrays_of(body, self.most_bytes * MOST_INFLATED)
+        if missing := {*self.names} - {*arrays}:
+            raise BadBody(f"the npz lacks {', '.join(sorted(missing))}")
+        for item in self.fields:
+            if arrays[item.name].ndim > 1:
+                arrays[item.name] = _rows_first(arrays[item.name], item)
+        return self._flat(arrays, len(body))
+
+    def compact(self, body: bytes) -> FlatGraphs:
+        """What :func:`staticgraph.serving.bodies.compact_format.encode` gives.
+
+        Raises:
+            BadBody: it is not.
+        """
+        try:
+            arrays = compact_format.decode(body, self.names)
+        except ValueError as error:
+            raise BadBody(f"the body is no {compact_format.CONTENT_TYPE}: {error}", 400) from None
+        return self._flat(arrays, len(body))
+
+    def molecule(self, smiles: object) -> FlatGraphs:
+        """The graph of a SMILES.
+
+        Raises:
+            BadBody: it is none, or the model was not trained on molecules.
+        """
+        return self._together([self._molecule(smiles, 0)])
+
+    def _flat(self, arrays: Arrays, nbytes: int) -> FlatGraphs:
+        """Graphs whose arrays came flat."""
+        counts = {}
+        graphs = len(arrays["num_nodes"]) if arrays["num_nodes"].ndim else 0
+        self._check_number(graphs)
+        for name in ("num_nodes", "num_edges"):
+            count = arrays[name]
+            if count.shape != (graphs,) or count.dtype.kind not in "iu":
+                raise BadBody(f"{name} must be whole numbers [n], alike for nodes and edges")
+            if count.min() < 0 or int(count.max()) > nbytes * MOST_INFLATED:
+                raise BadBody(f"{name} has numbers that cannot be")
+            counts[name] = count.astype(np.int64)
+        return checked({**arrays, **counts}, self.fields, self.categories)
+
+    def _together(self, graphs: list[Arrays]) -> FlatGraphs:
+        """Graphs that were read one by one."""
+        if len(graphs) == 1:
+            arrays = graphs[0]
+        else:
+            arrays = {
+                name: np.concatenate([each[name] for each in graphs], axis=int(name == EDGE_INDEX))
+                for name in self.names
+            }
+        return checked(arrays, self.fields, self.categories)
+
+    def _check_number(self, graphs: int) -> None:
+        if not graphs:
+            raise BadBody("no graph is in the request")
+        if graphs > self.most_graphs:
+            raise BadBody(
+                f"{how_many(graphs, 'graph')}; a request has at most {self.most_graphs}", 413
+            )
+
+    def _molecule(self, smiles: object, number: int) -> Arrays:
+        if not self.smiles:
+            raise BadBody("this model was not trained on SMILES: send graphs")
+        if not isinstance(smiles, str) or len(smiles) > LONGEST_SMILES:
+            raise BadBody(f"SMILES {number} is no text of at most {LONGEST_SMILES} characters")
+        try:
+            atoms, edges, bonds = molecule_of(smiles)
+        except (BadGraph, ValueError, UnicodeError) as error:
+            raise BadBody(f"SMILES {number}: {error}") from None
+        return self._graph({"x": atoms, EDGE_INDEX: edges, "edge_attr": bonds}, number)
+
+    def _graph(self, values: object, number: int) -> Arrays:
+        """One graph's arrays, with as many rows as it has nodes and edges."""
+        if not isinstance(values, dict):
+            raise BadBody(f"graph {number} is no object with {self._named()}")
+        if unknown := values.keys() - self._known:
+            raise BadBody(f"graph {number} has {sorted(unknown)[0]!r}; known are {self._named()}")
+        try:
+            return self._arrays(values)
+        except BadBody as error:
+            raise BadBody(f"graph {number}: {error}", error.status) from None
+
+    def _arrays(self, values: Mapping[str, Any]) -> Arrays:
+        index = _array(values.get(EDGE_INDEX, [[], []]), EDGE_INDEX, "int64")
+        if index.ndim != 2 or len(index) != 2:
+            raise BadBody(
+                f"edge_index has shape {list(index.shape)}, and it is [2, edges]: the edges' "
+                "sources and their destinations, [[], []] where there are none"
+            )
+        made: Arrays = {EDGE_INDEX: index}
+        for item in self.fields:
+            if item.name not in values:
+                raise BadBody(f"it lacks {item.name!r}, {item.describe()}")
+            found = _array(values[item.name], item.name, item.dtype)
+            made[item.name] = _rows_of(found, item)
+        if self.edges and EDGE_INDEX not in values:
+            raise BadBody("it lacks 'edge_index', [2, edges]; of a graph without edges, [[], []]")
+        if self._counting is None and "num_nodes" not in values:
+            raise BadBody("it lacks 'num_nodes', which no field tells: none has a row per node")
+        nodes = values.get("num_nodes", len(made[self._counting]) if self._counting else 0)
+        if not isinstance(nodes, int | np.integer) or isinstance(nodes, bool) or nodes < 0:
+            raise BadBody("num_nodes must be a whole number")
+        rows = {"node": int(nodes), "edge": index.shape[1]}
+        for item in self.fields:
+            expected = rows.get(item.level, item.rows)
+            if len(made[item.name]) != expected:
+                raise BadBody(
+                    f"{item.name!r} has {how_many(len(made[item.name]), 'row')}, and the graph has "
+                    f"{expected} ({item.describe()})"
+                )
+        if rows["node"] > self.most_bytes * MOST_INFLATED:
+            raise BadBody("num_nodes is a number that cannot be")
+        made["num_nodes"] = np.array([rows["node"]], np.int64)
+        made["num_edges"] = np.array([rows["edge"]], np.int64)
+        return made
+
+    def _named(self) -> str:
+        return ", ".join(["edge_index", *(f"{i.name} ({i.describe()})" for i in self.fields)])
+
+
+def _python_json(body: bytes) -> Any:
+    try:
+        return json.loads(body, parse_constant=_no_number, object_pairs_hook=_each_once)
+    except (ValueError, RecursionError) as error:
+        raise BadBody(f"the body is no JSON: {error}", 400) from None
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, whose keys would hide each other if they came twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key in found if [name for name, _ in pairs].count(key) > 1)
+        raise ValueError(f"{twice[:100]!r} stands in it twice")
+    return found
+
+
+def _rows_of(found: Array, item: Field) -> Array:
+    """``[rows, *shape]`` of one graph's field, given as PyG has it: rows where ``__cat_dim__`` puts
+    them, none of their own for what PyG stacks, and a number for a graph's only one.
+
+    Raises:
+        BadBody: it has another shape.
+    """
+    shape = found.shape
+    if not found.size and found.ndim <= 1:
+        return found.reshape(0, *item.shape)
+    whole = item.cat_dim is None or (item.level, item.rows, shape) == ("graph", 1, ())
+    if whole and shape == item.shape:
+        return found[None]
+    found = _rows_first(found, item)
+    if found.ndim != 1 + len(item.shape) or found.shape[1:] != item.shape:
+        beside = f", one beside the other in dimension {item.cat_dim}" if item.cat_dim else ""
+        raise BadBody(f"{item.name!r} has shape {list(shape)}, and it is {item.describe()}{beside}")
+    return found
+
+
+def _rows_first(found: Array, item: Field) -> Array:
+    """The rows of an array, which PyG may have in another dimension than the first."""
+    at = item.cat_dim
+    return np.moveaxis(found, at, 0) if at and found.ndim > at else found
+
+
+def _array(values: object, name: str, dtype: str) -> Array:
+    """Numbers, in a dtype that holds them."""
+    try:
+        found = np.asarray(values if (numbers := _only_numbers(values)) else None)
+        if numbers and found.dtype.hasobject:  # beyond 64 bits, as JavaScript writes 1e20
+            found = np.asarray(values, np.float64)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        found = np.asarray(None)
+    if found.dtype == np.dtype(dtype):
+        return found
+    return cast(found, name, dtype)
+
+
+def _only_numbers(values: object) -> bool:
+    """Whether there are numbers in it, and lists of lists of them. An array of texts would have the
+    longest one's room for each: gigabytes, of a body of some kilobytes."""
+    if isinstance(values, list):
+        kinds = {*map(type, values)}
+        return kinds <= {bool, int, float} or (kinds == {list} and all(map(_only_numbers, values)))
+    return isinstance(values, int | float | np.ndarray)

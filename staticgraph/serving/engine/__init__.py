@@ -1,0 +1,1 @@
+"""The server: admission, waiting, batches, the thread that runs the model, answers."""

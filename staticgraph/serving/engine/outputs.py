@@ -1,0 +1,123 @@
+"""The output of a batch, cut by the requests that its graphs are of.
+
+A model returns a tensor of rows, or tuples, lists and dicts of such; each caller gets the same with
+the rows of his own graphs, as ``runner.predict`` of these alone would give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.batch.containers import parts_of, with_parts
+from staticgraph.batches.batch.predictions import Predictions
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.serving.engine.plain_values import plain
+from staticgraph.store.graph_columns import GraphColumns
+
+
+class OutputRows(NamedTuple):
+    """One output of some graphs: ``[n, ...]`` where each has one row, or a tensor a graph; lists of
+    numbers in place of either where it is :func:`listed`."""
+
+    rows: Tensor | list[Any]
+
+
+class Plain(NamedTuple):
+    """A value that no graph has rows of: None, a number, a string."""
+
+    value: Any
+
+
+class NestedOutputs(NamedTuple):
+    """Outputs by their keys or places, and what the model collects them in."""
+
+    parts: dict[Any, Any]
+    container: Any
+
+
+Output = OutputRows | Plain | NestedOutputs
+
+
+def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "") -> Output:
+    """The output of a batch of all graphs of a store, in their order, on the CPU.
+
+    Raises:
+        ValueError: a scalar tensor, which is one number for the graphs of all callers.
+        TypeError: a value that is none of what a model may return.
+    """
+    if (items := parts_of(out)) is not None:
+        parts = {key: output_of(store, batch, value, f"{name}[{key!r}]") for key, value in items}
+        return NestedOutputs(parts, with_parts(out, [None] * len(items)))
+    if isinstance(out, Tensor) and not out.dim():
+        raise ValueError(
+            f"the model's output{name} is one number for all graphs of a batch, which are of "
+            "several callers: leave it out with forward=lambda model, batch: ..."
+        )
+    if isinstance(out, Tensor) and batch.level_of(out) == "graph":
+        return OutputRows(out[: len(store)].detach().to("cpu", copy=True))
+    predictions = Predictions(store)
+    predictions.add(batch, out)
+    found = predictions.in_order()
+    return OutputRows(found) if isinstance(out, Tensor) else Plain(found)
+
+
+def listed(output: Output) -> Output:
+    """The same with lists of numbers, which are cut without a tensor a caller."""
+    match output:
+        case OutputRows(rows):
+            return OutputRows(plain(rows))
+        case Plain():
+            return output
+        case NestedOutputs(parts, container):
+            return NestedOutputs({key: listed(part) for key, part in parts.items()}, container)
+
+
+def cut(output: Output, first: int, last: int) -> Output:
+    """Of graphs ``first`` to ``last``, less one."""
+    match output:
+        case OutputRows(rows):
+            return OutputRows(rows[first:last])
+        case Plain():
+            return output
+        case NestedOutputs(parts, container):
+            return NestedOutputs(
+                {key: cut(part, first, last) for key, part in parts.items()}, container
+            )
+
+
+def answer(pieces: Sequence[Output]) -> Any:
+    """What a caller gets: the pieces, in their order, as the model returns them."""
+    match pieces[0]:
+        case Plain(value):
+            return value
+        case NestedOutputs(parts, container):
+            found = [
+                answer([piece.parts[key] for piece in pieces])  # type: ignore[union-attr]
+                for key in parts
+            ]
+            return with_parts(container, found)
+        case OutputRows(rows):
+            if len(pieces) == 1:
+                return rows
+            all_rows = [piece.rows for piece in pieces if isinstance(piece, OutputRows)]
+            if isinstance(rows, Tensor):
+                return torch.cat(all_rows)  # type: ignore[arg-type]
+            return [row for each in all_rows for row in each]
+
+
+def plain_of(output: Output) -> Any:
+    """What a caller without tensors gets of a :func:`listed` output."""
+    match output:
+        case OutputRows(rows):
+            return rows
+        case Plain(value):
+            return plain(value)
+        case NestedOutputs(parts, container):
+            found = [plain_of(part) for part in parts.values()]
+            if isinstance(container, dict):
+                return dict(zip(map(str, parts), found, strict=True))
+            return found if isinstance(container, list | tuple) else with_parts(container, found)

@@ -1,0 +1,394 @@
+"""Server: requests of many callers, answered by one runner in full batches.
+
+The problem: callers ask for a graph or a few at a time, from any thread, and a device that runs
+fixed shapes wants them by the bucket. The idea: a request waits at most a few milliseconds for
+others; one thread, the only one that runs the model, takes what goes together next
+(:mod:`.waiting`), runs it, and hands each caller the rows of his own graphs. While a batch runs,
+the next one gathers.
+
+The invariant: every request that was accepted is answered once, with what ``runner.predict`` gives
+for its graphs alone, or failed once: with the error of its own graphs, of the batch that they ran
+in, or of a server that was closed. What fails one request, or one batch, touches no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
+from staticgraph.runner.execution.prediction import Predictor, listed
+from staticgraph.schema import Schema
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs, split
+from staticgraph.serving.engine.admission import Admission
+from staticgraph.serving.engine.batch_spans import handed_out
+from staticgraph.serving.engine.clock import Clock
+from staticgraph.serving.engine.completion_queue import CompletionQueue, Ticket
+from staticgraph.serving.engine.error_words import batch_failed
+from staticgraph.serving.engine.outputs import Output
+from staticgraph.serving.engine.request import Piece, Request, requests_of
+from staticgraph.serving.engine.served_batches import ServedBatches
+from staticgraph.serving.engine.statistics import Counts, ServerStats
+from staticgraph.serving.engine.waiting import TakenBatch, Waiting
+
+log: logging.Logger = logging.getLogger("staticgraph.serving")
+
+
+class Server:
+    """Answers requests from any thread, until it is closed; ``with Server(...)`` closes it.
+
+    Args:
+        runner: whose :meth:`~StaticGraphRunner.warmup` is over, where its mode compiles; or what
+            :func:`staticgraph.load_exported` gives.
+        max_wait_ms: how long a graph waits for others, in milliseconds; what waits while a batch
+            runs goes with the next one in any case. 0 waits for nobody.
+        max_queue: graphs that may wait; with more, :meth:`submit` raises :class:`ServerBusy`.
+        schema: the fields of a graph, where the runner's plan does not say them.
+        clock: tells the time and waits; a test's own.
+
+    Raises:
+        ValueError: ``max_wait_ms`` is negative, ``max_queue`` below 1, or the fields are not known.
+    """
+
+    runner: Predictor
+    schema: Schema
+    max_queue: int
+
+    def __init__(
+        self,
+        runner: Predictor,
+        *,
+        max_wait_ms: float = 5.0,
+        max_queue: int = 4096,
+        schema: Schema | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not max_wait_ms >= 0 or max_queue < 1:
+            raise ValueError(
+                f"max_wait_ms={max_wait_ms} must not be negative, and max_queue={max_queue} must "
+                "be at least 1"
+            )
+        known = schema or runner.plan.schema
+        if known is None:
+            raise ValueError(
+                "the runner's plan is a plain list of capacities, which does not say what fields a "
+                "graph has: pass Server(runner, schema=store.schema), or use plan_buckets(store)"
+            )
+        self.runner, self.schema, self.max_queue = runner, known, max_queue
+        self._max_wait_s = max_wait_ms / 1e3
+        self._clock = clock or Clock()
+        capacities = runner.plan.capacities
+        self._waiting = Waiting(capacities, len(known.components), self._max_wait_s)
+        self._counts = Counts(capacities)
+        self._closed = False
+        self._changed = threading.Condition()  # of the three above
+        self._process = os.getpid()
+        self._admission = Admission(known, runner.plan, self._waiting.unfit, max_queue)
+        self._batches = ServedBatches(runner, known)
+        self._batches.warm()
+        self._waiting.warm()
+        self._thread = threading.Thread(target=self._serve, name="staticgraph server", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------ asking
+
+    def submit(self, graphs: Any) -> Future[Any]:
+        """Asks for the outputs of some graphs, which are copied before this returns.
+
+        Args:
+            graphs: ``Data`` in a list or one by one, a PyG data set, a :class:`GraphStore` with the
+                plan's fields, or checked
+                :class:`~staticgraph.serving.bodies.flat_graphs.FlatGraphs`.
+
+        Returns:
+            A future of what ``runner.predict(graphs)`` gives. It raises what is wrong with these
+            graphs, :class:`BadGraph` or :class:`GraphTooLarge`; :class:`BatchFailed` where the
+            model failed; :class:`ServerClosed` where the server was closed without answering.
+            Until its first graph runs it can be cancelled. Callbacks run in the server's thread,
+            and hold up the next batch.
+
+        Raises:
+            ServerBusy: the queue is full.
+            ServerClosed: the server takes no requests any more.
+            ValueError: more graphs than the queue holds. Of ``FlatGraphs`` all three come from the
+                future.
+        """
+        self._check_process()
+        graphs = listed(graphs)
+        if len(graphs) == 0:
+            return _done([])
+        if isinstance(graphs, FlatGraphs):
+            return self.submit_split(graphs, [len(graphs)])[0]
+        self._admission.check_size(len(graphs))
+        with self._changed:
+            self._check_room(len(graphs))  # before the graphs are read, which takes longer
+        try:
+            columns = self._admission.columns(graphs)
+        except (BadGraph, GraphTooLarge) as error:
+            with self._changed:
+                self._counts.failed += 1
+            return _done(error=error)
+        future = Future[Any]()
+        future.add_done_callback(self._note_cancelled)
+        request = Request(columns, self._clock.now(), due=future)
+        with self._changed:
+            self._check_room(len(graphs))
+            self._waiting.add(request)
+            self._changed.notify_all()
+        return future
+
+    def submit_each(self, graphs: Sequence[Any]) -> list[Future[Any]]:
+        """A request for each graph, so that one that is wrong fails alone; futures of one graph's
+        rows each. Raises as :meth:`submit`, where what was accepted before is cancelled."""
+        futures: list[Future[Any]] = []
+        try:
+            for graph in graphs:
+                futures.append(self.submit([graph]))
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return futures
+
+    def submit_split(
+        self,
+        graphs: FlatGraphs,
+        counts: Sequence[int],
+        tickets: tuple[CompletionQueue, int] | None = None,
+    ) -> list[Future[Any]]:
+        """Many requests at once, whose graphs are neighbours in the same arrays.
+
+        Args:
+            graphs: of all requests; checked, and held by nobody who changes them.
+            counts: how many of them each request has.
+            tickets: a queue and a number: there the answers are put as plain values, by numbers
+                from this one on, and no futures are made.
+
+        Returns:
+            A future a request, as of :meth:`submit`; here it also raises what :meth:`submit` raises
+            itself, since others of the same arrays go on. None where there are tickets.
+        """
+        self._check_process()
+        unfit = self._waiting.unfit(graphs.sizes)
+        now, futures = self._clock.now(), list[Future[Any]]()
+        accepted, refused, room_for = list[Request](), list[tuple[Request, Exception]](), 0
+        with self._changed:
+            for place, (_, first, last) in enumerate(split(graphs, counts)):
+                if tickets is None:
+                    futures.append(Future())
+                due = Ticket(tickets[0], tickets[1] + place) if tickets else futures[-1]
+                request = Request(graphs, now, first, last, due)
+                inside = unfit[(unfit >= first) & (unfit < last)] if len(unfit) else unfit
+                try:
+                    self._admission.check_size(last - first)
+                    self._check_room(last - first, room_for)
+                    if len(inside):
+                        self._counts.failed += 1
+                        raise self._admission.too_large(
+                            int(inside[0]) - first, graphs.sizes[inside[0]]
+                        )
+                except (ServerBusy, ServerClosed, ValueError) as error:
+                    refused.append((request, error))
+                else:
+                    accepted.append(request)
+                    room_for += len(request)
+            accepted, empty = [r for r in accepted if len(r)], [r for r in accepted if not len(r)]
+            if accepted:
+                self._waiting.add(*accepted)
+                self._changed.notify_all()
+        for request, error in refused:
+            request.over = True
+            request.fail(error)
+        for request in empty:
+            request.over = True
+            request.answer([])
+        if tickets is not None:
+            tickets[0].notify()
+        for future in futures:
+            future.add_done_callback(self._note_cancelled)
+        return futures
+
+    async def ask(self, graphs: Any) -> Any:
+        """:meth:`submit` for asyncio: waits for the answer without holding up the event loop."""
+        return await asyncio.wrap_future(self.submit(graphs))
+
+    def stats(self) -> ServerStats:
+        """What it did so far."""
+        with self._changed:
+            return self._counts.stats(len(self._waiting))
+
+    def close(self, drain: bool = True) -> None:
+        """Takes no more requests, and returns when the server's thread has ended.
+
+        Args:
+            drain: answer what waits; else it fails with :class:`ServerClosed`, and only the batch
+                that is running is answered.
+        """
+        if os.getpid() != self._process:
+            return  # the thread, and what waits, are the parent's
+        with self._changed:
+            self._closed = True
+            left = [] if drain else self._waiting.clear()
+            self._changed.notify_all()
+        self._fail(left, lambda: ServerClosed("the server was closed before it came to this"))
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ taking in
+
+    def _check_process(self) -> None:
+        """Before any lock, which another thread may have held as this process was made."""
+        if os.getpid() != self._process:
+            raise ServerClosed(
+                f"the server lives in process {self._process}, and this is a fork of it, "
+                f"{os.getpid()}, without the thread that answers: make a server here, or ask over "
+                "HTTP (staticgraph serve)"
+            )
+
+    def _check_room(self, graphs: int, accepted: int = 0) -> None:
+        """Refuses a request for which there is no room, beside those that were just accepted;
+        holding the lock."""
+        if self._closed:
+            raise ServerClosed("the server was closed and takes no requests: make another one")
+        waiting = len(self._waiting) + accepted
+        over = self._admission.over(graphs, waiting)
+        if over:
+            self._counts.refused += 1
+            retry_s = max(self._max_wait_s, self._counts.seconds_for(over))
+            raise self._admission.busy(graphs, waiting, retry_s)
+
+    def _note_cancelled(self, future: Future[Any]) -> None:
+        if future.cancelled():
+            with self._changed:
+                self._counts.cancelled += 1
+
+    # ------------------------------------------------------------------ the server's thread
+
+    def _serve(self) -> None:
+        device = self.runner.device
+        try:
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                after_batch = False
+                while (taken := self._next(after_batch)) is not None:
+                    try:
+                        self._answer(taken)
+                    except BaseException:  # what was taken waits nowhere else
+                        log.exception("the server's thread failed")
+                        self._fail(requests_of(taken.pieces), self._ended)
+                        raise
+                    after_batch = True
+        finally:
+            with self._changed:  # after an error of this thread's own nobody shall wait for ever
+                self._closed = True
+                left = self._waiting.clear()
+            self._fail(left, self._ended)
+
+    def _next(self, after_batch: bool) -> TakenBatch | None:
+        """What runs next, once there is something; None where the server is closed and done.
+
+        What waited while a batch ran has waited long enough: a device that stands still for more
+        of it to come answers fewer, since who was just answered asks again meanwhile.
+        """
+        with self._changed:
+            while True:
+                now = self._clock.now()
+                taken = self._waiting.take(now, everything=self._closed or after_batch)
+                if taken is not None:
+                    return taken
+                after_batch = False
+                due = self._waiting.due()
+                if due is None and self._closed:
+                    return None
+                self._clock.wait(self._changed, None if due is None else max(0.0, due - now))
+
+    def _answer(self, taken: TakenBatch) -> None:
+        began = self._clock.now()
+        pieces = [piece for piece in taken.pieces if piece.request.begin()]
+        if not pieces:
+            return
+        requests = requests_of(pieces)
+        try:
+            out = self._run(pieces, taken.bucket, [began - r.arrived for r in requests])
+            whole_ones = handed_out(pieces, out)
+        except BaseException as error:  # a model that calls sys.exit ends no server, either
+            with self._changed:
+                self._counts.failing += 1
+            self._fail(requests, partial(batch_failed, error, len(pieces), len(requests)))
+            return
+        ended = self._clock.now()
+        outcomes = [(request, request.outcome()) for request in whole_ones]
+        done = [(request, outcome) for request, outcome in outcomes if request.end()]
+        try:
+            self._count(done, len(pieces), began, ended)
+        finally:  # who is over is answered, whatever becomes of this thread
+            for request, outcome in done:
+                if isinstance(outcome, BatchFailed):
+                    request.fail(outcome)
+                else:
+                    request.answer(outcome)
+            _notify(requests)
+
+    def _count(
+        self, done: list[tuple[Request, Any]], graphs: int, began: float, ended: float
+    ) -> None:
+        """A batch that did not fail, and how its requests ended."""
+        with self._changed:
+            self._counts.failing = 0
+            self._counts.ran(graphs, ended - began)
+            for request, outcome in done:
+                if isinstance(outcome, BatchFailed):
+                    self._counts.failed += 1
+                else:
+                    self._counts.answer(len(request), ended - request.arrived)
+
+    def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Output:
+        served = self._batches.of(pieces, bucket)
+        with self._changed:
+            self._counts.batch(bucket, served.real, waits)
+        return self._batches.run(served)
+
+    def _fail(self, requests: list[Request], error: Any) -> None:
+        """Ends requests, each with an error of its own, since raising changes one."""
+        for request in requests:
+            if request.end():
+                with self._changed:
+                    self._counts.failed += 1
+                request.fail(error())
+        _notify(requests)
+
+    @staticmethod
+    def _ended() -> ServerClosed:
+        return ServerClosed("the server's thread has ended, by an error that is in the log")
+
+
+def _notify(requests: list[Request]) -> None:
+    """Wakes those who fetch answers, once for all of these."""
+    for completions in {
+        request.completions for request in requests if request.completions is not None
+    }:
+        completions.notify()
+
+
+def _done(result: Any = None, error: BaseException | None = None) -> Future[Any]:
+    """A future that waits for nothing."""
+    future: Future[Any] = Future()
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+    return future

@@ -1,0 +1,173 @@
+"""Graphs that wait, and which of them go together next.
+
+The problem: single graphs come at any time, and a recorded step costs the same for one graph as for
+a full bucket. The idea: all that wait are packed as a stream, again each time, in order of
+arrival (:mod:`staticgraph.packing.stream`); a pack is ripe once a graph did not fit it any more, or
+once its oldest graph has waited long enough. Buckets that differ only in how much they take, and
+not in how large a graph may be, are one line: packed by the limits of the largest of them, run in
+the smallest that holds the pack.
+
+The invariant: every graph that was added is taken exactly once, no bucket is exceeded, and a graph
+that has waited its time goes before any that came later, so none is passed over for ever.
+
+Pure: no thread, no clock, no lock. Time is a number that the caller has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from staticgraph.packing.place import group_by_pack, homes, limits_array, place_batches
+from staticgraph.packing.stream import stream_kernel
+from staticgraph.plans.order_statistics import keep_order_statistics
+from staticgraph.serving.engine.request import Piece, Request, requests_of
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import IntArray
+
+# Open packs, as in a loader that packs.
+WINDOW = 8
+# So many of those that wait are looked at: far more than a batch holds, packed in well under 1 ms.
+LOOK_AT = 8192
+
+
+class TakenBatch(NamedTuple):
+    """What goes together: the graphs in the order of their arrival, and the bucket."""
+
+    pieces: list[Piece]
+    bucket: int
+
+
+class Waiting:
+    """The graphs that wait.
+
+    Args:
+        capacities: the buckets, ascending.
+        components: columns of a size.
+        max_wait_s: how long a graph waits for others, in seconds.
+    """
+
+    def __init__(self, capacities: Sequence[Capacity], components: int, max_wait_s: float) -> None:
+        self._capacities = tuple(capacities)
+        self._limits = limits_array(capacities)
+        self._max_wait_s = max_wait_s
+        self._largest = _largest_of_lines(self._limits)
+        self._pieces: list[Piece] = []
+        self._arrived: list[float] = []
+        self._sizes = np.empty((0, components), np.int64)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def unfit(self, sizes: IntArray) -> IntArray:
+        """Positions of the graphs, by their sizes ``[n, C]``, that fit no bucket."""
+        return np.flatnonzero(self._lines(sizes) < 0)
+
+    def _lines(self, sizes: IntArray) -> IntArray:
+        return homes(sizes, [self._capacities[bucket] for bucket in self._largest])
+
+    def add(self, *requests: Request) -> None:
+        """Adds the graphs of requests, each of which fits a bucket."""
+        sizes = np.concatenate([self._sizes, *(request.sizes for request in requests)])
+        self._sizes = sizes  # nothing below fails, so the three stay in step
+        for request in requests:
+            self._pieces += [Piece(request, graph) for graph in range(len(request))]
+            self._arrived += [request.arrived] * len(request)
+
+    def due(self) -> float | None:
+        """When the oldest graph has waited long enough; None where none waits."""
+        return self._arrived[0] + self._max_wait_s if self._arrived else None
+
+    def take(self, now: float, everything: bool = False) -> TakenBatch | None:
+        """The graphs that run next, which wait no longer; None where none need to run yet.
+
+        Args:
+            now: the time, in the seconds of the arrivals.
+            everything: do not wait for others.
+        """
+        self._drop_those_over()
+        due = self.due()
+        if due is None:
+            return None
+        chosen = self._chosen(everything or now >= due)
+        if chosen is None:
+            return None
+        bucket, ids = chosen
+        taken = TakenBatch([self._pieces[place] for place in ids], bucket)
+        self._keep(np.setdiff1d(np.arange(len(self._pieces)), ids, assume_unique=True))
+        return taken
+
+    def clear(self) -> list[Request]:
+        """Takes everything away, and gives the requests that it was of."""
+        requests = requests_of(self._pieces)
+        self._keep(np.empty(0, np.int64))
+        return requests
+
+    def warm(self) -> None:
+        """Has the loops compiled that :meth:`take` runs."""
+        kept = self._sizes
+        self._sizes = np.zeros((1, kept.shape[1]), np.int64)
+        self._chosen(due=True)
+        self._sizes = kept
+
+    def _drop_those_over(self) -> None:
+        """Forgets graphs of requests that failed with another batch, or were cancelled."""
+        over = [piece.request.over or piece.request.future.cancelled() for piece in self._pieces]
+        if any(over):
+            for piece, gone in zip(self._pieces, over, strict=True):
+                if gone:
+                    piece.request.begin()  # tells those who wait for the future
+            self._keep(np.flatnonzero(~np.array(over)))
+
+    def _keep(self, places: IntArray) -> None:
+        self._pieces = [self._pieces[place] for place in places]
+        self._arrived = [self._arrived[place] for place in places]
+        self._sizes = self._sizes[places]
+
+    def _chosen(self, due: bool) -> tuple[int, IntArray] | None:
+        """The bucket and the places of the ripe pack with the oldest graph; where the oldest graph
+        of all is due, its pack, ripe or not."""
+        sizes = self._sizes[:LOOK_AT]
+        line = self._lines(sizes)
+        for number in dict.fromkeys(line.tolist()):  # the oldest graph's line first
+            largest = self._largest[number]
+            capacity = self._capacities[largest]
+            members = np.flatnonzero(line == number)
+            packs, failed = stream_kernel(
+                sizes,
+                members,
+                np.array(capacity.size_limits, np.int64),
+                capacity.graph_limit,
+                min(WINDOW, len(members)),
+            )
+            assert failed < 0, "what fits no bucket was refused"
+            grouped, bounds = group_by_pack(packs, int(packs.max()) + 1)
+            first = members[grouped[: bounds[1]]]  # of packs, the one opened first
+            if due or len(bounds) > 2 or len(first) == capacity.graph_limit:
+                return self._placed(first, largest)
+        return None
+
+    def _placed(self, ids: IntArray, largest: int) -> tuple[int, IntArray]:
+        """The smallest bucket that holds a pack; fewer graphs where all would break what it
+        promises of their sizes."""
+        allowed = self._limits.copy()
+        allowed[self._limits[:, 3] > self._limits[largest, 3]] = -1
+        bounds = np.array([0, len(ids)])
+        bucket = int(place_batches(self._sizes, ids, bounds, allowed)[0])
+        kept, _, _ = keep_order_statistics([(bucket, ids)], self._sizes, self._capacities)
+        return kept[0]
+
+
+def _largest_of_lines(limits: IntArray) -> list[int]:
+    """The last bucket of each line: of those for graphs of the same largest size, one that takes
+    no less of anything than those before it."""
+    found: list[int] = []
+    for bucket in sorted(range(len(limits)), key=lambda k: (limits[k, 3], k)):
+        last = limits[found[-1]] if found else None
+        if last is not None and last[3] == limits[bucket, 3] and (last <= limits[bucket]).all():
+            found[-1] = bucket
+        else:
+            found.append(bucket)
+    return found

@@ -1,0 +1,1 @@
+"""The server over HTTP: application, routes, page, metrics, uvicorn."""
