@@ -48,7 +48,7 @@ def operator(
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, cpu, "CPU")
     if cuda is not None:
-        LIBRARY.impl(name, cuda, "CUDA")
+        LIBRARY.impl(name, beside_its_tensors(cuda), "CUDA")
         CUDA[name] = cuda
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
     if derivative is not None:
@@ -56,6 +56,29 @@ def operator(
             f"{NAMESPACE}::{name}", once(name, derivative), setup_context=setup, lib=LIBRARY
         )
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def beside_its_tensors(cuda: Callable[..., Any]) -> Callable[..., Any]:
+    """A CUDA kernel launched on the device of its tensors, as those of torch are. Triton launches
+    on the present device and on its stream, which for a model on ``cuda:1`` need not be these."""
+
+    @wraps(cuda)
+    def launched(*args: Any) -> Any:
+        device = next(
+            (
+                value.device
+                for given in args
+                for value in (given if isinstance(given, list | tuple) else (given,))
+                if isinstance(value, torch.Tensor)
+            ),
+            None,
+        )
+        if device is None or device.index == torch.cuda.current_device():
+            return cuda(*args)
+        with torch.cuda.device(device):
+            return cuda(*args)
+
+    return launched
 
 
 INSTEAD = (

@@ -1,17 +1,26 @@
-"""What a capture that failed leaves behind in the process, put right.
+"""One capture, and what one that failed leaves behind in the process, put right.
 
-The problem: where the work cannot be captured, ``torch.cuda.graph`` raises a second time as it
-ends the capture. What it raises then hides the first error, which is the one that names the cause;
-its stream stays the present one; the allocator goes on waiting for the capture's end; and up to
-torch 2.12 the random generator stays in its capturing state, so that the next dropout, anywhere in
-the process, fails an assertion. An empty capture that ends as it should brings the generator back.
+What the graph reads must be the pool's. cuBLAS's workspaces are the process's: where they were
+taken before the capture, whoever drops them (torch's graph trees do, around each of theirs) gives
+memory away that every replay writes to. So they are dropped before, the capture takes its own from
+the pool, and these are dropped after, as torch does (``clear_cublas_manager`` in
+``torch/_inductor/cudagraph_trees.py``). And nothing is collected meanwhile: what ends with an
+unreachable batch, event or graph would be recorded, or refused, in the midst of another's work.
+
+The problem of failing: where the work cannot be captured, ``torch.cuda.graph`` raises a second time
+as it ends the capture. What it raises then hides the first error, which is the one that names the
+cause; its stream and device stay the present ones; the allocator goes on waiting for the capture's
+end; and up to torch 2.12 the random generator stays in its capturing state, so that the next
+dropout, anywhere in the process, fails an assertion. An empty capture that ends as it should brings
+the generator back.
 """
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -32,10 +41,12 @@ def captured(
         Exception: the first that was raised; what followed from it is added as notes. The process
             is usable as before.
     """
-    present = torch.cuda.current_stream(stream.device)
+    # To set a stream is to choose its device: the caller's own comes last.
+    present = torch.cuda.current_stream(stream.device), torch.cuda.current_stream()
     first: BaseException | None = None
+    capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=error_mode)
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=error_mode):
+        with _own_workspaces(), _nothing_collected(), capture:
             try:
                 return body()
             except BaseException as error:
@@ -46,9 +57,30 @@ def captured(
             first = error
         elif error is not first:
             first.add_note(f"the capture could not be ended: {type(error).__name__}: {error}")
-    torch.cuda.set_stream(present)
+    for was in present:
+        torch.cuda.set_stream(was)
     _put_right(graph, pool, stream.device, first)
     raise first
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    memory_pool.drop_workspaces()
+    try:
+        yield
+    finally:
+        memory_pool.drop_workspaces()
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _put_right(
@@ -64,7 +96,10 @@ def _put_right(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
             # On another stream: what the failed one still holds is not this capture's affair.
-            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(device)):
+            aside = torch.cuda.Stream(device)
+            with torch.cuda.graph(
+                torch.cuda.CUDAGraph(), stream=aside, capture_error_mode="thread_local"
+            ):
                 pass
     except Exception as further:
         error.add_note(
