@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.fake_cuda import FakeCuda
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
+from support.places import AsTraced
 
 import staticgraph as sg
 from staticgraph.outofcore.training import hop_runner
@@ -203,6 +204,34 @@ class TestInsideACapture:
             CudaGraphRecorder(CUDA).record(lambda: cuda.refuse("a host read"))
         assert len(cuda.modes) == 4, "the last brings the generator back"
         assert set(cuda.modes) == {"thread_local"}
+
+
+def test_what_was_compiled_lives_as_long_as_its_recording(cuda, hiv, monkeypatch):
+    """Constants stand in it, which every replay reads; torch forgets it when asked to."""
+    made = []
+
+    class Made:
+        def __init__(self, graph):
+            self.forward = graph.forward
+
+        def __call__(self, *inputs):
+            return self.forward(*inputs)
+
+    class Compiler(AsTraced):
+        def __call__(self, graph, inputs):
+            one = Made(graph)
+            made.append(weakref.ref(one))
+            return one
+
+    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", Compiler)
+    recording = sg.Recording(recorder=lambda _: CudaGraphRecorder(CUDA))
+    runner = sg.StaticGraphRunner(Net(), CAPACITIES[:1], "cuda-graph", recording=recording)
+    runner.warmup(hiv, progress=False)
+    torch.compiler.reset()
+    gc.collect()
+    assert made
+    assert all(one() is not None for one in made)
+    runner.close()
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
 """One capture, and what one that failed leaves behind in the process, put right.
 
 What the graph reads must be the pool's. cuBLAS's workspaces are the process's: where they were
-taken before the capture, whoever drops them (torch's graph trees do, around each of theirs) gives
-memory away that every replay writes to. So they are dropped before, the capture takes its own from
-the pool, and these are dropped after, as torch does (``clear_cublas_manager`` in
-``torch/_inductor/cudagraph_trees.py``). And nothing is collected meanwhile: what ends with an
-unreachable batch, event or graph would be recorded, or refused, in the midst of another's work.
+taken before the capture, whoever drops them (torch's graph trees around each of theirs, some
+releases wherever a graph of the stream ends, pytorch/pytorch#193402) gives memory away that every
+replay writes to. So they are dropped before, the capture takes its own from the pool, and these are
+dropped after (``clear_cublas_manager`` in ``torch/_inductor/cudagraph_trees.py``). And nothing is
+collected meanwhile: an unreachable graph that ends inside ends the capture
+(pytorch/pytorch#161037), an unreachable batch would have its event recorded.
 
 The problem of failing: where the work cannot be captured, ``torch.cuda.graph`` raises a second time
 as it ends the capture. What it raises then hides the first error, which is the one that names the
