@@ -67,6 +67,7 @@ def main() -> None:
             mean = torch.stack(losses).mean()
             print(f"epoch {epoch + 1}: loss {mean:.4f}, {int(known.sum())} labels to validate, ",
                   f"mean output {out.mean():.3f}, mean label {y[known].mean():.3f}")  # fmt: skip
+    runner.close()  # before the group ends, which would wait for what is recorded of it
     dist.destroy_process_group()
 
 

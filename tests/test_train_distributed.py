@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from support.ranks import on_ranks
 import staticgraph as sg
 from staticgraph import cli, models
 from staticgraph.batches.loader import StaticLoader
+from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig
@@ -33,6 +36,7 @@ from staticgraph.training.evaluate import evaluate
 from staticgraph.training.history import read_steps
 from staticgraph.training.interrupt import Interrupted
 from staticgraph.training.report import TrainReport
+from staticgraph.training.run import Training
 from staticgraph.training.tasks import task_of
 
 
@@ -53,6 +57,25 @@ def config(molecules) -> TrainConfig:
         str(molecules), hidden=8, layers=2, dropout=0.2, batch_size=15, epochs=2, lr=0.01,
         checkpoint_every=4, compile_mode="eager",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_recordings_end_before_the_group_does(monkeypatch, fails):
+    """Which would wait for those that hold its sums, for ever."""
+    ended = []
+
+    def run(training):
+        ended.append("run")
+        if fails:
+            raise Interrupted("by a test")
+
+    monkeypatch.setattr(Training, "_run", run)
+    training = object.__new__(Training)
+    training.ranks = Ranks(lambda: None, 0, 2, "cpu:gloo,cuda:nccl")
+    training.parts = SimpleNamespace(runner=SimpleNamespace(close=lambda: ended.append("close")))
+    with pytest.raises(Interrupted) if fails else nullcontext():
+        training.run()
+    assert ended == ["run", "close"]
 
 
 def trained(config: TrainConfig, folder: str) -> dict:
