@@ -52,7 +52,7 @@ def test_a_way_is_timed_on_its_stream(recorded):
 
 
 def test_a_step_is_timed_on_its_stream(recorded):
-    statistics = BucketStatistics(sg.Capacity(10, 10, 2), OTHER)
+    statistics = BucketStatistics(sg.Capacity(10, 12, 2), OTHER)
     statistics.ended(statistics.started())
     assert recorded == ["stream of cuda:1"] * 2
 
