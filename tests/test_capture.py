@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.fake_cuda import FakeCuda
+from support.fake_cuda import FakeCuda, FakeGraph
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
 from support.places import AsTraced
 
@@ -51,6 +51,20 @@ class TestAFailedCapture:
         assert not cuda.pools, "the allocator waits for no end of a capture"
         assert not cuda.capturing
         cuda.random()
+
+    def test_its_graph_lives_on(self, cuda, monkeypatch):
+        """The allocator of pinned memory goes on asking it."""
+        made = []
+
+        def graph():
+            made.append(weakref.ref(one := FakeGraph(cuda)))
+            return one
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+        with pytest.raises(RuntimeError):
+            CudaGraphRecorder(CUDA).record(lambda: cuda.refuse("a host read"))
+        gc.collect()
+        assert made[0]() is not None
 
     def test_an_error_of_the_end_alone_is_the_first(self, cuda):
         def quiet():

@@ -28,6 +28,10 @@ import torch
 
 from staticgraph.internals import memory_pool
 
+# Graphs whose capture failed: torch's allocator of pinned memory asks each of them at every later
+# allocation, by an address that it keeps (``CUDAGraph::create_allocate_filter``).
+_ASKED_FOR_EVER: list[torch.cuda.CUDAGraph] = []
+
 
 def captured(
     graph: torch.cuda.CUDAGraph,
@@ -87,6 +91,7 @@ def _nothing_collected() -> Iterator[None]:
 def _put_right(
     graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device, error: BaseException
 ) -> None:
+    _ASKED_FOR_EVER.append(graph)
     # Raises where the capture was ended after all, or never begun; then nothing is to be given up.
     with suppress(Exception):
         memory_pool.end_allocations(device.index, pool)
