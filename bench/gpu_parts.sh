@@ -36,10 +36,10 @@ parts_first() { # is it right, and how fast is it?
     part kernels 90 tests tests/test_gpu_kernels.py tests/test_gpu_collation.py
     part settle 35 bench.settle --json {json} --deadline {deadline}
     steps gine32 75 "$gine" "$small" fp32 pyg $ours
-    part look-gine 50 bench.first_look --model "$gine" --batch-size "$small" --json {json}
-    steps gps32 100 "$gps" "$small" fp32 pyg $ours
-    part look-gps 65 bench.first_look --model "$gps" --batch-size "$small" --json {json}
-    part tests 65 tests tests/test_gpu.py tests/test_gpu_trajectory.py
+    part look-gine 45 bench.first_look --model "$gine" --batch-size "$small" --json {json}
+    steps gps32 95 "$gps" "$small" fp32 pyg $ours
+    part look-gps 60 bench.first_look --model "$gps" --batch-size "$small" --json {json}
+    part tests 80 tests tests/test_gpu.py tests/test_gpu_trajectory.py
 }
 
 parts_second() { # against whom, and does it learn?
