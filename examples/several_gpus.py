@@ -32,8 +32,10 @@ def main() -> None:
     args = parser.parse_args()
 
     cuda = torch.cuda.is_available()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     ranks = Ranks.of()
 
     store = sg.datasets.open(args.data, progress=ranks.first)

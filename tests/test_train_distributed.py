@@ -32,6 +32,7 @@ from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig
+from staticgraph.training.device import device_of
 from staticgraph.training.evaluate import evaluate
 from staticgraph.training.history import read_steps
 from staticgraph.training.interrupt import Interrupted
@@ -57,6 +58,19 @@ def config(molecules) -> TrainConfig:
         str(molecules), hidden=8, layers=2, dropout=0.2, batch_size=15, epochs=2, lr=0.01,
         checkpoint_every=4, compile_mode="eager",
     )  # fmt: skip
+
+
+def test_a_ranks_gpu_is_its_present_one(monkeypatch):
+    """Else each rank would hold a context on the first."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    ranks = Ranks(lambda: None, 6, 8, "cpu:gloo,cuda:nccl")
+    assert device_of("auto", ranks) == torch.device("cuda", 2)
+    assert device_of("cuda:1") == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 2)], "one process alone keeps its own"
 
 
 @pytest.mark.parametrize("fails", [False, True])
