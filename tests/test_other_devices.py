@@ -77,6 +77,9 @@ class There(torch.Tensor):
 
     device = OTHER
 
+    def get_device(self) -> int:
+        return 1
+
 
 class TestALaunch:
     @pytest.fixture

@@ -64,19 +64,14 @@ def beside_its_tensors(cuda: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(cuda)
     def launched(*args: Any) -> Any:
-        device = next(
-            (
-                value.device
-                for given in args
-                for value in (given if isinstance(given, list | tuple) else (given,))
-                if isinstance(value, torch.Tensor)
-            ),
-            None,
-        )
-        if device is None or device.index == torch.cuda.current_device():
-            return cuda(*args)
-        with torch.cuda.device(device):
-            return cuda(*args)
+        for given in args:
+            value = given[0] if isinstance(given, (list, tuple)) and given else given
+            if isinstance(value, torch.Tensor):
+                if value.get_device() == torch.cuda.current_device():
+                    break
+                with torch.cuda.device(value.device):
+                    return cuda(*args)
+        return cuda(*args)
 
     return launched
 
