@@ -160,6 +160,18 @@ class TestBeforeACapture:
                 recorder.warm(body, 3)
         assert cuda.present is cuda.default
 
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_what_follows_waits_for_the_runs(self, cuda, fails):
+        """After a failure, too: parameters are put back then, which a queued step still writes."""
+
+        def body():
+            if fails:
+                raise ValueError("the second layer")
+
+        with pytest.raises(ValueError, match="second layer") if fails else nullcontext():
+            CudaGraphRecorder(CUDA).warm(body, 1)
+        assert cuda.log == ["stream 1 waits for default", "default waits for stream 1"]
+
     def test_other_warnings_are_left_alone(self, cuda):
         with pytest.warns(UserWarning, match="something else"):
             CudaGraphRecorder(CUDA).warm(lambda: warnings.warn("something else", stacklevel=1), 1)

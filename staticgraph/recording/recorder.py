@@ -106,10 +106,12 @@ class CudaGraphRecorder:
             self._on.behind()
             present = torch.cuda.current_stream(self._device)
             stream.wait_stream(present)
-            with torch.cuda.stream(stream):
-                for _ in range(runs):
-                    body()
-            present.wait_stream(stream)
+            try:
+                with torch.cuda.stream(stream):
+                    for _ in range(runs):
+                        body()
+            finally:  # what is put back after a failure comes after what was queued before it
+                present.wait_stream(stream)
 
     def record(self, body: Callable[[], Any]) -> Recorded:
         """One CUDA graph; whatever synchronises or allocates outside the pool raises."""
