@@ -120,6 +120,7 @@ def timed(rank: int, world_size: int, folder: str, options: argparse.Namespace) 
             "waiting": None if on_cuda else waited[0] / taken,
         }
         Path(folder, "result.json").write_text(json.dumps(result))
+    runner.close()  # the group would wait for graphs that hold its sums
     dist.destroy_process_group()
 
 

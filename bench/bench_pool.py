@@ -55,7 +55,7 @@ def recorded_bytes(
         recording=sg.Recording(recorder=Uncompiled if on_cuda else None),
     )
     smallest = sg.StaticBatch.of(store, range(8), capacities[0], 0).to(DEVICE)
-    runner.eager_step(smallest)  # optimizer state and libraries' workspaces exist from here on
+    runner.eager_step(smallest)  # optimizer state exists from here on
     optimizer.zero_grad(set_to_none=True)
     base = reserved()
     for bucket in order:

@@ -2,10 +2,10 @@
 
     python -m bench.first_look --model gine:5x300 --batch-size 32 --mode cuda-graph+kernels --json F
 
-In this order, each answer by itself: ``verify()``, which compares a replayed step with eager and
-moves every input; the host's time and Python calls for a step that waits for nothing; latency
-beside back-to-back time; and the kernels of one replay, by name, from torch's profiler, with the
-gaps between them.
+In this order, each answer by itself, the one that the next work is chosen by before those that may
+find no time: latency beside back-to-back time; the kernels of one replay, by name, from torch's
+profiler, with the gaps between them; ``verify()``, which compares a replayed step with eager and
+moves every input; and the host's time and Python calls for a step that waits for nothing.
 
 Bytes are those of the tensors that a Triton kernel is given, each at its extent, noted at launch
 while the step was recorded; so a kernel that reads only some rows moves less, and one that reads a
@@ -279,10 +279,11 @@ def main() -> None:
     answer(
         {
             "made": made,
-            "verify": lambda: look[0].verified(),
-            "host": lambda: look[0].host(),
+            # A profile leaves its tracer behind, so the times come first.
             "times": lambda: look[0].times(),
             "kernels": lambda: look[0].kernels(),
+            "verify": lambda: look[0].verified(),
+            "host": lambda: look[0].host(),
         },
         options.json,
         options.deadline,

@@ -128,7 +128,7 @@ fi
 
 # Without these nothing else is worth its time.
 say "== versions"
-if ! timeout -k 5 60 "${machine[@]}" >"$scratch/machine.txt" 2>"$scratch/said.txt"; then
+if ! timeout -k 5 120 "${machine[@]}" >"$scratch/machine.txt" 2>"$scratch/said.txt"; then
     cat "$scratch/machine.txt" "$scratch/said.txt" | tee -a "$out/log.txt"
     say "== stopped: this machine cannot run the suite"
     exit 1

@@ -32,8 +32,10 @@ def main() -> None:
     args = parser.parse_args()
 
     cuda = torch.cuda.is_available()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     ranks = Ranks.of()
 
     store = sg.datasets.open(args.data, progress=ranks.first)
@@ -67,6 +69,7 @@ def main() -> None:
             mean = torch.stack(losses).mean()
             print(f"epoch {epoch + 1}: loss {mean:.4f}, {int(known.sum())} labels to validate, ",
                   f"mean output {out.mean():.3f}, mean label {y[known].mean():.3f}")  # fmt: skip
+    runner.close()  # before the group ends, which would wait for what is recorded of it
     dist.destroy_process_group()
 
 

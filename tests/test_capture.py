@@ -7,19 +7,20 @@ import gc
 import mmap
 import warnings
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from support.arena import ArenaRecorder
-from support.fake_cuda import FakeCuda
+from support.fake_cuda import FakeCuda, FakeGraph
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
-from support.runners import made_runner
+from support.places import AsTraced
 
 import staticgraph as sg
 from staticgraph.outofcore.training import hop_runner
 from staticgraph.outofcore.training.hop_runner import HopRunner
 from staticgraph.recording import kept_graphs
+from staticgraph.recording.recorded_inputs import RecordedInputs
 from staticgraph.recording.recorder import CudaGraphRecorder
 
 CUDA = torch.device("cuda", 0)
@@ -51,6 +52,20 @@ class TestAFailedCapture:
         assert not cuda.capturing
         cuda.random()
 
+    def test_its_graph_lives_on(self, cuda, monkeypatch):
+        """The allocator of pinned memory goes on asking it."""
+        made = []
+
+        def graph():
+            made.append(weakref.ref(one := FakeGraph(cuda)))
+            return one
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+        with pytest.raises(RuntimeError):
+            CudaGraphRecorder(CUDA).record(lambda: cuda.refuse("a host read"))
+        gc.collect()
+        assert made[0]() is not None
+
     def test_an_error_of_the_end_alone_is_the_first(self, cuda):
         def quiet():
             cuda.invalid = True  # a stream that was not joined, say, which nobody hears of
@@ -66,6 +81,14 @@ class TestAFailedCapture:
         with pytest.raises(RuntimeError, match="the stream is capturing"):
             recorder.record(lambda: None)
         assert cuda.present is cuda.default
+
+    def test_the_present_device_is_as_before(self, cuda):
+        """To set a stream of another device makes that device the present one."""
+        recorder = CudaGraphRecorder(torch.device("cuda", 1))
+        with pytest.raises(RuntimeError):
+            recorder.record(lambda: cuda.refuse("a host read"))
+        assert cuda.present is cuda.default
+        assert cuda.device == 0
 
     def test_a_generator_that_cannot_be_brought_back_is_told_of(self, cuda):
         cuda.breaks_every_capture = True
@@ -137,6 +160,18 @@ class TestBeforeACapture:
                 recorder.warm(body, 3)
         assert cuda.present is cuda.default
 
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_what_follows_waits_for_the_runs(self, cuda, fails):
+        """After a failure, too: parameters are put back then, which a queued step still writes."""
+
+        def body():
+            if fails:
+                raise ValueError("the second layer")
+
+        with pytest.raises(ValueError, match="second layer") if fails else nullcontext():
+            CudaGraphRecorder(CUDA).warm(body, 1)
+        assert cuda.log == ["stream 1 waits for default", "default waits for stream 1"]
+
     def test_other_warnings_are_left_alone(self, cuda):
         with pytest.warns(UserWarning, match="something else"):
             CudaGraphRecorder(CUDA).warm(lambda: warnings.warn("something else", stacklevel=1), 1)
@@ -152,6 +187,77 @@ class TestBeforeACapture:
             with library.open("rb") as file:
                 found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 assert found.find(kept_graphs.MISMATCH.encode()) >= 0
+
+
+class TestInsideACapture:
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_nothing_is_collected(self, cuda, fails):
+        """A batch that nobody can reach would give its slot back, and record an event, inside."""
+        seen = []
+
+        def body():
+            seen.append(gc.isenabled())
+            if fails:
+                cuda.refuse("a host read")
+
+        assert gc.isenabled()
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            CudaGraphRecorder(CUDA).record(body)
+        assert seen == [False]
+        assert gc.isenabled()
+
+    def test_workspaces_of_libraries_are_its_own(self, cuda):
+        """Taken from its pool: torch's graph trees drop all others, whoever reads them."""
+        CudaGraphRecorder(CUDA).record(lambda: cuda.log.append("a product"))
+        assert cuda.log == [
+            "workspaces dropped",
+            "capture begins",
+            "a product",
+            "capture ends",
+            "workspaces dropped",
+        ]
+
+    def test_other_threads_may_do_what_they_like(self, cuda, monkeypatch):
+        """A loader's thread that waits for an event, and one that pins memory."""
+        resolve = hop_runner.resolve
+        monkeypatch.setattr(
+            hop_runner, "resolve", lambda mode, device, allow_cpu: resolve(mode, device, True)
+        )
+        runner = HopRunner(torch.nn.Linear(2, 2), "cuda-graph")
+        runner.recorded._recorder.record(lambda: None)
+        sg.Recording().recorder_on(CUDA).record(lambda: None)
+        with pytest.raises(RuntimeError):
+            CudaGraphRecorder(CUDA).record(lambda: cuda.refuse("a host read"))
+        assert len(cuda.modes) == 4, "the last brings the generator back"
+        assert set(cuda.modes) == {"thread_local"}
+
+
+def test_what_was_compiled_lives_as_long_as_its_recording(cuda, hiv, monkeypatch):
+    """Constants stand in it, which every replay reads; torch forgets it when asked to."""
+    made = []
+
+    class Made:
+        def __init__(self, graph):
+            self.forward = graph.forward
+
+        def __call__(self, *inputs):
+            return self.forward(*inputs)
+
+    class Compiler(AsTraced):
+        def __call__(self, graph, inputs):
+            one = Made(graph)
+            made.append(weakref.ref(one))
+            return one
+
+    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", Compiler)
+    recording = sg.Recording(recorder=lambda _: CudaGraphRecorder(CUDA))
+    runner = sg.StaticGraphRunner(Net(), CAPACITIES[:1], "cuda-graph", recording=recording)
+    runner.warmup(hiv, progress=False)
+    torch.compiler.reset()
+    gc.collect()
+    assert made
+    assert all(one() is not None for one in made)
+    runner.close()
 
 
 @pytest.fixture
@@ -190,39 +296,33 @@ class TestTheRecordingStream:
             "replay on default",
         ]
 
-    def test_a_loader_that_pins_memory_does_not_end_a_capture(self, cuda, monkeypatch):
-        """Sampled batches are pinned by a thread while a step is recorded; elsewhere a capture
-        refuses whatever another thread does that it cannot hold."""
-        resolve = hop_runner.resolve
-        monkeypatch.setattr(
-            hop_runner, "resolve", lambda mode, device, allow_cpu: resolve(mode, device, True)
-        )
-        runner = HopRunner(torch.nn.Linear(2, 2), "cuda-graph")
-        runner.recorded._recorder.record(lambda: None)
-        CudaGraphRecorder(CUDA).record(lambda: None)
-        assert cuda.modes == ["thread_local", "global"]
+    @pytest.mark.parametrize("phase", ["step", "eval", "forward"])
+    def test_a_batch_is_copied_behind_the_last_replay(self, cuda, hiv, monkeypatch, phase):
+        """On another stream the copy would overtake the replay that reads the batch before."""
+        take = RecordedInputs.take
 
+        def noted(inputs, *args):
+            cuda.log.append(f"copy on {cuda.present.name}")
+            take(inputs, *args)
 
-@pytest.mark.parametrize("warm", [True, False])
-def test_a_recording_at_the_first_batch_lets_other_threads_be(hiv, monkeypatch, warm):
-    """A loader's threads are at work then; a warm-up comes before them."""
-    modes = []
-
-    def recorder(device, error_mode):
-        modes.append(error_mode)
-        return ArenaRecorder(device)
-
-    monkeypatch.setattr("staticgraph.recording.recording.CudaGraphRecorder", recorder)
-    model = Net()
-    runner = made_runner(
-        model,
-        CAPACITIES,
-        "cuda-graph",
-        loss=bce,
-        optimizer=adam(model),
-        allow_cpu=True,
-    )
-    if warm:
-        runner.warmup(hiv, progress=False)
-    runner.step(batches_of(hiv, 1)[0])
-    assert modes == ["global" if warm else "thread_local"]
+        model = Net()
+        runner = sg.StaticGraphRunner(
+            model,
+            CAPACITIES,
+            "cuda-graph",
+            loss=bce,
+            optimizer=adam(model),
+            recording=sg.Recording(recorder=lambda _: Uncompiled(CUDA)),
+        ).warmup(hiv, phases=[phase], progress=False)
+        monkeypatch.setattr(RecordedInputs, "take", noted)
+        call = {"step": runner.step, "eval": runner.eval_step, "forward": runner}[phase]
+        batch = batches_of(hiv, 1)[0]
+        call(batch)
+        cuda.log.clear()
+        with torch.cuda.stream(torch.cuda.Stream(CUDA)):
+            call(batch)
+        assert cuda.log == [
+            "stream 2 waits for default",
+            "copy on stream 2",
+            "replay on stream 2",
+        ]

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from support.ranked_net import BATCH, model_of, squared, store_of
 from support.ranks import RankFailed, on_ranks
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import staticgraph as sg
 from staticgraph.distributed.ranks import Ranks, ranks_for
@@ -137,3 +138,31 @@ def test_a_rank_that_fails_is_seen():
 def _fails() -> None:
     if dist.get_rank() == 1:
         raise ValueError("rank 1 of these")
+
+
+def test_what_a_recording_holds_comes_from_the_device(monkeypatch):
+    """As on CUDA, over tensors of the CPU. A number that is assigned, ``x[i, j] = 1.0``, is made a
+    tensor of the host there and copied; whatever reads waits for the device."""
+
+    class Noted(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            called.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    called = []
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
+    group = dist.ProcessGroup
+    made = [nn.Parameter(torch.zeros(3, 4)), nn.Parameter(torch.zeros(2))]
+    made[0].grad = torch.ones(3, 4)
+    statistics = [torch.ones(4)]
+    ranks = Ranks(lambda: group, 1, 2, "cpu:gloo,cuda:nccl")
+    reduction = Reduction(lambda: made, ranks, lambda: statistics)
+    reduction._asks = False  # as where the parameters are on CUDA
+    share = Share(torch.tensor(6.0), torch.tensor(0.5))
+    with Noted():
+        loss = reduction(share, bucket=1)
+    assert float(loss) == 12.0
+    assert reduction.table.tolist() == [[0, 0, 0, 0], [6.0, 0.5, 1.0, -1.0]]
+    assert made[0].grad.tolist() == [[2.0] * 4] * 3
+    reads = {"item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__"}
+    assert not set(called) & {"__setitem__", "tensor", "as_tensor", "from_numpy", *reads}

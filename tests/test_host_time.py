@@ -142,7 +142,7 @@ class TestStatistics:
                 assert enable_timing
                 made.append(self)
 
-            def record(self):
+            def record(self, stream):
                 Event.now += 1
                 self.at = Event.now
 
@@ -151,6 +151,7 @@ class TestStatistics:
 
         Event.now = 0
         monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the model's")
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
         monkeypatch.setattr(bucket_statistics, "TIMES_KEPT", 3)
         bucket = bucket_statistics.BucketStatistics(sg.Capacity.of((9, 8, 3)), torch.device("cuda"))

@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,13 +28,16 @@ from support.ranks import on_ranks
 import staticgraph as sg
 from staticgraph import cli, models
 from staticgraph.batches.loading.loader import StaticLoader
+from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig
+from staticgraph.training.device import device_of
 from staticgraph.training.evaluate import evaluate
 from staticgraph.training.history import read_steps
 from staticgraph.training.interrupt import Interrupted
 from staticgraph.training.report import TrainReport
+from staticgraph.training.run import Training
 from staticgraph.training.tasks import task_of
 
 
@@ -53,6 +58,38 @@ def config(molecules) -> TrainConfig:
         str(molecules), hidden=8, layers=2, dropout=0.2, batch_size=15, epochs=2, lr=0.01,
         checkpoint_every=4, compile_mode="eager",
     )  # fmt: skip
+
+
+def test_a_ranks_gpu_is_its_present_one(monkeypatch):
+    """Else each rank would hold a context on the first."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    ranks = Ranks(lambda: None, 6, 8, "cpu:gloo,cuda:nccl")
+    assert device_of("auto", ranks) == torch.device("cuda", 2)
+    assert device_of("cuda:1") == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 2)], "one process alone keeps its own"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_recordings_end_before_the_group_does(monkeypatch, fails):
+    """Which would wait for those that hold its sums, for ever."""
+    ended = []
+
+    def run(training):
+        ended.append("run")
+        if fails:
+            raise Interrupted("by a test")
+
+    monkeypatch.setattr(Training, "_run", run)
+    training = object.__new__(Training)
+    training.ranks = Ranks(lambda: None, 0, 2, "cpu:gloo,cuda:nccl")
+    training.parts = SimpleNamespace(runner=SimpleNamespace(close=lambda: ended.append("close")))
+    with pytest.raises(Interrupted) if fails else nullcontext():
+        training.run()
+    assert ended == ["run", "close"]
 
 
 def trained(config: TrainConfig, folder: str) -> dict:

@@ -247,8 +247,10 @@ class _Buffers:
             view.copy_(statistic)
             view.mul_(share.weight.to(view.dtype))
         self._tail.zero_()
-        for column, value in enumerate(row):
-            self.table[self._rank, column] = value
+        for cell, value in zip(self.table[self._rank].unbind(), row, strict=True):
+            # Not ``table[rank, column] = number``: that copies from the host, which no recording
+            # may (THPVariable_setitem makes the number a tensor of the CPU).
+            cell.copy_(value) if isinstance(value, Tensor) else cell.fill_(value)
         if self._asks and len(self.used):
             self.used.copy_(torch.tensor([grad is not None for grad in grads]))
 

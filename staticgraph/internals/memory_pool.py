@@ -1,4 +1,4 @@
-"""A pool of CUDA memory that a failed capture left open."""
+"""Memory of a capture: what a failed one left open, and the workspaces that products take."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import torch
 def end_allocations(device_index: int, pool: Any) -> None:
     """The allocator serves the device from this pool no more."""
     torch._C._cuda_endAllocateToPool(device_index, pool)
+
+
+def drop_workspaces() -> None:
+    """Frees what cuBLAS has taken for each stream and thread; the next product takes it again."""
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 def release(device_index: int, pool: Any) -> None:

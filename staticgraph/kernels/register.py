@@ -48,7 +48,7 @@ def operator(
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, cpu, "CPU")
     if cuda is not None:
-        LIBRARY.impl(name, cuda, "CUDA")
+        LIBRARY.impl(name, beside_its_tensors(cuda), "CUDA")
         CUDA[name] = cuda
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
     if derivative is not None:
@@ -56,6 +56,24 @@ def operator(
             f"{NAMESPACE}::{name}", once(name, derivative), setup_context=setup, lib=LIBRARY
         )
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def beside_its_tensors(cuda: Callable[..., Any]) -> Callable[..., Any]:
+    """A CUDA kernel launched on the device of its tensors, as those of torch are. Triton launches
+    on the present device and on its stream, which for a model on ``cuda:1`` need not be these."""
+
+    @wraps(cuda)
+    def launched(*args: Any) -> Any:
+        for given in args:
+            value = given[0] if isinstance(given, (list, tuple)) and given else given
+            if isinstance(value, torch.Tensor):
+                if value.get_device() == torch.cuda.current_device():
+                    break
+                with torch.cuda.device(value.device):
+                    return cuda(*args)
+        return cuda(*args)
+
+    return launched
 
 
 INSTEAD = (

@@ -73,7 +73,6 @@ class RecordedSteps:
         update: clipping and the optimizer, inside the recording for ``scope="step"``.
         recording: how, and how much of a training step.
         finite: notes losses that are not, inside the recordings.
-        late: batches come already, so that a loader's threads may be at work while one records.
         averaging: of several ranks: inside the recordings for ``scope="step"``; for the others
             whoever runs them averages the gradients, and what a step gives is a ``Share``.
 
@@ -89,7 +88,6 @@ class RecordedSteps:
         update: Update,
         recording: Recording,
         finite: FiniteLosses | None = None,
-        late: bool = False,
         averaging: Averaging | None = None,
     ) -> None:
         self.scope: Scope = recording.scope
@@ -97,7 +95,7 @@ class RecordedSteps:
         self._model = subject.model
         self._computation = computation
         self._device = subject.device
-        self._recorder: Recorder | None = recording.recorder_on(self._device, late)
+        self._recorder: Recorder | None = recording.recorder_on(self._device)
         self._update = update
         optimizer = subject.optimizer
         self._autocast = subject.precision
@@ -253,6 +251,7 @@ class RecordedSteps:
         ):
             ids, made = arrays, self._from_ids[place]
         self._recorded_model.check(made, "call warmup() again", looked_in_epoch(batch))
+        made.recorded.behind()
         if work == "step" and self._watched is not None:
             self._watched.before_replay()
         if collation is not None and ids is not None:

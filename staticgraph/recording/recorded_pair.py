@@ -156,6 +156,7 @@ class RecordedPair:
 
     def replay_forward(self, copy: Callable[[], None]) -> list[Any]:
         """Copies of what is small, and the recording's own tensors of what is large."""
+        self.forward.recorded.behind()
         copy()
         self._model.replays.run(self.forward.recorded)
         return [self._handed(value) for value in self.outputs]
@@ -187,6 +188,7 @@ class RecordedPair:
                 f"{self.name}: a parameter was changed after this forward and before its backward, "
                 "which reads it: call backward() before optimizer.step()"
             )
+        self.backward.recorded.behind()
         wanted = [g for g, has in zip(gradients, self.differentiable, strict=True) if has]
         for target, gradient in zip(self.given, wanted, strict=True):
             if gradient is None:

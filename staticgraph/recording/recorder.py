@@ -26,14 +26,27 @@ from staticgraph.recording.kept_graphs import no_kept_graphs
 from staticgraph.recording.stream import recording_stream
 
 
+def _nothing() -> None:
+    """Where there is one stream, what is queued later comes later."""
+
+
 @dataclass(slots=True)
 class Recorded:
-    """Work that can be repeated. ``result`` is what the function returned: tensors at fixed
-    addresses, which every replay overwrites."""
+    """Work that can be repeated.
+
+    Attributes:
+        replay: repeats it.
+        result: what the function returned: tensors at fixed addresses, which every replay
+            overwrites.
+        replays: how often it was repeated.
+        behind: called before what it reads is written: has that wait for the last replay, where
+            that was on another stream.
+    """
 
     replay: Callable[[], None]
     result: Any
     replays: int = 0
+    behind: Callable[[], None] = _nothing
 
 
 class Recorder(Protocol):
@@ -68,13 +81,14 @@ class CudaGraphRecorder:
     Args:
         device: the CUDA device.
         error_mode: what other threads may do during a capture, as of ``torch.cuda.graph``:
-            ``global``, nothing that a capture cannot hold; ``thread_local``, what they like. The
-            second where threads pin memory meanwhile, which would end the capture.
+            ``global``, nothing that a capture cannot hold; ``thread_local``, what they like: a
+            loader's thread that waits for an event, or one that pins memory, would end the
+            capture. torch's own graph trees capture so, too (``torch/_inductor/cudagraph_trees``).
     """
 
     compiles = True
 
-    def __init__(self, device: torch.device, error_mode: str = "global") -> None:
+    def __init__(self, device: torch.device, error_mode: str = "thread_local") -> None:
         self._device = device
         self._error_mode = error_mode
         self._on = recording_stream(device)
@@ -89,12 +103,15 @@ class CudaGraphRecorder:
         """
         stream = self._on.stream
         with self._on.alone, no_kept_graphs():
+            self._on.behind()
             present = torch.cuda.current_stream(self._device)
             stream.wait_stream(present)
-            with torch.cuda.stream(stream):
-                for _ in range(runs):
-                    body()
-            present.wait_stream(stream)
+            try:
+                with torch.cuda.stream(stream):
+                    for _ in range(runs):
+                        body()
+            finally:  # what is put back after a failure comes after what was queued before it
+                present.wait_stream(stream)
 
     def record(self, body: Callable[[], Any]) -> Recorded:
         """One CUDA graph; whatever synchronises or allocates outside the pool raises."""
@@ -102,7 +119,7 @@ class CudaGraphRecorder:
         with self._on.alone:
             result = captured(graph, body, self._pool, self._on.stream, self._error_mode)
         self._graphs.append(graph)
-        return Recorded(partial(self._on.replay, graph.replay), result)
+        return Recorded(partial(self._on.replay, graph.replay), result, behind=self._on.behind)
 
     def close(self) -> None:
         """Waits for the device, then frees all graphs and their pool."""

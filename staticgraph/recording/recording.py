@@ -55,14 +55,6 @@ class Recording:
         """Whether something can be recorded there."""
         return device.type == "cuda" or self.recorder is not None
 
-    def recorder_on(self, device: torch.device, beside_others: bool = False) -> Recorder:
-        """What records on a device.
-
-        Args:
-            device: where.
-            beside_others: other threads may call CUDA meanwhile, as a loader's do, which would end
-                a capture that forbids it to all threads.
-        """
-        if self.recorder is not None:
-            return self.recorder(device)
-        return CudaGraphRecorder(device, "thread_local" if beside_others else "global")
+    def recorder_on(self, device: torch.device) -> Recorder:
+        """What records on a device."""
+        return CudaGraphRecorder(device) if self.recorder is None else self.recorder(device)

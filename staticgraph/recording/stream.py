@@ -1,12 +1,13 @@
 """The one stream of a device that everything is recorded on, for the life of the process.
 
 The problem: cuBLAS keeps a workspace for every stream and thread that it was called on (32 MiB on
-Hopper) and gives none back, so a stream a warm-up leaks one a warm-up. And autograd remembers the
-stream of a parameter's first use. The idea: one stream a device, which every recorder takes.
+Hopper), so a stream a warm-up would take one a warm-up. And autograd remembers the stream of a
+parameter's first use. The idea: one stream a device, which every recorder takes.
 
-Then all recordings of a device share those workspaces, whoever made them, and may not run beside
-each other. The invariant: a replay comes after the last one, on whatever stream that was; and
-nobody uses the stream for anything else while one records.
+Recordings share their input and their pool, and may not run beside each other. The invariant: a
+replay comes after the last one, on whatever stream that was, and so does the copy of its batch,
+which would otherwise overtake the replay that still reads the batch before; and nobody uses the
+stream for anything else while one records.
 """
 
 from __future__ import annotations
@@ -37,11 +38,21 @@ class RecordingStream:
     def replay(self, launch: Callable[[], None]) -> None:
         """Launches a recording on the present stream, behind the last one."""
         with self.alone:
-            present = torch.cuda.current_stream(self._device)
-            if self._last is not None and self._last != present:
-                present.wait_stream(self._last)
-            self._last = present
+            self._last = self._behind()
             launch()
+
+    def behind(self) -> None:
+        """What is queued on the present stream from now on comes after the last replay."""
+        with self.alone:
+            present = self._behind()
+            if self._last is not None:
+                self._last = present  # which waits for it now
+
+    def _behind(self) -> torch.cuda.Stream:
+        present = torch.cuda.current_stream(self._device)
+        if self._last is not None and self._last != present:
+            present.wait_stream(self._last)
+        return present
 
 
 _MADE: dict[int, RecordingStream] = {}

@@ -462,7 +462,8 @@ class StaticGraphRunner:
 
     def close(self) -> None:
         """Frees the recordings of ``cuda-graph``, all together. The runner then needs another
-        :meth:`warmup`; other modes have nothing to free."""
+        :meth:`warmup`; other modes have nothing to free. Of several ranks over NCCL, call it before
+        ``dist.destroy_process_group()``, which waits for graphs that hold its sums."""
         with self._turns.whole:
             self.steps.recordings.close()
 

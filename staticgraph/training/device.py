@@ -9,7 +9,9 @@ from staticgraph.training.job import own_device
 
 
 def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
-    """The device of a name; CUDA where there is one, for ``auto``; of several ranks each its own.
+    """The device of a name; CUDA where there is one, for ``auto``; of several ranks each its own,
+    which is the process's present one from then on: every rank would otherwise hold a context on
+    the first GPU, and ranks that wait for each other would do so there.
 
     Raises:
         ValueError: no such device is here.
@@ -26,4 +28,6 @@ def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
         raise ValueError(f"device={name!r}: torch sees no CUDA device; use device='cpu' or 'auto'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices")
+    if device.type == "cuda" and ranks is not None:
+        torch.cuda.set_device(device)
     return device

@@ -86,6 +86,14 @@ class Training:
 
     def run(self) -> TrainReport:
         """Trains what is left, and writes every file; also where it diverges, before it says so."""
+        try:
+            return self._run()
+        finally:
+            # NCCL's group waits at its end for graphs that hold its sums (pytorch/pytorch#115388).
+            if self.ranks is not None:
+                self.parts.runner.close()
+
+    def _run(self) -> TrainReport:
         from torch.utils.tensorboard import SummaryWriter
 
         if self.writes:

@@ -1,9 +1,10 @@
 """``torch.cuda``'s captures without a GPU, as they behave where one fails.
 
-What is kept from CUDA: a stream is the present one until somebody puts it back; a capture holds one
-stream; work that cannot be captured invalidates it, and its end then raises before the stream is
-put back; the allocator and the random generator stay in their capturing state until a capture ends
-as it should. The bodies run for real, on the CPU.
+What is kept from CUDA: a stream is the present one of its device until somebody puts it back, and
+to set a stream sets its device; a capture holds one stream; work that cannot be captured
+invalidates it, and its end then raises before the stream is put back; the allocator and the random
+generator stay in their capturing state until a capture ends as it should. The bodies run for real,
+on the CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class FakeCuda:
     """Takes the place of what a recorder calls.
 
     Attributes:
-        present: the present stream.
+        device: the index of the present device.
+        present: the present stream of that device.
         capturing: whether the generator believes that a capture is going on.
         pools: pools that the allocator serves a capture from.
         modes: ``capture_error_mode`` of every capture.
@@ -27,7 +29,9 @@ class FakeCuda:
     """
 
     def __init__(self) -> None:
-        self.default = self.present = FakeStream(self, "default")
+        self.device = 0
+        self.default = FakeStream(self, "default")
+        self._presents = {0: self.default}
         self.streams: list[FakeStream] = []
         self.capturing = False
         self.invalid = False
@@ -43,10 +47,10 @@ class FakeCuda:
 
         for name, value in {
             "Stream": self._stream,
-            "current_stream": lambda device=None: self.present,
+            "current_stream": self._current,
             "set_stream": self._set_stream,
             "stream": self._use,
-            "current_device": lambda: 0,
+            "current_device": lambda: self.device,
             "graph_pool_handle": self._handle,
             "CUDAGraph": lambda: FakeGraph(self),
             "graph": lambda *args, **kwargs: FakeCapture(self, *args, **kwargs),
@@ -54,8 +58,12 @@ class FakeCuda:
             "empty_cache": lambda: None,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self._end_pool, raising=False)
-        monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *_: None, raising=False)
+        for name, value in {
+            "_cuda_endAllocateToPool": self._end_pool,
+            "_cuda_releasePool": lambda *_: None,
+            "_cuda_clearCublasWorkspaces": lambda: self.log.append("workspaces dropped"),
+        }.items():
+            monkeypatch.setattr(torch._C, name, value, raising=False)
         monkeypatch.setattr(stream, "_MADE", {})
         return self
 
@@ -70,20 +78,33 @@ class FakeCuda:
             self.invalid = True
             raise RuntimeError(f"CUDA error: {why}")
 
+    @property
+    def present(self) -> FakeStream:
+        return self._current()
+
+    def _current(self, device: Any = None) -> FakeStream:
+        index = self.device if device is None or device.index is None else device.index
+        other = FakeStream(self, f"default of {index}", index)
+        return self._presents.setdefault(index, other)
+
     def _stream(self, device: Any = None) -> FakeStream:
-        self.streams.append(FakeStream(self, f"stream {len(self.streams) + 1}"))
+        index = self.device if device is None or device.index is None else device.index
+        self.streams.append(FakeStream(self, f"stream {len(self.streams) + 1}", index))
         return self.streams[-1]
 
     def _set_stream(self, stream: FakeStream) -> None:
-        self.present = stream
+        self.device = stream.device.index
+        self._presents[self.device] = stream
 
     @contextmanager
     def _use(self, stream: FakeStream):
-        before, self.present = self.present, stream
+        before = self._current(stream.device), self.present
+        self._set_stream(stream)
         try:
             yield
         finally:
-            self.present = before
+            for was in before:
+                self._set_stream(was)
 
     def _handle(self) -> tuple[int, int]:
         self._handles += 1
@@ -98,10 +119,9 @@ class FakeCuda:
 class FakeStream:
     """``torch.cuda.Stream``."""
 
-    device = torch.device("cuda", 0)
-
-    def __init__(self, cuda: FakeCuda, name: str) -> None:
+    def __init__(self, cuda: FakeCuda, name: str, index: int = 0) -> None:
         self.name, self.captures = name, False
+        self.device = torch.device("cuda", index)
         self._cuda = cuda
 
     def wait_stream(self, other: FakeStream) -> None:
@@ -138,7 +158,9 @@ class FakeCapture:
 
     def __enter__(self) -> None:
         cuda = self._cuda
-        self._before, cuda.present = cuda.present, self._stream
+        self._before = cuda._current(self._stream.device), cuda.present
+        cuda._set_stream(self._stream)
+        cuda.log.append("capture begins")
         if self._stream.captures:
             raise RuntimeError("CUDA error: the stream is capturing")
         self._stream.captures = cuda.capturing = True
@@ -149,9 +171,11 @@ class FakeCapture:
         cuda = self._cuda
         assert cuda.present is self._stream, "a capture must end on the stream it began on"
         self._stream.captures = False
+        cuda.log.append("capture ends")
         if cuda.invalid:
             cuda.invalid = False
             raise RuntimeError("CUDA error: operation failed due to a previous error in capture")
         cuda.pools.remove(self._pool)
         cuda.capturing = False
-        cuda.present = self._before
+        for was in self._before:
+            cuda._set_stream(was)

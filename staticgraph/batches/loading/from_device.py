@@ -65,7 +65,8 @@ class SlotIds:
         """Copies the first of them to ``target`` ``[k]`` int32, on the present stream."""
         target.copy_(self.host[: len(target)], non_blocking=True)
         if self._copied is not None:
-            self._copied.record()
+            # Without a stream it is recorded on that of the present device, which may be another.
+            self._copied.record(torch.cuda.current_stream(self._device))
 
     @property
     def on_device(self) -> Tensor:

@@ -60,6 +60,7 @@ class RecordedHops:
             self._made[key] = self._record(key, inputs, body)
         made, noted = self._made[key]
         self._recorded_model.check(made, "make the trainer again")
+        made.recorded.behind()
         with torch.no_grad():
             for old, new in zip(noted, inputs, strict=True):
                 old.copy_(new, non_blocking=True)

@@ -54,8 +54,7 @@ class HopRunner:
         self.device: torch.device = next(model.parameters()).device
         self.mode: Mode = resolve(mode, self.device.type, allow_cpu=recorder is not None)
         if self.mode.own and recorder is None:
-            # The loader's thread goes on making pinned slots while a step is recorded.
-            recorder = CudaGraphRecorder(self.device, error_mode="thread_local")
+            recorder = CudaGraphRecorder(self.device)
         self.recorded: RecordedHops | None = (
             RecordedHops(model, recorder) if self.mode.own and recorder else None
         )

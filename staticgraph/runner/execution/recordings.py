@@ -86,8 +86,8 @@ class Recordings:
             return [f"recordings end at the gradients (scope='forward_backward'): {error}"]
         return []
 
-    def of(self, schema: Schema, late: bool = False) -> RecordedSteps:
-        """The recordings, made now where there are none; ``late`` where batches come already."""
+    def of(self, schema: Schema) -> RecordedSteps:
+        """The recordings, made now where there are none."""
         if self.made is None:
             self.made = RecordedSteps(
                 self._subject,
@@ -96,7 +96,6 @@ class Recordings:
                 self._update,
                 self.settings,
                 self._finite if self._finite.watches else None,
-                late,
                 self._averaging,
             )
             buckets = range(len(self._form.capacities))

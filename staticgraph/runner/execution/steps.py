@@ -118,7 +118,7 @@ class Steps:
             self.computation.check_not_single(batch)
         recorded = self.recordings.made
         if recorded is None:
-            recorded = self.recordings.of(batch.layout.schema, late=True)
+            recorded = self.recordings.of(batch.layout.schema)
         return recorded.forward(batch) if gradients else recorded.run(work, batch)
 
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:

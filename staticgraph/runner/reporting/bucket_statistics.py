@@ -56,7 +56,7 @@ class BucketStatistics:
                 self._spare = timed(), timed()
             else:
                 self._spare = self._events.popleft()
-        self._spare[0].record()
+        self._spare[0].record(torch.cuda.current_stream(self._device))
         return 0.0
 
     def ended(self, started: float) -> None:
@@ -64,7 +64,7 @@ class BucketStatistics:
         if self._spare is None:
             self._seconds.append(time.perf_counter() - started)
         else:
-            self._spare[1].record()
+            self._spare[1].record(torch.cuda.current_stream(self._device))
             self._events.append(self._spare)
             self._spare = None
 

@@ -40,9 +40,10 @@ class Stopwatch:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # An idle device waits for its host: what the host takes shows between the events.
         torch.cuda.synchronize(self._device)
-        start.record()
+        stream = torch.cuda.current_stream(self._device)  # the present device may be another
+        start.record(stream)
         step()
-        end.record()
+        end.record(stream)
         end.synchronize()
         return start.elapsed_time(end)
 

@@ -81,6 +81,9 @@ class _StaticBackend:
         self._recorded = mode.recording or mode.own
         self._target = None if device is None else RewriteTarget(device, not mode.fused)
         self._name = name
+        # What Inductor made, and constants with it: a recording reads these, and torch forgets
+        # them with ``torch.compiler.reset()``. Its own recordings are its own affair.
+        self._kept: list[Any] | None = None if mode.recording else []
         self.done = False
         self.captured: Captured | None = None
 
@@ -105,7 +108,10 @@ class _StaticBackend:
         if self._inductor is None:
             self.guards = drop_what_is_known(self._function, self.captured)
             return checked(graph, self._name)
-        return self._inductor(graph, inputs)
+        made = self._inductor(graph, inputs)
+        if self._kept is not None:
+            self._kept.append(made)
+        return made
 
 
 def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:

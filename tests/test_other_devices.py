@@ -1,0 +1,126 @@
+"""A model on a device that is not the present one: its events, launches and times are its own."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+import staticgraph as sg
+from staticgraph.batches.loading.from_device import SlotIds
+from staticgraph.batches.slots import Slot
+from staticgraph.kernels import register
+from staticgraph.runner.reporting.bucket_statistics import BucketStatistics
+from staticgraph.runner.timing.auto import Stopwatch
+
+OTHER = torch.device("cuda", 1)
+
+
+class Event:
+    """``torch.cuda.Event``: without a stream it is recorded on that of the present device."""
+
+    recorded: list[str]
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        pass
+
+    def record(self, stream: str | None = None) -> None:
+        self.recorded.append(stream or "stream of the present device")
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1.0
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The streams that events were recorded on."""
+    Event.recorded = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    return Event.recorded
+
+
+def test_a_way_is_timed_on_its_stream(recorded):
+    assert Stopwatch(OTHER).milliseconds("eager", lambda: None) == 1.0
+    assert recorded == ["stream of cuda:1"] * 2
+
+
+def test_a_step_is_timed_on_its_stream(recorded):
+    statistics = BucketStatistics(sg.Capacity(10, 12, 2), OTHER)
+    statistics.ended(statistics.started())
+    assert recorded == ["stream of cuda:1"] * 2
+
+
+def test_ids_are_written_again_after_the_copy_on_their_stream(recorded, monkeypatch):
+    """An event of another stream is over at once, and the host would write over what is copied."""
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more)
+    )
+    slot = object.__new__(Slot)
+    ids = SlotIds(4, OTHER, slot)
+    ids.write(np.arange(3))
+    target = empty(4, dtype=torch.int32)
+    ids.copy_to(target)
+    assert target.tolist() == [0, 1, 2, -1]
+    assert recorded == ["stream of cuda:1"]
+
+
+class There(torch.Tensor):
+    """Says that it is on the other device."""
+
+    device = OTHER
+
+    def get_device(self) -> int:
+        return 1
+
+
+class TestALaunch:
+    @pytest.fixture
+    def entered(self, monkeypatch):
+        """The devices that launches were made on."""
+        present = [0]
+
+        @contextmanager
+        def device(wanted):
+            before, present[0] = present[0], torch.device(wanted).index
+            try:
+                yield
+            finally:
+                present[0] = before
+
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: present[0])
+        monkeypatch.setattr(torch.cuda, "device", device)
+        return present
+
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_it_is_on_the_device_of_its_tensors(self, entered, inside):
+        value = torch.zeros(2).as_subclass(There)
+        launched = register.beside_its_tensors(lambda *args: list(entered))
+        args = (None, 3, [value]) if inside else (None, value, 3)
+        assert launched(*args) == [1]
+        assert entered == [0]
+
+    def test_every_operator_launches_so(self, entered, monkeypatch):
+        made = {}
+        library = type(
+            "L",
+            (),
+            {"define": lambda *_, **__: None, "impl": lambda _, n, f, k: made.update({k: f})},
+        )
+        monkeypatch.setattr(register, "LIBRARY", library())
+        monkeypatch.setattr(register, "CUDA", {})
+        monkeypatch.setattr(torch.library, "register_fake", lambda *_, **__: None)
+        register.operator(
+            "neighbour_max(Tensor x) -> Tensor",
+            cpu=lambda x: x,
+            cuda=lambda x: list(entered),
+            fake=lambda x: x,
+        )
+        assert made["CUDA"](torch.zeros(2).as_subclass(There)) == [1]
