@@ -10,7 +10,7 @@ import torch
 
 import staticgraph as sg
 from staticgraph.batches.loading.from_device import SlotIds
-from staticgraph.batches.slots import Slot
+from staticgraph.batches.slots.slots import Slot
 from staticgraph.kernels import register
 from staticgraph.runner.reporting.bucket_statistics import BucketStatistics
 from staticgraph.runner.timing.auto import Stopwatch
