@@ -65,6 +65,36 @@ def test_what_it_gives_is_what_it_gives_on_pygs_batch():
         assert not batch.y[batch.real_graphs :].any(), "padding is as it was"
 
 
+def clean_target(data):
+    """Noise to be removed: the field that keeps the positions as they were is the same tensor."""
+    data.first = data.pos
+    data.pos = data.pos + 1.0
+
+
+def swapped(data):
+    data.pos, data.first = data.first, data.pos
+
+
+def turned(data):
+    data.frame = data.frame.transpose(1, 2)
+
+
+@pytest.mark.parametrize("transform", [clean_target, swapped, turned])
+def test_views_of_fields_that_are_written_to_keep_what_was_there(transform):
+    made = graphs()
+    for number, graph in enumerate(made):
+        graph.first = graph.pos * 0.0
+        graph.frame = torch.arange(9.0).view(1, 3, 3) + number
+    store = sg.GraphStore.from_pyg(made, progress=False)
+    plan = sg.plan_buckets(store, batch_size=4)
+    for batch in sg.StaticLoader(store, plan, transform=transform):
+        data = Batch.from_data_list([made[i] for i in batch.graph_ids[batch.graph_mask].tolist()])
+        transform(data)
+        assert torch.equal(batch.pos[: batch.real_nodes], data.pos)
+        assert torch.equal(batch.first[: batch.real_nodes], data.first)
+        assert torch.equal(batch.frame[: batch.real_graphs], data.frame)
+
+
 @pytest.mark.parametrize(
     "transform", [flips, T.RandomJitter(0.1), T.RandomRotate(90), T.RandomFlip(0)]
 )

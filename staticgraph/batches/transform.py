@@ -73,6 +73,7 @@ def apply_transform(
                 "nodes, edges and graphs that there are, not which there are; a transform that "
                 "does belongs into the data set, before GraphStore.from_pyg"
             )
+    written = {}
     for name, rows in fields.items():
         value = changed.get(name)
         if not isinstance(value, Tensor) or value.shape != rows.shape or value.dtype != rows.dtype:
@@ -83,4 +84,6 @@ def apply_transform(
                 "before GraphStore.from_pyg"
             )
         if value is not rows:
-            rows.copy_(value)
+            written[name] = value.clone()  # it may be a view of a field that is written to as well
+    for name, value in written.items():
+        fields[name].copy_(value)
