@@ -159,6 +159,7 @@ def other_dtype(data):
         (other_edges, "transform= exchanged 'edge_index'"),
         (written_edges, "transform= exchanged 'edge_index', or wrote to it"),
         (other_shape, r"transform= made \[\d+, 2\] torch.float64 of 'pos'"),
+        (T.ToSparseTensor(layout=torch.sparse_csr), "transform= exchanged 'edge_index'"),
         (other_dtype, r"transform= made .* torch.float32 of 'pos'"),
     ],
 )
@@ -166,6 +167,30 @@ def test_what_has_no_place_in_a_batch_is_refused(transform, match):
     for _ in range(6):  # the slot comes back each time
         with pytest.raises(ValueError, match=match):
             next(iter(loader(transform)))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [T.Center(), T.NormalizeScale(), T.NormalizeFeatures(["pos"]), T.Cartesian(), T.Distance()],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_pygs_transforms_of_a_whole_graph_are_refused(transform, inside):
+    """To them a batch is one graph, and they would give other numbers without a word."""
+    given = T.Compose([T.RandomJitter(0.1), transform]) if inside else transform
+    with pytest.raises(ValueError, match=rf"has {type(transform).__name__}, which looks at a whol"):
+        loader(given)
+
+
+def test_pygs_transforms_of_each_edge_are_taken():
+    made = graphs()
+    for graph in made:
+        graph.edge_attr = torch.zeros(2, 3).double()
+    store = sg.GraphStore.from_pyg(made, levels={"edge_attr": "edge"}, progress=False)
+    transform = T.Cartesian(norm=False, cat=False)
+    plan = sg.plan_buckets(store, batch_size=4)
+    for batch in sg.StaticLoader(store, plan, transform=transform):
+        own = [transform(each) for each in batch.clone().to_data_list()]
+        assert torch.equal(batch.edge_attr[batch.edge_mask], torch.cat([g.edge_attr for g in own]))
 
 
 def test_batches_made_on_a_device_have_none():

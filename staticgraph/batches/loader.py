@@ -24,7 +24,7 @@ from staticgraph.batches.memory_of_batches import used
 from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.batches.transform import Transform, apply_transform
+from staticgraph.batches.transform import Transform, apply_transform, check_transform
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.epochs.epoch import BatchIds
@@ -144,7 +144,7 @@ class StaticLoader:
         self._copy_stream = torch.cuda.Stream(self.device) if on_cuda else None
         moved = isinstance(store, DeviceStore)
         self._feed = IdsFeed(store, self.layouts, self._pool) if moved else None
-        self._transform = transform
+        self._transform = check_transform(transform)
         self._check_options(follow_batch)
         self._resumed = False
 

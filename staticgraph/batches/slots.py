@@ -65,7 +65,8 @@ class SlotLayout:
     edges included.
 
     Raises:
-        PlanMismatch: the capacity lacks rows that the schema counts.
+        PlanMismatch: the capacity lacks rows that the schema counts, or has more than an index
+            field can number.
         ValueError: pointers of graphs with several types of nodes, or with edges between two kinds
             of rows.
     """
@@ -91,8 +92,19 @@ class SlotLayout:
                 "to point at: make the plan with plan_buckets(store, ...), or give "
                 "Capacity(..., edge_reserve=1)"
             )
+        self._check_indices()
         if (self.schema.hetero or self.schema.two_sided) and self.pointers:
             raise ValueError("the fused kernels take graphs with one type of nodes: kernels=False")
+
+    def _check_indices(self) -> None:
+        """Refuses an index whose dtype cannot hold the numbers of this bucket's rows."""
+        for field in self.schema:
+            rows = max((self.capacity.rows(level) for level in field.counts if level), default=0)
+            if rows and rows - 1 > np.iinfo(field.dtype).max:
+                raise PlanMismatch(
+                    f"{field.name!r} is {field.dtype}, and would number {rows:,} rows in a batch "
+                    f"of {self.capacity}, which it cannot: give it as int64 in every graph"
+                )
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
