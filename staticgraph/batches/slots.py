@@ -25,6 +25,7 @@ from staticgraph.schema import COUNTS, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.columns import Array
+from staticgraph.text.how_many import how_many
 
 # Vector loads of a GPU want 16 bytes, a cache line is 64, an allocation of CUDA's is 256.
 ALIGNMENT = 256
@@ -102,8 +103,8 @@ class SlotLayout:
             rows = max((self.capacity.rows(level) for level in field.counts if level), default=0)
             if rows and rows - 1 > np.iinfo(field.dtype).max:
                 raise PlanMismatch(
-                    f"{field.name!r} is {field.dtype}, and would number {rows:,} rows in a batch "
-                    f"of {self.capacity}, which it cannot: give it as int64 in every graph"
+                    f"{field.name!r} is {field.dtype}, and would number {how_many(rows, 'row')} in "
+                    f"a batch of {self.capacity}, which it cannot: give it as int64 in every graph"
                 )
 
     @cached_property
