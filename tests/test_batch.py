@@ -125,6 +125,17 @@ def test_a_batch_of_padding_alone():
     assert bool((batch.x == 0).all())
 
 
+def test_a_mask_and_numbers_from_the_end_mean_what_they_mean_in_a_store(esol):
+    mask = torch.zeros(len(esol), dtype=torch.bool)
+    mask[[2, 5]] = True
+    for which in (mask, mask.numpy(), [2, 5 - len(esol)], iter([2, 5])):
+        batch = sg.StaticBatch.of(esol, which, (200, 400, 8))
+        assert batch.graph_ids[batch.graph_mask].tolist() == [2, 5]
+        assert torch.equal(batch.x[batch.node_mask], torch.cat([esol[2].x, esol[5].x]))
+    with pytest.raises(IndexError, match=r"a mask of shape \[2\] for 1,128 graphs"):
+        sg.StaticBatch.of(esol, [True, False], (200, 400, 8))
+
+
 def test_too_much_for_a_bucket_names_the_largest_graph(esol):
     biggest = int(esol.sizes[:, 0].argmax())
     with pytest.raises(sg.GraphTooLarge, match=rf"largest \(graph {biggest}\) 55 nodes.*takes 39"):

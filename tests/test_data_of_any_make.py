@@ -77,6 +77,29 @@ def test_what_no_tensor_holds_is_refused_by_name():
         sg.GraphStore.from_pyg(graphs(x=wide.astype(np.complex64)))
 
 
+def test_floats_of_8_bits_are_refused_by_name():
+    with pytest.raises(BadGraph, match="'x' is float8_e4m3fn, which a store cannot keep; give it"):
+        sg.GraphStore.from_pyg(graphs(x=torch.ones(3, 2).to(torch.float8_e4m3fn)))
+
+
+def test_a_string_is_one_name_and_not_its_letters():
+    made = graphs(x=torch.ones(3, 1), tax=torch.full((3, 1), float("nan")), y=torch.ones(1))
+    kept = sg.GraphStore.from_pyg(made, exclude="tax", progress=False)
+    assert [field.name for field in kept.schema] == ["x", "y"]
+    for names in ("x", ["x"], ("x",)):
+        sg.GraphStore.from_pyg(made, check_finite=names, progress=False)
+    for names in ("tax", ["tax"], True):
+        with pytest.raises(BadGraph, match=r"graph 0 has tax\[0\] = \[nan\]"):
+            sg.GraphStore.from_pyg(made, check_finite=names, progress=False)
+
+
+def test_a_field_without_rows_says_that_it_has_none():
+    with pytest.raises(BadGraph, match="'empty' has no row in any graph, so that nothing tells"):
+        sg.GraphStore.from_pyg(graphs(empty=torch.empty(0, 3)))
+    store = sg.GraphStore.from_pyg(graphs(empty=torch.empty(0, 3)), levels={"empty": "rows"})
+    assert store[2].empty.shape == (0, 3)
+
+
 def test_numbers_of_numpy_are_rows():
     store = sg.GraphStore.from_pyg(graphs(y=np.float32(0.5), k=np.int16(3), up=PATH[::-1, 0] * 1.0))
     assert (store[0].y.tolist(), store[0].k.tolist()) == ([0.5], [3])
@@ -117,7 +140,8 @@ def rings(**fields) -> list[Data]:
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    [("edge_attr", "edge"), ("my_edge_kind", "edge"), ("bond", "edge"),
+    [("pe", "node"), ("random_walk_pe", "node"), ("n_id", "node"), ("e_id", "edge"),
+     ("edge_attr", "edge"), ("my_edge_kind", "edge"), ("bond", "edge"),
      ("node_kind", "node"), ("x", "node"),
      ("pos", "node"), ("train_mask", "node")],
 )  # fmt: skip

@@ -106,6 +106,31 @@ def test_ranks_with_missing_labels_weigh_what_is_labelled():
     check_equal(2, missing=True)
 
 
+def _without_one_label() -> sg.GraphStore:
+    graphs = store_of()[: 4 * BATCH]
+    graphs[3].y[0, 0] = torch.nan
+    return sg.GraphStore.from_pyg(graphs, progress=False)
+
+
+def _first_step_without_one_label() -> tuple[list[int], float]:
+    store, model = _without_one_label(), model_of(sync=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    plan = sg.plan_buckets(store, BATCH)
+    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=optimizer)
+    batch = next(iter(runner.loader(store)))
+    return batch.graph_ids[batch.graph_mask].tolist(), float(runner.step(batch))
+
+
+def test_ranks_check_padding_alike_where_one_has_all_labels():
+    """Norms add over ranks in each forward, so that a run on one rank alone meets other sums."""
+    (first, loss), (second, other) = on_ranks(2, _first_step_without_one_label)
+    assert (3 in first) != (3 in second)
+    model = model_of(sync=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    expected, _ = _plain_step(model, optimizer, _without_one_label(), first + second)
+    assert loss == other == pytest.approx(expected, abs=TOLERANCE)
+
+
 def _trained_both_ways(scope: str) -> tuple[list, list, dict]:
     """Two runs of an epoch on this rank, in eager and recorded, with norms of one rank alone."""
     runs = []

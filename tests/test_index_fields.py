@@ -333,3 +333,18 @@ def test_loops_among_edges_of_ones_own_are_removed_to_padding_nodes():
     expected = model(batch)
     assert (found - expected).abs().max() <= 1e-9 * expected.abs().max()
     assert sg.preflight(model, plan, padded).ok
+
+
+def test_an_index_too_narrow_for_the_rows_of_a_batch_is_refused():
+    """PyG adds to it until it wraps; its padding would point at real rows even before that."""
+    graphs = [
+        Data(x=torch.ones(60, 1), edge_index=torch.empty(2, 0, dtype=torch.long)) for _ in range(8)
+    ]
+    for graph in graphs:
+        graph.root_index = torch.tensor([59], dtype=torch.int8)
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    sg.StaticBatch.of(store, [0, 1], (121, 8, 3))
+    with pytest.raises(
+        PlanMismatch, match=r"'root_index' is int8, and would number 241 rows .*int64"
+    ):
+        sg.StaticBatch.of(store, [0, 1], (241, 8, 3))

@@ -219,3 +219,12 @@ def test_a_device_that_is_not_there_is_told_in_a_line(esol, plan, monkeypatch):
         ):
             with pytest.raises(ValueError, match=f"device='cuda:3': {message}"):
                 made()
+
+
+@pytest.mark.parametrize("state", [{}, {"model": {}, "loader": {"epoch": 1}}, None, [1, 2]])
+def test_what_is_no_state_is_refused_with_words(esol, plan, state):
+    loader = sg.StaticLoader(esol, plan)
+    with pytest.raises(
+        ValueError, match=r"that is no state of a loader: give what loader\.state_d"
+    ):
+        loader.load_state_dict(state)

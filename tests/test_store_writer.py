@@ -60,6 +60,19 @@ def test_parts_of_several_widths_are_kept_in_the_narrowest(values, kept, tmp_pat
     assert_same_files(found, sg.GraphStore.from_pyg(graphs, levels=OF_NODES, name="s"))
 
 
+@pytest.mark.parametrize("merged", [True, False])
+def test_numbers_beyond_int64_are_not_rounded(merged, tmp_path):
+    values = [2**63 + 1, 2**53 + 1, 300, -1 % 2**64]
+    writer = sg.StoreWriter(tmp_path / "s", part_graphs=1)
+    for value in values:
+        graph = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
+        graph.key = torch.tensor([value], dtype=torch.uint64)
+        writer.append(graph)
+    store = writer.finish(merged=merged)
+    assert [graph.key.tolist()[0] for graph in store] == values
+    assert sg.StaticBatch.of(store, range(4), (20, 30, 6)).key[:4].tolist() == values
+
+
 def test_several_types_of_nodes(tmp_path):
     rng = np.random.default_rng(1)
     graphs = []

@@ -65,6 +65,36 @@ def test_what_it_gives_is_what_it_gives_on_pygs_batch():
         assert not batch.y[batch.real_graphs :].any(), "padding is as it was"
 
 
+def clean_target(data):
+    """Noise to be removed: the field that keeps the positions as they were is the same tensor."""
+    data.first = data.pos
+    data.pos = data.pos + 1.0
+
+
+def swapped(data):
+    data.pos, data.first = data.first, data.pos
+
+
+def turned(data):
+    data.frame = data.frame.transpose(1, 2)
+
+
+@pytest.mark.parametrize("transform", [clean_target, swapped, turned])
+def test_views_of_fields_that_are_written_to_keep_what_was_there(transform):
+    made = graphs()
+    for number, graph in enumerate(made):
+        graph.first = graph.pos * 0.0
+        graph.frame = torch.arange(9.0).view(1, 3, 3) + number
+    store = sg.GraphStore.from_pyg(made, progress=False)
+    plan = sg.plan_buckets(store, batch_size=4)
+    for batch in sg.StaticLoader(store, plan, transform=transform):
+        data = Batch.from_data_list([made[i] for i in batch.graph_ids[batch.graph_mask].tolist()])
+        transform(data)
+        assert torch.equal(batch.pos[: batch.real_nodes], data.pos)
+        assert torch.equal(batch.first[: batch.real_nodes], data.first)
+        assert torch.equal(batch.frame[: batch.real_graphs], data.frame)
+
+
 @pytest.mark.parametrize(
     "transform", [flips, T.RandomJitter(0.1), T.RandomRotate(90), T.RandomFlip(0)]
 )
@@ -129,6 +159,7 @@ def other_dtype(data):
         (other_edges, "transform= exchanged 'edge_index'"),
         (written_edges, "transform= exchanged 'edge_index', or wrote to it"),
         (other_shape, r"transform= made \[\d+, 2\] torch.float64 of 'pos'"),
+        (T.ToSparseTensor(layout=torch.sparse_csr), "transform= exchanged 'edge_index'"),
         (other_dtype, r"transform= made .* torch.float32 of 'pos'"),
     ],
 )
@@ -136,6 +167,30 @@ def test_what_has_no_place_in_a_batch_is_refused(transform, match):
     for _ in range(6):  # the slot comes back each time
         with pytest.raises(ValueError, match=match):
             next(iter(loader(transform)))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [T.Center(), T.NormalizeScale(), T.NormalizeFeatures(["pos"]), T.Cartesian(), T.Distance()],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_pygs_transforms_of_a_whole_graph_are_refused(transform, inside):
+    """To them a batch is one graph, and they would give other numbers without a word."""
+    given = T.Compose([T.RandomJitter(0.1), transform]) if inside else transform
+    with pytest.raises(ValueError, match=rf"has {type(transform).__name__}, which looks at a whol"):
+        loader(given)
+
+
+def test_pygs_transforms_of_each_edge_are_taken():
+    made = graphs()
+    for graph in made:
+        graph.edge_attr = torch.zeros(2, 3).double()
+    store = sg.GraphStore.from_pyg(made, levels={"edge_attr": "edge"}, progress=False)
+    transform = T.Cartesian(norm=False, cat=False)
+    plan = sg.plan_buckets(store, batch_size=4)
+    for batch in sg.StaticLoader(store, plan, transform=transform):
+        own = [transform(each) for each in batch.clone().to_data_list()]
+        assert torch.equal(batch.edge_attr[batch.edge_mask], torch.cat([g.edge_attr for g in own]))
 
 
 def test_batches_made_on_a_device_have_none():

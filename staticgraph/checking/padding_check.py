@@ -222,8 +222,11 @@ class PaddingCheck:
 
     def _beside_plain_with_gaps(self, batch: StaticBatch) -> PaddingLeaks | None:
         """The first batch of a data set with missing labels may have none, and a loss that asks
-        which are missing would be found out by none."""
-        other = with_gaps(batch) if batch.real is not None else None
+        which are missing would be found out by none. Of several ranks only those whose batch has
+        all labels would run it."""
+        if batch.real is None or _several_ranks():
+            return None
+        other = with_gaps(batch)
         if other is None:
             return None
         clean = self._attempt(lambda: self._padded(other, True, True))

@@ -14,7 +14,7 @@ It deals in positions of graphs in a store. It reads no features and makes no te
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -196,8 +196,14 @@ class Batcher:
         """Continues where :meth:`state_dict` was taken.
 
         Raises:
-            ValueError: the batcher was built otherwise; the message says what differs.
+            ValueError: the batcher was built otherwise, and the message says what differs; or
+                this is no such state.
         """
+        if not isinstance(state, Mapping) or not {"of", "epoch", "position"} <= state.keys():
+            raise ValueError(
+                f"a {type(state).__name__} is given that is no state of a loader: give what "
+                "loader.state_dict() gave, in a checkpoint of several states that one"
+            )
         now, then = self._fingerprint(), state["of"]
         differing = [
             f"{name} was {then.get(name)!r} and is {now.get(name)!r}"

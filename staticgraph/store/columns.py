@@ -7,7 +7,7 @@ may fill batches later. An error names the graph, although only rows are known h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numba
@@ -50,6 +50,11 @@ def compact(column: Array) -> Array:
         narrow = column.astype(np.uint8, order="C")
     exact = np.array_equal(narrow, column) and not np.signbit(column).any()
     return narrow if exact else column.copy()
+
+
+def names_of_fields(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of fields; a string is one name, not its letters."""
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def native(values: Array, name: str) -> Array:
@@ -190,7 +195,9 @@ def require_finite(
     """
     if which is False:
         return
-    names = which if isinstance(which, tuple) else [i.name for i in schema if i.name != "y"]
+    names = (
+        names_of_fields(which) if which is not True else [i.name for i in schema if i.name != "y"]
+    )
     for item in (schema[name] for name in names):
         column = columns[item.name]
         if column.dtype.kind != "f" or np.isfinite(column).all():

@@ -133,14 +133,14 @@ class Survey:
 
     def widest(self, name: str) -> np.dtype:
         """One that holds every part's dtype; no value is read."""
-        return np.result_type(*self._dtypes[name])
+        return _common(self._dtypes[name])
 
     def dtype(self, name: str) -> np.dtype:
         """The smallest that holds every part's values."""
         dtypes = self._dtypes[name]
         if {np.dtype(np.int16), np.dtype(np.uint16)} <= dtypes and not self._negative(name):
             dtypes = dtypes - {np.dtype(np.int16)}
-        return np.result_type(*dtypes)
+        return _common(dtypes)
 
     def _negative(self, name: str) -> bool:
         return any(
@@ -170,6 +170,12 @@ class Survey:
                 yield rows - np.repeat(np.asarray(offsets)[:-1], np.diff(offsets))
             else:
                 yield array
+
+
+def _common(dtypes: set[np.dtype]) -> np.dtype:
+    """One that holds them all. Beside uint64, which alone goes beyond int64, columns in narrower
+    signed dtypes are of a field of uint64, too, and NumPy's answer, float64, would round them."""
+    return np.dtype(np.uint64) if np.dtype(np.uint64) in dtypes else np.result_type(*dtypes)
 
 
 def _joined(first: Schema, other: Schema, number: int) -> Schema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator, Set
 from typing import cast
 
 import numpy as np
@@ -34,7 +35,8 @@ def several_graphs(which: object, total: int) -> IntArray:
     """The graphs that a slice, numbers or a mask mean.
 
     Args:
-        which: ``[n]`` numbers, negative ones counted from the end, or ``[total]`` bool.
+        which: ``[n]`` numbers, negative ones counted from the end, or ``[total]`` bool; an iterator
+            or a set of numbers, too.
         total: how many graphs there are.
 
     Returns:
@@ -46,7 +48,8 @@ def several_graphs(which: object, total: int) -> IntArray:
     """
     if isinstance(which, slice):
         return np.arange(total, dtype=np.int64)[which]
-    given = np.asarray(cast(ArrayLike, which))
+    listed = list(which) if isinstance(which, Iterator | Set) else which
+    given = np.asarray(cast(ArrayLike, listed))
     if given.dtype == bool:
         if given.shape != (total,):
             raise IndexError(f"a mask of shape {list(given.shape)} for {how_many(total, 'graph')}")

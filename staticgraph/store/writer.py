@@ -24,7 +24,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.files import scratch
 from staticgraph.files.folder import exchange, repair, require_replaceable
 from staticgraph.schema import Level, Schema
-from staticgraph.store.columns import Array
+from staticgraph.store.columns import Array, names_of_fields
 from staticgraph.store.files import KIND, MANIFEST, save
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
@@ -78,7 +78,7 @@ class StoreWriter:
         self._shard, self._part_graphs = shard, part_graphs
         self._name = name or self.folder.name
         self._levels = dict(levels or {})
-        self._exclude, self._check_finite = tuple(exclude), check_finite
+        self._exclude, self._check_finite = names_of_fields(exclude), check_finite
         self._overwrite = overwrite
         self._waiting: list[Any] = []
         _clean(self.folder)

@@ -27,6 +27,7 @@ from staticgraph.errors import StaleBatch
 from staticgraph.schema import COUNTS, PRIVATE
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.positions import several_graphs
 
 _COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
 _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
@@ -91,10 +92,11 @@ class StaticBatch(BucketShape):
         bucket: int = 0,
         pointers: bool = False,
     ) -> StaticBatch:
-        """Pads some graphs of a store into memory of its own, on the CPU.
+        """Pads graphs of a store (numbers, or a mask) into memory of its own, on the CPU.
 
         Raises:
             GraphTooLarge: together they exceed the capacity.
+            IndexError: there is no graph of a number, or a mask has another length.
         """
         capacity = capacity if isinstance(capacity, Capacity) else Capacity.of(capacity)
         return filled(SlotLayout(bucket, capacity, store.schema, pointers), store, ids)
@@ -393,7 +395,7 @@ def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> Stati
     Raises:
         GraphTooLarge: together the graphs exceed the capacity.
     """
-    graphs = np.fromiter(ids, np.int64)
+    graphs = several_graphs(ids, len(store))
     made = padded(store, graphs, layout)
     pickled_batch.note(made.buffer, layout.lengths)
     return StaticBatch(layout, made.tensors, made.real, objects=store.objects_of(graphs))

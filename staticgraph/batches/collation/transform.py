@@ -29,6 +29,39 @@ from staticgraph.store.random_states import kept_random_states
 Transform = Callable[[Any], Any]
 
 
+# PyG's transforms to which a batch is one graph: what they compute of each graph's rows they would
+# compute of all rows together. Those with norm= do so only where it is true.
+OF_WHOLE_GRAPHS = frozenset({"Center", "NormalizeScale", "NormalizeRotation", "NormalizeFeatures"})
+OF_WHOLE_GRAPHS |= {"AddLaplacianEigenvectorPE", "SVDFeatureReduction"}
+NORMED = frozenset({"Cartesian", "Distance", "Polar", "Spherical"})
+
+
+def check_transform(transform: Any) -> Any:
+    """A transform as it is, refused where one of PyG's in it would take a batch for one graph.
+
+    Args:
+        transform: of a loader; None, or one that holds others (``T.Compose``), too.
+
+    Raises:
+        ValueError: the message names it.
+    """
+    inside = getattr(transform, "transforms", None)
+    for each in inside if isinstance(inside, list | tuple) else ():
+        check_transform(each)
+    kind = type(transform)
+    if not kind.__module__.startswith("torch_geometric."):
+        return transform
+    normed = kind.__name__ in NORMED and getattr(transform, "norm", True)
+    if kind.__name__ in OF_WHOLE_GRAPHS or normed:
+        other = ", or give it norm=False" if normed else ""
+        raise ValueError(
+            f"transform= has {kind.__name__}, which looks at a whole graph, and a batch would be "
+            "one graph to it: apply it before GraphStore.from_pyg, as the data set's transform, "
+            f"where it sees each graph alone{other}"
+        )
+    return transform
+
+
 def apply_transform(
     transform: Transform,
     layout: SlotLayout,
@@ -67,12 +100,13 @@ def apply_transform(
     for name, value in given.items():
         if name in fields:
             continue
-        if changed[name] is not value or not torch.equal(value, before[name]):
+        if changed.get(name) is not value or not torch.equal(value, before[name]):
             raise ValueError(
                 f"transform= exchanged {name!r}, or wrote to it: it may change fields of the "
                 "nodes, edges and graphs that there are, not which there are; a transform that "
                 "does belongs into the data set, before GraphStore.from_pyg"
             )
+    written = {}
     for name, rows in fields.items():
         value = changed.get(name)
         if not isinstance(value, Tensor) or value.shape != rows.shape or value.dtype != rows.dtype:
@@ -83,4 +117,6 @@ def apply_transform(
                 "before GraphStore.from_pyg"
             )
         if value is not rows:
-            rows.copy_(value)
+            written[name] = value.clone()  # it may be a view of a field that is written to as well
+    for name, value in written.items():
+        fields[name].copy_(value)

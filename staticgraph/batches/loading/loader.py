@@ -18,7 +18,7 @@ import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.collation.collate import fill
-from staticgraph.batches.collation.transform import Transform, apply_transform
+from staticgraph.batches.collation.transform import Transform, apply_transform, check_transform
 from staticgraph.batches.loading.from_device import IdsFeed
 from staticgraph.batches.loading.loader_options import check_options, check_workers
 from staticgraph.batches.loading.read_ahead import announced
@@ -144,7 +144,7 @@ class StaticLoader:
         self._copy_stream = torch.cuda.Stream(self.device) if on_cuda else None
         moved = isinstance(store, DeviceStore)
         self._feed = IdsFeed(store, self.layouts, self._pool) if moved else None
-        self._transform = transform
+        self._transform = check_transform(transform)
         self._check_options(follow_batch)
         self._resumed = False
 

@@ -25,6 +25,7 @@ from staticgraph.schema import COUNTS, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.columns import Array
+from staticgraph.text.how_many import how_many
 
 # Vector loads of a GPU want 16 bytes, a cache line is 64, an allocation of CUDA's is 256.
 ALIGNMENT = 256
@@ -65,7 +66,8 @@ class SlotLayout:
     edges included.
 
     Raises:
-        PlanMismatch: the capacity lacks rows that the schema counts.
+        PlanMismatch: the capacity lacks rows that the schema counts, or has more than an index
+            field can number.
         ValueError: pointers of graphs with several types of nodes, or with edges between two kinds
             of rows.
     """
@@ -91,8 +93,19 @@ class SlotLayout:
                 "to point at: make the plan with plan_buckets(store, ...), or give "
                 "Capacity(..., edge_reserve=1)"
             )
+        self._check_indices()
         if (self.schema.hetero or self.schema.two_sided) and self.pointers:
             raise ValueError("the fused kernels take graphs with one type of nodes: kernels=False")
+
+    def _check_indices(self) -> None:
+        """Refuses an index whose dtype cannot hold the numbers of this bucket's rows."""
+        for field in self.schema:
+            rows = max((self.capacity.rows(level) for level in field.counts if level), default=0)
+            if rows and rows - 1 > np.iinfo(field.dtype).max:
+                raise PlanMismatch(
+                    f"{field.name!r} is {field.dtype}, and would number {how_many(rows, 'row')} in "
+                    f"a batch of {self.capacity}, which it cannot: give it as int64 in every graph"
+                )
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:

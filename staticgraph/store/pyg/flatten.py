@@ -12,6 +12,7 @@ from torch_geometric.data import Batch
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Level, Schema
+from staticgraph.store.columns import names_of_fields
 from staticgraph.store.graph_columns import Kept
 from staticgraph.store.pyg.hetero import HeteroReader
 from staticgraph.store.pyg.homogeneous import PygReader
@@ -43,7 +44,7 @@ def from_pyg(
     ``edges`` a ``Data`` without ``edge_index`` is refused, too.
     """
     name = name or type(dataset).__name__
-    excluded = IGNORED | set(exclude)
+    excluded = IGNORED | set(names_of_fields(exclude))
     graphs, total = _one_by_one(dataset)
     transform = transform_of(dataset)
     if transform is not None:

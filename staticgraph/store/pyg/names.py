@@ -14,7 +14,8 @@ OF_EDGES = ("edge", "bond")
 OF_NODES = ("node", "atom", "mask")
 NODE_NAMES = frozenset(
     {"x", "y", "z", "h", "pos", "vel", "norm", "force", "forces", "charge", "charges", "mass"}
-)
+) | {"n_id", "pe", "random_walk_pe", "laplacian_eigenvector_pe"}
+EDGE_NAMES = frozenset({"e_id"})
 
 
 def level_in(name: str) -> Level | None:
@@ -40,6 +41,8 @@ def level_by_name(key: str, rows: int) -> Level:
         return said
     if key in NODE_NAMES or not rows:
         return "node"
+    if key in EDGE_NAMES:
+        return "edge"
     raise BadGraph(
         f"{key!r} has a row per node and one per edge, since every graph has as many of both, "
         f"and its name does not tell: pass levels={{{key!r}: 'node'}} or "

@@ -19,6 +19,12 @@ def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str
         lengths: its rows in each graph, of which not all are alike.
         levels: what rows could be, such as ``node``, with how many each graph has.
     """
+    if not lengths.any():
+        return (
+            f"{key!r} has no row in any graph, so that nothing tells what its rows are: "
+            f"exclude=[{key!r}] in GraphStore.from_pyg(graphs, ...) leaves it out, "
+            f"levels={{{key!r}: 'rows'}} gives it rows of its own"
+        )
     shares = {what: float((lengths == counts).mean()) for what, counts in levels.items()}
     nearest = max(shares, key=lambda what: shares[what], default=None)
     remedy = (

@@ -51,6 +51,10 @@ def as_array(key: str, tensor: Tensor) -> Array:
     Raises:
         BadGraph: numpy has no such dtype.
     """
-    if tensor.dtype == torch.bfloat16:
-        raise BadGraph(f"{key!r} is bfloat16, which a store cannot keep; give it as float32")
-    return tensor.contiguous().numpy()
+    try:
+        return tensor.contiguous().numpy()
+    except TypeError:  # bfloat16, and floats of 8 bits
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise BadGraph(
+            f"{key!r} is {dtype}, which a store cannot keep; give it as float32"
+        ) from None
