@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from staticgraph import __version__, errors
 from staticgraph.cli.compile_failures import of_compiling
-from staticgraph.cli.model_failures import failure_of
+from staticgraph.cli.model_failures import TRACEBACK, failure_of
 from staticgraph.cli.usage import FAILED, Parser
 
 # In the order of docs/cli.md: what a newcomer asks first.
@@ -77,6 +77,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except Exception as error:
         # What torch's compiler says is a page, of which a user needs a line.
         text = failure_of(error, args) if of_compiling(error) else None
+        if text is None and of_compiling(error) and os.environ.get(TRACEBACK):
+            text = f"{error}\n{error.__context__}"
         text = text or _for_the_user(error) or failure_of(error, args)
         if text is None:
             raise

@@ -88,6 +88,24 @@ def check_heads(
         )
 
 
+def model_without_data(args: argparse.Namespace) -> Module | None:
+    """A model to train that ``--model MODULE:NAME`` builds from nothing, of the seed's weights: to
+    be called before the data is read. None where it takes the data, or is of the zoo.
+
+    Raises:
+        ValueError: it is no ``torch.nn.Module``, or nothing in it can be trained.
+    """
+    import torch
+
+    from staticgraph.models.named import built_without_data, require_trainable
+
+    torch.manual_seed(getattr(args, "seed", 0))
+    model = built_without_data(args.model)
+    if model is not None:
+        require_trainable(model, args.model)
+    return model
+
+
 def model_of(
     args: argparse.Namespace, store: GraphStore, num_outputs: int = 1, **more: Any
 ) -> Module:

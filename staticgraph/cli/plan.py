@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from staticgraph.cli import values
 from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
-from staticgraph.cli.model_options import check_sizes
+from staticgraph.cli.model_options import check_sizes, model_without_data
 from staticgraph.cli.probe import add_training
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
@@ -206,6 +206,8 @@ def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
         model=args.model if run else None,
         loss=args.loss if run else None,
     )
+    if run:
+        args.built = model_without_data(args)
     store = open_data(args)
     return store.histogram, store
 
@@ -361,7 +363,7 @@ def _memory(args: argparse.Namespace, source: Any) -> dict[str, Any]:
     from staticgraph.memory.model import MemoryModel
 
     budget = MemoryBudget(args.max_memory)
-    memory = MemoryModel.load(args.memory) if args.memory else probe_model(source, args)
+    memory = MemoryModel.load(args.memory) if args.memory else probe_model(source, args, args.built)
     return {"memory": memory, "budget": budget, "min_steps_per_epoch": args.min_steps}
 
 

@@ -14,12 +14,14 @@ from staticgraph.cli import values
 from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
 from staticgraph.cli.loss_option import loss_of
-from staticgraph.cli.model_options import add_model, check_sizes, model_of
+from staticgraph.cli.model_options import add_model, check_sizes, model_of, model_without_data
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting
 
 if TYPE_CHECKING:
+    import torch
+
     from staticgraph.memory.model import MemoryModel
 
 EXAMPLE = """\
@@ -147,9 +149,10 @@ def run(args: argparse.Namespace) -> int:
             "as a GPU's allocator would"
         )
     budget = MemoryBudget(args.max_memory) if args.max_memory else None
+    early = model_without_data(args)
     store = open_data(args)
     begin = time.perf_counter()
-    measure = probe_of(store, args)
+    measure = probe_of(store, args, early)
     with waiting(f"measuring steps of {args.model}" + (" as compiled" if args.compiled else "")):
         memory = measure()
     seconds = time.perf_counter() - begin
@@ -172,13 +175,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
+def probe_model(
+    store: Any, args: argparse.Namespace, model: torch.nn.Module | None = None
+) -> MemoryModel:
     """The memory of the model and the training that the options name."""
-    return probe_of(store, args)()
+    return probe_of(store, args, model)()
 
 
-def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
+def probe_of(
+    store: Any, args: argparse.Namespace, model: torch.nn.Module | None = None
+) -> Callable[[], MemoryModel]:
     """The probe that the options name, ready to be run: what they cannot mean is refused here.
+
+    Args:
+        store: the data.
+        args: the options.
+        model: the model they name, where it was built already.
 
     Raises:
         ValueError: a model by name cannot take the graphs.
@@ -197,8 +209,9 @@ def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
             "--model MODULE:NAME"
         )
     loss, outputs = loss_of(getattr(args, "loss", None), store, getattr(args, "task", "auto"))
-    model = model_of(args, store, outputs)
-    require_trainable(model, args.model)
+    if model is None:
+        model = model_of(args, store, outputs)
+        require_trainable(model, args.model)
     device, like = getattr(args, "device", "cpu"), getattr(args, "like", "cuda")
     model.to(device)
     where = "cuda" if "cuda" in (device, like) else "cpu"

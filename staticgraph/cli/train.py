@@ -59,6 +59,10 @@ def register(commands: Any) -> None:
 def _add_training(training: Any) -> None:
     """How it is learned."""
     training.add_argument(
+        "--loss", type=values.words, metavar="MODULE:NAME",
+        help="loss(out, batch), one value per row; by default what the target y asks for",
+    )  # fmt: skip
+    training.add_argument(
         "--batch-size", type=values.whole(), help="graphs per batch (default: 128)"
     )
     training.add_argument(
@@ -200,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
         given = {**_settings(args), **given}
     out = getattr(args, "out", OUT)
     resuming = getattr(args, "resume", False)
-    args.model = given.get("model")  # of --config, too
+    args.model, args.loss = given.get("model"), given.get("loss")  # of --config, too
     check_sizes(args)
     check_heads(args, args.model, given.get("hidden"))
     _check_mode(args, given)
@@ -211,13 +215,15 @@ def run(args: argparse.Namespace) -> int:
         if alone:
             require_run(out)
         args.model = given.get("model") or named_in(out)
-        look_for_modules(args.model)
+        args.loss = given.get("loss") or named_in(out, "loss")
+        look_for_modules(args.model, args.loss)
         load()
-        look_at_names(args.model)
+        look_at_names(args.model, args.loss)
     else:
         if alone and not getattr(args, "overwrite", False):
             require_free(out)
-        look_for(given["data"], given.get("target"), model=given.get("model", "gine"))
+        model = given.get("model", "gine")
+        look_for(given["data"], given.get("target"), model=model, loss=given.get("loss"))
     _check_mode(args, given)
 
     from staticgraph.training.config import TrainConfig

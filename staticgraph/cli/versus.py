@@ -11,7 +11,7 @@ from staticgraph.cli import values
 from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
 from staticgraph.cli.loss_option import loss_of
-from staticgraph.cli.model_options import add_model, check_sizes, model_of
+from staticgraph.cli.model_options import add_model, check_sizes, model_of, model_without_data
 from staticgraph.files.json_text import to_json
 
 NOT_EQUAL = 1
@@ -90,11 +90,13 @@ def run(args: argparse.Namespace) -> int:
 
     args.out.mkdir(parents=True, exist_ok=True)  # or say so before a minute of measuring
     device = device_of(args.device)
+    model = model_without_data(args)
     store = open_data(args, args.seed)
     loss, outputs = loss_of(args.loss, store, args.task)
-    torch.manual_seed(args.seed)
-    model = model_of(args, store, outputs)
-    require_trainable(model, args.model)
+    if model is None:
+        torch.manual_seed(args.seed)
+        model = model_of(args, store, outputs)
+        require_trainable(model, args.model)
     report = compare(
         model,
         store,

@@ -186,7 +186,7 @@ class Commitments:
         try:
             yield
         except Exception as error:
-            cause = error if is_out_of_memory(error) else error.__cause__
+            cause = error if is_out_of_memory(error) else error.__cause__ or error.__context__
             if cause is None or not is_out_of_memory(cause):
                 raise
             self._end(tear_down)

@@ -24,7 +24,7 @@ from staticgraph.internals.tracing import TorchDynamoException, counters, watche
 from staticgraph.rewrites import Captured, RewriteTarget, rewrite
 from staticgraph.steps.again import Again, drop_what_is_known
 from staticgraph.steps.checkpointed import checked
-from staticgraph.steps.failures import KEEP_IN_TENSORS, observed, of_setting, remedy
+from staticgraph.steps.failures import KEEP_IN_TENSORS, observed, of_setting, why_not_compiled
 from staticgraph.steps.graph_trees import skipped_recordings
 from staticgraph.steps.modes import Mode
 from staticgraph.steps.obstacles import obstacles, unrecordable
@@ -185,13 +185,10 @@ class CompiledFunction:
             cause = getattr(error, "inner_exception", None)
             if isinstance(cause, NotStatic):
                 raise cause from None
-            said = observed(error)
             raise NotStatic(
                 f"{self._name} cannot be compiled in fixed shapes:\n"
-                + (f"the model or the loss raises {said}\n" if said else "")
-                + f"{error}\n"
-                + (remedy(str(error)) or "Give the operation a static form, or use mode='eager'")
-            ) from error
+                f"{why_not_compiled(error, observed(error))}"
+            ) from None  # the context is torch's page, which is not shown again
         self._warm = self._backend.done = True
         if self._fused:
             self._next = Again(self._function, self._call)

@@ -51,6 +51,7 @@ class TrainConfig:
         data: what :func:`staticgraph.datasets.open` understands.
         target: column or columns of a CSV to predict; all numeric ones where None.
         task: what the target is, one of :data:`staticgraph.datasets.task_names.TASKS`.
+        loss: ``module:name`` of ``loss(out, batch)``, one value per row; None for the task's own.
         model: one of :data:`staticgraph.models.NAMES`, or ``module:build``, which builds one.
         hidden: columns of every layer; layers: how many; dropout: between them; of the models by
             name alone.
@@ -81,6 +82,7 @@ class TrainConfig:
     data: str
     target: str | tuple[str, ...] | None = None
     task: str = AUTO
+    loss: str | None = None
     model: str = "gine"
     hidden: int = 64
     layers: int = 4
