@@ -341,7 +341,7 @@ def test_a_mean_of_pairs_is_warned_of_and_a_width_that_is_the_number_of_rows_is_
     flat, out = batch.y[:, 0], one(batch.y)
     pairs = (
         (out - flat).square(),
-        F.l1_loss(out, flat.expand(10, 10), reduction="none"),
+        F.l1_loss(out.expand(10, 10), flat.expand(10, 10), reduction="none"),
         F.softplus(out * flat),
         (out[:, 0] - batch.y[:, :1]).square(),
     )

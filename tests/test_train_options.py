@@ -96,7 +96,7 @@ def test_a_loss_by_name_trains_and_judges(data, tmp_path):
     """Its first step and its validation are the mean absolute error; the metric stays the task's;
     a resumed run goes on with it."""
     report = trained(data, tmp_path / "run", epochs=1, loss="users_losses:absolute")
-    model = Trained.load(tmp_path / "run").model
+    model = Trained.load(tmp_path / "run", torch.device("cpu")).model
     store = sg.datasets.open(data)
     val = [store[int(i)] for i in store.splits["val"]]
     batch = Batch.from_data_list(val)
@@ -130,7 +130,7 @@ def test_outputs_that_the_metric_cannot_judge_have_none(data, tmp_path):
 def test_a_loss_that_leads_nowhere_is_told_before_data_is_read(capsys):
     words = ["train", "--data", "esol", "--loss", "users_losses:absolut"]
     assert status_of(words) == 2
-    assert "nothing called 'absolut'; did you mean absolute?" in capsys.readouterr().err
+    assert "nothing called 'absolut'; did you mean 'absolute'?" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- schedules
