@@ -110,13 +110,13 @@ def _percents(axes: Axes) -> None:
     else:
         span = max(most - least, LEAST_SPAN)
         axes.set_ylim(max(0.0, most - (1 + ROOM) * span), most + ROOM * span)
-        axes.set_yticks([tick for tick in axes.get_yticks() if tick <= most + 1e-9])
     for place in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        place(lambda value, _: _share(value, least < FALLS_FAR))
+        place(lambda value, _: _share(value, most, least < FALLS_FAR))
 
 
-def _share(value: float, log: bool) -> str:
-    return "" if log and _first_digit(value) not in (1, 2, 5) else f"{value:g}%"
+def _share(value: float, most: float, log: bool) -> str:
+    hidden = value > most + 1e-9 or (log and _first_digit(value) not in (1, 2, 5))
+    return "" if hidden else f"{value:g}%"
 
 
 def draw_sizes(
