@@ -37,7 +37,7 @@ def register(subparsers: Any) -> None:
         required=True,
         type=values.model,
         metavar="MODEL",
-        help=f"MODULE:NAME of what builds it, or one of {', '.join(values.MODELS)}",
+        help=f"MODULE:NAME of a function that builds it, or one of {', '.join(values.MODELS)}",
     )
     add_data(parser, required=True)
     parser.add_argument(

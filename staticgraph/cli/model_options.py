@@ -34,25 +34,27 @@ def add_model(group: Any, default: str | None = "gine") -> None:
         "--model",
         type=values.model,
         metavar="NAME",
-        help=f"{', '.join(values.MODELS)}, or MODULE:NAME, which builds one, called with the store "
-        "if it takes an argument (default: gine)",
+        help=f"{', '.join(values.MODELS)}, or MODULE:NAME of a function that builds one, called "
+        "with the store if it takes an argument (default: gine)",
         **given,
     )
     group.add_argument(
         "--hidden",
         type=values.whole(1, values.WIDEST),
-        help=f"columns of every layer (default: {SIZES['hidden']})",
+        help=f"width of every layer (default: {SIZES['hidden']})",
     )
     group.add_argument(
         "--layers",
         type=values.whole(1, values.MOST_LAYERS),
-        help=f"convolutions (default: {SIZES['layers']})",
+        help=f"number of convolutions (default: {SIZES['layers']})",
     )
     group.add_argument(
-        "--dropout", type=values.share, help=f"between layers (default: {SIZES['dropout']:g})"
+        "--dropout",
+        type=values.share,
+        help=f"dropout between layers (default: {SIZES['dropout']:g})",
     )
     group.add_argument(
-        "--pool", choices=("mean", "add"), help=f"over nodes (default: {SIZES['pool']})"
+        "--pool", choices=("mean", "add"), help=f"pooling over nodes (default: {SIZES['pool']})"
     )
 
 

@@ -52,14 +52,17 @@ def register(subparsers: Any) -> None:
         "--form",
         choices=("auto", "linear", "attention", "quadratic"),
         default="auto",
-        help="what to fit, see docs/probing.md (default: auto)",
+        help="form of the fitted model, see docs/probing.md (default: auto)",
     )
     how.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where a step runs (default: cpu)"
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="device that a step runs on (default: cpu)",
     )
     how.add_argument(
         "--like", choices=("cpu", "cuda"), default="cpu",
-        help="on a CPU: whose allocator to count as (default: cpu)",
+        help="on a CPU: count as this device's allocator would (default: cpu)",
     )  # fmt: skip
     how.add_argument(
         "--compiled",
@@ -83,7 +86,7 @@ def register(subparsers: Any) -> None:
     )
     how.add_argument(
         "--max-memory", type=values.byte_size, metavar="SIZE",
-        help="a cap, such as 20GiB, to show with it",
+        help="cap to show with the result, such as 20GiB",
     )  # fmt: skip
     out = parser.add_argument_group("output")
     out.add_argument(
@@ -107,10 +110,14 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add_model(group)
     group.add_argument(
         "--loss", type=values.words, metavar="MODULE:NAME",
-        help="loss(out, batch), one value per row; by default what the target y asks for",
+        help="loss(out, batch) that returns one value per row (default: the loss that fits the "
+        "target y)",
     )  # fmt: skip
     group.add_argument(
-        "--optimizer", choices=OPTIMIZERS, default="adam", help="of the step (default: adam)"
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default="adam",
+        help="optimizer of the step (default: adam)",
     )
     group.add_argument(
         "--autocast", choices=("bfloat16",),

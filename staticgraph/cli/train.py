@@ -60,13 +60,16 @@ def _add_training(training: Any) -> None:
     """How it is learned."""
     training.add_argument(
         "--loss", type=values.words, metavar="MODULE:NAME",
-        help="loss(out, batch), one value per row; by default what the target y asks for",
+        help="loss(out, batch) that returns one value per row (default: the loss that fits the "
+        "target y)",
     )  # fmt: skip
     training.add_argument(
         "--batch-size", type=values.whole(), help="graphs per batch (default: 128)"
     )
     training.add_argument(
-        "--epochs", type=values.whole(), help="those before a resume included (default: 3)"
+        "--epochs",
+        type=values.whole(),
+        help="epochs in all, including those before a resume (default: 3)",
     )
     training.add_argument("--lr", type=values.rate, help="learning rate of Adam (default: 0.001)")
     training.add_argument(
@@ -78,7 +81,7 @@ def _add_training(training: Any) -> None:
     )
     training.add_argument(
         "--clip-norm", type=values.number(0, more=True), metavar="X",
-        help="largest norm of all gradients together (default: no limit)",
+        help="clip the norm of all gradients together to X (default: no limit)",
     )  # fmt: skip
     training.add_argument(
         "--accumulate", type=values.whole(), metavar="K",
@@ -91,9 +94,11 @@ def _add_training(training: Any) -> None:
     )
     training.add_argument(
         "--early-stop", type=values.whole(), metavar="EPOCHS",
-        help="end after so many epochs without a lower validation loss (default: never)",
+        help="stop after this many epochs without a lower validation loss (default: never)",
     )  # fmt: skip
-    training.add_argument("--seed", type=values.seed, help="of split, model and order (default: 0)")
+    training.add_argument(
+        "--seed", type=values.seed, help="seed of split, model and order (default: 0)"
+    )
 
 
 def _add_machine(machine: Any) -> None:
@@ -110,7 +115,7 @@ def _add_machine(machine: Any) -> None:
     machine.add_argument(
         "--allow-cpu",
         action="store_true",
-        help="run modes that record CUDA graphs on a CPU, where they record nothing",
+        help="allow modes that record CUDA graphs on a CPU, where they record nothing",
     )
     machine.add_argument(
         "--device", type=values.device, help="cpu, cuda, cuda:1, or auto (default: auto)"
