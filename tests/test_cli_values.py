@@ -139,7 +139,7 @@ def test_the_line_names_option_value_and_range(words, message, tiny, capsys):
 def test_every_option_of_memory_reads_the_same_sizes(words, option, capsys):
     """And names the units where it is given none."""
     assert status_of([*words, option, "3 parsecs"]) == 2
-    assert "'3 parsecs' is no amount of memory: write a number" in capsys.readouterr().err
+    assert "'3 parsecs' is not an amount of memory: write a number" in capsys.readouterr().err
     parsed = []
     for size in ("512M", "512MiB", "536870912"):
         with pytest.MonkeyPatch.context() as patch:

@@ -76,7 +76,7 @@ def test_whole_numbers_are_never_rounded():
     assert whole_numbers([1.0, 2.0], "sizes").tolist() == [1, 2]
     assert whole_numbers(np.array([7], np.uint64), "sizes").tolist() == [7]
     for value in (2.7, float("nan"), float("inf"), 2.0**63):
-        with pytest.raises(ValueError, match=r"sizes: entry 1 is .*, which is no whole number"):
+        with pytest.raises(ValueError, match=r"sizes: entry 1 is .*, which is not a whole number"):
             whole_numbers([1.0, value], "sizes")
     with pytest.raises(ValueError, match="entry 0 is 18446744073709551615"):
         whole_numbers(np.array([2**64 - 1], np.uint64), "sizes")

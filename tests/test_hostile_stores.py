@@ -167,7 +167,10 @@ def test_arrays_of_another_form_are_refused(folder, name, array, message):
         (lambda m: m["files"]["edge_src"].update(shape=[2**62, 8]), "cannot hold"),
         (lambda m: m["files"]["edge_src"].update(shape=[-1]), "cannot hold"),
         (lambda m: m["files"]["edge_src"].update(dtype="O"), "cannot hold"),
-        (lambda m: m["schema"]["fields"][0].update(dtype="nothing"), "lacks or has too much"),
+        (
+            lambda m: m["schema"]["fields"][0].update(dtype="nothing"),
+            "has missing or unknown entries",
+        ),
         (lambda m: m["schema"]["fields"][0].update(level="nothing"), "field 'x' cannot be"),
         (lambda m: m["schema"]["fields"][0].update(rows=-1), "field 'x' cannot be"),
         (lambda m: m["schema"]["fields"][0].update(cat_dim=7), "field 'x' cannot be"),
@@ -355,8 +358,8 @@ def test_wild_offsets_and_numbers_are_refused(graph, name, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(num_nodes=9), "features.bin has|lacks or has too much"),
-        (lambda m: m.update(num_nodes=10**12), "lacks or has too much"),
+        (lambda m: m.update(num_nodes=9), "features.bin has|has missing or unknown entries"),
+        (lambda m: m.update(num_nodes=10**12), "has missing or unknown entries"),
         (lambda m: m.update(partition_size=1), "are not in 2 partitions of 1"),
         (lambda m: m.update(num_partitions="2"), "not a whole number"),
         (lambda m: m.update(num_edges=61), "edges.bin has 720 bytes"),

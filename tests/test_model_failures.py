@@ -142,7 +142,7 @@ def said(words, capsys):
         ("users_models:Detached", r"depends on nothing that is trained: look for detach\(\)"),
         ("users_models:made", "made is a model already, .*; name its class Net, or a function"),
         ("users_models.py:Net", r"no module 'users_models\.py' here: write users_models:Net"),
-        ("./users_models.py:Net", r"is no name of a module: write users_models:Net"),
+        ("./users_models.py:Net", r"is not a module name: write users_models:Net"),
         ("users_slip:build", r"users_slip\.py, line 1: SyntaxError: invalid syntax \(STATIC"),
         ("users_import:build", r"users_import\.py, line 1: ModuleNotFoundError: No module named"),
     ],

@@ -381,7 +381,7 @@ def test_the_command_line_goes_before_the_file(data, tmp_path, capsys):
         ('pool = "max"', "pool: 'max': give one of mean, add"),
         ("[model]\nname = 3", "model is a dict; a setting is a number"),
         ("epochs = [1]", "epochs is a list; a setting is a number"),
-        ("epochs = ", "is no TOML"),
+        ("epochs = ", "is not valid TOML"),
         ("batch-size = 3\nbatch_size = 4", "batch_size is there twice"),
     ],
 )

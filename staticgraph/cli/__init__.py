@@ -114,7 +114,7 @@ def _for_the_user(error: Exception) -> str | None:
     if isinstance(error, KNOWN):
         return str(error)
     if isinstance(error, MemoryError) or ("torch" in sys.modules and _is_out_of_memory(error)):
-        first = str(error).splitlines()[0] if str(error) else "no more is to be had"
+        first = str(error).splitlines()[0] if str(error) else "none is left"
         return f"out of memory ({first}): ask for smaller sizes or batches"
     if not isinstance(error, ValueError | TypeError):
         return None

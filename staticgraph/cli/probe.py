@@ -212,8 +212,8 @@ def probe_of(
     if store.schema.hetero and args.model in values.MODELS:
         raise ValueError(
             f"the models {', '.join(values.MODELS)} take graphs with one type of nodes, and "
-            f"{store.name} has {len(store.schema.node_axes)} types: give a model of yours, "
-            "--model MODULE:NAME"
+            f"{store.name} has {len(store.schema.node_axes)} types: give your own model, --model "
+            "MODULE:NAME"
         )
     loss, outputs = loss_of(getattr(args, "loss", None), store, getattr(args, "task", "auto"))
     if model is None:

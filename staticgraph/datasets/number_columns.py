@@ -95,5 +95,5 @@ def label_of(cell: str) -> float:
     if is_missing(cell):
         return math.nan
     if not is_number(cell):
-        raise ValueError(f"{cell!r} is no number")
+        raise ValueError(f"{cell!r} is not a number")
     return float(cell)

@@ -127,7 +127,8 @@ class BucketPlan:
         """
         if isinstance(capacities, str | Path):
             raise TypeError(
-                f"{str(capacities)!r} is no plan: BucketPlan.load(path) reads one from its file, "
+                f"{str(capacities)!r} is not a plan: BucketPlan.load(path) reads one from its "
+                "file, "
                 "plan_buckets(store, ...) makes one"
             )
         given = (c if isinstance(c, Capacity) else Capacity.of(c) for c in capacities)

@@ -160,7 +160,8 @@ class Commitments:
         if cap is not None and needed > cap:
             raise BudgetExceeded(
                 f"{name}, a set for each of {how_many(buckets, 'bucket')}, want "
-                f"{human_bytes(wanted)} beside the plan; that makes {human_bytes(needed)}, the cap "
+                f"{human_bytes(wanted)} in addition to the plan; that makes "
+                f"{human_bytes(needed)}, the cap "
                 f"is {human_bytes(cap)}: raise the cap to {needed:,} bytes, or {remedy}",
                 self.breakdown,
                 needed,
