@@ -174,7 +174,9 @@ def test_a_store_whose_labels_are_something_else(y, task, message):
 
 
 def test_no_such_task():
-    with pytest.raises(ValueError, match="task='multiclass'; choose of auto, regression, binary"):
+    with pytest.raises(
+        ValueError, match="task='multiclass'; choose one of auto, regression, binary"
+    ):
         datasets.open(table(words), task="multiclass")
 
 

@@ -373,7 +373,7 @@ def test_the_command_line_goes_before_the_file(data, tmp_path, capsys):
     ("line", "message"),
     [
         ("batchsize = 3", "there is no setting 'batchsize': did you mean batch_size?"),
-        ("zzz = 3", "there is no setting 'zzz': the settings are data, target, task, model"),
+        ("zzz = 3", "there is no setting 'zzz': the settings are data, target, task, loss, model"),
         ("epochs = 0", "epochs: '0': give a whole number from 1"),
         ('epochs = "three"', "epochs: 'three': give a whole number"),
         ("epochs = 1.5", "epochs: '1.5': give a whole number"),
