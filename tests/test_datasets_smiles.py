@@ -77,7 +77,8 @@ def test_targets_that_were_chosen_are_named(chem, tmp_path, capsys, read):
     (tmp_path / "m.csv").write_text("id,Canonical_SMILES, logP,name\n1,C,2.5,a\n2,CO,n/a,b\n")
     found = read(tmp_path / "m.csv", progress=True)
     assert capsys.readouterr().err == (
-        "m.csv: predicts id, logP; not name (line 2: 'a' is not a number); --target names the right "
+        "m.csv: predicts id, logP; not name (line 2: 'a' is not a number); --target names the "
+        "right "
         "ones\n"
     )
     if read is datasets.open:

@@ -110,7 +110,7 @@ class EdgeSource:
             edge = int(((ends < 0) | (ends >= self._num_nodes)).any(axis=0).argmax())
             raise BadGraph(
                 f"edge {start + edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
-                f"{how_many(self._num_nodes, 'node')}: correct the edge or raise num_nodes"
+                f"{how_many(self._num_nodes, 'node')}: fix the edge or raise num_nodes"
             )
         if len(rows) == 3 and rows.size and rows[2].min() < 0:
             edge = int(rows[2].argmin())
