@@ -103,7 +103,7 @@ def test_no_value_of_any_option_leads_to_a_traceback(base, tiny):
         ([*BASES["train-large link"], "--epochs", "0"], "argument --epochs: '0'"),
         ([*BASES["train-large link"], "--partitions", "0"], "argument --partitions: '0'"),
         ([*BASES["train-large link"], "--memory", "0"], "must be at least 1 byte"),
-        ([*BASES["train-large link"], "--data", "empty.npz"], "empty.npz is no .npz of plain"),
+        ([*BASES["train-large link"], "--data", "empty.npz"], "empty.npz is not an .npz file"),
         (["partition", "--edges", "noise.npy", "--nodes", "3", "--out", "g"], "noise.npy is no"),
         pytest.param(
             ["probe", "--data", "few", "--device", "cuda"],

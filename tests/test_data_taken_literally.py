@@ -65,7 +65,7 @@ def test_a_mask_is_a_split_and_one_of_another_length_is_not():
     assert store.with_splits(few=mask).splits["few"].tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(BadGraph, match=r"split 'few' of esol is a mask of shape \[3\] for 1,128"):
         store.with_splits(few=mask[:3])
-    with pytest.raises(BadGraph, match=r"split 'few' of esol: entry 1 is 1.5, which is no whole"):
+    with pytest.raises(BadGraph, match=r"entry 1 is 1.5, which is not a whole number"):
         store.with_splits(few=[0, 1.5])
 
 
