@@ -95,7 +95,7 @@ def losing(loss, plan, mode="eager"):
     return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=optimizer)
 
 
-def test_what_torch_cannot_compile_is_said_in_four_lines_with_its_line(hiv, plan):
+def test_what_torch_cannot_compile_is_said_in_few_lines(hiv, plan):
     """Torch's own text is a page, and is kept."""
 
     def loss(out, batch):
