@@ -216,7 +216,7 @@ def test_amounts_are_read_alike_everywhere(text):
     assert MemoryBudget(text).max_bytes == values.byte_size(text) == parse_bytes(text) == 1 << 20
     assert tune(1000, 5000, 400, 12, text) == tune(1000, 5000, 400, 12, 1 << 20)
     for read in (MemoryBudget, values.byte_size, lambda t: tune(1000, 5000, 400, 12, t)):
-        with pytest.raises((ValueError, argparse.ArgumentTypeError), match="'3 parsecs' is no amo"):
+        with pytest.raises((ValueError, argparse.ArgumentTypeError), match="'3 parsecs' is not an"):
             read("3 parsecs")
 
 

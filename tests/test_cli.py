@@ -196,7 +196,7 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, d
         ([], "COMMAND"),
         (["train"], "the argument --data is required, but for --resume"),
         (["train", "--data", "a", "--model", "bert"], "--model: 'bert': give one of gine, gps"),
-        (["train", "--data", "a", "--model", "gpss"], "for a model of yours; did you mean 'gps'?"),
+        (["train", "--data", "a", "--model", "gpss"], "for your own model; did you mean 'gps'?"),
         (["trian"], "'trian': give one of try, check, train, "),
         (["trian"], "; did you mean 'train'? (see staticgraph --help)"),
         (["bench", "--for", "H100"], "'H100': give one of h100, h200, a100, l4; did you mean 'h1"),

@@ -233,6 +233,21 @@ def test_no_line_of_help_is_wider_than_the_terminal(monkeypatch):
         assert len(described) < 100 or described not in parser.format_help(), command
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_what_stands_below_the_options_is_filled_and_examples_stay_as_they_are(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    for command, parser in commands.choices.items():
+        below = re.split("^examples?:\n", parser.format_help(), flags=re.MULTILINE)[-1].splitlines()
+        assert below, command
+        too_wide = [line for line in below if len(line) > width and not line.startswith("  ")]
+        too_wide = [line for line in too_wide if not line.endswith(":")]  # of examples
+        assert too_wide == [], command
+        assert all(line in (parser.epilog or "") for line in below if line.startswith("  ")), (
+            command
+        )
+
+
 def test_an_option_that_is_none_leads_to_the_help_of_its_command(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["plan", "--data", "esol", "--targets", "y"])

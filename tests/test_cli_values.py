@@ -103,7 +103,7 @@ def test_no_value_of_any_option_leads_to_a_traceback(base, tiny):
         ([*BASES["train-large link"], "--epochs", "0"], "argument --epochs: '0'"),
         ([*BASES["train-large link"], "--partitions", "0"], "argument --partitions: '0'"),
         ([*BASES["train-large link"], "--memory", "0"], "must be at least 1 byte"),
-        ([*BASES["train-large link"], "--data", "empty.npz"], "empty.npz is no .npz of plain"),
+        ([*BASES["train-large link"], "--data", "empty.npz"], "empty.npz is not an .npz file"),
         (["partition", "--edges", "noise.npy", "--nodes", "3", "--out", "g"], "noise.npy is no"),
         pytest.param(
             ["probe", "--data", "few", "--device", "cuda"],
@@ -139,7 +139,7 @@ def test_the_line_names_option_value_and_range(words, message, tiny, capsys):
 def test_every_option_of_memory_reads_the_same_sizes(words, option, capsys):
     """And names the units where it is given none."""
     assert status_of([*words, option, "3 parsecs"]) == 2
-    assert "'3 parsecs' is no amount of memory: write a number" in capsys.readouterr().err
+    assert "'3 parsecs' is not an amount of memory: write a number" in capsys.readouterr().err
     parsed = []
     for size in ("512M", "512MiB", "536870912"):
         with pytest.MonkeyPatch.context() as patch:

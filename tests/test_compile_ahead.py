@@ -63,7 +63,7 @@ def test_words_are_what_numba_makes_of_a_call():
         ((1.0, 2.0), "2xf8"),
     ):
         assert numba.typeof(value) == type_of(word)
-    with pytest.raises(ValueError, match="'list' is no type"):
+    with pytest.raises(ValueError, match="'list' is not a type"):
         type_of("list")
     with pytest.raises(ValueError, match="for which there is no word"):
         word_of(types.unicode_type)

@@ -65,7 +65,7 @@ def test_a_mask_is_a_split_and_one_of_another_length_is_not():
     assert store.with_splits(few=mask).splits["few"].tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(BadGraph, match=r"split 'few' of esol is a mask of shape \[3\] for 1,128"):
         store.with_splits(few=mask[:3])
-    with pytest.raises(BadGraph, match=r"split 'few' of esol: entry 1 is 1.5, which is no whole"):
+    with pytest.raises(BadGraph, match=r"entry 1 is 1.5, which is not a whole number"):
         store.with_splits(few=[0, 1.5])
 
 
@@ -76,7 +76,7 @@ def test_whole_numbers_are_never_rounded():
     assert whole_numbers([1.0, 2.0], "sizes").tolist() == [1, 2]
     assert whole_numbers(np.array([7], np.uint64), "sizes").tolist() == [7]
     for value in (2.7, float("nan"), float("inf"), 2.0**63):
-        with pytest.raises(ValueError, match=r"sizes: entry 1 is .*, which is no whole number"):
+        with pytest.raises(ValueError, match=r"sizes: entry 1 is .*, which is not a whole number"):
             whole_numbers([1.0, value], "sizes")
     with pytest.raises(ValueError, match="entry 0 is 18446744073709551615"):
         whole_numbers(np.array([2**64 - 1], np.uint64), "sizes")

@@ -56,12 +56,12 @@ def test_a_table_of_smiles(chem, tmp_path):
         ("mol,y\nC,1\n", None, "has the columns mol, y; one must be called smiles"),
         ("smiles,name\nC,a\n", None, "no column of numbers to predict: name (line 2: 'a' is no"),
         ("smiles,y\nC,\n", None, "no column of numbers to predict: y (empty)"),
-        ("smiles,y\nC,inf\n", None, "line 2: 'inf' is no number"),
+        ("smiles,y\nC,inf\n", None, "line 2: 'inf' is not a number"),
         ("smiles;y\nC;1\n", None, "has cells separated by ';': separate them by commas"),
         ("smiles_a,smiles_b,y\nC,C,1\n", None, "one must be called smiles"),
         ("smiles,y\nC,1\nCXX,2\n", None, "line 3: RDKit cannot read the SMILES 'CXX'; fix or drop"),
         ("smiles,y\nC,1\n", "z", "has no column 'z'; it has smiles, y"),
-        ("smiles,y\nC,1\nC,high\n", "y", "line 3: in y, 'high' is no number"),
+        ("smiles,y\nC,1\nC,high\n", "y", "line 3: in y, 'high' is not a number"),
         ("smiles,y,split\nC,1,dev\n", None, "line 2: split is 'dev'; use train, val or test"),
     ],
 )
@@ -77,7 +77,8 @@ def test_targets_that_were_chosen_are_named(chem, tmp_path, capsys, read):
     (tmp_path / "m.csv").write_text("id,Canonical_SMILES, logP,name\n1,C,2.5,a\n2,CO,n/a,b\n")
     found = read(tmp_path / "m.csv", progress=True)
     assert capsys.readouterr().err == (
-        "m.csv: predicts id, logP; not name (line 2: 'a' is no number); --target names the right "
+        "m.csv: predicts id, logP; not name (line 2: 'a' is not a number); --target names the "
+        "right "
         "ones\n"
     )
     if read is datasets.open:

@@ -164,12 +164,12 @@ def test_a_manifest_that_lacks_something_says_what(tmp_path):
     whole = document.load(path)
     for key in ("name", "schema", "files"):
         document.save(path, {k: v for k, v in whole.items() if k != key})
-        with pytest.raises(StoreCorrupt, match=f"no complete manifest: it lacks '{key}'"):
+        with pytest.raises(StoreCorrupt, match=f"not a complete manifest: it lacks '{key}'"):
             load()
     for name in ("row_ptr", "column.x"):
         files = {k: v for k, v in whole["files"].items() if k != name}
         document.save(path, {**whole, "files": files})
-        with pytest.raises(StoreCorrupt, match=f"no complete manifest: it lacks '{name}'"):
+        with pytest.raises(StoreCorrupt, match=f"not a complete manifest: it lacks '{name}'"):
             load()
 
 

@@ -111,7 +111,7 @@ def test_targets_are_what_their_sheets_say():
         "h100": 132, "h200": 132, "a100": 108, "l4": 58,
     }  # fmt: skip
     assert [t.arch for t in TARGETS.values()] == ["sm_90", "sm_90", "sm_80", "sm_89"]
-    with pytest.raises(ValueError, match="target 'v100'; choose of h100, h200, a100, l4"):
+    with pytest.raises(ValueError, match="target 'v100'; choose one of h100, h200, a100, l4"):
         sg.dry_run("support.dryrun_models:gine", target="v100")
 
 

@@ -247,7 +247,7 @@ def test_a_pipe_in_place_of_a_package_is_not_waited_for(folder):
 def test_no_package_at_all(folder):
     (folder / "bucket-0.pt2").write_bytes(b"\x80\x04pickle")
     changed(folder, packages=[hashlib.sha256(b"\x80\x04pickle").hexdigest()])
-    refused(folder, "is no package")
+    refused(folder, "is not a package")
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_nothing_of_others_is_replaced(kind, overwrite, tmp_path):
             write(place)
     (own / "notes.txt").write_text("mine, too")
     (own / "more").mkdir()
-    with pytest.raises(FileExistsError, match=r"'more', 'notes.txt' in it is no part of it"):
+    with pytest.raises(FileExistsError, match=r"'more', 'notes.txt' in it is not part of it"):
         write(own)
     assert sorted(tmp_path.rglob("*")) == sorted([*before, own / "notes.txt", own / "more"])
     assert (browser / "thesis.txt").read_text() == "all my work"

@@ -53,7 +53,7 @@ def test_an_optimizer_of_another_model_is_told():
 
 
 def test_a_path_is_no_plan():
-    with pytest.raises(TypeError, match=r"'plan\.json' is no plan: BucketPlan\.load"):
+    with pytest.raises(TypeError, match=r"'plan\.json' is not a plan: BucketPlan\.load"):
         sg.StaticGraphRunner(Net(), "plan.json")  # pyright: ignore[reportArgumentType]
 
 

@@ -192,7 +192,7 @@ def graph(nodes: int = 3, **fields) -> Data:
         (
             [graph(), graph(), graph(x=torch.ones(3, 2).double())],
             "'x' is torch.float64 with rows of shape [2] in graph 2, but torch.float32 with rows "
-            "of shape [2] in graph 0: make them alike in every graph",
+            "of shape [2] in graph 0: make them the same in every graph",
         ),
         (
             [graph(), graph(x=torch.ones(3, 5))],

@@ -159,20 +159,23 @@ def test_arrays_of_another_form_are_refused(folder, name, array, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m["files"].pop("transpose"), "no complete manifest: it lacks 'transpose'"),
-        (lambda m: m["files"].pop("column.x"), "no complete manifest: it lacks 'column.x'"),
-        (lambda m: m.pop("schema"), "no complete manifest: it lacks 'schema'"),
-        (lambda m: m.pop("files"), "no complete manifest: it lacks 'files'"),
-        (lambda m: m.update(files=[]), "no complete manifest: it lacks 'node_offsets, "),
+        (lambda m: m["files"].pop("transpose"), "not a complete manifest: it lacks 'transpose'"),
+        (lambda m: m["files"].pop("column.x"), "not a complete manifest: it lacks 'column.x'"),
+        (lambda m: m.pop("schema"), "not a complete manifest: it lacks 'schema'"),
+        (lambda m: m.pop("files"), "not a complete manifest: it lacks 'files'"),
+        (lambda m: m.update(files=[]), "not a complete manifest: it lacks 'node_offsets, "),
         (lambda m: m["files"]["edge_src"].update(shape=[2**62, 8]), "cannot hold"),
         (lambda m: m["files"]["edge_src"].update(shape=[-1]), "cannot hold"),
         (lambda m: m["files"]["edge_src"].update(dtype="O"), "cannot hold"),
-        (lambda m: m["schema"]["fields"][0].update(dtype="nothing"), "lacks or has too much"),
+        (
+            lambda m: m["schema"]["fields"][0].update(dtype="nothing"),
+            "has missing or unknown entries",
+        ),
         (lambda m: m["schema"]["fields"][0].update(level="nothing"), "field 'x' cannot be"),
         (lambda m: m["schema"]["fields"][0].update(rows=-1), "field 'x' cannot be"),
         (lambda m: m["schema"]["fields"][0].update(cat_dim=7), "field 'x' cannot be"),
         (lambda m: m["schema"]["fields"][0].update(cat_dim=None), "field 'x' cannot be"),
-        (lambda m: m["schema"]["fields"][1].update(counts=["heaven"]), "counts .*no level"),
+        (lambda m: m["schema"]["fields"][1].update(counts=["heaven"]), "counts .*not a level"),
         (lambda m: m.update(graphs=10**9), "is expected"),
     ],
 )
@@ -243,7 +246,7 @@ def test_types_and_their_indices_are_checked(tmp_path):
         manifest = copy.deepcopy(sealed)
         manifest["schema"]["axes"][axis] |= changes
         document.save(tmp_path / "s" / "manifest.json", manifest)
-        with pytest.raises(StoreCorrupt, match=r"cannot be of type|is there twice|lacks or has"):
+        with pytest.raises(StoreCorrupt, match=r"cannot be of type|is there twice|has missing or"):
             GraphStore.load(tmp_path / "s")
 
 
@@ -355,8 +358,8 @@ def test_wild_offsets_and_numbers_are_refused(graph, name, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(num_nodes=9), "features.bin has|lacks or has too much"),
-        (lambda m: m.update(num_nodes=10**12), "lacks or has too much"),
+        (lambda m: m.update(num_nodes=9), "features.bin has|has missing or unknown entries"),
+        (lambda m: m.update(num_nodes=10**12), "has missing or unknown entries"),
         (lambda m: m.update(partition_size=1), "are not in 2 partitions of 1"),
         (lambda m: m.update(num_partitions="2"), "not a whole number"),
         (lambda m: m.update(num_edges=61), "edges.bin has 720 bytes"),

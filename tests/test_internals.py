@@ -16,6 +16,7 @@ import torch.utils.checkpoint
 
 import staticgraph
 from staticgraph.internals import (
+    autograd_shapes,
     dispatch,
     foreach,
     operators,
@@ -312,3 +313,11 @@ def test_operators_say_what_they_change():
 def test_packages_have_a_compiler_and_a_loader():
     assert callable(packages.compile_and_package)
     assert packages.package_loader().__name__ == "AOTIModelPackageLoader"
+
+
+def test_shapes_before_a_result_are_those_of_what_it_was_computed_from():
+    out, row = torch.nn.Linear(3, 1)(torch.ones(4, 3)), torch.nn.Linear(3, 4)(torch.ones(4, 3))
+    before = autograd_shapes.shapes_before
+    assert before((out - torch.ones(4)).square().exp()) == {(4, 1)}
+    assert before((row - torch.ones(4)).square()) == {(3, 4)}  # the weight, turned
+    assert before(torch.ones(4, 4)) is None

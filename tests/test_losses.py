@@ -322,6 +322,34 @@ def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
         runner_of(beside_it, Net()).step(batch)
 
 
+def test_a_mean_of_pairs_is_warned_of_and_a_width_that_is_the_number_of_rows_is_not():
+    """Ten targets of a graph in a bucket of ten graphs are ``[10, 10]``, and meant."""
+    store = sg.GraphStore.from_pyg(
+        [
+            Data(x=torch.ones(3, 10), edge_index=torch.zeros(2, 1).long(), y=torch.ones(1, 10))
+            for _ in range(9)
+        ]
+    )
+    batch = sg.StaticBatch.of(store, range(9), (40, 20, 10))
+    wide, one = torch.nn.Linear(10, 10), torch.nn.Linear(10, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sg.masked_mean((wide(batch.y) - batch.y).square(), batch).backward()
+        sg.masked_mean(F.mse_loss(wide(batch.y), batch.y, reduction="none"), batch)
+        with torch.no_grad():
+            sg.masked_mean((wide(batch.y) - batch.y).square(), batch)
+    flat, out = batch.y[:, 0], one(batch.y)
+    pairs = (
+        (out - flat).square(),
+        F.l1_loss(out.expand(10, 10), flat.expand(10, 10), reduction="none"),
+        F.softplus(out * flat),
+        (out[:, 0] - batch.y[:, :1]).square(),
+    )
+    for values in pairs:
+        with pytest.warns(UserWarning, match=r"values of shape \[10, 10\]: if an output \[R, 1\]"):
+            sg.masked_mean(values, batch)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_mean_in_half_precision_is_torchs_where_its_sum_is_more_than_that_holds(dtype):
     """1,200 values of 225 add up to four times what float16 has."""

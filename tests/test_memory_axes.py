@@ -318,7 +318,7 @@ def test_memory_that_runs_out_makes_the_probe_smaller(stores):
 def test_the_command_refuses_types_with_the_way_out(stores, tmp_path, capsys):
     stores["typed"].save(tmp_path / "typed")
     assert cli.main(["probe", "--data", str(tmp_path / "typed")]) != 0
-    assert "give a model of yours, --model MODULE:NAME" in capsys.readouterr().err
+    assert "give your own model, --model MODULE:NAME" in capsys.readouterr().err
 
 
 def test_the_nodes_of_all_types_are_no_edge_type_s_rows(stores):

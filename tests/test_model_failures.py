@@ -142,7 +142,7 @@ def said(words, capsys):
         ("users_models:Detached", r"depends on nothing that is trained: look for detach\(\)"),
         ("users_models:made", "made is a model already, .*; name its class Net, or a function"),
         ("users_models.py:Net", r"no module 'users_models\.py' here: write users_models:Net"),
-        ("./users_models.py:Net", r"is no name of a module: write users_models:Net"),
+        ("./users_models.py:Net", r"is not a module name: write users_models:Net"),
         ("users_slip:build", r"users_slip\.py, line 1: SyntaxError: invalid syntax \(STATIC"),
         ("users_import:build", r"users_import\.py, line 1: ModuleNotFoundError: No module named"),
     ],
@@ -150,6 +150,20 @@ def said(words, capsys):
 def test_a_model_that_fails_is_one_line(command, model, words, capsys):
     line = said([*command, "--model", model], capsys)
     assert re.match(f"staticgraph {command[0]}: .*{words}", line), line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [TRAIN, PROBE, ["try"], ["check"], ["plan", "--max-memory", "1GiB"]],
+    ids=lambda words: words[0],
+)
+def test_a_model_that_takes_no_data_is_built_before_any_is_read(command, monkeypatch, capsys):
+    def read(*_, **__):
+        raise AssertionError("the data was read")
+
+    monkeypatch.setattr("staticgraph.datasets.open", read)
+    line = said([*command, "--model", "users_models:raises"], capsys)
+    assert "raises: RuntimeError: no weights" in line
 
 
 def test_a_number_that_fake_tensors_have_not(capsys):
@@ -221,6 +235,7 @@ def test_all_that_torch_says_is_shown_where_asked_for(monkeypatch, capsys):
     words = [*FUSED, "--model", "users_models:Breaks", "--data", str(EXAMPLES / "esol.npz")]
     assert status_of(words) == 2
     said = capsys.readouterr().err
+    assert "cannot be compiled in fixed shapes" in said
     assert "from user code" in said
     assert "users_models.py" in said
 

@@ -100,8 +100,8 @@ def store_with(**fields) -> sg.GraphStore:
 @pytest.mark.parametrize(
     ("name", "fields", "options", "message"),
     [
-        ("gnn", {}, {}, "there is no model 'gnn'; choose of gine, gps, gin, gcn, gat, sage"),
-        ("gin", {}, {"pool": "max"}, "there is no pool 'max'; choose of mean, add"),
+        ("gnn", {}, {}, "there is no model 'gnn'; choose one of gine, gps, gin, gcn, gat, sage"),
+        ("gin", {}, {"pool": "max"}, "there is no pool 'max'; choose one of mean, add"),
         ("gin", {}, {}, "toy has no node features x: add some, such as ones"),
         ("gps", {}, {"hidden": 30}, "gps has 4 heads, which do not divide hidden=30"),
         (

@@ -317,5 +317,5 @@ def test_a_subclass_of_a_refused_layer_is_refused():
 def test_convert_refuses_a_word_that_is_no_choice_of_kernels():
     """It took any word for yes."""
     for word in ("auto", "off"):
-        with pytest.raises(ValueError, match=f"kernels='{word}'; choose of False, True, 'all'"):
+        with pytest.raises(ValueError, match=f"kernels='{word}'; choose one of False, True, 'all'"):
             sg.convert(torch.nn.Linear(2, 2), kernels=word)

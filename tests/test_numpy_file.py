@@ -43,7 +43,7 @@ def test_an_npz_that_cannot_be_read(content, reason, read, whole, tmp_path):
 def test_an_npy_that_cannot_be_read(content, reason, tmp_path):
     path = tmp_path / "bad.npy"
     path.write_bytes(content)
-    with pytest.raises(BadGraph, match=f"is no .npy of plain numbers: {reason}"):
+    with pytest.raises(BadGraph, match=f"is not a .npy file of plain numbers: {reason}"):
         open_array(path)
 
 

@@ -219,7 +219,7 @@ def test_overwrite_never_removes_what_was_put_into_its_folders(triples, tmp_path
     before = sorted(tmp_path.rglob("*"))
     capsys.readouterr()
     assert status_of([*arguments, "--overwrite"]) == 2
-    assert "'thesis.txt' in it is no part of" in capsys.readouterr().err
+    assert "'thesis.txt' in it is not part of" in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
     (tmp_path / folder / "thesis.txt").unlink()
     assert cli.main([*arguments, "--overwrite"]) == 0

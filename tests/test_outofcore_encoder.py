@@ -254,7 +254,7 @@ def test_recorded_steps_equal_eager_ones_and_a_rung_records_once(graph, tmp_path
         np.testing.assert_array_equal(now, then)
     # A parameter that was exchanged is not trained on behind the caller's back.
     recorded.encoder.layers[0].lin.weight.data = recorded.encoder.layers[0].lin.weight.data.clone()
-    with pytest.raises(NotStatic, match="stands at another address"):
+    with pytest.raises(NotStatic, match="has another address"):
         recorded.train_epoch()
     recorded.close()
     assert tape.closed

@@ -78,7 +78,7 @@ def test_features_of_a_file_are_read_from_it(tmp_path):
         (VALUES.astype(complex), "features has dtype complex128; give numbers"),
         (VALUES.astype(np.longdouble), "features has dtype float128; give numbers"),
         (VALUES.astype(str), "features has dtype <U21; give numbers"),
-        (torch.zeros(N, 3, dtype=torch.bfloat16), "features is no array.*BFloat16"),
+        (torch.zeros(N, 3, dtype=torch.bfloat16), "features is not an array.*BFloat16"),
         (VALUES[1:], r"features has shape \(29, 3\); give \[30, F\]"),
     ],
 )
@@ -117,9 +117,9 @@ def test_relations_that_would_be_others_are_refused(tmp_path, relations, said):
     [
         (Data(edge_index=torch.from_numpy(EDGES)), {}, "edges is a Data.*edge_index"),
         (HeteroData(), {}, "edges is a HeteroData.*edge_index"),
-        ([[0, 1], [2]], {}, "edges is no array"),
-        (EDGES, {"num_nodes": 30.0}, "num_nodes=30.0 is no whole number"),
-        (EDGES, {"num_partitions": "3"}, "num_partitions='3' is no whole number"),
+        ([[0, 1], [2]], {}, "edges is not an array"),
+        (EDGES, {"num_nodes": 30.0}, "num_nodes=30.0 is not a whole number"),
+        (EDGES, {"num_partitions": "3"}, "num_partitions='3' is not a whole number"),
         (EDGES, {"chunk": 0}, "chunk=0; give at least 1 edge"),
     ],
 )

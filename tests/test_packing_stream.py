@@ -77,7 +77,7 @@ def grouped(packs):
 
 
 def test_next_fit_by_hand():
-    """Sizes 1, 0, 2 fill 3 of 4; 3 does not fit and opens a pack; 2 does not fit beside 3."""
+    """Sizes 1, 0, 2 fill 3 of 4; 3 does not fit and opens a pack; 2 does not fit next to 3."""
     sizes = np.array([[1], [0], [2], [3], [2]])
     packs = grouped(pack_stream(sizes, [4], window=1))
     assert [[int(sizes[i, 0]) for i in pack] for pack in packs] == [[1, 0, 2], [3], [2]]

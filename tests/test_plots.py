@@ -222,4 +222,5 @@ def test_costs_of_buckets_are_plain_percents(costs, shown, tmp_path, monkeypatch
     told = {each.get_text() for each in (*axis.get_majorticklabels(), *axis.get_minorticklabels())}
     assert shown in told
     assert all(re.fullmatch(r"[\d.]+%", text) for text in told - {""}), told
+    assert max(float(text[:-1]) for text in told - {""}) == 100, "no cost is above one bucket's"
     assert np.ptp(figure.axes[0].get_ylim()) >= 10, "what saves nothing does not look like it"

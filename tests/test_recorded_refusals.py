@@ -74,7 +74,7 @@ class TestRefusals:
         model = Net()
         runner = runner_of(model, hiv)
         model.head.weight.data = model.head.weight.data.clone()
-        with pytest.raises(sg.NotStatic, match="stands at another address"):
+        with pytest.raises(sg.NotStatic, match="has another address"):
             runner.step(batches_of(hiv, 1)[0])
 
     def test_a_host_read_tears_all_down_and_leaves_the_model_usable(self, hiv):

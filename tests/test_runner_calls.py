@@ -58,6 +58,8 @@ def test_models_are_called_as_they_are_written(hiv, plan):
         def forward(self, **fields):
             return fields["x"]
 
+    with pytest.raises(TypeError, match=r"^DataParallel wraps a model.*, model\.module; "):
+        sg.StaticGraphRunner(torch.nn.DataParallel(Linear()), plan)
     with pytest.raises(TypeError, match=r"Nameless\.forward names no parameter.*pass forward="):
         sg.StaticGraphRunner(Nameless(), plan)
 

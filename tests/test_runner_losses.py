@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 
 import numpy as np
@@ -92,6 +93,27 @@ def losing(loss, plan, mode="eager"):
     model = Linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=optimizer)
+
+
+def test_what_torch_cannot_compile_is_said_in_few_lines(hiv, plan):
+    """Torch's own text is a page, and is kept."""
+
+    def loss(out, batch):
+        return out[:, 0] if out.sum() > 0 else out[:, 1]  # the line
+
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    with pytest.raises(sg.NotStatic) as refused:
+        losing(loss, plan, "fused").step(batch)
+    first, why, line, remedy, more = str(refused.value).splitlines()
+    assert first.endswith("fused cannot be compiled in fixed shapes:")
+    assert why.startswith("Data-dependent branching")
+    assert "test_runner_losses.py:" in line
+    assert line.endswith("# the line")
+    assert "mode='eager'" in remedy
+    assert "__context__" in more
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "TORCHDYNAMO_VERBOSE" not in shown
+    assert "TORCHDYNAMO_VERBOSE" in str(refused.value.__context__)
 
 
 def test_a_loss_that_is_none_a_row_is_named(hiv, plan):

@@ -128,7 +128,7 @@ def test_one_graph_by_any_whole_number(esol):
 def test_what_means_no_graphs_is_refused(esol):
     with pytest.raises(IndexError, match=r"a mask of shape \[5\] for 1,128 graphs"):
         esol[np.ones(5, bool)]
-    with pytest.raises(ValueError, match=r"graphs: entry 0 is 0.5, which is no whole number"):
+    with pytest.raises(ValueError, match=r"graphs: entry 0 is 0.5, which is not a whole number"):
         esol[0.5]
 
 

@@ -38,7 +38,10 @@ def test_a_split_that_there_is_not_says_how_to_name_one(graphs, tmp_path):
     [
         (lambda graphs: DataLoader(graphs, 4), "a DataLoader gives batches, .*loader.dataset"),
         (lambda graphs: list(DataLoader(graphs, 4)), "item 0 is a DataBatch of 4 graphs, "),
-        (lambda graphs: Batch.from_data_list(graphs), r"is no list of graphs: pass batch\.to_data"),
+        (
+            lambda graphs: Batch.from_data_list(graphs),
+            r"is not a list of graphs: pass batch\.to_data",
+        ),
     ],
 )
 def test_batches_are_no_graphs(graphs, given, message):

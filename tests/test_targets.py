@@ -90,8 +90,8 @@ def test_what_a_column_is_taken_for(cells, options, dtype, first, names):
         ),
         (lambda k: k % 3, {"task": "binary"}, r"--task binary takes 0 and 1, .* y has '2'"),
         (lambda k: k / 2, {"task": "classes"}, r"takes words or whole numbers, and y has '0.5'"),
-        (words, {"task": "regression", "target": "y"}, r"line 2: in y, 'low' is no number"),
-        (lambda k: k if k else "x", {"target": "y"}, r"line 2: in y, 'x' is no number"),
+        (words, {"task": "regression", "target": "y"}, r"line 2: in y, 'low' is not a number"),
+        (lambda k: k if k else "x", {"target": "y"}, r"line 2: in y, 'x' is not a number"),
     ],
 )
 def test_labels_that_are_not_what_was_asked_for(cells, options, message):
@@ -174,7 +174,9 @@ def test_a_store_whose_labels_are_something_else(y, task, message):
 
 
 def test_no_such_task():
-    with pytest.raises(ValueError, match="task='multiclass'; choose of auto, regression, binary"):
+    with pytest.raises(
+        ValueError, match="task='multiclass'; choose one of auto, regression, binary"
+    ):
         datasets.open(table(words), task="multiclass")
 
 

@@ -196,7 +196,7 @@ class _Preflight:
                 if isinstance(value, Tensor) and value.device.type == "cpu" and not computed:
                     self._obstacles.append(
                         Obstacle(
-                            f"self.{name}, a tensor that is no buffer",
+                            f"self.{name}, a tensor that is not a buffer",
                             defined_at(type(module)),
                             f"class {type(module).__name__}",
                             "host-to-device copy",

@@ -9,6 +9,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.steps.tracing.obstacles import RECORDING_ALONE, RESULTS, Obstacle
 from staticgraph.text.how_many import how_many
+from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
 
 DID_NOT_RUN = "the model does not run"
@@ -100,6 +101,8 @@ class PreflightReport:
         own = [n for n, o in enumerate(self.obstacles, 1) if o.kind not in other]
         numbers = own or range(1, len(self.obstacles) + 1)
         return f"{what}: no, for {', '.join(map(str, numbers))}"
+
+    _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
         inert = {True: "yes", False: "NO", None: "-"}

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from staticgraph import __version__, errors
 from staticgraph.cli.compile_failures import of_compiling
-from staticgraph.cli.model_failures import failure_of
+from staticgraph.cli.model_failures import TRACEBACK, failure_of
 from staticgraph.cli.usage import FAILED, Parser
 
 # In the order of docs/cli.md: what a newcomer asks first.
@@ -77,6 +77,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except Exception as error:
         # What torch's compiler says is a page, of which a user needs a line.
         text = failure_of(error, args) if of_compiling(error) else None
+        if text is None and of_compiling(error) and os.environ.get(TRACEBACK):
+            text = f"{error}\n{error.__context__}"
         text = text or _for_the_user(error) or failure_of(error, args)
         if text is None:
             raise
@@ -112,7 +114,7 @@ def _for_the_user(error: Exception) -> str | None:
     if isinstance(error, KNOWN):
         return str(error)
     if isinstance(error, MemoryError) or ("torch" in sys.modules and _is_out_of_memory(error)):
-        first = str(error).splitlines()[0] if str(error) else "no more is to be had"
+        first = str(error).splitlines()[0] if str(error) else "none is left"
         return f"out of memory ({first}): ask for smaller sizes or batches"
     if not isinstance(error, ValueError | TypeError):
         return None

@@ -31,7 +31,7 @@ def register(commands: Any) -> None:
         epilog=EXAMPLE,
     )
     parser.add_argument(
-        "--count-kernels", action="store_true", required=True, help="what is counted; required"
+        "--count-kernels", action="store_true", required=True, help="count kernels; required"
     )
     add_data(parser, required=True)
     parser.add_argument(
@@ -40,13 +40,13 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--layers", type=values.whole(1, values.MOST_LAYERS), default=5,
-        help="convolutions (default: 5)",
+        help="number of convolutions (default: 5)",
     )  # fmt: skip
     width = values.whole(1, values.WIDEST)
     parser.add_argument(
-        "--hidden", type=width, default=300, help="columns of every layer (default: 300)"
+        "--hidden", type=width, default=300, help="width of every layer (default: 300)"
     )
-    parser.add_argument("--heads", type=width, default=4, help="of attention (default: 4)")
+    parser.add_argument("--heads", type=width, default=4, help="attention heads (default: 4)")
     parser.add_argument(
         "--batch-size", type=values.whole(), default=32, help="graphs per batch (default: 32)"
     )
@@ -61,7 +61,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--eager",
         action="store_true",
-        help="compile nothing: operations in eager mode alone, of static batches, too",
+        help="compile nothing: count operations in eager mode only, for static batches too",
     )
     parser.add_argument(
         "--operators", action="store_true", help="also list eager operations by name"

@@ -37,7 +37,7 @@ def register(subparsers: Any) -> None:
         required=True,
         type=values.model,
         metavar="MODEL",
-        help=f"MODULE:NAME of what builds it, or one of {', '.join(values.MODELS)}",
+        help=f"MODULE:NAME of a function that builds it, or one of {', '.join(values.MODELS)}",
     )
     add_data(parser, required=True)
     parser.add_argument(
@@ -59,12 +59,13 @@ def run(args: argparse.Namespace) -> int:
         return check_for.run(args)
     from staticgraph.checking.preflight import preflight
     from staticgraph.cli.reports.rewrites import RewritesReport
-    from staticgraph.models.named import made
+    from staticgraph.models.named import built_without_data, made
     from staticgraph.plans.choose import plan_buckets
 
+    early = built_without_data(args.model)
     store = open_data(args)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
-    model = made(args.model, store)
+    model = made(args.model, store) if early is None else early
     with waiting("running the model on one batch, with and without padding, and capturing it"):
         report = preflight(model, plan, store)
         if report.ran:

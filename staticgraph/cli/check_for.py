@@ -29,13 +29,13 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--mode",
         action="append",
         choices=MODES,
-        help="may be given again (default: all three)",
+        help="mode to compile; repeat for several (default: all three)",
     )
-    group.add_argument("--kernels", action="store_true", help="with the fused kernels")
+    group.add_argument("--kernels", action="store_true", help="use the fused kernels")
     group.add_argument(
         "--autocast",
         metavar="DTYPE",
-        help="of the step, such as bfloat16 (default: the model's own)",
+        help="dtype of the step, such as bfloat16 (default: the model's own)",
     )
     group.add_argument("--loss", metavar="MODULE:NAME", help="loss(out, batch), one value per row")
     group.add_argument("--differentiable", nargs="+", default=(), metavar="FIELD",

@@ -26,7 +26,7 @@ Frame = tuple[str, int, str]
 
 def of_compiling(error: Exception) -> bool:
     """Whether a step could not be compiled, for a reason of torch's."""
-    return isinstance(error, NotStatic) and type(error.__cause__).__module__.startswith(DYNAMO)
+    return isinstance(error, NotStatic) and type(error.__context__).__module__.startswith(DYNAMO)
 
 
 def compile_failure(error: Exception, is_users: Callable[[str], bool]) -> tuple[Frame | None, str]:
@@ -42,10 +42,10 @@ def compile_failure(error: Exception, is_users: Callable[[str], bool]) -> tuple[
     """
     from staticgraph.steps.tracing.failures import observed
 
-    said = str(error.__cause__)
+    said = str(error.__context__)
     frames = [(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(said)]
     place = next((frame for frame in reversed(frames) if is_users(frame[0])), None)
-    if met := observed(error.__cause__):
+    if met := observed(error.__context__):
         file, line, _ = frames[-1] if frames else ("", 0, "")
         stated = linecache.getline(file, line).lstrip().startswith("raise ")
         if stated and not is_users(file):  # by this library, of what it was given

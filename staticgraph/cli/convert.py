@@ -41,13 +41,16 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--part-graphs", type=values.whole(), default=20_000, metavar="N",
-        help="graphs that a process holds, and that a kill can lose (default: 20000)",
+        help="graphs that a process holds in memory, and at most loses if it is killed "
+        "(default: 20000)",
     )  # fmt: skip
     parser.add_argument(
-        "--shards", action="store_true", help="leave the parts as they are, without a second copy"
+        "--shards",
+        action="store_true",
+        help="keep the parts as shards instead of joining them into one copy",
     )
     parser.add_argument(
-        "--seed", type=values.seed, default=0, help="of a random split (default: 0)"
+        "--seed", type=values.seed, default=0, help="seed of a random split (default: 0)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the store in --out")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

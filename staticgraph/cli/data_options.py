@@ -23,13 +23,13 @@ def add_data(group: Any, *, required: bool = False, default: str | None = "auto"
         nargs="+",
         type=values.words,
         metavar="COLUMN",
-        help="of a CSV, what to predict (default: every column of numbers)",
+        help="columns of a CSV to predict (default: every column of numbers)",
     )
     group.add_argument(
         "--task",
         choices=values.TASKS,
-        help="what the target is: numbers, yes or no (0 and 1), or classes; auto goes by the dtype "
-        "of y, and of a CSV by its cells (default: auto)",
+        help="what the target is: numbers, yes or no (0 and 1), or classes; auto decides by the "
+        "dtype of y, or by the cells of a CSV (default: auto)",
         **({} if default is None else {"default": default}),
     )
 

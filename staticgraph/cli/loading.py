@@ -92,13 +92,13 @@ def look_at_names(model: str | None, loss: str | None = None) -> None:
 
     Raises:
         ValueError: as :func:`staticgraph.models.named.builder_of` and
-            :func:`staticgraph.cli.loss_option.named_loss`.
+            :func:`staticgraph.training.task_loss.named_loss`.
     """
     if model and ":" in model:
         from staticgraph.models.named import builder_of
 
         builder_of(model)
     if loss:
-        from staticgraph.cli.loss_option import named_loss
+        from staticgraph.training.task_loss import named_loss
 
         named_loss(loss)

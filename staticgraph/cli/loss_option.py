@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def loss_of(spec: str | None, store: GraphStore, task: str = "auto") -> tuple[Lo
         ValueError: the name leads nowhere.
     """
     from staticgraph.errors import BadGraph
-    from staticgraph.training.task_loss import TaskLoss
+    from staticgraph.training.task_loss import TaskLoss, named_loss
     from staticgraph.training.tasks import task_of
 
     if spec:
@@ -35,21 +34,3 @@ def loss_of(spec: str | None, store: GraphStore, task: str = "auto") -> tuple[Lo
             f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
         ) from None
     return TaskLoss(asked), asked.num_outputs
-
-
-def named_loss(spec: str) -> Loss:
-    """What ``--loss`` names.
-
-    Raises:
-        ValueError: it names nothing that can be called as ``loss(out, batch)``.
-    """
-    from staticgraph.models.named import function_named
-
-    loss = function_named(spec, "--loss")
-    try:
-        inspect.signature(loss).bind("out", "batch")
-    except TypeError as error:
-        raise ValueError(f"--loss {spec}: it is called as loss(out, batch): {error}") from None
-    except ValueError:  # of a function in C, which does not tell
-        pass
-    return loss

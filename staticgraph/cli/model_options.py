@@ -34,25 +34,27 @@ def add_model(group: Any, default: str | None = "gine") -> None:
         "--model",
         type=values.model,
         metavar="NAME",
-        help=f"{', '.join(values.MODELS)}, or MODULE:NAME, which builds one, called with the store "
-        "if it takes an argument (default: gine)",
+        help=f"{', '.join(values.MODELS)}, or MODULE:NAME of a function that builds one, called "
+        "with the store if it takes an argument (default: gine)",
         **given,
     )
     group.add_argument(
         "--hidden",
         type=values.whole(1, values.WIDEST),
-        help=f"columns of every layer (default: {SIZES['hidden']})",
+        help=f"width of every layer (default: {SIZES['hidden']})",
     )
     group.add_argument(
         "--layers",
         type=values.whole(1, values.MOST_LAYERS),
-        help=f"convolutions (default: {SIZES['layers']})",
+        help=f"number of convolutions (default: {SIZES['layers']})",
     )
     group.add_argument(
-        "--dropout", type=values.share, help=f"between layers (default: {SIZES['dropout']:g})"
+        "--dropout",
+        type=values.share,
+        help=f"dropout between layers (default: {SIZES['dropout']:g})",
     )
     group.add_argument(
-        "--pool", choices=("mean", "add"), help=f"over nodes (default: {SIZES['pool']})"
+        "--pool", choices=("mean", "add"), help=f"pooling over nodes (default: {SIZES['pool']})"
     )
 
 
@@ -86,6 +88,24 @@ def check_heads(
             f"argument --hidden: {model} has {how_many(heads, 'head')}, which do not divide "
             f"hidden={hidden}: give --hidden {near}"
         )
+
+
+def model_without_data(args: argparse.Namespace) -> Module | None:
+    """A model to train that ``--model MODULE:NAME`` builds from nothing, of the seed's weights: to
+    be called before the data is read. None where it takes the data, or is of the zoo.
+
+    Raises:
+        ValueError: it is no ``torch.nn.Module``, or nothing in it can be trained.
+    """
+    import torch
+
+    from staticgraph.models.named import built_without_data, require_trainable
+
+    torch.manual_seed(getattr(args, "seed", 0))
+    model = built_without_data(args.model)
+    if model is not None:
+        require_trainable(model, args.model)
+    return model
 
 
 def model_of(

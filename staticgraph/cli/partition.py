@@ -44,17 +44,17 @@ def register(commands: Any) -> None:
         help=".npy of integers [2, E] or [3, E]",
     )  # fmt: skip
     parser.add_argument(
-        "--nodes", type=values.whole(1, 2**62), metavar="N", help="with --edges: nodes of the graph"
+        "--nodes", type=values.whole(1, 2**62), metavar="N", help="with --edges: number of nodes"
     )
     parser.add_argument(
         "--features", type=values.file_to_read, metavar="FILE", help="with --edges: .npy of [N, F]"
     )
     parser.add_argument(
         "--partitions", type=values.auto_or(values.whole()), default="auto", metavar="P",
-        help="how many, or auto (default: auto)",
+        help="number of partitions, or auto (default: auto)",
     )  # fmt: skip
     parser.add_argument(
-        "--seed", type=values.seed, default=0, help="of the new numbers (default: 0)"
+        "--seed", type=values.seed, default=0, help="seed of the new node numbers (default: 0)"
     )
     parser.add_argument(
         "--out",
@@ -64,7 +64,9 @@ def register(commands: Any) -> None:
         help="folder of the graph; required",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the graph in --out")
-    parser.add_argument("--verify", action="store_true", help="read all back, compare checksums")
+    parser.add_argument(
+        "--verify", action="store_true", help="read everything back and compare checksums"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run, parser=parser)
 

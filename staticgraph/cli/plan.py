@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from staticgraph.cli import values
 from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
-from staticgraph.cli.model_options import check_sizes
+from staticgraph.cli.model_options import check_sizes, model_without_data
 from staticgraph.cli.probe import add_training
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
@@ -60,7 +60,7 @@ def _add_source(source: Any) -> None:
     """Whose graphs are planned for."""
     add_data(source)
     source.add_argument(
-        "--histogram", type=values.file_to_read, metavar="FILE", help="sizes and counts as CSV"
+        "--histogram", type=values.file_to_read, metavar="FILE", help="CSV of sizes and counts"
     )
 
 
@@ -72,40 +72,43 @@ def _add_target(target: Any) -> None:
     )  # fmt: skip
     target.add_argument(
         "--graphs", type=values.whole(), metavar="B",
-        help="as many graphs as fit, about B per batch",
+        help="as many graphs per batch as fit, about B",
     )  # fmt: skip
     target.add_argument(
         "--efficiency", type=values.number(0, 1, more=True), metavar="X",
-        help="the smallest limits that fill so much",
+        help="smallest limits with this efficiency (share of rows that are real)",
     )  # fmt: skip
     target.add_argument(
         "--limits", type=values.whole(0), nargs="+", metavar="N",
-        help="pack at these limits: nodes edges ...",
+        help="pack with these limits: nodes edges ...",
     )  # fmt: skip
 
 
 def _add_memory(memory: Any) -> None:
     """A cap, and what predicts the need."""
     memory.add_argument(
-        "--max-memory", type=values.byte_size, metavar="SIZE", help="a cap, such as 20GiB"
+        "--max-memory", type=values.byte_size, metavar="SIZE", help="memory cap, such as 20GiB"
     )
     memory.add_argument(
         "--memory", type=values.file_to_read, metavar="FILE",
-        help="of staticgraph probe --out; else probed now",
+        help="model of memory from staticgraph probe --out (default: probe now)",
     )  # fmt: skip
     memory.add_argument(
         "--min-steps", type=values.whole(), default=32, metavar="K",
-        help="batches per epoch at least (default: 32)",
+        help="at least this many batches per epoch (default: 32)",
     )  # fmt: skip
 
 
 def _add_how(more: Any) -> None:
     """What the choice may do."""
     more.add_argument(
-        "--max-graphs", type=values.whole(), metavar="G", help="most graphs in a pack"
+        "--max-graphs", type=values.whole(), metavar="G", help="maximum graphs in a pack"
     )
     more.add_argument(
-        "--buckets", type=values.whole(), metavar="K", help="capacities; by cost if not given"
+        "--buckets",
+        type=values.whole(),
+        metavar="K",
+        help="number of buckets (default: chosen by cost)",
     )
     more.add_argument(
         "--attention",
@@ -117,7 +120,7 @@ def _add_how(more: Any) -> None:
         type=values.number(0),
         nargs=4,
         metavar=("FIXED", "NODE", "EDGE", "PAIR"),
-        help="of a step: FIXED + NODE*N + EDGE*E + PAIR*G*M*M (default: 1000 1 0.5 0)",
+        help="cost of a step: FIXED + NODE*N + EDGE*E + PAIR*G*M*M (default: 1000 1 0.5 0)",
     )
     more.add_argument(
         "--effort", choices=("fast", "best"), default=None,
@@ -129,7 +132,9 @@ def _add_how(more: Any) -> None:
         help="seconds for --effort best (default: 10)",
     )  # fmt: skip
     more.add_argument(
-        "--certify", action="store_true", help="with --limits: prove how far from best (SciPy)"
+        "--certify",
+        action="store_true",
+        help="with --limits: prove how far the packs are from the best (SciPy)",
     )
 
 
@@ -206,6 +211,8 @@ def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
         model=args.model if run else None,
         loss=args.loss if run else None,
     )
+    if run:
+        args.built = model_without_data(args)
     store = open_data(args)
     return store.histogram, store
 
@@ -361,7 +368,7 @@ def _memory(args: argparse.Namespace, source: Any) -> dict[str, Any]:
     from staticgraph.memory.model import MemoryModel
 
     budget = MemoryBudget(args.max_memory)
-    memory = MemoryModel.load(args.memory) if args.memory else probe_model(source, args)
+    memory = MemoryModel.load(args.memory) if args.memory else probe_model(source, args, args.built)
     return {"memory": memory, "budget": budget, "min_steps_per_epoch": args.min_steps}
 
 

@@ -14,12 +14,14 @@ from staticgraph.cli import values
 from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
 from staticgraph.cli.loss_option import loss_of
-from staticgraph.cli.model_options import add_model, check_sizes, model_of
+from staticgraph.cli.model_options import add_model, check_sizes, model_of, model_without_data
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import waiting
 
 if TYPE_CHECKING:
+    import torch
+
     from staticgraph.memory.model import MemoryModel
 
 EXAMPLE = """\
@@ -50,14 +52,17 @@ def register(subparsers: Any) -> None:
         "--form",
         choices=("auto", "linear", "attention", "quadratic"),
         default="auto",
-        help="what to fit, see docs/probing.md (default: auto)",
+        help="form of the fitted model, see docs/probing.md (default: auto)",
     )
     how.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where a step runs (default: cpu)"
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="device that a step runs on (default: cpu)",
     )
     how.add_argument(
         "--like", choices=("cpu", "cuda"), default="cpu",
-        help="on a CPU: whose allocator to count as (default: cpu)",
+        help="on a CPU: count as this device's allocator would (default: cpu)",
     )  # fmt: skip
     how.add_argument(
         "--compiled",
@@ -81,7 +86,7 @@ def register(subparsers: Any) -> None:
     )
     how.add_argument(
         "--max-memory", type=values.byte_size, metavar="SIZE",
-        help="a cap, such as 20GiB, to show with it",
+        help="cap to show with the result, such as 20GiB",
     )  # fmt: skip
     out = parser.add_argument_group("output")
     out.add_argument(
@@ -105,10 +110,14 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add_model(group)
     group.add_argument(
         "--loss", type=values.words, metavar="MODULE:NAME",
-        help="loss(out, batch), one value per row; by default what the target y asks for",
+        help="loss(out, batch) that returns one value per row (default: the loss that fits the "
+        "target y)",
     )  # fmt: skip
     group.add_argument(
-        "--optimizer", choices=OPTIMIZERS, default="adam", help="of the step (default: adam)"
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default="adam",
+        help="optimizer of the step (default: adam)",
     )
     group.add_argument(
         "--autocast", choices=("bfloat16",),
@@ -147,9 +156,10 @@ def run(args: argparse.Namespace) -> int:
             "as a GPU's allocator would"
         )
     budget = MemoryBudget(args.max_memory) if args.max_memory else None
+    early = model_without_data(args)
     store = open_data(args)
     begin = time.perf_counter()
-    measure = probe_of(store, args)
+    measure = probe_of(store, args, early)
     with waiting(f"measuring steps of {args.model}" + (" as compiled" if args.compiled else "")):
         memory = measure()
     seconds = time.perf_counter() - begin
@@ -172,13 +182,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
+def probe_model(
+    store: Any, args: argparse.Namespace, model: torch.nn.Module | None = None
+) -> MemoryModel:
     """The memory of the model and the training that the options name."""
-    return probe_of(store, args)()
+    return probe_of(store, args, model)()
 
 
-def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
+def probe_of(
+    store: Any, args: argparse.Namespace, model: torch.nn.Module | None = None
+) -> Callable[[], MemoryModel]:
     """The probe that the options name, ready to be run: what they cannot mean is refused here.
+
+    Args:
+        store: the data.
+        args: the options.
+        model: the model they name, where it was built already.
 
     Raises:
         ValueError: a model by name cannot take the graphs.
@@ -193,12 +212,13 @@ def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
     if store.schema.hetero and args.model in values.MODELS:
         raise ValueError(
             f"the models {', '.join(values.MODELS)} take graphs with one type of nodes, and "
-            f"{store.name} has {len(store.schema.node_axes)} types: give a model of yours, "
-            "--model MODULE:NAME"
+            f"{store.name} has {len(store.schema.node_axes)} types: give your own model, --model "
+            "MODULE:NAME"
         )
     loss, outputs = loss_of(getattr(args, "loss", None), store, getattr(args, "task", "auto"))
-    model = model_of(args, store, outputs)
-    require_trainable(model, args.model)
+    if model is None:
+        model = model_of(args, store, outputs)
+        require_trainable(model, args.model)
     device, like = getattr(args, "device", "cpu"), getattr(args, "like", "cuda")
     model.to(device)
     where = "cuda" if "cuda" in (device, like) else "cpu"

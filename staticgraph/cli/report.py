@@ -31,7 +31,9 @@ def register(commands: Any) -> None:
         description="Print the report of a finished training run.",
         epilog=EXAMPLE,
     )
-    parser.add_argument("folder", type=values.folder, metavar="DIR", help="the --out of the run")
+    parser.add_argument(
+        "folder", type=values.folder, metavar="DIR", help="folder of the run (its --out)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
         "--html",

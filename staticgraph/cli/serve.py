@@ -104,11 +104,11 @@ def _add_limits(limits: Any) -> None:
         "--max-graphs",
         type=values.whole(),
         default=1024,
-        help="most graphs in a request (default: 1024)",
+        help="maximum graphs in a request (default: 1024)",
     )
     limits.add_argument(
         "--max-body", type=values.byte_size, default=8 << 20, metavar="BYTES",
-        help="most bytes in a request (default: 8MiB)",
+        help="maximum bytes in a request (default: 8MiB)",
     )  # fmt: skip
 
 

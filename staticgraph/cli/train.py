@@ -59,10 +59,17 @@ def register(commands: Any) -> None:
 def _add_training(training: Any) -> None:
     """How it is learned."""
     training.add_argument(
+        "--loss", type=values.words, metavar="MODULE:NAME",
+        help="loss(out, batch) that returns one value per row (default: the loss that fits the "
+        "target y)",
+    )  # fmt: skip
+    training.add_argument(
         "--batch-size", type=values.whole(), help="graphs per batch (default: 128)"
     )
     training.add_argument(
-        "--epochs", type=values.whole(), help="those before a resume included (default: 3)"
+        "--epochs",
+        type=values.whole(),
+        help="epochs in all, including those before a resume (default: 3)",
     )
     training.add_argument("--lr", type=values.rate, help="learning rate of Adam (default: 0.001)")
     training.add_argument(
@@ -74,7 +81,7 @@ def _add_training(training: Any) -> None:
     )
     training.add_argument(
         "--clip-norm", type=values.number(0, more=True), metavar="X",
-        help="largest norm of all gradients together (default: no limit)",
+        help="clip the norm of all gradients together to X (default: no limit)",
     )  # fmt: skip
     training.add_argument(
         "--accumulate", type=values.whole(), metavar="K",
@@ -87,9 +94,11 @@ def _add_training(training: Any) -> None:
     )
     training.add_argument(
         "--early-stop", type=values.whole(), metavar="EPOCHS",
-        help="end after so many epochs without a lower validation loss (default: never)",
+        help="stop after this many epochs without a lower validation loss (default: never)",
     )  # fmt: skip
-    training.add_argument("--seed", type=values.seed, help="of split, model and order (default: 0)")
+    training.add_argument(
+        "--seed", type=values.seed, help="seed of split, model and order (default: 0)"
+    )
 
 
 def _add_machine(machine: Any) -> None:
@@ -106,7 +115,7 @@ def _add_machine(machine: Any) -> None:
     machine.add_argument(
         "--allow-cpu",
         action="store_true",
-        help="run modes that record CUDA graphs on a CPU, where they record nothing",
+        help="allow modes that record CUDA graphs on a CPU, where they record nothing",
     )
     machine.add_argument(
         "--device", type=values.device, help="cpu, cuda, cuda:1, or auto (default: auto)"
@@ -200,7 +209,7 @@ def run(args: argparse.Namespace) -> int:
         given = {**_settings(args), **given}
     out = getattr(args, "out", OUT)
     resuming = getattr(args, "resume", False)
-    args.model = given.get("model")  # of --config, too
+    args.model, args.loss = given.get("model"), given.get("loss")  # of --config, too
     check_sizes(args)
     check_heads(args, args.model, given.get("hidden"))
     _check_mode(args, given)
@@ -211,13 +220,15 @@ def run(args: argparse.Namespace) -> int:
         if alone:
             require_run(out)
         args.model = given.get("model") or named_in(out)
-        look_for_modules(args.model)
+        args.loss = given.get("loss") or named_in(out, "loss")
+        look_for_modules(args.model, args.loss)
         load()
-        look_at_names(args.model)
+        look_at_names(args.model, args.loss)
     else:
         if alone and not getattr(args, "overwrite", False):
             require_free(out)
-        look_for(given["data"], given.get("target"), model=given.get("model", "gine"))
+        model = given.get("model", "gine")
+        look_for(given["data"], given.get("target"), model=model, loss=given.get("loss"))
     _check_mode(args, given)
 
     from staticgraph.training.config import TrainConfig

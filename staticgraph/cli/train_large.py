@@ -66,7 +66,7 @@ def _add_sizes(buffer: Any) -> None:
         "--partitions",
         type=values.whole(),
         metavar="P",
-        help="how many on disk (default: 32 for comet, 1 for in-memory, else 16)",
+        help="partitions on disk (default: 32 for comet, 1 for in-memory, else 16)",
     )
     buffer.add_argument(
         "--buffer",
@@ -79,7 +79,7 @@ def _add_sizes(buffer: Any) -> None:
     )
     buffer.add_argument(
         "--memory", type=values.byte_size, metavar="SIZE",
-        help="choose all three for so much memory, as in 512M (comet)",
+        help="choose all three for this much memory, such as 512M (comet)",
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     training.add_argument(
         "--epochs",
         type=values.whole(),
-        help="passes over the edges or the training nodes (default: 10 for links, 50 for nodes)",
+        help="passes over the edges or training nodes (default: 10 for links, 50 for nodes)",
     )
     training.add_argument(
         "--batch-size",
@@ -100,7 +100,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--rate", type=values.rate, help="learning rate (default: 0.1 for links, 0.01 for nodes)"
     )
     training.add_argument(
-        "--seed", type=values.seed, default=0, help="of weights, order and samples (default: 0)"
+        "--seed",
+        type=values.seed,
+        default=0,
+        help="seed of weights, order and samples (default: 0)",
     )
     _add_links(parser.add_argument_group("links"))
     _add_nodes(parser.add_argument_group("nodes"))
@@ -116,10 +119,10 @@ def _add_links(links: Any) -> None:
         "--decoder",
         choices=("distmult", "complex", "transe"),
         default="distmult",
-        help="what scores a link (default: distmult)",
+        help="scoring function of a link (default: distmult)",
     )
     links.add_argument(
-        "--dimension", type=WIDTH, default=50, help="numbers per embedding (default: 50)"
+        "--dimension", type=WIDTH, default=50, help="size of an embedding (default: 50)"
     )
     links.add_argument(
         "--chunks",
@@ -130,7 +133,7 @@ def _add_links(links: Any) -> None:
         "--negatives",
         type=values.whole(),
         default=500,
-        help="wrong ends per chunk and side (default: 500)",
+        help="negative samples per chunk and side (default: 500)",
     )
     links.add_argument(
         "--degree-fraction",
@@ -160,10 +163,10 @@ def _add_nodes(nodes: Any) -> None:
         help="layers over sampled neighbourhoods (default: sage)",
     )
     nodes.add_argument(
-        "--hidden", type=WIDTH, default=64, help="columns of every layer (default: 64)"
+        "--hidden", type=WIDTH, default=64, help="width of every layer (default: 64)"
     )
     nodes.add_argument(
-        "--dropout", type=values.share, default=0.5, help="between layers (default: 0.5)"
+        "--dropout", type=values.share, default=0.5, help="dropout between layers (default: 0.5)"
     )
 
 

@@ -20,7 +20,7 @@ HELP_COLUMN = 28
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Examples as they stand; a description, which is one line, filled."""
+    """Examples as they stand; paragraphs filled to the width."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"max_help_position": HELP_COLUMN, **options})
@@ -40,9 +40,14 @@ class Help(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if "\n" in text:
-            return super()._fill_text(text, width, indent)
-        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+        """Paragraphs to the width; one with an indented line, of examples, as it stands."""
+        as_it_stands, filled = super()._fill_text, argparse.HelpFormatter._fill_text
+        return "\n\n".join(
+            as_it_stands(paragraph, width, indent)
+            if "\n " in paragraph
+            else filled(self, paragraph, width, indent)
+            for paragraph in text.strip("\n").split("\n\n")
+        )
 
 
 class Parser(argparse.ArgumentParser):

@@ -132,8 +132,8 @@ def model(text: str) -> str:
     if text not in MODELS and not re.fullmatch(r"[^\s:\0]+:[^\s:\0]+", text):
         raise _refused(
             text,
-            f"give one of {', '.join(MODELS)}, or MODULE:NAME, such as mymodule:build, for a model "
-            f"of yours{or_nearest(text, MODELS)}",
+            f"give one of {', '.join(MODELS)}, or MODULE:NAME, such as mymodule:build, for your "
+            f"own model{or_nearest(text, MODELS)}",
         )
     return text
 

@@ -11,7 +11,7 @@ from staticgraph.cli import values
 from staticgraph.cli.data_options import add_data, open_data
 from staticgraph.cli.loading import look_for
 from staticgraph.cli.loss_option import loss_of
-from staticgraph.cli.model_options import add_model, check_sizes, model_of
+from staticgraph.cli.model_options import add_model, check_sizes, model_of, model_without_data
 from staticgraph.files.json_text import to_json
 
 NOT_EQUAL = 1
@@ -46,7 +46,8 @@ def register(subparsers: Any) -> None:
     add_model(group)
     group.add_argument(
         "--loss", type=values.words, metavar="MODULE:NAME",
-        help="loss(out, batch), one value per row; by default what the target y asks for",
+        help="loss(out, batch) that returns one value per row (default: the loss that fits the "
+        "target y)",
     )  # fmt: skip
     how = parser.add_argument_group("how")
     how.add_argument(
@@ -54,11 +55,11 @@ def register(subparsers: Any) -> None:
     )
     how.add_argument(
         "--seconds", type=values.number(0, more=True), default=60.0,
-        help="about so long in all, beyond what compiling takes (default: 60)",
+        help="about how many seconds in all, without compiling (default: 60)",
     )  # fmt: skip
     how.add_argument(
         "--modes", type=values.words, nargs="+", metavar="MODE",
-        help="what is tried (default: on a CPU eager, eager+kernels and fused; on CUDA also "
+        help="modes to try (default: eager, eager+kernels and fused on a CPU; on CUDA also "
         "compiled and recorded)",
     )  # fmt: skip
     how.add_argument(
@@ -66,12 +67,12 @@ def register(subparsers: Any) -> None:
         help="cpu, cuda, cuda:1, or auto (default: auto)",
     )  # fmt: skip
     how.add_argument(
-        "--seed", type=values.seed, default=0, help="of split, model and order (default: 0)"
+        "--seed", type=values.seed, default=0, help="seed of split, model and order (default: 0)"
     )
     out = parser.add_argument_group("output")
     out.add_argument(
         "--out", type=values.folder_to_write, default=OUT, metavar="DIR",
-        help=f"gets {REPORT} and {PICTURE} (default: {OUT})",
+        help=f"folder for {REPORT} and {PICTURE} (default: {OUT})",
     )  # fmt: skip
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run, parser=parser)
@@ -90,11 +91,13 @@ def run(args: argparse.Namespace) -> int:
 
     args.out.mkdir(parents=True, exist_ok=True)  # or say so before a minute of measuring
     device = device_of(args.device)
+    model = model_without_data(args)
     store = open_data(args, args.seed)
     loss, outputs = loss_of(args.loss, store, args.task)
-    torch.manual_seed(args.seed)
-    model = model_of(args, store, outputs)
-    require_trainable(model, args.model)
+    if model is None:
+        torch.manual_seed(args.seed)
+        model = model_of(args, store, outputs)
+        require_trainable(model, args.model)
     report = compare(
         model,
         store,

@@ -65,7 +65,7 @@ class NumberColumns:
 
     def _why_not(self, found: list[str]) -> str:
         return some(
-            f"{name} (line {self.broken[name][0]}: {self.broken[name][1][:40]!r} is no number)"
+            f"{name} (line {self.broken[name][0]}: {self.broken[name][1][:40]!r} is not a number)"
             if name in self.broken
             else f"{name} (empty)"
             for name in self.names
@@ -95,5 +95,5 @@ def label_of(cell: str) -> float:
     if is_missing(cell):
         return math.nan
     if not is_number(cell):
-        raise ValueError(f"{cell!r} is no number")
+        raise ValueError(f"{cell!r} is not a number")
     return float(cell)

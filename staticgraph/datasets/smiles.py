@@ -130,7 +130,7 @@ def each_row(path: Path) -> Iterator[tuple[dict[str, str], int]]:
         byte = error.object[error.start]
         raise BadGraph(f"{path} is not UTF-8 (byte {byte:#x}): save it as UTF-8") from None
     except csv.Error as error:
-        raise BadGraph(f"{path} is no table of text: {error}") from None
+        raise BadGraph(f"{path} is not a text table: {error}") from None
     if empty:
         raise BadGraph(f"{path} has no rows below its header")
 

@@ -14,4 +14,4 @@ def check_task(task: str) -> None:
         ValueError: it is none of :data:`TASKS`.
     """
     if task not in TASKS:
-        raise ValueError(f"task={task!r}; choose of {', '.join(TASKS)}")
+        raise ValueError(f"task={task!r}; choose one of {', '.join(TASKS)}")

@@ -48,7 +48,8 @@ def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
     modes, phases = request.get("modes") or MODES, tuple(request.get("phases") or PHASES)
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise ValueError(
-            f"mode {unknown[0]!r} has no dry run; choose of {', '.join(MODES)} (max-autotune times "
+            f"mode {unknown[0]!r} has no dry run; choose one of {', '.join(MODES)} (max-autotune "
+            "times "
             "kernels on the device)"
         )
     candidate = candidate_of(request)

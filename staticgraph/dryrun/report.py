@@ -9,6 +9,7 @@ from typing import Any
 
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
+from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
 
 PARTS = ("forward", "backward", "optimizer")
@@ -215,6 +216,8 @@ class DryRun:
     def label(self) -> str:
         """What this is, and what it is not."""
         return f"compiled for {self.device}, not run on one; no time of a step is promised"
+
+    _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
         options = ["with kernels" if self.kernels else "without kernels", self.autocast or ""]

@@ -87,5 +87,5 @@ def target_of(name: str) -> TargetDevice:
         ValueError: there is none of this name.
     """
     if name not in TARGETS:
-        raise ValueError(f"target {name!r}; choose of {', '.join(TARGETS)}")
+        raise ValueError(f"target {name!r}; choose one of {', '.join(TARGETS)}")
     return TARGETS[name]

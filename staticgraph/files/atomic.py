@@ -22,7 +22,7 @@ from staticgraph.files.presence import is_there
 def writing(path: str | Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """A file to write to, which becomes ``path`` when the block ends without an exception.
 
-    A link is followed. What is no regular file (a pipe, ``/dev/stdout``) is written to directly.
+    A link is followed. What is not a regular file (a pipe, ``/dev/stdout``) is written to directly.
 
     Args:
         path: of the file; its folder must exist.

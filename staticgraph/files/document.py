@@ -76,7 +76,7 @@ def check(values: Any) -> Any:
     if values[KEY] != (found := digest(rest)):
         raise ValueError(
             f"its values have the checksum {found}, but {values[KEY]} was written: it was changed; "
-            f"make it again, or delete its {KEY!r} if the change is meant"
+            f"make it again, or delete its {KEY!r} if the change is intentional"
         )
     return rest
 

@@ -109,8 +109,8 @@ def require_replaceable(target: Path, kind: Kind, overwrite: bool) -> None:
     foreign = [name for name in there if name not in files or not (target / name).is_file()]
     if foreign:
         raise FileExistsError(
-            f"{target} is a {kind.noun}, but {', '.join(map(repr, foreign[:3]))} in it is no part "
-            "of it and would be lost: move it elsewhere, or choose another folder"
+            f"{target} is a {kind.noun}, but {', '.join(map(repr, foreign[:3]))} in it is not "
+            "part of it and would be lost: move it elsewhere, or choose another folder"
         )
     if not overwrite:
         raise FileExistsError(

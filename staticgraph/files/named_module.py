@@ -26,7 +26,7 @@ def require_module(spec: str, option: str) -> tuple[str, str]:
         raise ValueError(f"{option} {spec}: expected MODULE:NAME, such as mymodule:build")
     if not all(part.isidentifier() for part in module.split(".")):
         raise ValueError(
-            f"{option} {spec}: {module!r} is no name of a module{_instead(module, name)}"
+            f"{option} {spec}: {module!r} is not a module name{_instead(module, name)}"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

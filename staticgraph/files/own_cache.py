@@ -39,7 +39,7 @@ def folder() -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise NotOurs(f"{path} is no folder of this user")
+            raise NotOurs(f"{path} is not a folder of this user")
         if found.st_mode & 0o077:
             path.chmod(0o700)
     except (OSError, RuntimeError) as error:  # without a home there is no ~
@@ -63,7 +63,7 @@ def key() -> bytes:
     except OSError as error:
         raise NotOurs(f"the key {path} cannot be written or read ({error})") from None
     if len(found) != KEY_BYTES:
-        raise NotOurs(f"{path} is no key of {KEY_BYTES} bytes; remove it")
+        raise NotOurs(f"{path} is not a key of {KEY_BYTES} bytes; remove it")
     return found
 
 
@@ -89,7 +89,7 @@ def require_own(file: BinaryIO, path: Path, private: bool = False) -> None:
     """
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode):
-        raise NotOurs(f"{path} is no regular file")
+        raise NotOurs(f"{path} is not a regular file")
     if found.st_uid != os.geteuid():
         raise NotOurs(f"{path} belongs to user {found.st_uid}, not to you ({os.geteuid()})")
     if found.st_mode & (0o077 if private else 0o022):

@@ -21,6 +21,7 @@ from staticgraph.memory.fit import Fit, FitPoint
 from staticgraph.memory.fit_document import fit_of, values_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
 
 # Terms of a form that count blocks of attention.
@@ -200,6 +201,8 @@ class MemoryModel:
     def load(cls, path: str | Path) -> MemoryModel:
         """Reads what :meth:`save` wrote; raises ValueError where it is something else."""
         return read_document(path, "a model of memory", cls.from_dict)
+
+    _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
         axes = self.fit.axes

@@ -150,6 +150,17 @@ def built(spec: str, store: GraphColumns | None, option: str = "--model") -> Mod
     return builder_of(spec, option)(store)
 
 
+def built_without_data(spec: str, option: str = "--model") -> Module | None:
+    """What ``module:build`` gives where it takes no data, so that what is wrong with it is said
+    before any data is read; None where it takes the data, or for a model of the zoo.
+
+    Raises:
+        ValueError: it names nothing that builds a ``torch.nn.Module``.
+    """
+    builder = builder_of(spec, option) if is_spec(spec) else None
+    return None if builder is None or builder.takes_data else builder(None)
+
+
 def require_trainable(model: Module, name: str) -> None:
     """Refuses to train a model in which nothing can be.
 

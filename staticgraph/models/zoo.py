@@ -65,9 +65,9 @@ def build(
             features that cannot be embedded, or heads that do not divide ``hidden``.
     """
     if name not in NAMES:
-        raise ValueError(f"there is no model {name!r}; choose of {', '.join(NAMES)}")
+        raise ValueError(f"there is no model {name!r}; choose one of {', '.join(NAMES)}")
     if pool not in POOLS:
-        raise ValueError(f"there is no pool {pool!r}; choose of {', '.join(POOLS)}")
+        raise ValueError(f"there is no pool {pool!r}; choose one of {', '.join(POOLS)}")
     if name in ("gps", "gat") and hidden % heads:
         raise ValueError(
             f"{name} has {how_many(heads, 'head')}, which do not divide hidden={hidden}"

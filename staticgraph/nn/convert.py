@@ -41,7 +41,7 @@ def convert(
         ValueError: no such path of attention, or another value of ``kernels``.
     """
     if kernels not in (False, True, "all"):
-        raise ValueError(f"kernels={kernels!r}; choose of False, True, 'all'")
+        raise ValueError(f"kernels={kernels!r}; choose one of False, True, 'all'")
     context = context_of(model)
     if attention is not None:
         context.attention.ask(attention)

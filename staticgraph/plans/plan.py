@@ -28,6 +28,7 @@ from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.text.how_many import how_many, how_many_of
+from staticgraph.text.notebook import as_preformatted
 
 FORMAT = "staticgraph.plan"
 VERSION = 1
@@ -90,6 +91,8 @@ class BucketPlan:
                     f"of at least {how_many(self.batch_size + 1, 'graph')}, or a smaller batch_size"
                 )
 
+    _repr_html_ = as_preformatted
+
     def __str__(self) -> str:
         """A line for each bucket, and what they were chosen for."""
         batches = (
@@ -124,7 +127,8 @@ class BucketPlan:
         """
         if isinstance(capacities, str | Path):
             raise TypeError(
-                f"{str(capacities)!r} is no plan: BucketPlan.load(path) reads one from its file, "
+                f"{str(capacities)!r} is not a plan: BucketPlan.load(path) reads one from its "
+                "file, "
                 "plan_buckets(store, ...) makes one"
             )
         given = (c if isinstance(c, Capacity) else Capacity.of(c) for c in capacities)

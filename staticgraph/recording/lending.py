@@ -85,8 +85,8 @@ class LentTensor(Tensor):
             raise StaleOutput(
                 f"{getattr(func, '__name__', func)}() of an output of shape {list(self.shape)} "
                 f"that was lent for one step: recordings ran {how_many(late, 'more time')} since, "
-                "and share the memory that it stands in; keep it with out.clone() before the "
-                "runner's next call, of whatever bucket"
+                "and share its memory; keep it with out.clone() before the "
+                "runner's next call, of any bucket"
             )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:

@@ -206,8 +206,8 @@ class RecordedModel:
         """
         if _addresses(made.parameters) != made.addresses:
             raise NotStatic(
-                f"{made.what}: a parameter stands at another address than when it was recorded "
-                f"(moved with .to(), or exchanged); {remedy}"
+                f"{made.what}: a parameter has another address than when it was recorded (moved "
+                f"with .to(), or replaced); {remedy}"
             )
         signature = self._signature
         assert signature is not None

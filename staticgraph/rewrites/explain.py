@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from staticgraph.rewrites.captured_graph.captured import Captured, Rewritten
+from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
 
 
@@ -30,6 +31,8 @@ class Explanation:
             done.update(dict.fromkeys(graph.done))
             missed.update(dict.fromkeys(graph.missed.values()))
         return cls(tuple(done), tuple(missed))
+
+    _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
         rows = [(r.layer or "the model", r.line, r.rewrite, "") for r in self.done]

@@ -19,6 +19,7 @@ from staticgraph.runner.execution.steps import Steps
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.rows.provenance import leaves
 from staticgraph.steps.state.training_state import untouched
+from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
 
 # Chosen, not derived: far above float32 rounding, far below what a stale or skipped input does.
@@ -64,6 +65,8 @@ class Verification:
     def passed(self) -> bool:
         """Every difference within the tolerance, and at least one field moved the output."""
         return bool(self.moved) and all(e <= self.tolerance for e in self.errors.values())
+
+    _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
         rows = [

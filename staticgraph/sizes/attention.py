@@ -194,7 +194,7 @@ def attention_path(
         ValueError: another name.
     """
     if asked not in PATHS:
-        raise ValueError(f"attention={asked!r}; choose of {', '.join(PATHS)}")
+        raise ValueError(f"attention={asked!r}; choose one of {', '.join(PATHS)}")
     whole = (AttentionBlock(0, capacity.graphs, capacity.max_graph_nodes),)
     blocks = blocks_of(capacity)
     costliest = _costliest(capacity, blocks)

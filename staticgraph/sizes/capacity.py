@@ -74,7 +74,7 @@ class Capacity:
                 object.__setattr__(self, name, index(getattr(self, name)))
             except TypeError:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} of a capacity is no whole number"
+                    f"{name}={getattr(self, name)!r} of a capacity is not a whole number"
                 ) from None
         if min(self.nodes, self.node_reserve) < 1 or self.edges < 0 or self.graphs < 2:
             raise ValueError(
@@ -96,7 +96,7 @@ class Capacity:
         if self.max_graph_nodes > max(1, self.node_limit):
             kept = "the padding node" if self.node_reserve == 1 else "its padding nodes"
             raise ValueError(
-                f"{self}: a graph of {how_many(self.max_graph_nodes, 'node')} does not fit beside "
+                f"{self}: a graph of {how_many(self.max_graph_nodes, 'node')} does not fit next to "
                 f"{kept}; raise nodes to {self.max_graph_nodes + self.node_reserve}"
             )
         if self.order_statistics:

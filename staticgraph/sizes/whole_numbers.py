@@ -37,7 +37,7 @@ def whole_numbers(values: ArrayLike, what: str, error: type[ValueError] = ValueE
     wrong |= ~(np.abs(given) < 2**63)
     if wrong.any():
         at = int(wrong.reshape(-1).argmax())
-        raise error(f"{what}: entry {at} is {given.reshape(-1)[at]}, which is no whole number")
+        raise error(f"{what}: entry {at} is {given.reshape(-1)[at]}, which is not a whole number")
     return given.astype(np.int64)
 
 

@@ -131,7 +131,8 @@ def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) ->
         if isinstance(error, StoreCorrupt):
             raise
         raise StoreCorrupt(
-            f"{root / MANIFEST} lacks or has too much ({type(error).__name__}: {error}); build the "
+            f"{root / MANIFEST} has missing or unknown entries ({type(error).__name__}: "
+            f"{error}); build the "
             "store again"
         ) from error
 
@@ -198,7 +199,7 @@ def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
         except Exception as error:  # NumPy raises whatever a header happens to lead to
-            raise StoreCorrupt(f"{path} is no array ({error}); build the store again") from None
+            raise StoreCorrupt(f"{path} is not an array ({error}); build the store again") from None
     # The manifest's word, whose digest was compared, not that of the file's own header.
     dtype, shape = np.dtype(file["dtype"]), tuple(map(int, file["shape"]))
     size = dtype.itemsize * int(np.prod(shape, dtype=object))

@@ -59,7 +59,7 @@ def check_indices(
             )
         if (found := first_outside(field, column, offsets, graphs)) is not None:
             raise BadGraph(
-                f"{found.words}; fix them, rename the field if it is no index, or pass "
+                f"{found.words}; fix them, rename the field if it is not an index, or pass "
                 f"exclude=[{field.name!r}]"
             )
 

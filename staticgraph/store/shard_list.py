@@ -234,7 +234,7 @@ def _read(root: Path) -> ShardList:
 def _inside(root: Path, name: str) -> Path:
     """A folder of the list, which stands beside it."""
     if not PART.fullmatch(name):
-        raise StoreCorrupt(f"{root / files.MANIFEST} lists {name!r}, which is no shard's name")
+        raise StoreCorrupt(f"{root / files.MANIFEST} lists {name!r}, which is not a shard's name")
     return root / name
 
 
@@ -243,7 +243,7 @@ def _array(root: Path, name: str, told: Mapping[str, Any]) -> Array:
     try:
         array = np.load(path, allow_pickle=False)
     except Exception as error:  # NumPy raises whatever a header happens to lead to
-        raise StoreCorrupt(f"{path} is no array ({error}); {REMEDY}") from None
+        raise StoreCorrupt(f"{path} is not an array ({error}); {REMEDY}") from None
     same = array.dtype.str == told["dtype"] and list(array.shape) == told["shape"]
     if not same or crc32_of_array(array) != told["crc32"]:
         raise StoreCorrupt(f"{path} is not what was written (checksum differs); {REMEDY}")

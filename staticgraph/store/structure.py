@@ -59,7 +59,7 @@ def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
             raise KeyError(", ".join(absent))
     except NOT_THERE as failure:
         raise StoreCorrupt(
-            f"{path} is no complete manifest: {missing(failure)}; build the store again"
+            f"{path} is not a complete manifest: {missing(failure)}; build the store again"
         ) from failure
 
 
@@ -244,7 +244,7 @@ def _check_schema(schema: Schema) -> None:
         if not (known and fits and counts and field.rows > 0 and min(field.shape, default=0) >= 0):
             raise Damage(f"the schema's field {field.name!r} cannot be: {field}: {REMEDY}")
         if unknown := set(field.counts) - axes - {"", *LEVELS}:
-            raise Damage(f"field {field.name!r} counts {unknown}, which is no level: {REMEDY}")
+            raise Damage(f"field {field.name!r} counts {unknown}, which is not a level: {REMEDY}")
     _check_types(schema)
     for axis in schema.edge_axes:
         name = f"{axis.name}.edge_index"

@@ -44,7 +44,8 @@ def parse_bytes(text: int | float | str) -> int:
         found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", text)
         if found is None or found[2].upper() not in UNITS:
             raise ValueError(
-                f"{text!r} is no amount of memory: write a number and one of B, KB, MB, GB, TB, "
+                f"{text!r} is not an amount of memory: write a number and one of B, KB, MB, GB, "
+                "TB, "
                 "KiB, MiB, GiB, TiB, such as 20GiB; K, M, G and T alone are KiB, MiB, GiB and TiB"
             )
         count = int(float(found[1]) * UNITS[found[2].upper()])

@@ -51,6 +51,7 @@ class TrainConfig:
         data: what :func:`staticgraph.datasets.open` understands.
         target: column or columns of a CSV to predict; all numeric ones where None.
         task: what the target is, one of :data:`staticgraph.datasets.task_names.TASKS`.
+        loss: ``module:name`` of ``loss(out, batch)``, one value per row; None for the task's own.
         model: one of :data:`staticgraph.models.NAMES`, or ``module:build``, which builds one.
         hidden: columns of every layer; layers: how many; dropout: between them; of the models by
             name alone.
@@ -81,6 +82,7 @@ class TrainConfig:
     data: str
     target: str | tuple[str, ...] | None = None
     task: str = AUTO
+    loss: str | None = None
     model: str = "gine"
     hidden: int = 64
     layers: int = 4
@@ -112,9 +114,9 @@ class TrainConfig:
                 raise ValueError(f"{name}={value} must be at least 1")
         check_task(self.task)
         if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule={self.schedule!r}; choose of {', '.join(SCHEDULES)}")
+            raise ValueError(f"schedule={self.schedule!r}; choose one of {', '.join(SCHEDULES)}")
         if self.autocast not in (None, *AUTOCAST):
-            raise ValueError(f"autocast={self.autocast!r}; choose of {', '.join(AUTOCAST)}")
+            raise ValueError(f"autocast={self.autocast!r}; choose one of {', '.join(AUTOCAST)}")
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             raise ValueError(f"clip_norm={self.clip_norm} must be a number above 0")
         if self.kernels == "off" and self.compile_mode == "fused":
@@ -123,9 +125,9 @@ class TrainConfig:
                 "out: give one of the two"
             )
         if self.kernels not in KERNELS:
-            raise ValueError(f"kernels={self.kernels!r}; choose of {', '.join(KERNELS)}")
+            raise ValueError(f"kernels={self.kernels!r}; choose one of {', '.join(KERNELS)}")
         if self.store not in STORES:
-            raise ValueError(f"store={self.store!r}; choose of {', '.join(STORES)}")
+            raise ValueError(f"store={self.store!r}; choose one of {', '.join(STORES)}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr={self.lr} must be a number above 0")
         if not 0 <= self.dropout <= 1:

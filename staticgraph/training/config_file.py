@@ -28,7 +28,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no TOML, or has a key that is no setting, or a table.
+        ValueError: it is not valid TOML, or has a key that is no setting, or a table.
     """
     path = Path(path)
     try:
@@ -36,7 +36,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: there is no such file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no TOML: {error}") from None
+        raise ValueError(f"{path} is not valid TOML: {error}") from None
     settings = {}
     for key, value in found.items():
         name = key.replace("-", "_")

@@ -77,6 +77,6 @@ def check_judged(config: TrainConfig, store: GraphStore) -> None:
     ]
     if asks and not len(store.splits.get("val", ())):
         raise ValueError(
-            f"{asks[0]} goes by the validation loss, and {store.name} has no graphs to "
+            f"{asks[0]} depends on the validation loss, and {store.name} has no graphs to "
             "validate: leave it out, or give the data a split 'val'"
         )

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.training.task_loss import TaskLoss
 from staticgraph.training.tasks import Task, mean_loss
+
+
+@dataclass(slots=True)
+class _Judged:
+    """Outputs and targets of the real graphs of several batches."""
+
+    outputs: list[Tensor] = field(default_factory=list)
+    targets: list[Tensor] = field(default_factory=list)
+    graph_ids: list[Tensor] = field(default_factory=list)
+
+    def add(self, out: Tensor, batch: StaticBatch) -> None:
+        """Copies of a batch's, since its memory and the output's are only lent."""
+        graphs = _graphs_of(batch)
+        self.outputs.append(out[:graphs].to("cpu", copy=True))
+        self.targets.append(batch.y[:graphs].to("cpu", copy=True))
+        self.graph_ids.append(batch.graph_ids[:graphs].to("cpu", copy=True))
+
+    def together(self, ranks: Ranks | None) -> tuple[Tensor, Tensor]:
+        """All outputs and targets, those of all ranks in the order of graphs."""
+        out, y = torch.cat(self.outputs), torch.cat(self.targets)
+        if ranks is not None:
+            order = torch.cat(ranks.gathered(torch.cat(self.graph_ids))).argsort()
+            out, y = (torch.cat(ranks.gathered(mine))[order] for mine in (out, y))
+        return out, y
 
 
 def evaluate(
@@ -30,15 +58,36 @@ def evaluate(
         task: says which loss and which metric.
         ranks: who has the other batches; each comes here.
     """
-    outputs, targets, graph_ids = [], [], []
+    judged = _Judged()
     for batch in batches:
-        graphs = batch.num_graphs if batch.real is None else batch.real.graphs
-        out = runner.eval_step(batch).out
-        outputs.append(out[:graphs].to("cpu", copy=True))  # the memory of both is only lent
-        targets.append(batch.y[:graphs].to("cpu", copy=True))
-        graph_ids.append(batch.graph_ids[:graphs].to("cpu", copy=True))
-    out, y = torch.cat(outputs), torch.cat(targets)
-    if ranks is not None:
-        order = torch.cat(ranks.gathered(torch.cat(graph_ids))).argsort()
-        out, y = (torch.cat(ranks.gathered(mine))[order] for mine in (out, y))
+        judged.add(runner.eval_step(batch).out, batch)
+    out, y = judged.together(ranks)
     return mean_loss(task, out, y), task.metric(out, y)
+
+
+def evaluate_own_loss(
+    runner: StaticGraphRunner,
+    batches: Iterable[StaticBatch],
+    task: Task,
+    ranks: Ranks | None = None,
+) -> tuple[float, float]:
+    """As :func:`evaluate`, with the runner's own loss: the mean over batches, each weighted by its
+    graphs. The metric is NaN where the model's outputs are none that the task can judge."""
+    judged, fits, all_fit = _Judged(), TaskLoss(task).fits, True
+    sums = torch.zeros(1, 2, dtype=torch.float64)
+    for batch in batches:
+        out, loss = runner.eval_step(batch)
+        graphs = _graphs_of(batch)
+        sums += torch.tensor([[graphs * float("nan" if loss is None else loss), graphs]])
+        all_fit = all_fit and fits(out, batch)
+        if all_fit:
+            judged.add(out, batch)
+    if ranks is not None:
+        sums = torch.cat(ranks.gathered(sums)).sum(0, keepdim=True)
+        all_fit = ranks.all(all_fit)
+    total, count = sums[0].tolist()
+    return total / count, task.metric(*judged.together(ranks)) if all_fit else math.nan
+
+
+def _graphs_of(batch: StaticBatch) -> int:
+    return batch.num_graphs if batch.real is None else batch.real.graphs

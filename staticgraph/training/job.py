@@ -49,7 +49,7 @@ def joined() -> Iterator[Ranks | None]:
         raise RankLost(
             f"rank {ranks.rank} of {ranks.world_size} lost the others: one of them ended or does "
             "not answer, and its own message says why; continue with --resume (torchrun "
-            "--max-restarts does so by itself)"
+            "--max-restarts does so automatically)"
         ) from error
     finally:
         if own and dist.is_initialized():

@@ -77,7 +77,7 @@ def type_of(word: str) -> Any:
     """
     found = WORD.fullmatch(word)
     if found is None:
-        raise ValueError(f"{word!r} is no type of a loop's argument")
+        raise ValueError(f"{word!r} is not a type of a loop's argument")
     letters, dimensions, strided, readonly, times, of = found.groups()
     if times:
         return types.UniTuple(from_dtype(np.dtype(of)), int(times))

@@ -17,7 +17,7 @@ import torch
 from staticgraph import datasets
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.models.named import builder_of, is_spec, require_trainable
+from staticgraph.models.named import built_without_data, require_trainable
 from staticgraph.nn import convert
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
@@ -25,6 +25,7 @@ from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.modes import resolve
 from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.digest import digest_of
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
@@ -37,7 +38,7 @@ from staticgraph.training.device import device_of
 from staticgraph.training.job import first_alone
 from staticgraph.training.loops import training_loops
 from staticgraph.training.subject import attends, mode_of, model_of
-from staticgraph.training.task_loss import TaskLoss
+from staticgraph.training.task_loss import TaskLoss, named_loss
 from staticgraph.training.tasks import Task, task_of
 
 # Between the seeds of ranks, so that seeds of runs, which people count from 0, do not meet them.
@@ -61,6 +62,7 @@ class RunParts:
         store: the data, on the host; data: its digest.
         source: where batches are made of: the store, or the same on the device.
         task: what is learned of a graph.
+        loss: what the settings name, in place of the task's; None where they name none.
         model, optimizer, plan, runner: what trains.
 
     Raises:
@@ -84,6 +86,7 @@ class RunParts:
         # Before half a minute of compiling and reading.
         resolve(config.compile_mode, self.device.type, config.allow_cpu)
         datasets.check(config.data, target=config.target)
+        self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
         early = self._model_without_data()
         if self.kernels and self.device.type == "cpu":
             loops = training_loops(config.model)
@@ -146,13 +149,10 @@ class RunParts:
     def _model_without_data(self) -> torch.nn.Module | None:
         """The model, where it is built from nothing: what is wrong with it is then said before the
         data is read."""
-        config = self.config
-        builder = builder_of(config.model) if is_spec(config.model) else None
-        if builder is None or builder.takes_data:
-            return None
-        torch.manual_seed(config.seed)
-        model = builder(None)
-        require_trainable(model, config.model)
+        torch.manual_seed(self.config.seed)
+        model = built_without_data(self.config.model)
+        if model is not None:
+            require_trainable(model, self.config.model)
         return model
 
     def _prepared(self, model: torch.nn.Module | None) -> torch.nn.Module:
@@ -187,7 +187,7 @@ class RunParts:
         config = self.config
         return Subject(
             self.model,
-            loss=TaskLoss(self.task),
+            loss=TaskLoss(self.task) if self.loss is None else self.loss,
             optimizer=self.optimizer,
             autocast=None if config.autocast is None else getattr(torch, config.autocast),
             clip_norm=config.clip_norm,

@@ -12,6 +12,7 @@ from staticgraph.files.document import NOT_THERE
 from staticgraph.files.json_text import finite, save_json
 from staticgraph.runner.reporting.report import Report
 from staticgraph.text.how_many import how_many
+from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
 from staticgraph.training.history import EpochRecord
 from staticgraph.training.run_folder import CHECKPOINT
@@ -132,6 +133,8 @@ class TrainReport:
             )
             for epoch in self.epochs
         ]
+
+    _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
         config, splits = self.config, self.data["splits"]

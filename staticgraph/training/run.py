@@ -26,7 +26,7 @@ from staticgraph.text.progress import Bar, bar, say
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.config_file import write_config
 from staticgraph.training.data import place_of
-from staticgraph.training.evaluate import evaluate
+from staticgraph.training.evaluate import evaluate, evaluate_own_loss
 from staticgraph.training.history import EpochRecord, History, StepRecord, summary, write_steps
 from staticgraph.training.interrupt import Interrupt, Interrupted
 from staticgraph.training.job import SilentEvents
@@ -276,7 +276,8 @@ class Training:
         parts = self.parts
         if not len(parts.store.splits.get(split, ())):
             return None, None
-        return evaluate(parts.runner, self._loader(split), parts.task, self.ranks)
+        judge = evaluate if parts.loss is None else evaluate_own_loss
+        return judge(parts.runner, self._loader(split), parts.task, self.ranks)
 
     def _loader(self, split: str) -> StaticLoader:
         return self.parts.loader(split, self.workers or 0)

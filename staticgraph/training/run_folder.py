@@ -48,10 +48,11 @@ def require_run(folder: Path) -> None:
         )
 
 
-def named_in(folder: Path) -> str | None:
-    """The model of a run, for messages: what its settings name; None where they cannot be read."""
+def named_in(folder: Path, setting: str = "model") -> str | None:
+    """The model of a run, or its loss, for messages: what its settings name; None where they name
+    none or cannot be read."""
     try:
-        name = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model")
+        name = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8")).get(setting)
     except (OSError, ValueError):  # a run goes on by its checkpoint alone
         return None
     return name if isinstance(name, str) else None

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 # What --schedule says, and how the rate goes then.
 SCHEDULES = {
-    "constant": "as it is",
-    "linear": "falls to 0 in a line over all steps",
+    "constant": "does not change",
+    "linear": "falls linearly to 0 over all steps",
     "cosine": "falls to 0 as half a cosine over all steps",
-    "warmup-cosine": "rises in a line over the first tenth of the steps, then falls as cosine",
-    "plateau": "halves where the validation loss has not fallen for 5 epochs",
+    "warmup-cosine": "rises linearly over the first tenth of the steps, then falls as cosine",
+    "plateau": "halves when the validation loss has not fallen for 5 epochs",
 }
 # Their rate depends on how many steps there will be.
 NEED_THE_END = frozenset({"linear", "cosine", "warmup-cosine"})

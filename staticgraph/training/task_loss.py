@@ -1,12 +1,15 @@
-"""A task's loss as a runner takes it, and what a model has to give for it."""
+"""A task's loss as a runner takes it, and what a model has to give for it; or a loss by name."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from staticgraph.models.named import function_named
+from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.training.tasks import Task
 
 
@@ -28,6 +31,14 @@ class TaskLoss:
         """
         self._check(out, batch)
         return self.task.row_loss(out, batch.y)
+
+    def fits(self, out: Any, batch: Any) -> bool:
+        """Whether a model's output is one that the task's metric can judge."""
+        try:
+            self._check(out, batch)
+        except ValueError:
+            return False
+        return True
 
     def _check(self, out: Any, batch: Any) -> None:
         rows, columns = len(batch.y), self.task.num_outputs
@@ -57,3 +68,19 @@ class TaskLoss:
     @staticmethod
     def _width(out: Tensor) -> int:
         return out.numel() // len(out)
+
+
+def named_loss(spec: str) -> Loss:
+    """What ``--loss`` names.
+
+    Raises:
+        ValueError: it names nothing that can be called as ``loss(out, batch)``.
+    """
+    loss = function_named(spec, "--loss")
+    try:
+        inspect.signature(loss).bind("out", "batch")
+    except TypeError as error:
+        raise ValueError(f"--loss {spec}: it is called as loss(out, batch): {error}") from None
+    except ValueError:  # of a function in C, which does not tell
+        pass
+    return loss

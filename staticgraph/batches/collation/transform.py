@@ -102,9 +102,9 @@ def apply_transform(
             continue
         if changed.get(name) is not value or not torch.equal(value, before[name]):
             raise ValueError(
-                f"transform= exchanged {name!r}, or wrote to it: it may change fields of the "
-                "nodes, edges and graphs that there are, not which there are; a transform that "
-                "does belongs into the data set, before GraphStore.from_pyg"
+                f"transform= exchanged {name!r}, or wrote to it: it may change fields of nodes, "
+                "edges and graphs, but not add or remove any; apply such a transform to the "
+                "data set, before GraphStore.from_pyg"
             )
     written = {}
     for name, rows in fields.items():

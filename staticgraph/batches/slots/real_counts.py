@@ -60,7 +60,7 @@ def real_counts(
                     f"{how_many(k, 'graph')} of more than {how_many(w, 'node')}"
                     for k, w in capacity.order_statistics[1:]
                 )
-                + ": use the plan's next bucket, which takes any (a loader does so by itself)"
+                + ": use the plan's next bucket, which takes any (a loader does so automatically)"
             )
         if not store.offsets:
             return RealCounts(nodes, edges, len(ids), largest)

@@ -30,6 +30,8 @@ MAP_REACH, MAP_STEPS = 3.0, 36
 # The axis of costs spans so many percent at least, so that what saves nothing looks like it.
 # Below FALLS_FAR percent an even axis would press the points together.
 LEAST_SPAN, FALLS_FAR = 10.0, 10.0
+# Of that span, what stays free above and below the points.
+ROOM = 0.06
 # Limits up to so many times the largest graph are drawn beside the graphs; larger ones would leave
 # the graphs a corner, and are named.
 NEAR = 1.5
@@ -99,20 +101,22 @@ def save_cost_picture(path: Path, choices: dict[str, list[SeveralChoice]]) -> No
 
 
 def _percents(axes: Axes) -> None:
-    """Costs in percent as plain numbers: by powers of ten where they fall that far."""
-    least = min(float(np.min(line.get_ydata())) for line in axes.get_lines())
+    """Costs in percent as plain numbers, none above the highest: by powers of ten where they fall
+    that far."""
+    shown = np.concatenate([line.get_ydata() for line in axes.get_lines()])
+    least, most = float(shown.min()), float(shown.max())
     if least < FALLS_FAR:
         axes.set_yscale("log")
     else:
-        low, high = axes.get_ylim()
-        middle, half = (low + high) / 2, max(high - low, LEAST_SPAN) / 2
-        axes.set_ylim(max(0.0, middle - half), middle + half)
+        span = max(most - least, LEAST_SPAN)
+        axes.set_ylim(max(0.0, most - (1 + ROOM) * span), most + ROOM * span)
     for place in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        place(lambda value, _: _share(value, least < FALLS_FAR))
+        place(lambda value, _: _share(value, most, least < FALLS_FAR))
 
 
-def _share(value: float, log: bool) -> str:
-    return "" if log and _first_digit(value) not in (1, 2, 5) else f"{value:g}%"
+def _share(value: float, most: float, log: bool) -> str:
+    hidden = value > most + 1e-9 or (log and _first_digit(value) not in (1, 2, 5))
+    return "" if hidden else f"{value:g}%"
 
 
 def draw_sizes(

@@ -212,7 +212,7 @@ def neighbour_reduce(
     unknown = set(reductions) - set(REDUCTIONS)
     if not reductions or unknown:
         asked = ", ".join(sorted(unknown)) if reductions else "none"
-        raise ValueError(f"reductions: {asked}; choose of {', '.join(REDUCTIONS)}")
+        raise ValueError(f"reductions: {asked}; choose one of {', '.join(REDUCTIONS)}")
     if given[0].size(1) % towers:
         raise ValueError(
             f"{how_many(given[0].size(1), 'column')} cannot be cut into {towers} towers of equal "

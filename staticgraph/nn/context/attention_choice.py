@@ -34,7 +34,7 @@ class AttentionChoice:
             ValueError: no such path.
         """
         if path not in PATHS:
-            raise ValueError(f"attention={path!r}; choose of {', '.join(PATHS)}")
+            raise ValueError(f"attention={path!r}; choose one of {', '.join(PATHS)}")
         self.asked = path
 
     def path_in(self, capacity: Capacity, setting: AttentionSetting | None) -> AttentionPath:

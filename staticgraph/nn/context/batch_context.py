@@ -137,8 +137,8 @@ class BatchContext:
                 raise NotStatic(
                     f"{type(asker).__name__.removeprefix('Static')} ran "
                     f"{how_many(len(given), 'time')} over as many rows in one forward, and "
-                    "backward runs it again (activation checkpointing), where the calls cannot be "
-                    "told apart: give each call a layer of its own, or leave them out of the "
+                    "backward runs it again (activation checkpointing), where the calls cannot "
+                    "be distinguished: give each call its own layer, or leave them out of the "
                     "checkpointed block"
                 )
             return given[0]
@@ -196,7 +196,7 @@ class BatchContext:
         if rows is not None and rows.counted and ("places", size) in self._made:
             raise NotStatic(
                 f"{size} rows are {rows.what} in this bucket, and a dense block laid out flat has "
-                "as many places, so which of them a norm runs over cannot be told: plan with "
+                "as many places, so it is unknown which of them a norm runs over: plan with "
                 "another number of rows (raise the capacity by 1)"
             )
 
@@ -213,8 +213,8 @@ class BatchContext:
         elif rows is not None and size in self.apart:
             raise NotStatic(
                 f"{self.apart[size]}: {size} rows are {rows.what} in this bucket, and a tensor "
-                "that the layer is called with has as many in every bucket, so which it is cannot "
-                "be told: plan with another number of rows (raise the capacity by 1)"
+                "that the layer is called with has as many in every bucket, so it is unknown "
+                "which they are: plan with another number of rows (raise the capacity by 1)"
             )
         return rows
 

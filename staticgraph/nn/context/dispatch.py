@@ -36,7 +36,7 @@ def stock(function: Function) -> Function:
         TypeError: it is not a plain Python function.
     """
     if not isinstance(function, FunctionType):
-        raise TypeError(f"{function!r} is no Python function, so its code cannot dispatch")
+        raise TypeError(f"{function!r} is not a Python function, so its code cannot dispatch")
     known = _STOCK.get(id(function))
     if known is None:
         copy = FunctionType(

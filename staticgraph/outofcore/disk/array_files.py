@@ -30,7 +30,9 @@ def open_array(path: str | Path) -> NDArray[Any]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except UNREADABLE as error:
-        raise BadGraph(f"{path} is no .npy of plain numbers: {why_unreadable(path)}") from error
+        raise BadGraph(
+            f"{path} is not a .npy file of plain numbers: {why_unreadable(path)}"
+        ) from error
     if not isinstance(found, np.ndarray):
         found.close()
         raise BadGraph(f"{path} is an archive of arrays; give an .npy, which holds one")
@@ -48,5 +50,5 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             return {name: file[name] for name in file.files}
     except (*UNREADABLE, TypeError, AttributeError) as error:  # the latter two where it is an .npy
         raise UnknownDataset(
-            f"{path} is no .npz of plain arrays: {why_unreadable(path)}"
+            f"{path} is not an .npz file of plain arrays: {why_unreadable(path)}"
         ) from error

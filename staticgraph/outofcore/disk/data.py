@@ -81,7 +81,7 @@ def find(spec: str) -> Path:
         if name is not None and (place / name).is_file():
             return place / name
     raise UnknownDataset(
-        f"{spec!r} is no file"
+        f"{spec!r} is not a file"
         + (f", and {name} is not in examples/data" if name else "")
         + f"; give the path of an .npz, or one of {', '.join(NAMES)}"
     )

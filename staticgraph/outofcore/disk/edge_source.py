@@ -100,7 +100,7 @@ class EdgeSource:
             or names.dtype.kind not in "biu"
         ):
             raise BadGraph(
-                f"relations has shape {names.shape} and dtype {names.dtype} beside edges of shape "
+                f"relations has shape {names.shape} and dtype {names.dtype} for edges of shape "
                 f"{self._edges.shape}; give edges [2, E] and relations [E], integers counted from 0"
             )
 
@@ -110,7 +110,7 @@ class EdgeSource:
             edge = int(((ends < 0) | (ends >= self._num_nodes)).any(axis=0).argmax())
             raise BadGraph(
                 f"edge {start + edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
-                f"{how_many(self._num_nodes, 'node')}: correct the edge or raise num_nodes"
+                f"{how_many(self._num_nodes, 'node')}: fix the edge or raise num_nodes"
             )
         if len(rows) == 3 and rows.size and rows[2].min() < 0:
             edge = int(rows[2].argmin())
@@ -128,7 +128,7 @@ def _array(given: ArrayLike, name: str) -> NDArray[Any]:
     try:
         return np.asarray(given)
     except (TypeError, ValueError) as error:
-        raise BadGraph(f"{name} is no array of numbers ({error})") from error
+        raise BadGraph(f"{name} is not an array of numbers ({error})") from error
 
 
 def _check_form(edges: NDArray[Any], start: int) -> None:

@@ -241,7 +241,7 @@ def require_only(folder: Path) -> None:
     foreign = [name for name in there if name not in ours]
     if foreign:
         raise FileExistsError(
-            f"{folder} holds embeddings, but {foreign[0]!r} in it is no part of them and would be "
+            f"{folder} holds embeddings, but {foreign[0]!r} in it is not part of them and would be "
             "lost: move it elsewhere, or choose another folder"
         )
 

@@ -67,4 +67,4 @@ def _array(features: ArrayLike | str | Path) -> NDArray[Any]:
     try:
         return np.asarray(features)
     except (TypeError, ValueError) as error:
-        raise BadGraph(f"features is no array of numbers ({error}); give [N, F]") from error
+        raise BadGraph(f"features is not an array of numbers ({error}); give [N, F]") from error

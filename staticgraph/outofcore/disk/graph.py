@@ -209,7 +209,7 @@ class PartitionedGraph:
         try:
             array = np.load(path, allow_pickle=False, **options)
         except Exception as error:  # NumPy raises whatever a header happens to lead to
-            raise StoreCorrupt(f"{path} is no array ({error}); partition again") from None
+            raise StoreCorrupt(f"{path} is not an array ({error}); partition again") from None
         if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != (dtype, (length,)):
             raise StoreCorrupt(
                 f"{path} is not {dtype} of shape ({length},), as the manifest says: partition the "

@@ -127,7 +127,8 @@ class Manifest:
             manifest = cls._of(values)
         except NOT_THERE as error:
             raise StoreCorrupt(
-                f"{path} lacks or has too much: {type(error).__name__}: {error}; partition again"
+                f"{path} has missing or unknown entries: {type(error).__name__}: {error}; "
+                "partition again"
             ) from None
         for name, record in manifest.files.items():
             # Small files are always compared; the others where they are read, or here if asked.

@@ -16,9 +16,9 @@ def whole_number(value: SupportsIndex, name: str) -> int:
         name: what an error calls it.
 
     Raises:
-        BadGraph: it is no whole number.
+        BadGraph: it is not a whole number.
     """
     try:
         return operator.index(value)
     except TypeError:
-        raise BadGraph(f"{name}={value!r} is no whole number") from None
+        raise BadGraph(f"{name}={value!r} is not a whole number") from None

@@ -45,7 +45,7 @@ class LinkConfig:
         seed: of everything random.
 
     Raises:
-        ValueError: an unknown decoder, a count below 1 or that is no whole number, chunks that do
+        ValueError: an unknown decoder, a count that is not a whole number from 1, chunks that do
             not divide the batch, a share outside 0 to 1, a rate or a spread that is negative or not
             finite.
     """

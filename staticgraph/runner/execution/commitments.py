@@ -160,7 +160,8 @@ class Commitments:
         if cap is not None and needed > cap:
             raise BudgetExceeded(
                 f"{name}, a set for each of {how_many(buckets, 'bucket')}, want "
-                f"{human_bytes(wanted)} beside the plan; that makes {human_bytes(needed)}, the cap "
+                f"{human_bytes(wanted)} in addition to the plan; that makes "
+                f"{human_bytes(needed)}, the cap "
                 f"is {human_bytes(cap)}: raise the cap to {needed:,} bytes, or {remedy}",
                 self.breakdown,
                 needed,
@@ -186,7 +187,7 @@ class Commitments:
         try:
             yield
         except Exception as error:
-            cause = error if is_out_of_memory(error) else error.__cause__
+            cause = error if is_out_of_memory(error) else error.__cause__ or error.__context__
             if cause is None or not is_out_of_memory(cause):
                 raise
             self._end(tear_down)

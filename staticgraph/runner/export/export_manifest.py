@@ -300,7 +300,7 @@ def check_entries(path: Path, content: bytes) -> None:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise ExportRefused(f"{path} is no package ({error}): export it again") from error
+        raise ExportRefused(f"{path} is not a package ({error}): export it again") from error
     for name in names:
         entry = PurePosixPath(name)
         inside = not entry.is_absolute() and ".." not in entry.parts and "\\" not in name

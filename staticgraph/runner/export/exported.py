@@ -47,7 +47,7 @@ def _verified(folder: Path, digest: str | None) -> tuple[ExportManifest, list[by
     manifest = ExportManifest.read(folder)
     if digest is not None and digest != manifest.digest:
         raise ExportRefused(
-            f"{folder / FILE} has the digest {manifest.digest}, and {digest} was asked for: this "
+            f"{folder / FILE} has the digest {manifest.digest}, and {digest} was expected: this "
             "is another export, or it was changed; nothing of it ran"
         )
     require_machine(folder, manifest)
@@ -124,7 +124,7 @@ class ExportedModel:
         known = names and batch.capacity == self.plan.capacities[batch.bucket]
         if not known or names[0] != tuple(tensors):
             raise PlanMismatch(
-                f"a batch of bucket {batch.bucket} with {', '.join(tensors)} is none of this "
+                f"a batch of bucket {batch.bucket} with {', '.join(tensors)} is not one of this "
                 "model's: use batches of its plan, StaticLoader(store, model.plan, "
                 "pointers=model.pointers)"
             )

@@ -13,6 +13,7 @@ from staticgraph.runner.timing.way_choice import WayChoice
 from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
+from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.percent import percent
 from staticgraph.text.table import table
 
@@ -116,6 +117,8 @@ class Report:
             columns["predicted"] = [_bytes(b.predicted_bytes) for b in found]
             columns["measured"] = [_bytes(b.measured_bytes) for b in found]
         return table(list(columns), zip(*columns.values(), strict=True))
+
+    _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
         precision = f", autocast {self.autocast}" if self.autocast else ""

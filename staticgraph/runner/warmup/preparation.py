@@ -59,7 +59,7 @@ class Preparation:
             ValueError: no such phase.
         """
         if phase not in PHASES:
-            raise ValueError(f"phase {phase!r}; choose of {', '.join(map(repr, PHASES))}")
+            raise ValueError(f"phase {phase!r}; choose one of {', '.join(map(repr, PHASES))}")
         if way == "eager":
             return
         steps, recordings = self._steps, self._steps.recordings

@@ -26,7 +26,12 @@ from staticgraph.steps.compilation.activation_checkpointing import checked
 from staticgraph.steps.compilation.graph_trees import skipped_recordings
 from staticgraph.steps.compilation.guards import GuardedCall, drop_what_is_known
 from staticgraph.steps.compilation.modes import Mode
-from staticgraph.steps.tracing.failures import KEEP_IN_TENSORS, observed, of_setting, remedy
+from staticgraph.steps.tracing.failures import (
+    KEEP_IN_TENSORS,
+    observed,
+    of_setting,
+    why_not_compiled,
+)
 from staticgraph.steps.tracing.obstacles import obstacles, unrecordable
 from staticgraph.steps.tracing.trace import tracing_options
 from staticgraph.text.how_many import how_many
@@ -191,13 +196,10 @@ class CompiledFunction:
             cause = getattr(error, "inner_exception", None)
             if isinstance(cause, NotStatic):
                 raise cause from None
-            said = observed(error)
             raise NotStatic(
                 f"{self._name} cannot be compiled in fixed shapes:\n"
-                + (f"the model or the loss raises {said}\n" if said else "")
-                + f"{error}\n"
-                + (remedy(str(error)) or "Give the operation a static form, or use mode='eager'")
-            ) from error
+                f"{why_not_compiled(error, observed(error))}"
+            ) from None  # the context is torch's page, which is not shown again
         self._warm = self._backend.done = True
         if self._fused:
             self._next = GuardedCall(self._function, self._call)

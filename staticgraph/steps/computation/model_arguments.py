@@ -42,6 +42,12 @@ def forward_of(model: torch.nn.Module) -> Forward:
             "mode= how its steps run; a compiled model in a loop of your own goes with "
             "sg.bound(model, batch), docs/loops.md"
         )
+    if not parameters and isinstance(getattr(model, "module", None), torch.nn.Module):
+        raise TypeError(
+            f"{kind} wraps a model and says nothing of what that takes: give the runner the model "
+            "inside, model.module; several GPUs take a process each, under torchrun, and the "
+            "runner averages their gradients (docs/distributed.md)"
+        )
     if not parameters:
         raise TypeError(
             f"{kind}.forward names no parameter, so what to give it is unknown: pass "

@@ -76,6 +76,6 @@ def check_autocast(dtype: object) -> None:
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"autocast={dtype!r} is a {type(dtype).__name__}, not a dtype: {wanted}")
     raise ValueError(
-        f"autocast={dtype}, which is no lower precision that torch.autocast computes in: {wanted}; "
+        f"autocast={dtype}, which is not a lower precision of torch.autocast: {wanted}; "
         "for a whole model in another precision model.to(dtype)"
     )

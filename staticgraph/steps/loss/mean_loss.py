@@ -18,6 +18,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.share import Share
+from staticgraph.internals.autograd_shapes import shapes_before
 from staticgraph.steps.loss.missing_labels import for_loss, labelled
 
 Loss = Callable[[Any, StaticBatch], Any]
@@ -164,7 +165,7 @@ def masked_mean(
             of which some are missing.
     """
     if weights is None:
-        _warn_of_pairs(values)
+        _warn_of_pairs(values, batch)
     return _mean(values, batch, read, weights)
 
 
@@ -176,11 +177,19 @@ def _mean(
     return _rounded(total / count, values)
 
 
-def _warn_of_pairs(values: Tensor) -> None:
-    """Of ``[R, R]`` in a loop of the user's own, where the output that led to it is not known: what
-    an output ``[R, 1]`` less a target ``[R]`` is."""
-    square = values.dim() == 2 and values.shape[0] == values.shape[1] > 1
-    if square and not torch.compiler.is_compiling():
+def _warn_of_pairs(values: Tensor, batch: StaticBatch) -> None:
+    """Of ``[R, R]`` that were made of ``[R, 1]`` or ``[R]``, in a loop of the user's own: an output
+    ``[R, 1]`` less a target ``[R]`` is that. As many columns as the batch has rows are no reason to
+    warn; without gradients a field of that shape tells that they are meant."""
+    rows = values.shape[0] if values.dim() == 2 else 0
+    if rows < 2 or values.shape[1] != rows or torch.compiler.is_compiling():
+        return
+    before = shapes_before(values)
+    if before is None:
+        paired = all(tensor.shape != values.shape for tensor in batch.tensors().values())
+    else:
+        paired = not before.isdisjoint({(rows, 1), (rows,)})
+    if paired:
         warnings.warn(
             f"masked_mean() of values of shape {list(values.shape)}: if an output [R, 1] met a "
             "target [R], each row was compared with every row's target: use out.squeeze(1), or "

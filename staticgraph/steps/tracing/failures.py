@@ -115,6 +115,23 @@ def untraceable(
     return Obstacle(": ".join(said[:2]), where, source, "cannot be traced", "", advice)
 
 
+def why_not_compiled(error: Exception, seen: str | None) -> str:
+    """What torch.compile said when it stopped, in three lines: why, at which line of the model, and
+    what to do. Its own text is a page of hints and frames.
+
+    Args:
+        error: torch's.
+        seen: the exception of the model or the loss that it met, if any.
+    """
+    message = str(error)
+    found = untraceable(message, type(error), seen)
+    lines = [f"the model or the loss raises {seen}" if seen else found.operation]
+    if any(_of_model(match["file"]) for match in _FRAME.finditer(message)):
+        lines.append(f"{found.where}: {found.line}")
+    advice = found.advice or "Give the operation a static form, or use mode='eager'"
+    return "\n".join([*lines, advice, "torch's own text: str(error.__context__)"])
+
+
 def remedy(message: str) -> str | None:
     """What to write instead of what torch.compile stopped at; None where only its words tell."""
     return _DERIVED if any(words in message for words in _ASKS_DERIVATIVE) else None

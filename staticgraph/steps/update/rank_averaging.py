@@ -126,7 +126,7 @@ class Averaging:
             warnings.warn(
                 f"the loss writes to a tensor of shape {shapes[0]}, and each rank has values of "
                 "its own there, so that they train with different losses: add it up over ranks "
-                "where it is written (torch.distributed.all_reduce), if that is not meant",
+                "where it is written (torch.distributed.all_reduce), if that is not intended",
                 stacklevel=5,
             )
             self._versions = {}  # said once

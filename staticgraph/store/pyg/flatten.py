@@ -101,7 +101,8 @@ def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:
         )
     if isinstance(dataset, Batch):
         raise BadGraph(
-            f"a {type(dataset).__name__} is no list of graphs: pass batch.to_data_list(), or the "
+            f"a {type(dataset).__name__} is not a list of graphs: pass batch.to_data_list(), or "
+            "the "
             "data set that it is of"
         )
     if isinstance(dataset, DataLoader):

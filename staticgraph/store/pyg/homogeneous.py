@@ -155,7 +155,7 @@ class PygReader(CountedFields):
             if self.cat_dims.setdefault(key, found[key].cat_dim) != found[key].cat_dim:
                 raise BadGraph(
                     f"graph {number} gives {found[key].cat_dim} as __cat_dim__ of {key!r}, graph 0 "
-                    f"gave {self.cat_dims[key]}: make them alike in every graph"
+                    f"gave {self.cat_dims[key]}: make them the same in every graph"
                 )
         extra = set(found) - set(expected)
         if extra and self.schema is None:
@@ -184,7 +184,7 @@ class PygReader(CountedFields):
             raise BadGraph(
                 f"{key!r} counts nodes or edges (__inc__), since every graph has as many of both, "
                 "and its class does not tell which: let __inc__ return self.num_nodes or "
-                "self.num_edges for it, or lay a graph with another number of edges beside them"
+                "self.num_edges for it, or add a graph with another number of edges"
             )
         width = max(len(told), len(found))
         levels = zip(told * (width // len(told)), found * (width // len(found)), strict=True)
@@ -375,7 +375,7 @@ class PygReader(CountedFields):
                 raise BadGraph(
                     f"{key!r} is {tensor.dtype} with rows of shape {list(tensor.shape[1:])} in "
                     f"graph {number}, but {first.dtype} with rows of shape "
-                    f"{list(first.shape[1:])} in graph 0: make them alike in every graph"
+                    f"{list(first.shape[1:])} in graph 0: make them the same in every graph"
                 )
 
     def _check_schema(self, store: GraphColumns) -> None:

@@ -17,7 +17,7 @@ def whole_count(nodes: Any, number: int) -> int:
     """``num_nodes`` of one graph, which PyG lets be anything.
 
     Raises:
-        BadGraph: it is no whole number.
+        BadGraph: it is not a whole number.
     """
     if nodes is None or type(nodes) is int:
         return nodes or 0

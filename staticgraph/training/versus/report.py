@@ -11,6 +11,7 @@ from staticgraph.files.json_text import finite, save_json
 from staticgraph.runner.timing.way_choice import MARGIN
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
+from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
 from staticgraph.training.versus.equality import TOLERANCE
 from staticgraph.training.versus.side import Filling
@@ -141,6 +142,8 @@ class VersusReport:
     def save(self, path: str | Path) -> None:
         """Writes the report as JSON."""
         save_json(path, self.to_dict())
+
+    _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
         lines = [

@@ -47,7 +47,7 @@ class Way(NamedTuple):
         if mode not in MODES or (mode in ("auto", "fused") and mode != name):
             known = [m for m in MODES if m not in ("auto", "fused")]
             raise ValueError(
-                f"there is no mode {name!r} to try; choose of {', '.join(MODES)}, and "
+                f"there is no mode {name!r} to try; choose one of {', '.join(MODES)}, and "
                 f"{', '.join(m + KERNELS for m in known)}"
             )
         return cls(mode, mode != name)

@@ -1,0 +1,44 @@
+"""Where a notebook shows the last value of a cell: reports are their own text, as on a terminal."""
+
+from __future__ import annotations
+
+import html
+
+import pytest
+import torch
+from support.linear_net import Linear
+
+import staticgraph as sg
+from staticgraph.checking.report import PreflightReport
+from staticgraph.dryrun.report import DryRun
+from staticgraph.memory.model import MemoryModel
+from staticgraph.rewrites.explain import Explanation
+from staticgraph.runner.verification import Verification
+from staticgraph.training.report import TrainReport
+from staticgraph.training.versus.report import VersusReport
+
+SHOWN = (
+    *(sg.Report, sg.BucketPlan, PreflightReport, DryRun, MemoryModel),
+    *(Explanation, Verification, TrainReport, VersusReport),
+)
+
+
+@pytest.mark.parametrize("kind", SHOWN, ids=lambda kind: kind.__name__)
+def test_a_report_shows_its_text(kind):
+    class Two(kind):
+        def __init__(self):
+            pass
+
+        def __str__(self):
+            return "a < b\n1   2"
+
+    assert Two()._repr_html_() == "<pre>a &lt; b\n1   2</pre>"
+
+
+def test_the_report_of_a_runner_and_its_plan_are_shown_whole(esol):
+    plan = sg.plan_buckets(esol, batch_size=32)
+    model = Linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    runner = sg.StaticGraphRunner(model, plan, "eager", optimizer=optimizer)
+    for shown in (plan, runner.report()):
+        assert html.unescape(shown._repr_html_()) == f"<pre>{shown}</pre>"
