@@ -45,8 +45,8 @@ from staticgraph.plans.worker_count import autosize_workers as autosize_workers
 from staticgraph.recording.recording import Recording as Recording
 from staticgraph.runner.auto import Auto as Auto
 from staticgraph.runner.exported import load_exported as load_exported
+from staticgraph.runner.inference import EvalResult as EvalResult
 from staticgraph.runner.report import Report as Report
-from staticgraph.runner.runner import EvalResult as EvalResult
 from staticgraph.runner.runner import StaticGraphRunner as StaticGraphRunner
 from staticgraph.schema import Field as Field
 from staticgraph.schema import Schema as Schema
