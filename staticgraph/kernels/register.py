@@ -75,6 +75,7 @@ def once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(derivative)
     def first(ctx: Any, *grads: Any) -> Any:
+        """The gradients; on a tape, with an error in place of a derivative of their own."""
         if not torch.is_grad_enabled():
             return derivative(ctx, *grads)
         with torch.no_grad():
