@@ -41,6 +41,15 @@ def register(commands: Any) -> None:
         description="Answer requests for a trained model over HTTP.",
         epilog=EXAMPLE,
     )
+    _add_model(parser)
+    _add_address(parser)
+    _add_limits(parser)
+    _add_running(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """What is served."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--run", type=values.folder, metavar="DIR", dest="folder",
@@ -61,6 +70,10 @@ def register(commands: Any) -> None:
         "--task", choices=("binary", "classes"),
         help="with --exported: answer probabilities with the outputs",
     )  # fmt: skip
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    """Where it listens."""
     parser.add_argument(
         "--host",
         type=values.words,
@@ -73,6 +86,10 @@ def register(commands: Any) -> None:
         default=8000,
         help="port to listen on; 0 takes a free one (default: 8000)",
     )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """How long a request may wait, and how large it may be."""
     parser.add_argument(
         "--max-wait-ms", type=values.number(0, 60_000), default=5.0,
         help="milliseconds that a graph waits for others (default: 5)",
@@ -93,6 +110,10 @@ def register(commands: Any) -> None:
         "--max-body", type=values.byte_size, default=8 << 20, metavar="BYTES",
         help="most bytes in a request (default: 8MiB)",
     )  # fmt: skip
+
+
+def _add_running(parser: argparse.ArgumentParser) -> None:
+    """With how many processes it runs, where and how."""
     parser.add_argument(
         "--workers",
         metavar="N", type=values.whole(0, 64), default=1,
@@ -111,7 +132,6 @@ def register(commands: Any) -> None:
         metavar="MODE",
         help=f"with --run: one of {', '.join(MODES)}, as for staticgraph train (default: auto)",
     )
-    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
