@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.command import status_of
+from support.few_molecules import few_molecules
 from support.forked import run_forked
 from support.patience import patience
 
@@ -28,10 +29,7 @@ SMALL += ["--compile-mode", "eager"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, esol) -> str:
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(80)], name="few")
-    path = tmp_path_factory.mktemp("data") / "few"
-    few.save(path)
-    return str(path)
+    return str(few_molecules(esol, 80, tmp_path_factory))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from support.command import status_of
+from support.few_molecules import few_molecules
 from torch_geometric.data import Data
 
 import staticgraph as sg
@@ -25,10 +26,7 @@ SMALL = ["--model", "gcn", "--hidden", "8", "--layers", "1"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, esol) -> str:
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(200)], name="few")
-    path = tmp_path_factory.mktemp("data") / "few"
-    few.save(path)
-    return str(path)
+    return str(few_molecules(esol, 200, tmp_path_factory))
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,14 @@ import copy
 import numpy as np
 import pytest
 import torch
+from support.dryrun_models import CUTOFF, Forces
 from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import SchNet, global_mean_pool
+from torch_geometric.nn import global_mean_pool
 
 import staticgraph as sg
 from staticgraph.steps.tracing.trace import trace_step
-
-CUTOFF = 3.0
 
 
 def molecules(count: int = 6) -> list[Data]:
@@ -38,31 +37,6 @@ def molecules(count: int = 6) -> list[Data]:
     return made
 
 
-class Given(nn.Module):
-    """In place of SchNet's radius graph: the batch's edges and their lengths."""
-
-    edge_index: torch.Tensor
-
-    def forward(self, pos, batch):
-        source, target = self.edge_index
-        return self.edge_index, (pos[source] - pos[target]).norm(dim=-1)
-
-
-class Forces(nn.Module):
-    """Energy of each graph and the force on each node."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = SchNet(16, 16, 2, 8, cutoff=CUTOFF, interaction_graph=Given())
-
-    def forward(self, data):
-        pos = data.pos.requires_grad_()
-        self.net.interaction_graph.edge_index = data.edge_index
-        energy = self.net(data.z, pos, data.batch)
-        (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=True)
-        return energy, -gradient
-
-
 def loss(out, data):
     energy, force = out
     return (energy - data.y).square(), (force - data.force).square()
@@ -83,7 +57,7 @@ def runner_of(model, batch, **options):
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "one graph"])
 def test_forces_and_their_gradients_equal_unpadded_ones(traced):
     torch.manual_seed(0)
-    model = Forces().double()
+    model = Forces(layers=2).double()
     plain = copy.deepcopy(model)
     data = Batch.from_data_list(molecules())
     energy, force = plain(data)
@@ -124,7 +98,7 @@ def test_forces_in_evaluation(asks):
                 return super().forward(data)
 
     torch.manual_seed(0)
-    model = Enabled().double()
+    model = Enabled(layers=2).double()
     expected = copy.deepcopy(model)(Batch.from_data_list(molecules()))
     store = sg.GraphStore.from_pyg(molecules())
     nodes, edges = (int(total) for total in store.sizes.sum(0))
@@ -166,7 +140,7 @@ def test_a_plan_for_positions_keeps_two_padding_nodes_that_stand_apart(batch_siz
     short = sg.Capacity(full.nodes - 1, full.edges, 2, node_reserve=2)
     with pytest.raises(sg.GraphTooLarge):
         sg.StaticBatch.of(store, [largest], short)
-    model = Forces().double()
+    model = Forces(layers=2).double()
     runner = runner_of(model, batch)
     assert torch.isfinite(runner.step(batch))
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)

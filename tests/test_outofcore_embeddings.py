@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from support.interrupted_epochs import assert_begins_anew
 from support.killed_run import killed_at
 
 from staticgraph.errors import StoreCorrupt
@@ -159,20 +160,7 @@ def test_a_kill_anywhere_loses_nothing_committed(graph, tmp_path, call, numbers,
 def test_an_epoch_that_is_interrupted_begins_anew(graph, tmp_path, state):
     whole = LinkTrainer(graph, Comet(4, 3), SMALL, tmp_path / "whole")
     trainer = LinkTrainer(graph, Comet(4, 3), SMALL, tmp_path / "interrupted")
-
-    def interrupt(number, of):
-        if number == state:
-            raise KeyboardInterrupt
-
-    for _ in range(2):
-        whole.train_epoch()
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train_epoch(interrupt)
-        trainer.train_epoch()
-    for now, then in zip(everything(trainer), everything(whole), strict=True):
-        np.testing.assert_array_equal(now, then)
-    trainer.close()
-    whole.close()
+    assert_begins_anew(whole, trainer, state, everything)
 
 
 def test_another_configuration_is_refused(graph, tmp_path):

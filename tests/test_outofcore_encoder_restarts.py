@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.encoder_trainers import N, everything, generated, made
+from support.interrupted_epochs import assert_begins_anew
 from support.killed_run import killed_at
 
 from staticgraph.outofcore import Comet, PartitionedGraph, partition
@@ -40,17 +41,4 @@ def test_a_killed_run_goes_on_from_its_last_epoch(graph, tmp_path, call, number)
 def test_an_interrupted_epoch_begins_anew(graph, tmp_path):
     whole = made(graph, Comet(4, 3), tmp_path / "whole")
     trainer = made(graph, Comet(4, 3), tmp_path / "interrupted")
-
-    def interrupt(number, of):
-        if number == 1:
-            raise KeyboardInterrupt
-
-    for _ in range(2):
-        whole.train_epoch()
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train_epoch(interrupt)
-        trainer.train_epoch()
-    for now, then in zip(everything(trainer), everything(whole), strict=True):
-        np.testing.assert_array_equal(now, then)
-    trainer.close()
-    whole.close()
+    assert_begins_anew(whole, trainer, 1, everything)

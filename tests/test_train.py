@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.few_molecules import few_molecules
 from support.forked import run_forked
 from support.patience import patience
 
@@ -31,10 +32,7 @@ CHECKPOINTS_OWN = ("format", "version", "random")
 @pytest.fixture(scope="module")
 def molecules(tmp_path_factory, esol) -> Path:
     """200 molecules of ESOL as a store with a split: 160 to train, 11 batches of 15 an epoch."""
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(200)], name="few")
-    path = tmp_path_factory.mktemp("data") / "few"
-    few.with_splits(**sg.datasets.random_split(200, 0)).save(path)
-    return path
+    return few_molecules(esol, 200, tmp_path_factory, split=True)
 
 
 @pytest.fixture(scope="module")

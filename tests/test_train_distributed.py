@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from support.few_molecules import few_molecules
 from support.forked import run_forked
 from support.forked_python import forked_python
 from support.patience import patience
@@ -44,10 +45,7 @@ from staticgraph.training.tasks import task_of
 @pytest.fixture(scope="module")
 def molecules(tmp_path_factory, esol) -> Path:
     """200 molecules of ESOL, 160 to train: on two ranks of 15 graphs 6 steps an epoch."""
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(200)], name="few")
-    path = tmp_path_factory.mktemp("data") / "few"
-    few.with_splits(**sg.datasets.random_split(200, 0)).save(path)
-    return path
+    return few_molecules(esol, 200, tmp_path_factory, split=True)
 
 
 @pytest.fixture(scope="module")

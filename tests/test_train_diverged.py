@@ -7,8 +7,8 @@ import math
 
 import pytest
 from support.command import status_of
+from support.few_molecules import few_molecules
 
-import staticgraph as sg
 from staticgraph.errors import Diverged
 from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint
@@ -21,10 +21,7 @@ from staticgraph.training.train import train
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, esol) -> str:
-    few = sg.GraphStore.from_pyg([esol[i] for i in range(40)], name="few")
-    path = tmp_path_factory.mktemp("data") / "few"
-    few.save(path)
-    return str(path)
+    return str(few_molecules(esol, 40, tmp_path_factory))
 
 
 SMALL = {"model": "gin", "hidden": 8, "layers": 1, "batch_size": 8, "epochs": 3}

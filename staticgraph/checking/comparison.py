@@ -87,7 +87,8 @@ def _compare(
 ) -> Comparison:
     before = torch.get_rng_state()
 
-    def plain(training: bool) -> _Side:
+    def side_of(training: bool) -> _Side:
+        """A copy of the stock model, over the batch, with jitter where there is some."""
         model = copy.deepcopy(stock)
         model = model if training else model.eval()
         seen: Any = plain_batch
@@ -97,10 +98,10 @@ def _compare(
         return _Side(model, forward(model, seen), None)
 
     try:
-        expected = plain(training=True)
+        expected = side_of(training=True)
         random = not torch.equal(before, torch.get_rng_state())
         if random:  # dropout draws another pattern over other shapes
-            expected = plain(training=False)
+            expected = side_of(training=False)
     except Exception as error:  # whatever the model raises
         return Comparison(None, f"plain PyG raised {type(error).__name__}: {error}")
     training = stock.training and not random

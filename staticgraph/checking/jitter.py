@@ -57,6 +57,7 @@ class Jitter:
         calls = 0
 
         def hook(_: torch.nn.Module, given: Any, out: Any) -> Any:
+            """Adds this call's noise to what a module gives; other results stay."""
             nonlocal calls
             calls += 1
             if not isinstance(out, Tensor) or not out.dim():

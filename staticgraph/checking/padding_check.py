@@ -192,6 +192,7 @@ class PaddingCheck:
             return None
 
         def unpadded(nudged: bool = False) -> Outcome:
+            """What plain PyG makes of the same graphs, their values nudged where asked."""
             return self._plain(batch, data, training, step, nudged)
 
         plain = self._attempt(unpadded)

@@ -109,12 +109,14 @@ class Trail:
 
     def _entering(self, path: str) -> Any:
         def hook(*_: Any) -> None:
+            """Before a module runs: it is the one that runs now, called from this line."""
             self._running.append(_at(path, calling_line()))
 
         return hook
 
     def _leaving(self, path: str) -> Any:
         def hook(_: Any, args: Any, kwargs: Any, out: Any) -> None:
+            """After it: an entry with what it was given and what it gave."""
             called = self._running.pop() if len(self._running) > 1 else Culprit(path)
             with DisableTorchFunction():
                 inputs = self._parts([args, kwargs])

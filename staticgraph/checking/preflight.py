@@ -134,7 +134,10 @@ class _Preflight:
         stack: list[str] = []
 
         def enter(path: str) -> Any:
+            """What notes, before a module runs, that it does."""
+
             def hook(*_: Any) -> None:
+                """Puts the module's path on the stack and in the order of runs."""
                 stack.append(path)
                 ran.append(path)
                 watch.module = path
@@ -142,6 +145,7 @@ class _Preflight:
             return hook
 
         def leave(*_: Any) -> None:
+            """The module that called is the running one again."""
             stack.pop()
             watch.module = stack[-1] if stack else ""
 
@@ -216,6 +220,7 @@ class _Preflight:
         model, context = self._copy()
 
         def compute(batch: StaticBatch) -> Any:
+            """The forward in the context of a batch: what is traced."""
             context.enter(batch)
             own = with_own_sizes(batch) if self._own_sizes else batch.replace()
             out = self._forward(model, own)
@@ -269,7 +274,10 @@ class _Preflight:
         seen: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
 
         def note(path: str) -> Any:
+            """What keeps the first input and output of the module at a path."""
+
             def hook(_: Any, given: Any, out: Any) -> None:
+                """Keeps the real rows of both, at the first call alone."""
                 if path not in seen:
                     seen[path] = _real(given, context), _real(out, context)
 

@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     dtype = None if args.autocast is None else getattr(torch, args.autocast)
 
     def model() -> torch.nn.Module:
+        """A new model with the same first weights each time."""
         torch.manual_seed(0)
         return models.build(
             args.model, store, hidden=args.hidden, layers=args.layers, heads=args.heads

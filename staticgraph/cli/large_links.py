@@ -101,12 +101,13 @@ def _train(trainer: Any, epochs: int) -> Diverged | None:
     """Trains until so many epochs are committed, or one diverges."""
     status = Status()
 
-    def state(number: int, of: int) -> None:
+    def show_state(number: int, of: int) -> None:
+        """Shows which of an epoch's states of the buffer is trained on."""
         status.show(f"epoch {trainer.epoch + 1}: state {number + 1} of {of}")
 
     while trainer.epoch < epochs:
         try:
-            done = trainer.train_epoch(state)
+            done = trainer.train_epoch(show_state)
         except Diverged as error:
             status.clear()
             return error

@@ -12,6 +12,8 @@ from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
     from torch.nn import Module
 
@@ -45,12 +47,7 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     policy = InMemory() if args.policy == "in-memory" else None
     if policy is None:
         policy = NodeCache(c, near=c) if cache else Dispersed(c)
-    if (args.out / GRAPH / "manifest.json").exists():
-        say(
-            f"{args.out} has the partitions of an earlier run, which are used again; its model was "
-            "not kept, and training begins at the first epoch (runs on links are resumed, on nodes "
-            "not)"
-        )
+    _tell_of_earlier(args.out)
     graph = graph_of(
         args, found.edges, len(found.labels), p, features=found.features,
         training_nodes=found.train if cache else None, near=len(fanouts) if cache else 0,
@@ -86,6 +83,16 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     place = f"{how_many(policy.slots(p), 'partition')} of {p} in memory"
     title = f"{found.name}, {args.policy}, {place}, {args.model}"
     return report, table((title, ""), rows), diverged
+
+
+def _tell_of_earlier(folder: Path) -> None:
+    """Says what is used again of an earlier run in the folder, and what is not."""
+    if (folder / GRAPH / "manifest.json").exists():
+        say(
+            f"{folder} has the partitions of an earlier run, which are used again; its model was "
+            "not kept, and training begins at the first epoch (runs on links are resumed, on nodes "
+            "not)"
+        )
 
 
 def _train(

@@ -232,6 +232,7 @@ def _pack(args: argparse.Namespace, histogram: SizeHistogram) -> int:
     from staticgraph.packing.packer import TIME_LIMIT, pack_histogram
 
     def work() -> Packing:
+        """The packing that is timed."""
         return pack_histogram(histogram, args.limits, max_graphs=args.max_graphs)
 
     packing, seconds, compiling = _timed(work)

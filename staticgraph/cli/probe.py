@@ -47,7 +47,13 @@ def register(subparsers: Any) -> None:
     )
     add_data(parser, required=True)
     add_training(parser)
-    how = parser.add_argument_group("how")
+    _add_how(parser.add_argument_group("how"))
+    _add_output(parser.add_argument_group("output"))
+    parser.set_defaults(run=run, parser=parser)
+
+
+def _add_how(how: Any) -> None:
+    """How a step is measured, and what is fitted."""
     how.add_argument(
         "--form",
         choices=("auto", "linear", "attention", "quadratic"),
@@ -88,7 +94,10 @@ def register(subparsers: Any) -> None:
         "--max-memory", type=values.byte_size, metavar="SIZE",
         help="cap to show with the result, such as 20GiB",
     )  # fmt: skip
-    out = parser.add_argument_group("output")
+
+
+def _add_output(out: Any) -> None:
+    """What is written and printed."""
     out.add_argument(
         "--out", type=values.file_to_write, metavar="FILE", help="write the model of memory as JSON"
     )
@@ -101,7 +110,6 @@ def register(subparsers: Any) -> None:
         help="draw curve and points as a PNG (memory.png if no name is given)",
     )
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(run=run, parser=parser)
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:

@@ -234,10 +234,11 @@ def _here(service: Service, args: argparse.Namespace) -> int:
     _say(args)
 
     # uvicorn stops in order, then raises the signal once more, for whoever waits for it.
-    def tell(*_: object) -> None:
+    def stop(*_: object) -> None:
+        """Asks uvicorn to end, after what waits is answered."""
         server.should_exit = True
 
-    with _stopped_by(tell), suppress(SystemExit):  # of a port that is taken, say, after its reason
+    with _stopped_by(stop), suppress(SystemExit):  # of a port that is taken, say, after its reason
         server.run()
     if not server.started:
         return FAILED

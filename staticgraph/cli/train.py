@@ -238,6 +238,7 @@ def run(args: argparse.Namespace) -> int:
     from staticgraph.training.train import resume, train
 
     def show(report: TrainReport) -> None:
+        """Prints a report, as JSON where that was asked."""
         as_json = getattr(args, "json", False)
         print(to_json(report.to_dict()) if as_json else f"\n{report}")
 

@@ -43,7 +43,8 @@ PICTURES = ("", ".png", ".svg", ".pdf", ".jpg", ".jpeg")
 def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
     """A whole number from ``least`` to ``most``."""
 
-    def value(text: str) -> int:
+    def read(text: str) -> int:
+        """The number that a text says, within the bounds."""
         # Longer ones are outside any range, and Python refuses to read thousands of digits.
         if not re.fullmatch(r"\s*[+-]?\d{1,40}\s*", text):
             raise _refused(text, f"give a whole number from {least:,} to {most:,}")
@@ -51,7 +52,7 @@ def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
             raise _refused(text, f"give a whole number from {least:,} to {most:,}")
         return number
 
-    return value
+    return read
 
 
 def seed(text: str) -> int:
@@ -64,7 +65,8 @@ def number(least: float, most: float = LARGEST, *, more: bool = False) -> Callab
     bounds = f"above {least:g}" if more else f"from {least:g}"
     bounds += "" if most == LARGEST else f" to {most:g}"
 
-    def value(text: str) -> float:
+    def read(text: str) -> float:
+        """The number that a text says, within the bounds; NaN is in none."""
         try:
             found = float(text)
         except ValueError:
@@ -74,7 +76,7 @@ def number(least: float, most: float = LARGEST, *, more: bool = False) -> Callab
             raise _refused(text, f"give a number {bounds}")
         return found
 
-    return value
+    return read
 
 
 def rate(text: str) -> float:

@@ -84,6 +84,7 @@ def dispatched(
         edges = getattr(batch, "edge_attr", None)
 
         def forward() -> Tensor:
+            """Plain PyG's mean loss, under autocast where there is a dtype."""
             with torch.autocast("cpu", dtype, enabled=dtype is not None):
                 out = model(batch.x, batch.edge_index, edges, batch.batch, batch.num_graphs)
                 return squared_error(out, batch).mean()
@@ -99,6 +100,7 @@ def dispatched(
             runner = StaticGraphRunner(subject, plan.capacities, "eager")
 
             def forward() -> Tensor:
+                """The runner's mean loss over the real rows of its batch."""
                 return mean_loss(squared_error, runner(batch), batch)
 
     forward().backward()

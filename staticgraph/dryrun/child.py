@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
     from staticgraph.dryrun.targets import target_of
 
     def answer(value: dict[str, Any]) -> None:
+        """Writes one line of JSON, at once."""
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 

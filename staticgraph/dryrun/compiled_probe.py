@@ -86,6 +86,7 @@ class CompiledReader:
             with FakeTensorReader("cuda").open(probed) as asked, Child(self._target) as child:
 
                 def read(capacity: Capacity) -> Reading:
+                    """Bytes of the step as compiled; the layers' widths by a run on fakes."""
                     plan = replace(BucketPlan.of([capacity]), schema=probed.schema)
                     plan.save(request["plan"])
                     (run,) = child.dry_run(request).runs

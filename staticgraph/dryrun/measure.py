@@ -138,6 +138,7 @@ class _Mode:
         batch = StaticBatch.blank(steps.form.layout(bucket, schema), runner.device)
 
         def body() -> Any:
+            """One step, or one forward in evaluation mode, over the blank batch."""
             if phase == "step":
                 return steps.train(batch)
             with evaluating(runner.model):

@@ -31,7 +31,10 @@ def checkpoints_told(tell: Callable[[], None]) -> Iterator[None]:
     stock = getattr(module, name)
 
     def telling(inner: Callable[..., Any]) -> Callable[..., Any]:
+        """A beginning of torch's checkpoints that tells first."""
+
         def call(*args: Any, **kwargs: Any) -> Any:
+            """Tells, then begins as before."""
             tell()
             return inner(*args, **kwargs)
 

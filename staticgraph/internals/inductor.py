@@ -47,6 +47,7 @@ def counting_pieces() -> Iterator[Pieces]:
     make, pieces = compile_fx.cudagraphify, Pieces()
 
     def counted(*args: Any, **kwargs: Any) -> Any:
+        """Counts a piece, then makes it as torch does."""
         pieces.count += 1
         return make(*args, **kwargs)
 

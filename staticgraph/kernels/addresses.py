@@ -31,6 +31,7 @@ def _pointer(typing: Any, address: Any, like: Any) -> Any:
     """In a kernel: the address as a pointer to numbers of the type of ``like``, for ``carray``."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        """Code: the number as a pointer."""
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(like)(address, like), generate

@@ -31,7 +31,10 @@ def _same_bits(given: types.Type, wanted: types.Type, llvm: ir.Type) -> Any:
 
     @intrinsic
     def reread(typing: Any, bits: Any) -> Any:
+        """The type of the result, and the code."""
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            """Code: a cast of the bits."""
             return builder.bitcast(arguments[0], llvm)
 
         return wanted(given), generate
@@ -70,6 +73,7 @@ def _exp(x: Any) -> Any:
     if x == types.float32:
 
         def single(x: Any) -> Any:
+            """Of a float32."""
             shifted = x * _LOG2E32 + _ROUND32
             n = shifted - _ROUND32
             r = (x - n * _HIGH32) - n * _LOW32
@@ -89,6 +93,7 @@ def _exp(x: Any) -> Any:
         return single
 
     def double(x: Any) -> Any:
+        """Of a float64."""
         shifted = x * _LOG2E64 + _ROUND64
         n = shifted - _ROUND64
         r = (x - n * _HIGH64) - n * _LOW64

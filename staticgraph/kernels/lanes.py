@@ -101,6 +101,7 @@ def _added(context: Any, builder: Any, kind: types.Type, rows: Any, size: Any) -
     starts = [vectors.start(*row) for row in rows]
 
     def add(values: list[Any], sums: Any) -> None:
+        """Code: the product of a value of each row, added to the sums at a pointer."""
         term = values[0]
         for value in values[1:]:
             term = builder.fmul(term, value, flags=FUSED)
@@ -121,6 +122,7 @@ def _total(typing: Any, values: Any, first: Any, count: Any) -> Any:
     """``total(values, first, count)``: the sum of a row of any length."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Code: the sum of one row."""
         array, place, size = arguments
         return _added(context, builder, values.dtype, [(values, array, place)], size)
 
@@ -131,6 +133,7 @@ def _dot(typing: Any, left: Any, i: Any, right: Any, j: Any, count: Any) -> Any:
     """``dot(left, i, right, j, count)``: the sum of the products of two rows of any length."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Code: the sum of the products of two rows."""
         one, i, other, j, size = arguments
         return _added(context, builder, left.dtype, [(left, one, i), (right, other, j)], size)
 
@@ -143,6 +146,7 @@ def _largest(typing: Any, values: Any, first: Any, count: Any) -> Any:
     least. A NaN is larger than all."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Code: the largest number of each lane, then of the lanes."""
         array, place, size = arguments
         vectors = Vectors(context, builder, values.dtype)
         start = vectors.start(values, array, place)
@@ -179,6 +183,7 @@ def _combine(
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Code: some columns at a time, the sums over all rows in registers."""
         vectors = Vectors(context, builder, out.dtype)
         scalars = vectors.start(weights, *arguments[:2])
         rows = vectors.start(matrix, arguments[3], arguments[4])

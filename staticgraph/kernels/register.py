@@ -9,11 +9,12 @@ this library follow as they follow the operators. Either has no derivative of it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from staticgraph.internals.dispatch import delayed_error
 
@@ -93,6 +94,7 @@ def once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(derivative)
     def first(ctx: Any, *grads: Any) -> Any:
+        """The gradients; on a tape, with an error in place of a derivative of their own."""
         if not torch.is_grad_enabled():
             return derivative(ctx, *grads)
         with torch.no_grad():
@@ -104,6 +106,12 @@ def once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
         return given if isinstance(found, tuple) else given[0]
 
     return first
+
+
+def asked_of(ctx: Any, found: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Of the gradients of the first inputs those that are asked for, None in place of others."""
+    wants = ctx.needs_input_grad[: len(found)]
+    return [one if want else None for one, want in zip(found, wants, strict=True)]
 
 
 def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

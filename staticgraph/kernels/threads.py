@@ -86,9 +86,11 @@ def _launcher(body: Any) -> Callable[..., Any]:
     """Types and code of a call of ``body`` on every thread of a team."""
 
     def run(typing: Any, threads: Any, arguments: Any) -> Any:
+        """The type of a call, which returns nothing, and the code of it."""
         inner = typeof(body).get_call_type(typing, (types.intp, types.intp, *arguments.types), {})
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            """Code: an entry for torch's threads, arguments on the stack, the team's call."""
             team, packed = values
             byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
             entry_type = ir.FunctionType(ir.VoidType(), [byte])
@@ -98,6 +100,7 @@ def _launcher(body: Any) -> Callable[..., Any]:
             function = context.declare_function(module, compiled.fndesc)
 
             def call(inside: Any, numbers: list[Any], given: Any) -> None:
+                """Code: calls the body with a thread's numbers and the arguments unpacked."""
                 # Its status is left alone: a kernel of this folder raises nothing.
                 context.call_conv.call_function(
                     inside,
@@ -108,6 +111,7 @@ def _launcher(body: Any) -> Callable[..., Any]:
                 )
 
             def asked(inside: Any, name: str) -> Any:
+                """Code: the answer, int64, of a function of torch's threads that takes nothing."""
                 question = cgutils.get_or_insert_function(
                     module, ir.FunctionType(number, []), f"staticgraph_{name}"
                 )

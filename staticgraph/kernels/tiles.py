@@ -45,7 +45,10 @@ def _tile_of(vectors_of_columns: int) -> Any:
         pitch: Any,
         adds: Any,
     ) -> Any:
+        """The type of a call of the tile, which returns nothing, and its code."""
+
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            """Code: the tile, written to ``out``."""
             _generate(context, builder, out.dtype, vectors_of_columns, arguments, signature.args)
             return context.get_dummy_value()
 
@@ -67,6 +70,7 @@ def _generate(
     out = vectors.start(given[8], arguments[8], arguments[9])
 
     def times(distance: Any, number: int) -> Any:
+        """Code: a distance times a constant."""
         return builder.mul(distance, ir.Constant(distance.type, number))
 
     lanes = [ir.Constant(step.type, n * LANES) for n in range(columns)]

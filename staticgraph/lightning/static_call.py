@@ -159,6 +159,7 @@ class StaticCall:
         if key not in self._runners:
 
             def forward(_: torch.nn.Module, data: Any) -> Any:
+                """The module's own step, given a batch as the arguments that it had."""
                 given = [_argument(data, *name) for name in names]
                 args, kwargs = tree_unflatten(given, spec)
                 return self._forward(*args, **kwargs)
@@ -274,6 +275,7 @@ def _cut(batch: RealBatch, out: Any, level: Callable[[Tensor], str | None]) -> A
     counts = batch.static.real_counts
 
     def real(value: Any) -> Any:
+        """A tensor with rows of the batch without its padding; any other value as it is."""
         found = level(value) if isinstance(value, Tensor) else None
         return value if found is None else batch.real(value, counts.of(found))
 

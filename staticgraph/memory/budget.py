@@ -277,6 +277,7 @@ class MemoryBudget:
         """The three ways out, each with its number."""
 
         def fits(capacity: Capacity) -> bool:
+            """Whether a bucket of this capacity stays within the cap alone."""
             return self.fits(memory, [capacity], slots=slots, recorded=recorded)
 
         bucket = found.bucket

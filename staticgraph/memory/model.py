@@ -150,6 +150,7 @@ class MemoryModel:
         """Plain values, for JSON."""
 
         def plain(point: FitPoint) -> dict[str, Any]:
+            """A point of the fit in plain values."""
             return {"capacity": point.capacity.to_dict(), "bytes": point.nbytes}
 
         return {
@@ -174,6 +175,7 @@ class MemoryModel:
         """
 
         def point(value: dict[str, Any]) -> FitPoint:
+            """A point of the fit from plain values."""
             return FitPoint(Capacity.from_dict(value["capacity"]), value["bytes"])
 
         try:

@@ -134,6 +134,7 @@ def _pool(function: Callable[..., Tensor], reduce: str, fill: float) -> Callable
     def static_pool(
         context: BatchContext, x: Tensor, batch: Tensor | None = None, size: int | None = None
     ) -> Tensor:
+        """``[N, F]`` to ``[G, F]``, or ``[1, F]`` without ``batch``."""
         if context.kernels and batch is not None and not leaves():
             from staticgraph.nn.fused.pool import pooled
 

@@ -73,6 +73,7 @@ def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 def _refusing(name: str, reason: str, remedy: str) -> Callable[..., Any]:
     def refuse(context: Any, *args: Any, **kwargs: Any) -> Any:
+        """Raises NotStatic, whatever it is called with."""
         raise NotStatic(f"{name} has no static form, since {reason}: {remedy}")
 
     return refuse
@@ -119,6 +120,7 @@ def _refused_form(
     stock: type[torch.nn.Module], name: str, reason: str, remedy: str
 ) -> type[torch.nn.Module]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the stock layer outside a batch; inside one it raises NotStatic."""
         # GroupAddRev(disable=True) is an ordinary layer.
         if self._staticgraph.batch is None or getattr(self, "disable", False):
             return stock.forward(self, *args, **kwargs)

@@ -122,10 +122,11 @@ def _repaired(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
     if best.histogram.num_graphs > MOST_GRAPHS:
         return _deal_again(best, bound, until)
 
-    def tell(packs: int) -> None:
+    def show_packs(packs: int) -> None:
+        """Shows how many packs there are, beside the bound."""
         shown.set_postfix_str(f"{how_many(packs, 'pack')}, at least {bound:,}")
 
-    return fewer_by_repair(best, bound, until, shown=tell)
+    return fewer_by_repair(best, bound, until, shown=show_packs)
 
 
 class _Search:

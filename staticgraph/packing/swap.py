@@ -104,11 +104,12 @@ def split_counts(histogram: SizeHistogram, times: int) -> tuple[SizeHistogram, S
     part = histogram.counts // times
     rest = histogram.counts - times * part
 
-    def of(counts: IntArray) -> SizeHistogram:
+    def with_counts(counts: IntArray) -> SizeHistogram:
+        """The histogram with other counts; sizes that none is left of are dropped."""
         keep = counts > 0
         return SizeHistogram(histogram.sizes[keep], counts[keep], histogram.components)
 
-    return of(part), of(rest)
+    return with_counts(part), with_counts(rest)
 
 
 def _rows_in(histogram: SizeHistogram, part: SizeHistogram) -> IntArray:

@@ -62,9 +62,11 @@ def sized_plan(
         raise ValueError(f"min_steps_per_epoch={min_steps_per_epoch} must be at least 1")
 
     def check(plan: BucketPlan) -> Breakdown:
+        """The plan's breakdown; an error where it passes the cap."""
         return budget.check(memory, plan.capacities, recorded=len(plan.capacities))
 
     def fits(plan: BucketPlan) -> bool:
+        """Whether the plan stays within the cap."""
         return budget.fits(memory, plan.capacities, recorded=len(plan.capacities))
 
     if batch_size is not None:
@@ -74,9 +76,11 @@ def sized_plan(
         return replace(plan, note=_note(asked, found, budget))
 
     def planned(size: int, tried: float | None) -> BucketPlan:
+        """A plan for a batch size and a margin, rounded to tiles."""
         return in_tiles(make(size, tried))
 
     def largest_at(tried: float) -> int:
+        """The largest batch size that fits at a margin; an error where not one graph does."""
         smallest = planned(1, tried)
         check(smallest)
         return largest(lambda b: fits(planned(b, tried)), 1, most)
@@ -119,16 +123,17 @@ def in_tiles(plan: BucketPlan) -> BucketPlan:
 
 
 def _rounded(capacity: Capacity, schema: Schema | None) -> Capacity:
-    def up(rows: int) -> int:
+    def rounded_up(rows: int) -> int:
+        """To whole tiles, where that adds a 32nd at the most."""
         tile = TILE if rows >= 32 * TILE else SMALL_TILE
         return -(-rows // tile) * tile if rows >= 32 * SMALL_TILE else rows
 
     rounded = Capacity.distinct(
-        up(capacity.nodes),
-        up(capacity.edges),
-        up(capacity.graphs),
+        rounded_up(capacity.nodes),
+        rounded_up(capacity.edges),
+        rounded_up(capacity.graphs),
         capacity.max_graph_nodes,
-        [(name, up(rows)) for name, rows in capacity.extra],
+        [(name, rounded_up(rows)) for name, rows in capacity.extra],
         capacity.edge_reserve,
         capacity.node_reserve,
     )

@@ -112,12 +112,14 @@ def plan_buckets(
     data = Sizes(sizes, trained, histogram.maxima, histogram.components)
 
     def planned(chosen: Chosen, strategy: str) -> BucketPlan:
+        """The plan with these limits, its promises made and checked."""
         schema = getattr(source, "schema", None)
         capacities = _with_promises(chosen, data, schema, attention, seed)
         _check_fits(capacities, fits)
         return _plan_of(chosen, capacities, histogram, schema, strategy)
 
     def exact(size: int, tried: float | None) -> BucketPlan:
+        """The plan for batches of exactly ``size`` graphs, at a margin that is given or found."""
         whole = indices is not None
         chosen = exact_capacities(data, size, tried, num_buckets, price, seed, whole)
         return planned(chosen, "exact")

@@ -81,6 +81,7 @@ def _capacities(
         return (whole,)
 
     def typical(below: IntArray) -> Capacity:
+        """What batches of graphs of the sizes ``below`` need, at the margin."""
         limits = exact_limits(below, batch_size, margin)
         return capacity_of(limits, data.components, batch_size + 1)
 

@@ -61,6 +61,7 @@ def fake_optimizer(
     """
 
     def twin_of(parameter: Tensor) -> Tensor:
+        """The fake parameter that stands for a real one."""
         if parameter not in twins:
             raise ValueError(
                 f"the optimizer has a parameter of shape {list(parameter.shape)} that the model "

@@ -104,6 +104,7 @@ def explaining(found: Fit, readings: Sequence[tuple[Capacity, float]]) -> Fit | 
     fits = [found._replace(layout=layout) for layout in LAYOUTS_OF[found.form]]
 
     def worst(fit: Fit) -> float:
+        """The largest relative error over the readings."""
         return max(abs(fit.predict(capacity) / nbytes - 1) for capacity, nbytes in readings)
 
     best = min(fits, key=worst)

@@ -58,6 +58,7 @@ def _apart(reading: Reading) -> tuple[Reading, _Loops] | None:
             loop.setdefault(turn.block, []).append(place)
 
     def part(chosen: list[int]) -> Reading:
+        """The part of a reading that these moments and operations are."""
         return Reading(0, moments=moments[chosen], operations=operations[chosen])
 
     loops = {key: {b: part(at) for b, at in found.items()} for key, found in places.items()}

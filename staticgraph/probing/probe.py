@@ -161,7 +161,8 @@ def probe_capacities(
 
     axes = [axis.name for axis in schema.axes] if schema is not None else []
 
-    def at(shape: tuple[float, ...], apart: str = "") -> Capacity:
+    def capacity_at(shape: tuple[float, ...], apart: str = "") -> Capacity:
+        """At multiples of the mean batch's nodes, edges and graphs, and of the widest graph."""
         nodes, edges, count, width = shape
         largest = max(1, round(widest * width))
         rows = max(mean[0] * graphs, widest + 1) * nodes
@@ -189,18 +190,19 @@ def probe_capacities(
         return with_reserves(capacity, schema) if axes else capacity
 
     if not axes:
-        return ascending(map(at, SHAPES)), at(HELD_OUT)
+        return ascending(map(capacity_at, SHAPES)), capacity_at(HELD_OUT)
     typed = schema is not None and schema.hetero
     shapes = [shape for shape in SHAPES if not (typed and shape[0] != shape[1])]
-    return ascending([*map(at, shapes), *(at(SHAPES[-1], apart=name) for name in axes)]), at(
-        HELD_OUT
-    )
+    return ascending(
+        [*map(capacity_at, shapes), *(capacity_at(SHAPES[-1], apart=name) for name in axes)]
+    ), capacity_at(HELD_OUT)
 
 
 def ascending(capacities: Iterable[Capacity]) -> list[Capacity]:
     """Distinct capacities, each costlier than the one before, so that growth can stop in time."""
 
     def cost(c: Capacity) -> tuple[int, Capacity]:
+        """About what a step at a capacity takes, in rows; ties go by the capacity."""
         own = sum(rows for _, rows in c.extra)
         return c.nodes + c.edges + own + c.graphs * c.max_graph_nodes, c
 
@@ -313,11 +315,13 @@ def batch_bytes(schema: Schema, pointers: bool = False) -> BatchBytes:
     own = {axis.name: 300 + 2 * k for k, axis in enumerate(schema.axes)}
 
     def layout(nodes: int = 100, edges: int = 200, graphs: int = 50, grown: str = "") -> SlotLayout:
+        """A slot in which one number of rows may be larger than usual."""
         extra = {name: rows + (name == grown) for name, rows in own.items()}
         capacity = Capacity(nodes, edges, graphs, 1, tuple(extra.items()), reserve)
         return SlotLayout(0, capacity, schema, pointers)
 
     def unaligned(found: SlotLayout) -> int:
+        """Bytes of its arrays without what stands between them."""
         return sum(entry.nbytes for entry in found.entries)
 
     base = unaligned(layout())

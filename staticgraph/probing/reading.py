@@ -117,6 +117,7 @@ class GivenReader:
         """Runs nothing."""
 
         def read(capacity: Capacity) -> Reading:
+            """The bytes as given, or a reading as it is."""
             found = self._bytes_of(capacity)
             return found if isinstance(found, Reading) else Reading(int(found))
 

@@ -65,6 +65,7 @@ class LentTensor(Tensor):
         lent: dict[int, LentTensor] = {}  # by the address of their memory
 
         def plain(value: LentTensor) -> Tensor:
+            """The tensor itself, after a look at whether its memory is still its own."""
             with DisableTorchFunctionSubclass():
                 bare = value.as_subclass(Tensor)
                 lent[_memory(bare)] = value
@@ -73,6 +74,7 @@ class LentTensor(Tensor):
             return bare
 
         def lend(value: Tensor) -> Tensor:
+            """A view of lent memory as lent, too; any other result as it is."""
             owner = lent.get(_memory(value))
             return value if owner is None else cls.of(value, owner._replays, owner._replay)
 
@@ -125,11 +127,12 @@ def handed_out(result: Any, replays: Replays) -> Any:
         replays: of all recordings that share memory with the one that wrote it just now.
     """
 
-    def one(value: Tensor) -> Tensor:
+    def handed_over(value: Tensor) -> Tensor:
+        """A copy of what is small; a tensor of the recording's own memory where it is large."""
         if value.numel() * value.element_size() <= CLONED_BYTES:
             return value.clone()
         return LentTensor.of(value, replays, replays.count)
 
     if type(result) is Tensor:  # as a step's loss: no tree to walk
-        return one(result)
-    return mapped(one, result)
+        return handed_over(result)
+    return mapped(handed_over, result)

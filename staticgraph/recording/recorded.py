@@ -162,16 +162,19 @@ class RecordedSteps:
             self._finite.prepare(bucket)
 
         def before() -> None:
+            """The model in the mode of the work, and what is read off the inputs known."""
             train(self._model) if work == "step" else self._model.eval()
             self._computation.known(inputs)  # a recording is no place for a run of its own
 
         def between() -> None:
+            """After the warm-up: no gradients, and whoever waits for it is told."""
             if work == "step":
                 self._update.zero_grad()  # the warm-up's; a recording makes its own
             if warmed is not None:
                 warmed()
 
-        def made(key: RecordingKey) -> ModelRecording:
+        def record_key(key: RecordingKey) -> ModelRecording:
+            """The recording of one key."""
             assert self._recorder is not None
             body = self._body(key)
             return self._recorded_model.record(
@@ -179,10 +182,10 @@ class RecordedSteps:
             )
 
         try:
-            self._recordings[place] = made(key)
+            self._recordings[place] = record_key(key)
             if self._inputs.collation is not None and self._one_launch:
                 self._inputs.collation.clear()
-                self._from_ids[place] = made(key._replace(from_ids=True))
+                self._from_ids[place] = record_key(key._replace(from_ids=True))
         except NotStatic as error:
             self._abandon(error.__cause__ or error)
             raise
@@ -206,6 +209,7 @@ class RecordedSteps:
         collate = self._inputs.collation.body(key.bucket)
 
         def from_ids() -> Any:
+            """Collates by the ids in the slot, then does the work."""
             collate()
             return whole()
 
@@ -275,6 +279,7 @@ class RecordedSteps:
         inputs, compiles = self._inputs.blank(bucket), self._recorder.compiles
 
         def compute(batch: StaticBatch) -> Any:
+            """The model's output over a batch, compiled where the recorder compiles."""
             return self._work.computed("forward", batch, compiles)
 
         known = self._computation.known

@@ -81,6 +81,7 @@ class RecordedPair:
         self._leaves: list[Tensor] = []
 
         def forward() -> list[Any]:
+            """The output's tensors, over fields that are leaves of this pass."""
             with torch.enable_grad():
                 own = {name: inputs[name].detach().requires_grad_() for name in self.fields}
                 self._leaves = list(own.values())
@@ -90,6 +91,7 @@ class RecordedPair:
             return leaves_of(out)
 
         def backward(outputs: list[Any], gradients: list[Tensor]) -> list[Tensor | None]:
+            """Gradients of parameters and fields; None for what the output does not depend on."""
             wanted = [*self.parameters, *self._leaves]
             given = [out for out in outputs if _has_gradient(out)]
             if not given or not wanted:
@@ -97,6 +99,7 @@ class RecordedPair:
             return list(torch.autograd.grad(given, wanted, gradients, allow_unused=True))
 
         def both() -> None:
+            """Both passes, from gradients of zero: the warm-up."""
             outputs = forward()
             backward(outputs, [torch.zeros_like(o) for o in outputs if _has_gradient(o)])
 
@@ -227,6 +230,7 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pair: RecordedPair, copy: Callable[[], None], *given: Tensor) -> Any:
+        """Replays the forward over what ``copy`` writes; the output's tensors, flat."""
         flat = pair.replay_forward(copy)
         ctx.pair, ctx.count, ctx.versions = pair, pair.count, pair.versions
         ctx.mark_non_differentiable(
@@ -241,6 +245,7 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Replays the backward; gradients of parameters and fields."""
         found = ctx.pair.replay_backward(ctx.count, ctx.versions, gradients)
         return None, None, *found
 

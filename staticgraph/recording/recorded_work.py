@@ -63,12 +63,14 @@ class RecordedWork:
         if work == "forward":
 
             def forward() -> Any:
+                """The output alone, without a tape."""
                 with torch.no_grad():
                     return self.computed(work, inputs, compiles)
 
             return forward
 
         def step() -> Any:
+            """Forward, loss and as much of the update as is recorded."""
             self._update.zero_grad()
             return self._trained(self.computed(work, inputs, compiles), inputs)
 

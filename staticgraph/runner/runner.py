@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -35,9 +34,8 @@ from staticgraph.runner.execution.model_locks import (
     check_not_traced,
     refuse_without_gradients,
 )
-from staticgraph.runner.execution.prediction import predict, require_rows
 from staticgraph.runner.execution.steps import Steps
-from staticgraph.runner.export.export import export
+from staticgraph.runner.inference import Inference
 from staticgraph.runner.parts import RunnerParts
 from staticgraph.runner.reporting.report import Report
 from staticgraph.runner.timing.auto import Auto
@@ -48,21 +46,14 @@ from staticgraph.steps.compilation.modes import Mode
 from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.computation.model_setup import Subject, warn_of_another_models_optimizer
 from staticgraph.steps.loss.mean_loss import Loss
-from staticgraph.steps.state.evaluation_mode import Evaluation, settle_training
+from staticgraph.steps.state.evaluation_mode import settle_training
 from staticgraph.steps.state.recordable_optimizer import make_recordable
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
 
 
-class EvalResult(NamedTuple):
-    """What :meth:`StaticGraphRunner.eval_step` gives: the padded output and the mean loss."""
-
-    out: Any
-    loss: Tensor | None
-
-
-class StaticGraphRunner:
+class StaticGraphRunner(Inference):
     """Runs a model over the batches of a plan.
 
     Args:
@@ -109,7 +100,7 @@ class StaticGraphRunner:
             inside, such as the dry run. A training loop needs none of it.
     """
 
-    subject: Subject
+    steps: Steps
 
     def __init__(
         self,
@@ -125,31 +116,28 @@ class StaticGraphRunner:
         budget: MemoryBudget | None = None,
         distributed: str | torch.distributed.ProcessGroup = "auto",
     ) -> None:
-        self.subject = subject = Subject.of(
+        subject = Subject.of(
             model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast
         )
-        self.plan: BucketPlan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
-        self.device: torch.device = subject.device
+        plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         self._execution = execution = Execution.of(subject, mode, recording, distributed)
         self.mode: Mode = execution.mode
         self.ranks: Ranks | None = execution.ranks
         if execution.records_step:
             make_recordable(subject.optimizer)
-        self._turns = Turns(subject.model)
-        self._evaluating = Evaluation(subject.model)
+        turns = Turns(subject.model)
         self._trains = subject.trains
         if self._trains:
             settle_training(subject.model)
             warn_of_another_models_optimizer(subject)
         if self.ranks is not None:
             check_not_wrapped(subject.model)
-            alike = {"the plan": list(map(str, self.plan.capacities)), "the mode": self.mode.name}
+            alike = {"the plan": list(map(str, plan.capacities)), "the mode": self.mode.name}
             self.ranks.check_alike(**alike)
-        parts = RunnerParts.of(subject, self.plan, execution, budget)
-        self.steps: Steps = parts.steps
+        parts = RunnerParts.of(subject, plan, execution, budget)
+        super().__init__(subject, plan, turns, parts)
         self.preparation: Preparation = parts.preparation
-        self._fields, self._warming = parts.fields, parts.warming
-        self._account, self._intake = parts.account, parts.intake
+        self._warming, self._account = parts.warming, parts.account
 
     def __repr__(self) -> str:
         of = how_many(len(self.plan.capacities), "bucket")
@@ -157,21 +145,6 @@ class StaticGraphRunner:
             f"{type(self).__name__}({type(self.model).__name__} on {self.device}, mode "
             f"{self.mode.name}, {of})"
         )
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """What is run."""
-        return self.subject.model
-
-    @property
-    def pointers(self) -> bool:
-        """Whether its batches need row pointers."""
-        return self.subject.pointers
-
-    @property
-    def loss(self) -> Loss | None:
-        """One value per row, as given."""
-        return self.subject.loss
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -320,108 +293,16 @@ class StaticGraphRunner:
         """
         self.steps.check()
 
-    def eval_step(self, batch: StaticBatch) -> EvalResult:
-        """Output and mean loss in evaluation mode, without gradients.
-
-        Every module's training flag is as before afterwards. Without a loss, ``loss`` is None.
-        """
-        check_not_traced("eval_step()")
-        with self._turns.forward, self._evaluating():
-            out = self._run("forward", batch)
-            loss = None if self.loss is None else self.steps.computation.mean_loss(out, batch)
-        return EvalResult(out, loss)
-
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """:meth:`step` without compiling or recording, whatever the mode: the reference."""
         with self._turns.step:
             return self.steps.train(self.steps.form.accept(batch), "eager")
-
-    def eager_forward(self, batch: StaticBatch) -> Any:
-        """The output in evaluation mode, without compiling or recording, whatever the mode."""
-        with self._turns.forward, self._evaluating():
-            return self.steps.run("forward", self.steps.form.accept(batch), "eager")
 
     def verify(self, batch: StaticBatch) -> Verification:
         """Compares a step and a forward with eager on one batch, and changes nothing; see
         :func:`staticgraph.runner.verification.verify`."""
         with self._turns.whole, self.steps.accumulated.kept():
             return verify(self, batch)
-
-    def predict(self, graphs: Any) -> Any:
-        """Outputs for new graphs, in the order given, padding left out.
-
-        Args:
-            graphs: a list of ``Data``, a PyG data set, or a :class:`GraphStore`, on a device too.
-
-        Returns:
-            For an output per graph a tensor ``[n, ...]`` on the CPU; for one per node or per edge a
-            list of ``n`` tensors, edges in the order of each graph's ``edge_index``. Tuples,
-            lists and dicts of these as the model returns them; in them a scalar tensor gives one
-            value a batch, and None stays None.
-
-        Raises:
-            GraphTooLarge: a graph fits no bucket.
-            BadGraph: a graph lacks a field, or has one of another dtype or width.
-            TypeError: a loader, which has batches.
-        """
-        check_not_traced("predict()")
-        return predict(self, graphs, self._fields.schema)
-
-    def predict_batch(self, batch: StaticBatch) -> Any:
-        """The output of one batch in evaluation mode, without gradients and without a loss.
-
-        Returns:
-            The model's output over all physical rows, on the device; each of its tensors has rows
-            of the batch, as ``batch.unpad`` and :class:`Predictions` take them.
-
-        Raises:
-            ValueError: an output has no rows of the batch.
-        """
-        check_not_traced("predict_batch()")
-        with self._turns.forward, self._evaluating():
-            out = self._run("forward", batch)
-            require_rows(out, self.steps.computation.levels(out, batch))
-        return out
-
-    def export(
-        self,
-        folder: str | Path,
-        example: StaticBatch | GraphStore | None = None,
-        *,
-        overwrite: bool = False,
-        progress: bool = True,
-    ) -> str:
-        """Writes the model's forward in evaluation mode as compiled code, a package of AOTInductor
-        a bucket, with the plan and the fields: what :func:`staticgraph.load_exported` loads without
-        the model's source, with the torch, and on a processor or GPU, like these.
-
-        Args:
-            folder: a new one, or one that an export wrote, with ``overwrite``.
-            example: a batch or a store, where the plan does not know the fields of the data.
-            overwrite: replace an export.
-            progress: show a bar.
-
-        Returns:
-            The digest of the folder. A package is code: give the digest to those who load it, for
-            ``load_exported(folder, digest=...)``.
-
-        Raises:
-            FileExistsError: something stands there that is not to be replaced.
-            NotStatic: the model cannot be exported; the message has torch's reason.
-            ValueError: the fields of the data are not known.
-        """
-        check_not_traced("export()")
-        schema = self._fields.of(example, "export(folder, example=store)")
-        with self._turns.whole:
-            return export(
-                folder,
-                self.steps.computation,
-                self.subject,
-                replace(self.plan, schema=schema),
-                schema,
-                overwrite=overwrite,
-                progress=progress,
-            )
 
     # ------------------------------------------------------------------ warming up
 
@@ -476,8 +357,3 @@ class StaticGraphRunner:
     def report(self) -> Report:
         """What ran so far, bucket by bucket."""
         return self._account.report()
-
-    # ------------------------------------------------------------------ inside
-
-    def _run(self, work: str, batch: StaticBatch) -> Any:
-        return self.steps.run(work, self._intake.take(batch, work))

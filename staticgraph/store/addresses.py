@@ -152,6 +152,7 @@ def _pointer(typing: Any, at: Any) -> Any:
     """An address as what ``numba.carray`` reads from."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Code: the number as a pointer."""
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
 
     return types.voidptr(types.int64), generate
@@ -162,6 +163,7 @@ def _copy_bytes(_: Any, target: Any, source: Any, count: Any) -> Any:
     """C's memcpy. Slices are given by a loop, twice as slow, and five times as long to compile."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        """Code: the copy of so many bytes."""
         cgutils.raw_memcpy(builder, arguments[0], arguments[1], arguments[2], 1)
         return context.get_dummy_value()
 

@@ -34,13 +34,16 @@ def stretch(store: GraphColumns, first: int, last: int) -> GraphColumns:
     """Graphs ``first`` to ``last``, less one, of a store in one piece."""
 
     def bounds(level: str) -> IntArray:
+        """``[last - first + 1]`` where the rows of each graph begin."""
         return np.asarray(store.offsets_of(level)[first : last + 1])
 
     def rows(level: str) -> slice:
+        """The rows of all of these graphs."""
         begins = bounds(level)
         return slice(int(begins[0]), int(begins[-1]))
 
-    def of(array: Array, level: str) -> Array:
+    def rows_of(array: Array, level: str) -> Array:
+        """The array's part with these graphs; an empty one as it is."""
         return array[rows(level)] if len(array) else array
 
     schema, edges = store.schema, rows("edge")
@@ -58,15 +61,15 @@ def stretch(store: GraphColumns, first: int, last: int) -> GraphColumns:
         schema=schema,
         node_offsets=bounds("node") - bounds("node")[0],
         edge_offsets=bounds("edge") - bounds("edge")[0],
-        edge_src=of(store.edge_src, "edge"),
-        edge_dst=of(store.edge_dst, "edge"),
+        edge_src=rows_of(store.edge_src, "edge"),
+        edge_dst=rows_of(store.edge_dst, "edge"),
         row_ptr=pointers,
-        transpose=of(store.transpose, "edge"),
-        edge_origin=of(store.edge_origin, "edge"),
+        transpose=rows_of(store.transpose, "edge"),
+        edge_origin=rows_of(store.edge_origin, "edge"),
         columns=columns,
         name=store.name,
         offsets={axis.name: bounds(axis.name) - bounds(axis.name)[0] for axis in schema.axes},
-        origins={axis: of(origin, axis) for axis, origin in store.origins.items()},
+        origins={axis: rows_of(origin, axis) for axis, origin in store.origins.items()},
         objects={
             name: ObjectColumn(
                 column.text[int(column.ends[first]) : int(column.ends[last])],

@@ -117,6 +117,7 @@ def _surveyed(folders: list[Path], name: str) -> ShardList:
     objects: set[str] = set()
 
     def looked_at(folder: Path) -> GraphColumns:
+        """The store in a folder, unverified; its sizes and object names are kept."""
         store = files.load(GraphColumns, folder, verify=False)
         sizes[folder] = store.narrow_sizes
         objects.update(store.objects)
@@ -195,6 +196,7 @@ def _read(root: Path) -> ShardList:
     path = root / files.MANIFEST
 
     def build(values: dict[str, Any]) -> ShardList:
+        """The list that the values of a manifest say."""
         if values["version"] != VERSION:
             raise StoreCorrupt(
                 f"{path} says version {values['version']}; this library reads {FORMAT} version "

@@ -190,6 +190,7 @@ def waiting(text: str) -> Iterator[None]:
     every = 1.0 if on_terminal() else EVERY_S
 
     def tick() -> None:
+        """Shows the seconds so far, until the work is done."""
         while not done.wait(every):
             status.show(f"{text}: {time.monotonic() - began:.0f} s")
 

@@ -32,12 +32,14 @@ def table(
     right = [all(_numeric(row[i]) for row in cells) and bool(cells) for i in range(len(headers))]
 
     def line(values: Sequence[str], columns: Sequence[int]) -> str:
+        """A line of some columns, numbers to the right."""
         placed = (
             values[i].rjust(widths[i]) if right[i] else values[i].ljust(widths[i]) for i in columns
         )
         return GAP.join(placed).rstrip()
 
     def block(columns: Sequence[int]) -> str:
+        """Headers, rule and rows of some columns."""
         rule = GAP.join("-" * widths[i] for i in columns)
         return "\n".join([line(headers, columns), rule, *(line(row, columns) for row in cells)])
 

@@ -59,6 +59,7 @@ class _Refusing(event.Listener):
         self.thread = threading.get_ident()
 
     def on_start(self, event: Any) -> None:
+        """Refuses a compilation in the thread that made this."""
         if threading.get_ident() == self.thread:
             raise _NotCached
 

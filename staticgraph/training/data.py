@@ -25,7 +25,8 @@ def opened(config: TrainConfig, ranks: Ranks | None, progress: bool) -> GraphSto
         BadGraph: a graph of it is none.
     """
 
-    def open_it() -> GraphStore:
+    def read_data() -> GraphStore:
+        """The data set of the run's settings, from its files."""
         return datasets.open(
             config.data,
             target=config.target,
@@ -34,7 +35,7 @@ def opened(config: TrainConfig, ranks: Ranks | None, progress: bool) -> GraphSto
             progress=progress,
         )
 
-    return first_alone(ranks, open_it) or open_it()
+    return first_alone(ranks, read_data) or read_data()
 
 
 def source_of(

@@ -67,6 +67,9 @@ class Neighbours(nn.Module):
         return self.head(global_add_pool(h.relu(), batch, batch_size))
 
 
+CUTOFF = 3.0
+
+
 class Given(nn.Module):
     """In place of SchNet's radius graph: the batch's edges and their lengths."""
 
@@ -78,11 +81,11 @@ class Given(nn.Module):
 
 
 class Forces(nn.Module):
-    """Energy of each graph and the force on each node."""
+    """Energy of each graph and the force on each node, by edges shorter than :data:`CUTOFF`."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 1) -> None:
         super().__init__()
-        self.net = SchNet(16, 16, 1, 8, cutoff=3.0, interaction_graph=Given())
+        self.net = SchNet(16, 16, layers, 8, cutoff=CUTOFF, interaction_graph=Given())
 
     def forward(self, data):
         pos = data.pos.requires_grad_()

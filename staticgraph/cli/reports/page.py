@@ -201,6 +201,7 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], text: int = 0)
     """A table whose first ``text`` columns are words, the others numbers."""
 
     def line(tag: str, cells: Sequence[str]) -> str:
+        """A row of HTML, its cells escaped; the page's style aligns those of numbers."""
         kind = [' class="text"' if place < text else "" for place in range(len(cells))]
         pairs = zip(kind, cells, strict=True)
         return "<tr>" + "".join(f"<{tag}{k}>{escape(c)}</{tag}>" for k, c in pairs) + "</tr>"

@@ -41,6 +41,7 @@ def install(points: PatchPoints, target: TargetDevice) -> None:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
+        """As torch's function; its fused kernel of the target device where that would be chosen."""
         width = query.shape[-1]
         aligned = (width * query.dtype.itemsize) % ALIGNED_BYTES == 0
         if (

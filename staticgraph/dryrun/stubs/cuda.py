@@ -70,6 +70,7 @@ def install(points: PatchPoints, target: TargetDevice) -> None:
     total = target.memory_bytes
 
     def random_state(device: Any = "cuda") -> torch.Tensor:
+        """Zeros of the length of a device's random state, on the CPU."""
         return torch.zeros(RANDOM_STATE_BYTES, dtype=torch.uint8)
 
     for name, value, why in (

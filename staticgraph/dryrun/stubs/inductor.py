@@ -55,17 +55,19 @@ def _options(points: PatchPoints) -> None:
 def _allocations(points: PatchPoints) -> None:
     guards = "torch._C._dynamo.guards"
 
-    def on(device: str) -> Any:
+    def allocator(device: str) -> Any:
+        """What allocates on one device: an empty tensor of a size, stride and dtype."""
         return lambda size, stride, dtype: torch.empty_strided(
             size, stride, dtype=dtype, device=device
         )
 
     def reinterpret(tensor: Any, size: Any, stride: Any, offset: int = 0) -> Any:
+        """A view of a tensor's memory; the offset counts from the tensor's own."""
         return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
     for name, value, why, new in (
-        ("_empty_strided_cuda", on("cuda"), "allocates past the dispatcher", True),
-        ("_empty_strided_cpu", on("cpu"), "allocates past the dispatcher", False),
+        ("_empty_strided_cuda", allocator("cuda"), "allocates past the dispatcher", True),
+        ("_empty_strided_cpu", allocator("cpu"), "allocates past the dispatcher", False),
         ("_reinterpret_tensor", reinterpret, "makes a view past the dispatcher", False),
         ("assert_size_stride", lambda *_: None, "reads a tensor past the dispatcher", False),
         ("assert_alignment", lambda *_: None, "reads an address", True),
@@ -89,6 +91,7 @@ def _folding(points: PatchPoints) -> None:
 
     @functools.cache
     def lazy_init(input_device: Any = None) -> Any:
+        """Inductor's patterns, traced as if there were no GPU; once for each argument."""
         available, torch.cuda.is_available = torch.cuda.is_available, lambda: False
         try:
             return lazy(CPU) if input_device is not None else lazy()
@@ -104,6 +107,7 @@ def _folding(points: PatchPoints) -> None:
 
 def _on_cpu(real: Any) -> Any:
     def method(self: Any, *args: Any) -> Any:
+        """The real method, with its tensors on the CPU."""
         with _OnCpu():
             return real(self, *args)
 
@@ -117,6 +121,7 @@ class _Kernel:
         self.name = name
 
     def run(self, *args: Any, **kwargs: Any) -> None:
+        """Counts a launch; nothing is computed."""
         WATCH.inductor_kernel(self.name, (args, kwargs))
 
 
@@ -124,10 +129,12 @@ def _kernels(points: PatchPoints) -> None:
     compile_class = "torch._inductor.async_compile:AsyncCompile"
 
     def triton(self: Any, name: str, source: str, device_str: str = "cuda") -> _Kernel:
+        """A kernel that is only counted, by the name that its source was given."""
         WATCH.sources[source] = name
         return _Kernel(name)
 
     def cpp(self: Any, *_: Any, **__: Any) -> Any:
+        """A loop on the host that is only counted."""
         return lambda *args: host_part()
 
     points.put(
@@ -145,6 +152,7 @@ def _graphs(points: PatchPoints) -> None:
     made = points.real(f"{kind}.__init__", why)
 
     def init(self: Any, current_callable: Any, graph: Any, gm: Any, *rest: Any, **kw: Any) -> None:
+        """Makes the graph, and notes on it what it mutates and why it is not recorded."""
         made(self, current_callable, graph, gm, *rest, **kw)
         causes, WATCH.causes = WATCH.causes, []
         self._dry_run = CompiledGraph(
@@ -162,6 +170,7 @@ def _graphs(points: PatchPoints) -> None:
     post = points.real(f"{kind}.post_compile", why)
 
     def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Notes the static inputs, and has every call of the graph noted."""
         note = self._dry_run
         note.static = frozenset(self.fx_kwargs.get("static_input_idxs") or ())
         before, WATCH.graph = WATCH.graph, note
@@ -172,6 +181,7 @@ def _graphs(points: PatchPoints) -> None:
         inner = self.current_callable
 
         def call(inputs: Any) -> Any:
+            """Runs the graph, which is the one that launches until it returns."""
             note.calls += 1
             before, WATCH.graph = WATCH.graph, note
             # Inputs that are fake on their own, such as a seed, are counted when first seen.
@@ -191,11 +201,12 @@ def _graphs(points: PatchPoints) -> None:
     points.real(f"{scheduler}.should_partition", why)
     codegen = points.real(f"{scheduler}.codegen", why)
 
-    def noted(self: Any) -> Any:
+    def codegen_noted(self: Any) -> Any:
+        """Makes the code, after noting what would part the graph."""
         WATCH.causes = _causes(self)
         return codegen(self)
 
-    points.put(f"{scheduler}.codegen", noted, why)
+    points.put(f"{scheduler}.codegen", codegen_noted, why)
 
 
 def _causes(scheduler: Any) -> list[tuple[str, str, str]]:
@@ -242,6 +253,7 @@ def _recordings(points: PatchPoints) -> None:
     why = "would record on the device"
 
     def cudagraphify(model: Any, static_input_idxs: Any = (), **kw: Any) -> Any:
+        """In place of a recording: counts it, or says why there would be none."""
         note, runs = WATCH.graph, []
         mutated = set(kw.get("mutated_input_idxs", ()) or ()) - set(static_input_idxs)
         if mutated:  # torch_inductor.cudagraph_utils.check_for_mutation, asked at the first run
@@ -251,6 +263,7 @@ def _recordings(points: PatchPoints) -> None:
             note.recorded += 1
 
         def run(inputs: Any) -> Any:
+            """Runs the model; at its second run it would be recorded."""
             runs.append(None)
             if len(runs) == 2:  # the first run warms up, the second records
                 TREES.record()
@@ -266,6 +279,7 @@ def _recordings(points: PatchPoints) -> None:
     said = points.real(f"torch._inductor.cudagraph_utils:{symbol}", "says why nothing is recorded")
 
     def skip(message: str) -> Any:
+        """Keeps the reason, then says it as torch does."""
         WATCH.skips.append(message)
         return said(message)
 

@@ -67,7 +67,8 @@ def install(points: PatchPoints, target: TargetDevice) -> None:
     driver.set_active(driver_for(target))
     run = points.real("triton.runtime.jit:JITFunction.run", WHY)
 
-    def noted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    def launch_noted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        """In place of a launch: compiles for the target where asked, and counts it."""
         bare = [Pointer(a) if isinstance(a, torch.Tensor) else a for a in args]
         named = {k: Pointer(a) if isinstance(a, torch.Tensor) else a for k, a in kwargs.items()}
         kernel = None
@@ -77,4 +78,4 @@ def install(points: PatchPoints, target: TargetDevice) -> None:
             launches.WATCH.own_kernel(self.fn, kernel, (args, kwargs))
         return kernel
 
-    points.put("triton.runtime.jit:JITFunction.run", noted, WHY)
+    points.put("triton.runtime.jit:JITFunction.run", launch_noted, WHY)

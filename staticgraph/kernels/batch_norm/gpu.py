@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm.dtypes import dtype_of
 from staticgraph.kernels.batch_norm.partials import MAX_PARTIALS, rows_a_partial
+from staticgraph.kernels.batch_norm.results import gradients, results
 from staticgraph.kernels.launch import wide, wide_like
 
 ROWS = 32
@@ -293,9 +292,7 @@ def forward(
     not written, nor read later."""
     rows, width = x.shape
     chunks, rows_a_chunk, grid, options = _chunks(x)
-    total = x.new_empty(0) if addend is None else torch.empty_like(x)
-    out = torch.empty_like(x, dtype=dtype_of(x, residual))
-    mean, var = wide_like(x, width), wide_like(x, width)
+    out, mean, var, total = results(x, addend, residual)
     given, rows_a_tile = partial is not None, rows_a_chunk
     if partial is not None:
         rows_a_tile = rows_a_partial(rows)
@@ -361,9 +358,8 @@ def backward(
     rows, width = x.shape
     chunks, rows_a_chunk, grid, options = _chunks(x)
     partial = wide_like(x, chunks, 2, width)
-    dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     into = None if into is None else into.contiguous()
-    both = x.new_empty(0) if into is None else torch.empty_like(into)
+    dx, dweight, dbias, both = gradients(x, weight, bias, into)
     given = (grad, x, weight, bias, mean, var, count, partial)
     gradient_sums_kernel[grid](*given, eps, width, rows_a_chunk, RELU=relu, **options)
     apply_gradient_kernel[grid](

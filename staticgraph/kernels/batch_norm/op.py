@@ -9,9 +9,9 @@ from torch import Tensor
 
 from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
 from staticgraph.kernels.batch_norm import cpu
-from staticgraph.kernels.batch_norm.dtypes import dtype_of
 from staticgraph.kernels.batch_norm.partials import joined
 from staticgraph.kernels.batch_norm.reference import normalised
+from staticgraph.kernels.batch_norm.results import dtype_of, gradients, results
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.threads import threads_for
 
@@ -154,14 +154,6 @@ def _backward_on_cuda(grad, x, *rest):
     return kernels.backward(grad, x, *rest)
 
 
-def _fake(x, addend, residual, *_):
-    wide = torch.promote_types(x.dtype, torch.float32)
-    mean = x.new_empty(x.size(1), dtype=wide)
-    total = x.new_empty(0) if addend is None else torch.empty_like(x)
-    out = torch.empty_like(x, dtype=dtype_of(x, residual))
-    return out, mean, torch.empty_like(mean), total
-
-
 _forward = operator(
     "batch_norm(Tensor x, Tensor? addend, Tensor? residual, Tensor weight, Tensor bias, "
     "Tensor count, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? tracked, "
@@ -169,7 +161,7 @@ _forward = operator(
     "-> (Tensor, Tensor, Tensor, Tensor)",
     cpu=_on_cpu,
     cuda=_on_cuda,
-    fake=_fake,
+    fake=lambda x, addend, residual, *_: results(x, addend, residual),
 )
 _backward = operator(
     "batch_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
@@ -177,12 +169,7 @@ _backward = operator(
     "-> (Tensor, Tensor, Tensor, Tensor)",
     cpu=_backward_on_cpu,
     cuda=_backward_on_cuda,
-    fake=lambda grad, x, weight, bias, mean, var, count, into, *_: (
-        torch.empty_like(x),
-        torch.empty_like(weight),
-        torch.empty_like(bias),
-        x.new_empty(0) if into is None else torch.empty_like(into),
-    ),
+    fake=lambda grad, x, weight, bias, mean, var, count, into, *_: gradients(x, weight, bias, into),
 )
 
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm.dtypes import dtype_of
-from staticgraph.kernels.launch import wide, wide_like
+from staticgraph.kernels.batch_norm.results import gradients, results
+from staticgraph.kernels.launch import wide
 
 # What a load from memory brings at least, in each row.
 SECTOR_BYTES = 32
@@ -167,9 +166,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As the operator; one launch."""
     rows, width = x.shape
-    total = x.new_empty(0) if addend is None else torch.empty_like(x)
-    out = torch.empty_like(x, dtype=dtype_of(x, residual))
-    mean, var = wide_like(x, width), wide_like(x, width)
+    out, mean, var, total = results(x, addend, residual)
     grid, options = _options(x)
     forward_kernel[grid](
         x,
@@ -212,9 +209,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As the operator; one launch."""
     rows, width = x.shape
-    dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     into = None if into is None else into.contiguous()
-    both = x.new_empty(0) if into is None else torch.empty_like(into)
+    dx, dweight, dbias, both = gradients(x, weight, bias, into)
     grid, options = _options(x)
     given = (grad.contiguous(), x, weight, bias, mean, var, count, x if into is None else into)
     found = (dx, dweight, dbias, dx if into is None else both)

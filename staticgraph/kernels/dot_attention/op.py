@@ -108,6 +108,7 @@ def _read(
     more = None if edge is None or not len(edge) else _array(edge, wide)
 
     def of_edges(used: bool, like: Tensor) -> Any:
+        """What edges add to rows like these: ``[E, H * C]``, or ``[1, H * C]`` zeros for all."""
         if used and more is not None:
             return more
         return torch.zeros(1, like.size(1), dtype=wide).numpy()

@@ -26,6 +26,7 @@ def dot_attention_reference(
     wide, nodes = torch.promote_types(query.dtype, torch.float32), len(query)
 
     def parted(rows: Tensor) -> Tensor:
+        """``[n, H * C]`` to ``[n, H, C]``, in the precision of the sums."""
         return rows.to(wide).view(len(rows), heads, rows.size(1) // heads)
 
     keys, values = parted(key)[src], parted(value)[src]

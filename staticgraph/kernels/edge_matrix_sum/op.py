@@ -18,7 +18,7 @@ from torch import Tensor
 
 from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
 from staticgraph.kernels.edge_matrix_sum import cpu
-from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.kernels.register import asked_of, differentiable_once, operator
 from staticgraph.kernels.threads import threads_for
 
 
@@ -112,9 +112,7 @@ class EdgeMatrixSum(torch.autograd.Function):
         grad, *handed = grads
         into = handed[0] if handed else None
         found = _backward(grad, *ctx.saved_tensors, into, ctx.mean)
-        wants = ctx.needs_input_grad[:2]
-        kept = [one if want else None for one, want in zip(found, wants, strict=True)]
-        return *kept, *(None,) * 7
+        return *asked_of(ctx, found), *(None,) * 7
 
 
 def edge_matrix_sum(

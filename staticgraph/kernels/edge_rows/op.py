@@ -16,7 +16,7 @@ from torch import Tensor
 
 from staticgraph.kernels.edge_rows import cpu
 from staticgraph.kernels.message import codes_of, some_of
-from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.kernels.register import asked_of, differentiable_once, operator
 
 
 def _on_cpu(
@@ -132,9 +132,7 @@ class EdgeRows(torch.autograd.Function):
         if wants[0] or wants[1] or (wants[2] and code is not None):
             by_source, by_target, by_code = sums_of_ends(grad, code, *where, ctx.entries, *wants)
             by_edge = by_code if by_edge is None else by_edge
-        found = by_source, by_target, by_edge
-        kept = [one if want else None for one, want in zip(found, wants, strict=True)]
-        return *kept, *(None,) * 6
+        return *asked_of(ctx, (by_source, by_target, by_edge)), *(None,) * 6
 
 
 def edge_rows(

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -225,7 +227,7 @@ def forward(
     dtype: torch.dtype,
 ) -> Tensor:
     """As the operator; one launch."""
-    out, columns = torch.empty_like(x, dtype=dtype), block(x.size(1))
+    out = torch.empty_like(x, dtype=dtype)
     forward_kernel[(len(x),)](
         x,
         x if bias is None else bias,
@@ -236,12 +238,8 @@ def forward(
         row_ptr,
         out,
         x.size(1),
-        WEIGHTED=weight is not None,
-        LOOPS=loops,
         BIASED=bias is not None,
-        WIDE=wide(x.dtype),
-        BLOCK=columns,
-        num_warps=warps(columns),
+        **_options(x, weight, loops),
     )
     return out
 
@@ -258,7 +256,7 @@ def backward(
     dtype: torch.dtype,
 ) -> Tensor:
     """As the operator; one launch."""
-    dx, columns = torch.empty_like(grad, dtype=dtype), block(grad.size(1))
+    dx = torch.empty_like(grad, dtype=dtype)
     backward_kernel[(len(grad),)](
         grad,
         root,
@@ -269,11 +267,7 @@ def backward(
         transpose,
         dx,
         grad.size(1),
-        WEIGHTED=weight is not None,
-        LOOPS=loops,
-        WIDE=wide(grad.dtype),
-        BLOCK=columns,
-        num_warps=warps(columns),
+        **_options(grad, weight, loops),
     )
     return dx
 
@@ -292,7 +286,7 @@ def weights_backward(
     loops: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As the operator; one launch."""
-    dtype, columns = torch.promote_types(x.dtype, torch.float32), block(x.size(1))
+    dtype = torch.promote_types(x.dtype, torch.float32)
     droot, down, dweight = (x.new_empty(n, dtype=dtype) for n in (len(x), len(x), len(src)))
     weights_kernel[(len(x),)](
         grad.contiguous(),
@@ -309,11 +303,7 @@ def weights_backward(
         down,
         dweight,
         x.size(1),
-        WEIGHTED=weight is not None,
-        LOOPS=loops,
-        WIDE=wide(dtype),
-        BLOCK=columns,
-        num_warps=warps(columns),
+        **_options(x, weight, loops),
     )
     return droot, down, dweight
 
@@ -335,3 +325,15 @@ def degrees_backward(
         num_warps=1,
     )
     return dweight
+
+
+def _options(rows: Tensor, weight: Tensor | None, loops: bool) -> dict[str, Any]:
+    """Of a launch with a program a row."""
+    columns = block(rows.size(1))
+    return {
+        "WEIGHTED": weight is not None,
+        "LOOPS": loops,
+        "WIDE": wide(rows.dtype),
+        "BLOCK": columns,
+        "num_warps": warps(columns),
+    }

@@ -20,7 +20,7 @@ from torch import Tensor
 from staticgraph.kernels.message import codes_of, some_of
 from staticgraph.kernels.neighbour_reduce import cpu
 from staticgraph.kernels.neighbour_reduce.reference import ACTIVATIONS, REDUCTIONS
-from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.kernels.register import asked_of, differentiable_once, operator
 from staticgraph.text.how_many import how_many
 
 
@@ -158,8 +158,7 @@ class NeighbourReduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Gradients of source, target, edge and what else is wanted."""
         found = _backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.options)
-        needed = [one if ctx.needs_input_grad[k] else None for k, one in enumerate(found)]
-        return *needed, *(None,) * 10
+        return *asked_of(ctx, found), *(None,) * 10
 
 
 def neighbour_reduce(

@@ -222,6 +222,24 @@ _relu_adds = on_threads(_relu_add)
 
 
 @kernel
+def _pieces(edge: Array, code: Array, threads: int) -> tuple[Array, int]:
+    """A table a piece of the sources, of no rows where each edge has its own, and how many pieces
+    there are."""
+    coded = len(code) > 0
+    tables = of_pieces(len(code), edge if coded else edge[:0])
+    return tables, len(tables) if coded else threads
+
+
+@kernel
+def _add_up(tables: Array, code: Array, into_edge: Array, dedge: Array) -> None:
+    """The pieces' tables, where edges read one, and what was handed on."""
+    if len(code) > 0:
+        join(tables, dedge)
+    if len(into_edge) > 0:
+        dedge += into_edge
+
+
+@kernel
 def copy_backward(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
@@ -239,15 +257,11 @@ def multiply_backward(
     """Every row of ``dx`` and ``dedge`` is written."""
     operands = _operands(like, at, sizes)
     edge, code, into_x, into_edge, dx, dedge = *operands[2:4], *operands[8:]
-    coded = len(code) > 0
-    tables = of_pieces(len(code), edge if coded else edge[:0])
-    pieces = len(tables) if coded else threads
-    team = min(threads, pieces)
-    _multiplies(team, (pieces, *operands[:8], into_x, dx, dedge, tables, scale, mean))
-    if coded:
-        join(tables, dedge)
-    if len(into_edge) > 0:
-        dedge += into_edge
+    tables, pieces = _pieces(edge, code, threads)
+    _multiplies(
+        min(threads, pieces), (pieces, *operands[:8], into_x, dx, dedge, tables, scale, mean)
+    )
+    _add_up(tables, code, into_edge, dedge)
 
 
 @kernel
@@ -269,14 +283,8 @@ def relu_add_backward(
     """Every row of ``dx`` and ``dedge`` is written."""
     operands = _operands(like, at, sizes)
     edge, code, into_x, into_edge, dx, dedge = *operands[2:4], *operands[8:]
-    coded = len(code) > 0
-    tables = of_pieces(len(code), edge if coded else edge[:0])
-    pieces = len(tables) if coded else threads
-    team = min(threads, pieces)
+    tables, pieces = _pieces(edge, code, threads)
     weight = _weights(like, at, sizes)
     given = pieces, *operands[:8], weight, into_x, dx, dedge, tables, scale, mean
-    _relu_adds(team, given)
-    if coded:
-        join(tables, dedge)
-    if len(into_edge) > 0:
-        dedge += into_edge
+    _relu_adds(min(threads, pieces), given)
+    _add_up(tables, code, into_edge, dedge)

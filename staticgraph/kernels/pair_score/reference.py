@@ -25,6 +25,7 @@ def pair_score_reference(
     heads, width = weight.shape
 
     def score(rows: Tensor) -> Tensor:
+        """``[n, H * C]`` to ``[n, H]``, in the dtype of the operands."""
         active = F.leaky_relu(rows, slope).view(-1, heads, width)
         return (active * weight.to(wide)).sum(-1).to(left.dtype)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
-from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.kernels.register import asked_of, differentiable_once, operator
 from staticgraph.kernels.threads import threads_for
 from staticgraph.kernels.vector_sum import cpu
 from staticgraph.text.how_many import how_many
@@ -156,9 +156,7 @@ class VectorSum(torch.autograd.Function):
         """Gradients of vectors, edges, directions and rows of the nodes."""
         moved, turned = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
         found = _backward(*grads, *ctx.saved_tensors, ctx.places, moved, turned)
-        wants = ctx.needs_input_grad[:4]
-        kept = [one if want else None for one, want in zip(found, wants, strict=True)]
-        return *kept, *(None,) * 6
+        return *asked_of(ctx, found), *(None,) * 6
 
 
 def vector_sum(

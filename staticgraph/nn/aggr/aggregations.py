@@ -116,6 +116,7 @@ class _Recurrent(Aggregation):
         dim: int = -2,
         max_num_elements: int | None = None,
     ) -> Tensor:
+        """Rows ``[N, F]`` to ``[groups, C]``."""
         x, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, max_num_elements=max_num_elements)
         out = getattr(self, self._network)(x)[0]
         if max_num_elements is not None:

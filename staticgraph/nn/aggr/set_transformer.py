@@ -67,6 +67,7 @@ class _ByBlocks:
         dim: int = -2,
         max_num_elements: int | None = None,
     ) -> Tensor:
+        """Rows ``[N, F]`` to ``[groups, C]``, block by block where there are several."""
         pool = super().forward  # pyright: ignore
         layout = _blocks_for(self._staticgraph, x, index, dim_size, max_num_elements)
         if layout is None:

@@ -38,6 +38,7 @@ class StaticPerformerAttention(PerformerAttention):
         graphs, width, _ = x.shape
 
         def by_head(rows: Tensor) -> Tensor:
+            """``[graphs, width, heads * D]`` to ``[graphs, heads, width, D]``."""
             return rows.view(graphs, width, self.heads, -1).transpose(1, 2)
 
         counted = _counted_places(context, width, x.device)[:, None]

@@ -126,6 +126,7 @@ def attend_blocks(
     blocks = qkv_blocks(rows, node_of_place, place_of_node, shapes, heads)
 
     def weighed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """``[graphs, heads, width, D]`` each, through torch's attention with dropout."""
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
     outs = in_turn(weighed, ((*qkv, mask) for qkv, mask in zip(blocks, masks, strict=True)))
@@ -150,6 +151,7 @@ def _blocked(
     layout = context.classed(name)
 
     def attended(block: Tensor, attendable: Tensor) -> Tensor:
+        """One block, ``[graphs, width, 3, heads, D]`` to ``[graphs, width, heads, D]``."""
         q, k, v = block.permute(2, 0, 3, 1, 4).unbind()
         mask = attendable[:, None, None, :]
         if attn.bias_k is not None and attn.bias_v is not None:

@@ -170,6 +170,7 @@ class BatchContext:
             return
 
         def make() -> RowKind:
+            """The mask of the block's places, flat."""
             mask = rows.mask[:, None].expand(groups, width)
             mask = mask if places is None else mask & places()
             return RowKind("places of a dense block", mask.reshape(-1), groups)

@@ -66,6 +66,7 @@ class DocumentLayout(NamedTuple):
         nodes = len(document)
 
         def same(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            """Whether a query and a key are nodes of one graph."""
             return document[query] == document[key]
 
         return BlockMask(
@@ -116,6 +117,7 @@ class _Shapes(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """``[graphs, heads, N, D]`` of no values; keeps what the real one keeps."""
         out = q.new_empty(q.shape)
         lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -123,6 +125,7 @@ class _Shapes(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients in the shapes of queries, keys and values, of no values."""
         q, k, v, _, lse = ctx.saved_tensors
         delta = lse.new_empty(lse.shape)
         dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))

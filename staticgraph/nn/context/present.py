@@ -149,6 +149,7 @@ def remember(results: list[Tensor]) -> None:
     kept.again = True
 
     def enter(_: Tensor) -> None:
+        """When a backward pass begins: the batch is the one of its graph task."""
         _OF_TASK[current_graph_task()] = kept
 
     for result in results:

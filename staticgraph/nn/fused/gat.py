@@ -62,6 +62,7 @@ class _Attending(Fused):
             return fill.to(edge_attr).view(-1, *fill.shape[-1:]).expand(size)
 
         def make() -> tuple[Tensor, Tensor]:
+            """``[E, 1]`` which edges are no loops; ``[N, 1]`` one over how many a node has."""
             kept = (batch.edge_index[0] != batch.edge_index[1]).unsqueeze(1)
             count = segment_sum(kept.to(edge_attr.dtype), batch.row_ptr)
             return kept, count.clamp(min=1).reciprocal()

@@ -77,6 +77,7 @@ class FusedGCNConv(Fused, GCNConv):
         like = torch.empty(0, dtype=x.dtype, device=x.device)
 
         def make() -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+            """The weights as given and as used, then ``[N]`` roots and loops."""
             weight = edge_weight
             if weight is not None:
                 # The degree is raised to -1/2: a negative one would give NaN in the padding.

@@ -64,6 +64,7 @@ class _Reducing(Fused):
         dim_size: int | None = None,
         dim: int = -2,
     ) -> Tensor:
+        """Rows ``[N, F]`` to ``[groups, F]``, by the graphs' pointers where they fit."""
         reason = obstacle(self.batch, x, index, dim_size, dim)
         if not self.use("ptr was given" if reason is None and ptr is not None else reason):
             return super().forward(x, index, ptr, dim_size, dim)  # pyright: ignore[reportAttributeAccessIssue]

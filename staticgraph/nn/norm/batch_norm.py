@@ -279,6 +279,7 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
+        """A new tensor with the sum; ``value`` stays."""
         ctx.group = group
         total = value.clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(total, group=group)
@@ -286,6 +287,7 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        """The sum of all ranks' gradients; none for the group."""
         return _Summed.apply(grads[0], ctx.group), None
 
 

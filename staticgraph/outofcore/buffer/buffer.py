@@ -196,6 +196,7 @@ class EmbeddingBuffer:
             slot_of[partition] = slot
 
         def prepare() -> tuple[NDArray[Any], ResidentGraph | None]:
+            """The edges of a state's cells, and what sampling sees around them."""
             if self._direction is None:
                 return self._graph.read_cells(state.cells), None
             nothing = np.empty((len(self.values), 0), np.float32)

@@ -88,6 +88,7 @@ class LinkSampler:
         most = min(2 * self.batch_size + self.negatives, int((self.resident.node_of >= 0).sum()))
 
         def draw(rng: np.random.Generator) -> NDArray[np.int64]:
+            """Seeds of a batch of random edges."""
             return self.seeds(edges[rng.choice(len(edges), size, replace=False)], rng)[0]
 
         return profile_of(self.sampler, draw, most, seed)

@@ -108,17 +108,8 @@ class SampledLoader:
             {"negatives": negatives, "degree_fraction": degree_fraction, "exclude": exclude},
         )
         classes = None if labels is None else class_labels(labels, graph.num_nodes)
-        of_nodes = isinstance(policy, NodePolicy)
-        if not isinstance(policy, InMemory) and of_nodes != (task == "node"):
-            raise ValueError(
-                f"task={task!r} with {policy}: nodes are trained with NodeCache, Dispersed or "
-                "InMemory, links with Beta, Comet or InMemory"
-            )
-        if negatives < 0 or not 0.0 <= degree_fraction <= 1.0:
-            raise ValueError(
-                f"negatives={negatives}, degree_fraction={degree_fraction}: give a number of nodes "
-                "from 0 on, and a share of them, 0 to 1"
-            )
+        _check_policy(task, policy)
+        _check_negatives(negatives, degree_fraction)
         batch_size = whole_number(batch_size, "batch_size")
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}; give at least 1")
@@ -318,3 +309,20 @@ class SampledLoader:
         if ladder is None:
             raise ValueError("there is nothing to train on: no seeds in any state")
         return ladder
+
+
+def _check_policy(task: str, policy: NodePolicy | EdgePolicy) -> None:
+    of_nodes = isinstance(policy, NodePolicy)
+    if not isinstance(policy, InMemory) and of_nodes != (task == "node"):
+        raise ValueError(
+            f"task={task!r} with {policy}: nodes are trained with NodeCache, Dispersed or "
+            "InMemory, links with Beta, Comet or InMemory"
+        )
+
+
+def _check_negatives(negatives: int, degree_fraction: float) -> None:
+    if negatives < 0 or not 0.0 <= degree_fraction <= 1.0:
+        raise ValueError(
+            f"negatives={negatives}, degree_fraction={degree_fraction}: give a number of nodes "
+            "from 0 on, and a share of them, 0 to 1"
+        )

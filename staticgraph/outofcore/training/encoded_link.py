@@ -99,16 +99,7 @@ class EncodedLinkTrainer(CommittedEpochs):
         exclude: bool = True,
         mode: str = "auto",
     ) -> None:
-        if len(fanouts) != len(encoder.layers):
-            raise ValueError(
-                f"fanouts={list(fanouts)} for an encoder of "
-                f"{how_many(len(encoder.layers), 'layer')}: give one per layer"
-            )
-        if encoder.in_channels != config.dimension:
-            raise ValueError(
-                f"the encoder takes rows of {encoder.in_channels}, the embeddings have "
-                f"{config.dimension}: give both the same"
-            )
+        _check_encoder(encoder, config, fanouts)
         self.graph, self.policy, self.config, self.encoder = graph, policy, config, encoder
         self.decoder: Decoder = DECODERS[config.decoder]()
         relations = self.decoder.initial(max(1, graph.num_relations), encoder.out_channels)
@@ -240,3 +231,16 @@ class EncodedLinkTrainer(CommittedEpochs):
         with torch.no_grad():
             x = torch.from_numpy(values[: graph.num_nodes]).to(self.runner.device)
             return self.encoder.whole(x, edges).cpu()
+
+
+def _check_encoder(encoder: SampledGNN, config: LinkConfig, fanouts: Sequence[int]) -> None:
+    if len(fanouts) != len(encoder.layers):
+        raise ValueError(
+            f"fanouts={list(fanouts)} for an encoder of "
+            f"{how_many(len(encoder.layers), 'layer')}: give one per layer"
+        )
+    if encoder.in_channels != config.dimension:
+        raise ValueError(
+            f"the encoder takes rows of {encoder.in_channels}, the embeddings have "
+            f"{config.dimension}: give both the same"
+        )

@@ -48,6 +48,7 @@ def open_for(
         shape = (graph.partition_size, config.dimension)
 
         def initial(partition: int) -> FloatArray:
+            """``[rows, D]`` float32, the same for a seed and partition in any order."""
             rng = np.random.default_rng([config.seed, 0, partition])
             return config.spread * rng.standard_normal(shape, np.float32)
 

@@ -101,6 +101,7 @@ class HopRunner:
         count = len(inputs)
 
         def body(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+            """Forward, loss and backward over fixed tensors: what is recorded."""
             for parameter in self.model.parameters():
                 parameter.grad = None  # backward then writes each gradient, adding nothing
             x = tensors[0]
@@ -143,6 +144,7 @@ class HopRunner:
         first = len(inputs) - hops.hops
 
         def forward(x: Tensor, degree: Tensor, whole: Tensor, *others: Tensor) -> Tensor:
+            """The model over the tensors of the hops, in the order of a recording's inputs."""
             more, draws = others[: first - 3], others[first - 3 :]
             return self.model(x, _Draws(degree, whole, draws), *more)
 

@@ -53,6 +53,7 @@ class _Forward(torch.nn.Module):
         self._function = function
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
+        """Tensors of a batch, in the order of their names, to the output's tensors."""
         return tensors_in(self._function(*tensors))
 
 

@@ -124,7 +124,8 @@ def _build(values: dict[str, Any]) -> Any:
     machine["instructions"] = list(map(_text, _list(machine.get("instructions", []))))
     categories = _categories(values.get("categories", {}), plan.schema)
 
-    def made(digest: str) -> ExportManifest:
+    def manifest_of(digest: str) -> ExportManifest:
+        """The manifest with a digest."""
         return ExportManifest(
             plan,
             packages,
@@ -139,8 +140,8 @@ def _build(values: dict[str, Any]) -> Any:
             categories,
         )
 
-    made("")  # whatever is wrong is found here
-    return made
+    manifest_of("")  # whatever is wrong is found here
+    return manifest_of
 
 
 def _categories(values: dict[str, Any], schema: Schema) -> dict[str, tuple[int, ...]]:

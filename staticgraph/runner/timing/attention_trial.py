@@ -76,6 +76,7 @@ class AttentionTrial:
         ]
 
         def run(path: str) -> Any:
+            """The attention of every layer once, by one path; the choice is put back."""
             choice.take(capacity, training, path)
             try:
                 with Restored(), self._precision(), torch.set_grad_enabled(training):

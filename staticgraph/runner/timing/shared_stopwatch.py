@@ -46,6 +46,7 @@ def shared(auto: Auto | None, ranks: Ranks | None) -> Auto | None:
     own = auto.stopwatch
 
     def stopwatch(device: torch.device) -> Stopwatch:
+        """A stopwatch whose times are the slowest rank's."""
         return SharedStopwatch(own(device), ranks)
 
     return replace(auto, stopwatch=stopwatch)

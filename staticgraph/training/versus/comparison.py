@@ -248,7 +248,8 @@ class _Trial:
         with bar(total=length, desc="taking turns", unit=" s", show=progress) as shown:
             begun, told = clock(), 0
 
-            def tell(done: int) -> None:
+            def show_turn(done: int) -> None:
+                """Shows the turn, and the whole seconds since the last."""
                 nonlocal told
                 now = min(length, int(clock() - begun))
                 shown.set_postfix_str(f"turn {done}")
@@ -256,7 +257,7 @@ class _Trial:
                 told = now
 
             turns = {entrant.name: entrant.turn for entrant in left}
-            times = take_turns(turns, until, told=tell) if turns else {}
+            times = take_turns(turns, until, told=show_turn) if turns else {}
         return {r.name: times[r.name] for r in left if r.refused is None}
 
     # ------------------------------------------------------------------ reporting

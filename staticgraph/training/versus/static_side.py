@@ -137,7 +137,8 @@ class StaticSide:
         """Of the training batches so far."""
         buckets = [b for b in self.runner.report().buckets if b.batches]
 
-        def share(rows: str, efficiency: str) -> float:
+        def filled(rows: str, efficiency: str) -> float:
+            """Real rows over physical rows of all batches: 0 to 1."""
             physical = [getattr(b, rows) * b.batches for b in buckets]
             real = [
                 n * (getattr(b, efficiency) or 0.0) for n, b in zip(physical, buckets, strict=True)
@@ -145,9 +146,9 @@ class StaticSide:
             return sum(real) / max(1, sum(physical))
 
         return Filling(
-            share("nodes", "node_efficiency"),
-            share("edges", "edge_efficiency"),
-            share("graphs", "graph_efficiency"),
+            filled("nodes", "node_efficiency"),
+            filled("edges", "edge_efficiency"),
+            filled("graphs", "graph_efficiency"),
         )
 
     def close(self) -> None:

@@ -1,0 +1,170 @@
+"""Inference: a model over the batches of a plan, without training it.
+
+What reads the model's output and changes nothing: evaluation, prediction and export. It holds the
+model, its plan and the steps of the plan's buckets; :class:`staticgraph.StaticGraphRunner` is this
+and the training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.execution.model_locks import Turns, check_not_traced
+from staticgraph.runner.execution.prediction import predict, require_rows
+from staticgraph.runner.execution.steps import Steps
+from staticgraph.runner.export.export import export
+from staticgraph.runner.parts import RunnerParts
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.loss.mean_loss import Loss
+from staticgraph.steps.state.evaluation_mode import Evaluation
+from staticgraph.store.graph_store import GraphStore
+
+
+class EvalResult(NamedTuple):
+    """What :meth:`StaticGraphRunner.eval_step` gives: the padded output and the mean loss."""
+
+    out: Any
+    loss: Tensor | None
+
+
+class Inference:
+    """Evaluation and prediction with one model.
+
+    Args:
+        subject: the model, and how it is run.
+        plan: the buckets.
+        turns: a forward of a batch takes one.
+        parts: what runs the batches.
+
+    Attributes:
+        steps: the ways in which batches run, below turns and statistics: for tools that look
+            inside, such as the dry run. A training loop needs none of it.
+    """
+
+    def __init__(
+        self, subject: Subject, plan: BucketPlan, turns: Turns, parts: RunnerParts
+    ) -> None:
+        self.subject: Subject = subject
+        self.plan: BucketPlan = plan
+        self.device: torch.device = subject.device
+        self.steps: Steps = parts.steps
+        self._turns = turns
+        self._evaluating = Evaluation(subject.model)
+        self._fields, self._intake = parts.fields, parts.intake
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """What is run."""
+        return self.subject.model
+
+    @property
+    def pointers(self) -> bool:
+        """Whether its batches need row pointers."""
+        return self.subject.pointers
+
+    @property
+    def loss(self) -> Loss | None:
+        """One value per row, as given."""
+        return self.subject.loss
+
+    def eval_step(self, batch: StaticBatch) -> EvalResult:
+        """Output and mean loss in evaluation mode, without gradients.
+
+        Every module's training flag is as before afterwards. Without a loss, ``loss`` is None.
+        """
+        check_not_traced("eval_step()")
+        with self._turns.forward, self._evaluating():
+            out = self._run("forward", batch)
+            loss = None if self.loss is None else self.steps.computation.mean_loss(out, batch)
+        return EvalResult(out, loss)
+
+    def eager_forward(self, batch: StaticBatch) -> Any:
+        """The output in evaluation mode, without compiling or recording, whatever the mode."""
+        with self._turns.forward, self._evaluating():
+            return self.steps.run("forward", self.steps.form.accept(batch), "eager")
+
+    def predict(self, graphs: Any) -> Any:
+        """Outputs for new graphs, in the order given, padding left out.
+
+        Args:
+            graphs: a list of ``Data``, a PyG data set, or a :class:`GraphStore`, on a device too.
+
+        Returns:
+            For an output per graph a tensor ``[n, ...]`` on the CPU; for one per node or per edge a
+            list of ``n`` tensors, edges in the order of each graph's ``edge_index``. Tuples,
+            lists and dicts of these as the model returns them; in them a scalar tensor gives one
+            value a batch, and None stays None.
+
+        Raises:
+            GraphTooLarge: a graph fits no bucket.
+            BadGraph: a graph lacks a field, or has one of another dtype or width.
+            TypeError: a loader, which has batches.
+        """
+        check_not_traced("predict()")
+        return predict(self, graphs, self._fields.schema)
+
+    def predict_batch(self, batch: StaticBatch) -> Any:
+        """The output of one batch in evaluation mode, without gradients and without a loss.
+
+        Returns:
+            The model's output over all physical rows, on the device; each of its tensors has rows
+            of the batch, as ``batch.unpad`` and :class:`Predictions` take them.
+
+        Raises:
+            ValueError: an output has no rows of the batch.
+        """
+        check_not_traced("predict_batch()")
+        with self._turns.forward, self._evaluating():
+            out = self._run("forward", batch)
+            require_rows(out, self.steps.computation.levels(out, batch))
+        return out
+
+    def export(
+        self,
+        folder: str | Path,
+        example: StaticBatch | GraphStore | None = None,
+        *,
+        overwrite: bool = False,
+        progress: bool = True,
+    ) -> str:
+        """Writes the model's forward in evaluation mode as compiled code, a package of AOTInductor
+        a bucket, with the plan and the fields: what :func:`staticgraph.load_exported` loads without
+        the model's source, with the torch, and on a processor or GPU, like these.
+
+        Args:
+            folder: a new one, or one that an export wrote, with ``overwrite``.
+            example: a batch or a store, where the plan does not know the fields of the data.
+            overwrite: replace an export.
+            progress: show a bar.
+
+        Returns:
+            The digest of the folder. A package is code: give the digest to those who load it, for
+            ``load_exported(folder, digest=...)``.
+
+        Raises:
+            FileExistsError: something stands there that is not to be replaced.
+            NotStatic: the model cannot be exported; the message has torch's reason.
+            ValueError: the fields of the data are not known.
+        """
+        check_not_traced("export()")
+        schema = self._fields.of(example, "export(folder, example=store)")
+        with self._turns.whole:
+            return export(
+                folder,
+                self.steps.computation,
+                self.subject,
+                replace(self.plan, schema=schema),
+                schema,
+                overwrite=overwrite,
+                progress=progress,
+            )
+
+    def _run(self, work: str, batch: StaticBatch) -> Any:
+        return self.steps.run(work, self._intake.take(batch, work))

@@ -1,0 +1,21 @@
+"""The first molecules of ESOL as a store on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import staticgraph as sg
+
+
+def few_molecules(
+    esol: sg.GraphStore, graphs: int, folders: pytest.TempPathFactory, *, split: bool = False
+) -> Path:
+    """The folder of a new store, with four fifths to train where it is split."""
+    few = sg.GraphStore.from_pyg([esol[i] for i in range(graphs)], name="few")
+    path = folders.mktemp("data") / "few"
+    if split:
+        few = few.with_splits(**sg.datasets.random_split(graphs, 0))
+    few.save(path)
+    return path
