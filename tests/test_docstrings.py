@@ -14,21 +14,13 @@ ROOT = Path(staticgraph.__file__).parent
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def named_functions(node: ast.AST, inside: bool) -> Iterator[Function]:
-    """Functions and methods whose name does not begin with ``_``.
-
-    Args:
-        node: what they stand in.
-        inside: also those of private classes and those inside of other functions, which only
-            those who change them read.
-    """
+def named_functions(node: ast.AST) -> Iterator[Function]:
+    """Functions and methods whose name does not begin with ``_``, those of private classes and
+    those inside of other functions included."""
     for child in ast.iter_child_nodes(node):
-        function = isinstance(child, Function)
-        own = isinstance(child, Function | ast.ClassDef) and child.name.startswith("_")
-        if function and not own:
+        if isinstance(child, Function) and not child.name.startswith("_"):
             yield child
-        if inside or not (function or own):
-            yield from named_functions(child, inside)
+        yield from named_functions(child)
 
 
 def is_overload(function: Function) -> bool:
@@ -36,26 +28,20 @@ def is_overload(function: Function) -> bool:
     return any("overload" in ast.dump(decorator) for decorator in function.decorator_list)
 
 
-def without_words(source: str, inside: bool = True) -> list[tuple[int, str]]:
+def without_words(source: str) -> list[tuple[int, str]]:
     """Line and name of each function without a docstring."""
     return [
         (function.lineno, function.name)
-        for function in named_functions(ast.parse(source), inside)
+        for function in named_functions(ast.parse(source))
         if not ast.get_docstring(function) and not is_overload(function)
     ]
-
-
-# Rooms in which as yet only what a caller finds has words, not what stands inside of it.
-OUTER_ALONE = ("rewrites", "serving", "steps")
 
 
 def test_named_functions_say_what_they_do():
     found = [
         f"{path.relative_to(ROOT)}:{line} {name} has no docstring"
         for path in sorted(ROOT.rglob("*.py"))
-        for line, name in without_words(
-            path.read_text(), inside=path.relative_to(ROOT).parts[0] not in OUTER_ALONE
-        )
+        for line, name in without_words(path.read_text())
     ]
     assert found == []
 
@@ -78,9 +64,8 @@ class _Hidden:
     def hidden(self): ...
     def _own(self): ...
 '''
-    everywhere = ["inside", "unsaid", "forward", "hidden"]
-    assert [name for _, name in without_words(source)] == everywhere
-    assert [name for _, name in without_words(source, inside=False)] == ["unsaid", "forward"]
+    unsaid = ["inside", "unsaid", "forward", "hidden"]
+    assert [name for _, name in without_words(source)] == unsaid
 
 
 # What Python itself asks of these.

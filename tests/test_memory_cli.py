@@ -197,7 +197,7 @@ def test_a_plan_probes_the_model_that_is_named(data, capsys):
     ("words", "message"),
     [
         (["--max-memory", "1KiB"], "the floor for this plan"),
-        (["--max-memory", "3 parsecs"], "no amount of memory"),
+        (["--max-memory", "3 parsecs"], "not an amount of memory"),
         (["--memory", "nowhere.json", "--max-memory", "1GiB"], "nowhere.json"),
     ],
 )

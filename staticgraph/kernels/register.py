@@ -65,6 +65,7 @@ def beside_its_tensors(cuda: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(cuda)
     def launched(*args: Any) -> Any:
+        """Launches with the tensors' device as the present one."""
         for given in args:
             value = given[0] if isinstance(given, (list, tuple)) and given else given
             if isinstance(value, torch.Tensor):

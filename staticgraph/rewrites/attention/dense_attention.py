@@ -288,6 +288,7 @@ class _Reader:
         known: dict[Any, Call] = {}
 
         def make(what: Any) -> Call:
+            """The node of one operand, made once; a node as it is."""
             if not isinstance(what, tuple):
                 return what
             if what not in known:
@@ -295,6 +296,7 @@ class _Reader:
             return known[what]
 
         def attend(what: Any) -> Call:
+            """The operator over packed queries, keys and values."""
             packed = make(what[1])
             value, columns = tensor(packed), heads[0] * heads[1]
             assert value is not None
@@ -304,6 +306,7 @@ class _Reader:
             return out
 
         def call(kind: str, *args: Any) -> Call:
+            """The node of one operation on what stands below it."""
             if kind == "beside":
                 return made(captured, back, torch.cat, [make(one) for one in args], 1)
             below, *rest = args

@@ -234,6 +234,7 @@ def _of_part(captured: Captured, node: Any, loops: Loops, own: bool, parts: Any)
     rows = captured.edges if own else captured.nodes
 
     def part(one: Any) -> Any:
+        """What an operand is for the edges alone, or for the loops alone."""
         return _part(captured, one, loops, own, parts)
 
     if is_fenced(node) or node.meta.get("written"):

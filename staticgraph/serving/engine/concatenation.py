@@ -44,15 +44,18 @@ def concatenated(spans: Sequence[StoreSpan]) -> GraphStore:
     schema = spans[0].store.schema
 
     def flat(part: Callable[[StoreSpan], Array], dtype: str = "int64") -> Array:
+        """What the spans have each, in a row."""
         return np.concatenate([part(span) for span in spans]).astype(dtype, copy=False)
 
     def offsets(level: Level) -> IntArray:
+        """``[graphs + 1]`` where the rows of each graph begin."""
         counts = flat(
             lambda span: np.diff(span.store.offsets_of(level)[span.first : span.last + 1])
         )
         return np.concatenate([[0], np.cumsum(counts)])
 
     def origins(level: Level, found: Callable[[GraphColumns], Array | None]) -> Array:
+        """Where rows stood before they were sorted; empty where no store sorted any."""
         kept = [found(span.store) for span in spans]
         if not any(origin is not None and len(origin) for origin in kept):
             return np.empty(0, np.int64)
@@ -65,6 +68,7 @@ def concatenated(spans: Sequence[StoreSpan]) -> GraphStore:
         rows = item.rows if item.level == "graph" else 1
 
         def of(span: StoreSpan, name: str = item.name, level: Level = item.level, rows: int = rows):
+            """The rows of one field that a span has."""
             here = span.rows(level)
             return span.store.columns[name][here.start * rows : here.stop * rows]
 

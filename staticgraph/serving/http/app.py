@@ -95,6 +95,7 @@ def _lifespan_of(backend: Backend) -> Callable[[FastAPI], AbstractAsyncContextMa
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        """Opens the backend before the first request and closes it after the last."""
         await backend.open()
         yield
         await backend.close()

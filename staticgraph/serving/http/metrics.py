@@ -16,6 +16,7 @@ def prometheus(stats: ServerStats) -> str:
     lines: list[str] = []
 
     def add(name: str, kind: str, about: str, samples: Mapping[str, float]) -> None:
+        """One metric: its help, its type, and a line per sample."""
         lines.append(f"# HELP {PREFIX}{name} {about}")
         lines.append(f"# TYPE {PREFIX}{name} {kind}")
         lines.extend(f"{PREFIX}{name}{k} {_number(v)}" for k, v in samples.items())

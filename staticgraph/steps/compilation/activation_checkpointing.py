@@ -44,6 +44,7 @@ def checked(graph: torch.fx.GraphModule, name: str) -> Callable[..., Any]:
     passed = False
 
     def run(*inputs: Any) -> Any:
+        """Runs the graph; the first time it also looks whether inputs change."""
         nonlocal passed
         if passed:
             return graph.forward(*inputs)

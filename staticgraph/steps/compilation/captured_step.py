@@ -49,6 +49,7 @@ class CapturedStep:
         drop_what_is_known(self._function, self.captured)
 
         def run(*given: Any) -> Any:
+            """Keeps the inputs of a call and runs the graph over them."""
             if self._idle is not None:
                 return self._idle
             self._given = given

@@ -58,6 +58,7 @@ def drop_what_is_known(function: Callable[..., Any], captured: Captured | None) 
     ours = function.__module__ == HOME
 
     def dropped(kind: str, name: str) -> bool:
+        """Whether a guard asks what is known without it."""
         if kind == "TENSOR_MATCH":
             return name not in relied
         if not ours:

@@ -231,6 +231,7 @@ class Computation:
         known = self.known(like)  # now: a trace is no place for a run of its own
 
         def function(*tensors: Tensor) -> Any:
+            """The work over a batch of these tensors."""
             batch = StaticBatch(layout, dict(zip(names, tensors, strict=True)))
             return run(work, batch, known=known, leaves=leaves)
 

@@ -60,6 +60,7 @@ def forward_of(model: torch.nn.Module) -> Forward:
     sole = required[0] if len(required) == 1 and required[0] not in _FIELDS else None
 
     def by_name(module: torch.nn.Module, batch: StaticBatch) -> Any:
+        """Calls the model with the batch's fields that its parameters name."""
         given = {}
         for name, needed in names:
             value = batch.argument(name)

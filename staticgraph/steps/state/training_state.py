@@ -135,6 +135,7 @@ class _Attributes:
         self._modules = [(m, dict(vars(m)), dict(m._buffers)) for m in modules]
 
     def restore(self) -> None:
+        """Puts attributes and buffers of the modules back as they were."""
         for module, own, buffers in self._modules:
             _put_back(vars(module), own)
             _put_back(module._buffers, buffers)

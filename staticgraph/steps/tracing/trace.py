@@ -63,12 +63,14 @@ def trace_step(compute: Callable[[StaticBatch], Any], batch: StaticBatch) -> Tra
     layout, names = batch.layout, tuple(batch.tensors())
 
     def look(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        """Takes the place of a compiler: notes obstacles, and runs the graph as it is."""
         trace.graphs += 1
         drop_guards(lambda kind, name: True)  # what is called once is asked no guard
         trace.obstacles += obstacles(graph)
         return graph.forward
 
     def step(*tensors: Tensor) -> Any:
+        """The work over a batch of these tensors."""
         return compute(StaticBatch(layout, dict(zip(names, tensors, strict=True))))
 
     forget_compiled()
