@@ -87,5 +87,5 @@ class RecordedInputs:
                 f"the batch and the recording differ in {', '.join(missing)}: make the loader over "
                 "the data that the plan was made for"
             )
-        with torch.no_grad():
+        with torch.set_grad_enabled(False):  # half the calls of no_grad
             copy_all(list(targets.values()), list(arrays.values()))
