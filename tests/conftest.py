@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 from collections.abc import Iterator
@@ -38,6 +39,10 @@ pytest_plugins = [
 # Tracing makes millions of small objects that live on: looking through them every 700 takes a fifth
 # of its time. What a test needs collected it collects.
 gc.set_threshold(50_000, 20, 20)
+
+# pytest adds its handlers to this logger too, and where it has one torch prints every graph that it
+# compiles, for nobody: a thirtieth of its time.
+logging.getLogger("torch.__trace").addHandler = lambda hdlr: None
 
 # Two cores are often busy, and OpenMP threads that wait for one slow tiny kernels a hundredfold.
 torch.set_num_threads(1)

@@ -53,6 +53,7 @@ TRAINED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("place", "path", "mode"),
     [

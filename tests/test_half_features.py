@@ -78,6 +78,7 @@ AS_FLOAT32, THROUGHOUT = "read as float32", "float16 throughout"
 MODES = [(half, mode) for half in (AS_FLOAT32, THROUGHOUT) for mode in ("eager", "fused", "traced")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("half", "mode"), [*MODES, pytest.param(THROUGHOUT, "default", marks=pytest.mark.slow)]
 )

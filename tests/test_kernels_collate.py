@@ -66,6 +66,7 @@ def type_of(value):
     return TYPES[value.dtype] if isinstance(value, Tensor) else "i32"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pointers", [True, False])
 @pytest.mark.parametrize("name", ["esol", "PROTEINS", "positions", "odd"])
 def test_compiles_for_hopper_in_two_launches_without_atomics(name, pointers, monkeypatch):

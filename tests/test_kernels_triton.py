@@ -131,6 +131,7 @@ def case_name(value: object) -> str:
     return f"{value.__module__.split('.')[-2]}.{value.__name__}"  # pyright: ignore
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("data", ["fp32", "bf16"])
 @pytest.mark.parametrize(("kernel", "options"), CASES, ids=case_name)
 def test_compiles_for_hopper_without_atomics(kernel, options, data):

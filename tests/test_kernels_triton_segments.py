@@ -72,6 +72,7 @@ def cases():
             yield pytest.param(kernel, special, False, "fp32", id=f"{name} bare")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kernel", "special", "on", "data"), cases())
 def test_compiles_for_hopper_without_atomics(kernel, special, on, data):
     types = {

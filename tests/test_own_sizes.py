@@ -105,6 +105,7 @@ class Net(torch.nn.Module):
         return self.way(self, data)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("way", "mode"),
     [
@@ -251,6 +252,7 @@ class OfTargets(torch.nn.Module):
         return self.head(h.new_zeros(graphs, 8).index_add(0, of_target, h))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("typed", "ways", "mode"),
     [

@@ -63,6 +63,7 @@ def test_what_padding_reaches_is_an_error_that_names_it(kind):
         assert error.module == kind.layer_name, said
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_supported_layer_is_flagged(case):
     for mode in ("eager", "default"):

@@ -47,7 +47,7 @@ APART = (
 FAST = {case.name for case in CASES[::24]} | {
     case.name for case in CASES if any(part in case.name for part in APART)
 }
-OTHERS = [pytest.mark.slow, pytest.mark.sampled(3)]
+OTHERS = [pytest.mark.slow, pytest.mark.sampled(5)]
 ALL = [pytest.param(case, marks=() if case.name in FAST else OTHERS) for case in CASES]
 
 
