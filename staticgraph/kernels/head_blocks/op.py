@@ -54,7 +54,7 @@ def _to_rows_on_cpu(
     for at, block in enumerate(blocks):
         count = block.size(0) * block.size(2)
         cpu.to_rows(
-            _numpy_has(block).numpy(),  # one copy at a time: gradients of attention are not contiguous
+            _numpy_has(block).numpy(),  # one copy at a time: attention gradients are strided
             node_of_place[first : first + count].numpy(),
             at % parts * columns,
             rows.numpy(),
