@@ -178,8 +178,8 @@ def weight_gradient(
 
 
 def _threads(sizes: tuple[int, int, int]) -> int:
-    """Returns the number of threads; two vectors of multiplications take as long as a pass over one
-    number."""
+    """Returns the number of threads, counting ``2 * LANES`` multiplications as one number of a
+    pass."""
     rows, terms, columns = sizes
     return threads_for(rows * terms * columns // (2 * LANES))
 
