@@ -31,7 +31,7 @@ def shapes_before(values: Tensor) -> set[tuple[int, ...]] | None:
     seen = set(nodes)
     while nodes and len(seen) < MOST:
         for node, place in nodes.pop().next_functions:
-            if node is None or node in seen or not node.next_functions:  # a parameter leads nowhere
+            if node is None or node in seen or not node.next_functions:  # ends at a parameter
                 continue
             shape = tuple(node._input_metadata[place].shape)
             if shape == own:

@@ -62,6 +62,6 @@ def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def plain(value: Tensor | None, dtype: torch.dtype) -> Any:
-    """Returns the tensor in ``dtype`` and contiguous, so that a kernel can read it by address; None
-    for None."""
+    """Returns the tensor as a kernel can read it by address: in ``dtype`` and contiguous; None for
+    None."""
     return None if value is None else cast(value, dtype).contiguous()

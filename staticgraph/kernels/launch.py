@@ -52,7 +52,7 @@ def block(width: int) -> int:
 
 
 def warps(columns: int) -> int:
-    """Returns the number of warps: one per 128 columns (four columns per thread), up to eight."""
+    """Returns the number of warps for four columns per thread, up to eight."""
     return max(1, min(8, columns // 128))
 
 
@@ -62,6 +62,6 @@ def wide(dtype: torch.dtype) -> Any:
 
 
 def wide_like(value: Tensor, *shape: int) -> Tensor:
-    """Allocates an uninitialised tensor in the accumulation dtype of ``value``, on its device."""
+    """Allocates an uninitialised tensor in the accumulation dtype of ``value``."""
     dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
     return torch.empty(shape, dtype=dtype, device=value.device)

@@ -1,4 +1,4 @@
-"""``batch_norm`` on the CPU: two passes over the rows in each direction, ReLU and sums included.
+"""``batch_norm`` on the CPU: two passes over the rows per direction, ReLU and sums included.
 
 Statistics are computed over blocks of :data:`BLOCK` rows, which stay in the L1 cache between their
 mean and their squares, and merged in float64 in row order (Chan, Golub and LeVeque 1983), so
@@ -212,8 +212,8 @@ def forward(
     momentum: float,
     threads: int,
 ) -> None:
-    """Runs the forward pass on the addresses of ``x, addend, residual, weight, bias, out, mean,
-    var, total, running_mean, running_var, tracked``.
+    """Runs forward on the addresses of ``x, addend, residual, weight, bias, out, mean, var, total,
+    running_mean, running_var, tracked``.
 
     The addend is read, and every element of the total written, if ``added``; the residual is read
     if ``resting``; running statistics are updated if ``moved``. Every element of ``out, mean, var``
@@ -264,8 +264,7 @@ def backward(
     relu: bool,
     threads: int,
 ) -> None:
-    """Runs the backward pass on the addresses of
-    ``grad, x, weight, bias, mean, var, dx, dweight, dbias``.
+    """Runs backward on the addresses of ``grad, x, weight, bias, mean, var, dx, dweight, dbias``.
 
     Every element of the last three is written.
     """

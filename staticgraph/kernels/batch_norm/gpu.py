@@ -1,6 +1,6 @@
 """``batch_norm`` in Triton: partial statistics over chunks of rows, then everything else at once.
 
-Two launches in each direction. The first computes every chunk's mean and squared deviations (or
+Two launches per direction. The first computes every chunk's mean and squared deviations (or
 gradient sums). Each program of the second loads them all as one tile (at most
 :data:`MAX_PARTIALS`), merges them in the same order as a tree reduction (Chan, Golub and LeVeque
 1983), so neither an atomic addition nor a third launch is needed, and writes its chunk of the
@@ -50,7 +50,7 @@ def statistics_kernel(
     chunk = tl.program_id(0)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = tl.load(count)
-    if RUNNING:  # noqa: SIM102  (one is known when compiled, the other is not)
+    if RUNNING:  # noqa: SIM102 (one is known at compile time, the other is not)
         # Here, not in the second launch, all of whose programs read the count.
         if (chunk == 0) & (tl.program_id(1) == 0) & (real > 1):
             tl.store(tracked, tl.load(tracked) + 1)
@@ -296,7 +296,7 @@ def forward(
     relu: bool,
     partial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs the operator's forward in two launches, or one if ``partial`` is given.
+    """Runs forward in two launches, or one if ``partial`` is given.
 
     Padding rows of the sum ``x + addend`` are neither written nor read later.
     """
@@ -363,7 +363,7 @@ def backward(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs the operator's backward in two launches."""
+    """Runs backward in two launches."""
     grad = grad.contiguous()
     rows, width = x.shape
     chunks, rows_a_chunk, grid, options = _chunks(x)

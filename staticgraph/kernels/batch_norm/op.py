@@ -133,7 +133,7 @@ def _backward_on_cpu(
 
 
 def launches(x: Tensor, cumulative: bool, partial: Tensor | None = None) -> int:
-    """Number of CUDA launches of a norm, in each direction.
+    """Number of CUDA launches of a norm, per direction.
 
     A cumulative average reads a count that another launch updates, so its forward takes two;
     precomputed partial statistics save the first launch.

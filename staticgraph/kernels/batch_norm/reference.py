@@ -15,9 +15,9 @@ def batch_norm_reference(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes ``batch_norm`` in eager torch, differentiable, on any device.
+    """Computes ``batch_norm``; differentiable, on any device.
 
-    Statistics are float32 (float64 for float64). Arguments are those of
+    Statistics are float32 (float64 for float64). Arguments as in
     :func:`staticgraph.kernels.batch_norm`.
     """
     wide = torch.promote_types(x.dtype, torch.float32)

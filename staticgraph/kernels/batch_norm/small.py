@@ -73,7 +73,7 @@ def forward_kernel(
     var = tl.sum(away * away, 0) / n
     tl.store(mean_out + f, mean, mask=inside)
     tl.store(var_out + f, var, mask=inside)
-    if RUNNING:  # noqa: SIM102  (one is known when compiled, the other is not)
+    if RUNNING:  # noqa: SIM102 (one is known at compile time, the other is not)
         if real > 1:  # the variance of a single row is meaningless
             if tl.program_id(0) == 0:
                 tl.store(tracked, tl.load(tracked) + 1)
@@ -166,7 +166,7 @@ def forward(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs the operator's forward in one launch."""
+    """Runs forward in one launch."""
     rows, width = x.shape
     out, mean, var, total = results(x, addend, residual)
     grid, options = _options(x)
@@ -209,7 +209,7 @@ def backward(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs the operator's backward in one launch."""
+    """Runs backward in one launch."""
     rows, width = x.shape
     into = None if into is None else into.contiguous()
     dx, dweight, dbias, both = gradients(x, weight, bias, into)

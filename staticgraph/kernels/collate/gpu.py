@@ -201,9 +201,8 @@ def rows_kernel(
 ):
     """One program: a block of node rows, edge rows or graph rows.
 
-    ``structure`` and ``out`` are in the operator's order, ``sources`` and ``targets`` are per
-    level. Triton 3.6 cannot pass on a tuple taken from a constant tuple, so fields are flat
-    sequences of numbers.
+    ``structure`` and ``out`` are in the operator's order, ``sources`` and ``targets`` per level.
+    Triton 3.6 cannot pass on a tuple out of a constant tuple, so fields are flat numbers.
     """
     program = tl.program_id(0)
     lanes = tl.arange(0, ROWS)

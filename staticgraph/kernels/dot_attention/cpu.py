@@ -1,4 +1,4 @@
-"""``dot_attention`` on one core: loops over destinations in each direction, nothing of size
+"""``dot_attention`` on one core: loops over destinations both ways, nothing of size
 ``[E, H * C]``.
 
 ``key_edge`` and ``value_edge`` are the edge terms added to keys and to values; without one, it is a
@@ -62,7 +62,7 @@ def forward(
     out: Array,
     share: Array,
 ) -> None:
-    """Runs the forward pass; writes every element of ``out [N, H * D]`` and ``share [E, H]``."""
+    """Runs forward; writes every element of ``out [N, H * D]`` and ``share [E, H]``."""
     nodes, columns = out.shape
     kind = out.dtype.type
     zero, one, factor, lowest = kind(0), kind(1), kind(scale), kind(-np.inf)
@@ -132,7 +132,7 @@ def backward(
     dvalue: Array,
     dedge: Array,
 ) -> None:
-    """Runs the backward pass.
+    """Runs backward.
 
     ``dkey``, ``dvalue`` and ``dedge`` must be zeroed, and ``dedge`` has no rows if it is not
     wanted; every element of ``dquery`` is written.

@@ -67,7 +67,7 @@ def forward_kernel(
             row += tl.load(edge + e * heads * width + place, mask=inside, other=0).to(WIDE)
         score = tl.sum(mine * row, 1) * scale
         tl.store(share + e * heads + h, score, mask=known)
-        more = tl.where(largest > score, largest, score)  # a NaN stays one
+        more = tl.where(largest > score, largest, score)  # NaN propagates
         # If equal to the maximum the factor is one, also where both are minus infinity.
         before = tl.where(largest == more, 1, tl.exp(largest - more))
         part = tl.where(score == more, 1, tl.exp(score - more))
@@ -205,7 +205,7 @@ def forward(
     to_value: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Runs the operator's forward in one launch, plus a gather if edges read a table."""
+    """Runs forward in one launch, plus a gather if edges read a table."""
     out, share = torch.empty_like(value, dtype=dtype), wide_like(query, len(src), heads)
     forward_kernel[(len(query),)](
         query,
@@ -246,8 +246,7 @@ def backward(
     to_key: bool,
     to_value: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs the operator's backward in two launches, plus a gather and the table's sum if edges read
-    a table."""
+    """Runs backward in two launches, plus a gather and the table's sum if edges read a table."""
     dquery, dkey, dvalue = (torch.empty_like(one) for one in (query, key, value))
     each, dscore = _each(query, edge, code), torch.empty_like(share)
     dedge = query.new_empty(0, 0) if edge is None else torch.empty_like(each)

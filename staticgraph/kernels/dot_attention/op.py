@@ -2,8 +2,8 @@
 
 Stock ``TransformerConv`` gathers a query, a key and a value per edge, adds the edge term,
 multiplies, sums, takes a softmax of four scatters and gathers, multiplies again and scatters: ten
-arrays of ``[E, H * C]`` in each direction. Here scores, softmax and weighted sum are one operator
-over the batch's own edges, and only one number per edge and head is kept for backward.
+arrays of ``[E, H * C]`` per direction. Here scores, softmax and weighted sum are one operator over
+the batch's own edges, and only one number per edge and head is kept for backward.
 
 Source: Shi et al. 2021, arXiv 2009.03509.
 """

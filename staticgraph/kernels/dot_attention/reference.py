@@ -19,10 +19,10 @@ def dot_attention_reference(
     to_key: bool,
     to_value: bool,
 ) -> Tensor:
-    """Computes ``dot_attention`` in eager torch, differentiable, on any device.
+    """Computes ``dot_attention``; differentiable, on any device.
 
-    Sums are float32 (float64 for float64). Arguments are those of
-    :func:`staticgraph.kernels.dot_attention`; edges may be in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.dot_attention`; edges in any order.
     """
     wide, nodes = torch.promote_types(query.dtype, torch.float32), len(query)
 

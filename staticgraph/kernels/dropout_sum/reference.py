@@ -8,7 +8,7 @@ from torch import Tensor
 def dropout_sum_reference(
     x: Tensor, residual: Tensor | None, kept: Tensor, p: float, relu: bool
 ) -> Tensor:
-    """Computes ``dropout_sum`` in eager torch, differentiable, on any device.
+    """Computes ``dropout_sum``; differentiable, on any device.
 
     Args:
         kept: ``[R, F]`` bool, from :func:`staticgraph.kernels.dropout_sum.kept`.

@@ -1,4 +1,4 @@
-"""``edge_matrix_sum`` on the CPU: each matrix is read once in each direction.
+"""``edge_matrix_sum`` on the CPU: each matrix is read once per direction.
 
 The matrices, ``[E, I, O]``, dominate the memory traffic, so both directions go destination by
 destination, in the order in which the matrices are stored. In backward a matrix and its gradient
@@ -51,7 +51,7 @@ _forwards = on_threads(_forward)
 def forward(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], mean: bool, threads: int
 ) -> None:
-    """Runs the forward pass on the addresses of ``x, matrices, src, row_ptr, out``.
+    """Runs forward on the addresses of ``x, matrices, src, row_ptr, out``.
 
     ``sizes`` are ``N, E, I, O``. Every element of ``out`` is written.
     """
@@ -130,8 +130,8 @@ def backward(
     mean: bool,
     threads: int,
 ) -> None:
-    """Runs the backward pass on the addresses of ``grad, x, matrices, src, row_ptr, col_ptr,
-    transpose, into, dx, dmatrices``.
+    """Runs backward on the addresses of ``grad, x, matrices, src, row_ptr, col_ptr, transpose,
+    into, dx, dmatrices``.
 
     ``into`` is read if ``handed``. Every element of the last two is written.
     """

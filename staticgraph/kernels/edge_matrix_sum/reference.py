@@ -9,10 +9,10 @@ from torch import Tensor
 def edge_matrix_sum_reference(
     x: Tensor, matrices: Tensor, src: Tensor, dst: Tensor, mean: bool
 ) -> Tensor:
-    """Computes ``edge_matrix_sum`` in eager torch, differentiable, on any device.
+    """Computes ``edge_matrix_sum``; differentiable, on any device.
 
-    Sums are float32 (float64 for float64). Arguments are those of
-    :func:`staticgraph.kernels.edge_matrix_sum`; edges may be in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.edge_matrix_sum`; edges in any order.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     rows = torch.einsum("ek,eko->eo", x.to(wide).index_select(0, src), matrices.to(wide))

@@ -1,4 +1,4 @@
-"""``edge_rows`` on one core: a loop over the edges, sorted by destination, in each direction.
+"""``edge_rows`` on one core: a loop over the edges, sorted by destination, per direction.
 
 Backward scatters by source as it goes: on one core the order of additions is fixed.
 """
@@ -13,7 +13,7 @@ from staticgraph.store.columns import Array
 def forward(
     source: Array, target: Array, edge: Array, code: Array, src: Array, dst: Array, out: Array
 ) -> None:
-    """Runs the forward pass; writes every element of ``out [E, F]``. Empty operands add nothing."""
+    """Runs forward; writes every element of ``out [E, F]``. Empty operands add nothing."""
     width, coded = out.shape[1], len(code) > 0
     sourced, targeted, edged = len(source) > 0, len(target) > 0, len(edge) > 0
     for e in range(len(out)):
@@ -45,7 +45,7 @@ def backward(
     dtarget: Array,
     dedge: Array,
 ) -> None:
-    """Runs the backward pass.
+    """Runs backward.
 
     ``dsource`` and ``dedge`` must be zeroed; every element of ``dtarget`` is written. Empty
     gradients are not touched.

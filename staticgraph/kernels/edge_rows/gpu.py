@@ -17,7 +17,7 @@ Found = tuple[Tensor, Tensor, Tensor]
 
 
 def forward(*operands: Tensor) -> Tensor:
-    """Runs the operator's forward."""
+    """Runs forward."""
     return edge_rows_reference(*operands)
 
 
@@ -30,7 +30,7 @@ def backward(
     entries: int,
     wants: tuple[bool, bool, bool],
 ) -> Found:
-    """Runs the operator's backward in one launch per operand, plus one that reorders the edges."""
+    """Runs backward in one launch per operand, plus one that reorders the edges."""
     nothing = grad.new_empty(0, grad.size(1))
     by_source, by_target, by_edge = nothing, nothing, nothing
     if wants[0]:

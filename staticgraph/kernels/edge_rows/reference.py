@@ -15,10 +15,10 @@ def edge_rows_reference(
     src: Tensor,
     dst: Tensor,
 ) -> Tensor:
-    """Computes ``edge_rows`` in eager torch, differentiable, on any device.
+    """Computes ``edge_rows``; differentiable, on any device.
 
-    Sums are float32 (float64 for float64). Arguments are those of
-    :func:`staticgraph.kernels.edge_rows`; edges may be in any order.
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.edge_rows`;
+    edges in any order.
     """
     rows = message_reference(source, target, edge, code, src, dst)
     return rows.to(some_of(source, target, edge).dtype)

@@ -1,4 +1,4 @@
-"""``gcn_sum`` on the CPU: one loop over the edges in each direction, nothing of size ``[E, F]`` in
+"""``gcn_sum`` on the CPU: one loop over the edges per direction, nothing of size ``[E, F]`` in
 between.
 
 ``weight`` is empty if every edge has weight one.
@@ -90,7 +90,7 @@ def forward(
     loops: bool,
     threads: int,
 ) -> None:
-    """Runs the forward pass on the addresses of ``x, bias, root, own, weight, src, row_ptr, out``.
+    """Runs forward on the addresses of ``x, bias, root, own, weight, src, row_ptr, out``.
 
     Bias and weight are read if ``biased`` and ``weighted``. Every element of ``out`` is written.
     """
@@ -151,8 +151,7 @@ def backward(
     loops: bool,
     threads: int,
 ) -> None:
-    """Runs the backward pass on the addresses of
-    ``grad, root, own, weight, dst, col_ptr, transpose, dx``.
+    """Runs backward on the addresses of ``grad, root, own, weight, dst, col_ptr, transpose, dx``.
 
     Weight is read if ``weighted``. Every element of ``dx`` is written.
     """

@@ -229,7 +229,7 @@ def forward(
     loops: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Runs the operator's forward in one launch."""
+    """Runs forward in one launch."""
     out = torch.empty_like(x, dtype=dtype)
     forward_kernel[(len(x),)](
         x,
@@ -258,7 +258,7 @@ def backward(
     loops: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Runs the operator's backward in one launch."""
+    """Runs backward in one launch."""
     dx = torch.empty_like(grad, dtype=dtype)
     backward_kernel[(len(grad),)](
         grad,

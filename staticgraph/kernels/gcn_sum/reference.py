@@ -11,8 +11,7 @@ def gcn_degrees_reference(
 ) -> tuple[Tensor, Tensor]:
     """Computes ``gcn_degrees`` in eager torch.
 
-    Arguments are those of :func:`staticgraph.kernels.gcn_sum.gcn_degrees`; edges may be in any
-    order.
+    Arguments as in :func:`staticgraph.kernels.gcn_sum.gcn_degrees`; edges may be in any order.
     """
     weights = torch.ones(len(src), dtype=torch.float64) if weight is None else weight.double()
     own = weights.new_zeros(nodes)
@@ -37,10 +36,10 @@ def gcn_sum_reference(
     dst: Tensor,
     loops: bool,
 ) -> Tensor:
-    """Computes ``gcn_sum`` in eager torch, differentiable.
+    """Computes ``gcn_sum``; differentiable.
 
-    Sums are float32 (float64 for float64). Arguments are those of
-    :func:`staticgraph.kernels.gcn_sum.gcn_sum`; edges may be in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.gcn_sum.gcn_sum`; edges in any order.
     """
     values = x.to(torch.promote_types(x.dtype, torch.float32))
     root, own = root.to(values), own.to(values)

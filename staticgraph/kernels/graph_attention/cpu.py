@@ -1,4 +1,4 @@
-"""``graph_attention`` on the CPU: a loop over graphs and heads in each direction, without padding.
+"""``graph_attention`` on the CPU: a loop over graphs and heads per direction, without padding.
 
 Molecules have a dozen nodes. Attention in padded blocks computes as many entries again for padding,
 and pays for a torch product, mask and softmax around a few microseconds of arithmetic. Here every
@@ -110,7 +110,7 @@ def _on_threads(
     lse: Array,
     threads: int,
 ) -> None:
-    """Runs the forward pass on all threads.
+    """Runs forward on all threads.
 
     ``rows`` are ``[N, 3, H, D]``; ``out [N, H, D]`` and ``lse [H, N]`` must be zeroed, and only
     rows that belong to a graph are written.
@@ -121,7 +121,7 @@ def _on_threads(
 def forward(
     rows: Tensor, starts: Tensor, seed: Tensor | None, heads: int, site: int, p: float
 ) -> tuple[Tensor, Tensor]:
-    """Runs the operator's forward."""
+    """Runs forward."""
     wide = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
     nodes, size = len(rows), rows.size(1) // (3 * heads)
     out, lse = wide.new_zeros(nodes, heads, size), wide.new_zeros(heads, nodes)
@@ -141,7 +141,7 @@ def backward(
     site: int,
     p: float,
 ) -> Tensor:
-    """Runs the operator's backward."""
+    """Runs backward."""
     nodes, size = len(rows), rows.size(1) // (3 * heads)
     found = torch.zeros(nodes, 3, heads, size, dtype=lse.dtype)
     cpu_backward.backward(

@@ -25,7 +25,7 @@ from staticgraph.kernels.lanes import combine, total
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
-# Queries whose weights and slopes are held at once.
+# Queries per block, whose weights and score gradients are held at once.
 QUERIES = 64
 
 
@@ -171,7 +171,7 @@ def backward(
     found: Array,
     threads: int,
 ) -> None:
-    """Runs the backward pass on all threads.
+    """Runs backward on all threads.
 
     ``grad`` is ``[N, 1, H, D]``; ``found``, shaped as ``rows``, must be zeroed, and only rows that
     belong to a graph are written.

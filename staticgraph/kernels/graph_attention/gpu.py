@@ -229,7 +229,7 @@ def forward(
     site: int,
     p: float,
 ) -> tuple[Tensor, Tensor]:
-    """Runs the operator's forward in one launch."""
+    """Runs forward in one launch."""
     out = rows.new_empty(len(rows), rows.size(1) // 3)
     lse = rows.new_empty(heads, len(rows), dtype=torch.float32)
     tiles, grid, options = _options(rows, starts, seed, heads, longest)
@@ -261,7 +261,7 @@ def backward(
     site: int,
     p: float,
 ) -> Tensor:
-    """Runs the operator's backward in one launch."""
+    """Runs backward in one launch."""
     found = torch.empty_like(rows)
     tiles, grid, options = _options(rows, starts, seed, heads, longest)
     backward_kernel[grid](

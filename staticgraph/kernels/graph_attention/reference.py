@@ -9,7 +9,7 @@ from torch import Tensor
 def graph_attention_reference(
     rows: Tensor, starts: Tensor, heads: int, kept: Tensor | None = None, p: float = 0.0
 ) -> Tensor:
-    """Computes ``graph_attention`` in eager torch, differentiable, on any device.
+    """Computes ``graph_attention``; differentiable, on any device.
 
     It needs memory for ``heads * N * N`` entries.
 

@@ -14,9 +14,9 @@ from torch import Tensor
 def qkv_blocks_reference(
     rows: Tensor, node_of_place: Tensor, shapes: Sequence[tuple[int, int]], heads: int
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Computes ``qkv_blocks`` in eager torch, differentiable.
+    """Computes ``qkv_blocks``; differentiable.
 
-    Arguments are those of :func:`staticgraph.kernels.qkv_blocks`.
+    Arguments as in :func:`staticgraph.kernels.qkv_blocks`.
     """
     zero = rows.new_zeros(1, rows.size(1))
     places = torch.cat([rows, zero]).index_select(0, node_of_place)
@@ -30,9 +30,9 @@ def qkv_blocks_reference(
 
 
 def nodes_of_blocks_reference(blocks: Sequence[Tensor], place_of_node: Tensor) -> Tensor:
-    """Computes ``nodes_of_blocks`` in eager torch, differentiable.
+    """Computes ``nodes_of_blocks``; differentiable.
 
-    Arguments are those of :func:`staticgraph.kernels.nodes_of_blocks`.
+    Arguments as in :func:`staticgraph.kernels.nodes_of_blocks`.
     """
     columns = blocks[0].size(1) * blocks[0].size(3)
     rows = torch.cat([block.transpose(1, 2).reshape(-1, columns) for block in blocks])

@@ -1,5 +1,4 @@
-"""``head_products`` on one core: one pass over the rows in each direction, which are read in
-place."""
+"""``head_products`` on one core: one pass over the rows per direction, which are read in place."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from staticgraph.store.columns import Array
 
 @kernel
 def forward(rows: Array, weight: Array, out: Array) -> None:
-    """Runs the forward pass; writes every element of ``out [H, N, K]``."""
+    """Runs forward; writes every element of ``out [H, N, K]``."""
     heads, nodes, count = out.shape
     columns = weight.shape[2]
     values, vectors = rows.reshape(-1), weight.reshape(-1)
@@ -24,7 +23,7 @@ def forward(rows: Array, weight: Array, out: Array) -> None:
 
 @kernel
 def backward(grad: Array, rows: Array, weight: Array, drows: Array, dweight: Array) -> None:
-    """Runs the backward pass.
+    """Runs backward.
 
     ``dweight`` must be zeroed; every element of ``drows [N, H, C]`` is written.
     """

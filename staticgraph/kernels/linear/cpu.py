@@ -84,8 +84,8 @@ def forward(
     relu: bool,
     threads: int,
 ) -> None:
-    """Runs the forward pass on the addresses of ``x [R, I]``, ``weight [O, I]``, ``bias [O]``,
-    scratch for the transposed weight, and ``out [R, O]``.
+    """Runs forward on the addresses of ``x [R, I]``, ``weight [O, I]``, ``bias [O]``, scratch for
+    the transposed weight, and ``out [R, O]``.
 
     NaN propagates through ReLU.
     """

@@ -82,7 +82,7 @@ def masked_sums(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """Runs the operator's forward in one launch; ReLU without a bias takes a second one.
+    """Runs forward in one launch; ReLU without a bias takes a second one.
 
     ``_addmm_activation`` has no public name; Inductor's own pass for a linear layer followed by
     ReLU calls it on CUDA. cuBLASLt adds the bias and clips in the product's epilogue, in float32
@@ -98,8 +98,8 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tenso
 def backward(
     grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs the operator's backward: two products, two launches with ReLU or one without, and the
-    casts that mixed dtypes need."""
+    """Runs backward: two products, two launches with ReLU or one without, and the casts that mixed
+    dtypes need."""
     if out is None:
         dbias = grad.sum(0)
     else:

@@ -14,9 +14,9 @@ def linear_reference(
     relu: bool,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Computes ``linear`` in eager torch, differentiable, on any device.
+    """Computes ``linear``; differentiable, on any device.
 
-    Arguments are those of :func:`staticgraph.kernels.linear`.
+    Arguments as in :func:`staticgraph.kernels.linear`.
     """
     dtype = dtype or x.dtype
     out = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))

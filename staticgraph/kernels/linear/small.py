@@ -242,8 +242,7 @@ def join_kernel(
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
 ) -> Tensor:
-    """Runs the operator's forward in one launch, rounding as if operands had been cast to
-    ``dtype``."""
+    """Runs forward in one launch, rounding as if operands had been cast to ``dtype``."""
     rows, (high, width) = x.size(0), weight.shape
     out = x.new_empty(rows, high, dtype=dtype)
     forward_kernel[(triton.cdiv(max(rows, 1), ROWS), triton.cdiv(high, COLUMNS))](
@@ -267,7 +266,7 @@ def forward(
 def backward(
     grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs the operator's backward in one launch, or two if rows form several chunks."""
+    """Runs backward in one launch, or two if rows form several chunks."""
     grad = grad.contiguous()
     into = None if into is None else into.contiguous()
     rows, (high, width) = x.size(0), weight.shape

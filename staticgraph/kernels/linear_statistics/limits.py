@@ -11,10 +11,9 @@ from staticgraph.kernels.linear.op import by_library
 
 
 def saves(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Returns whether a norm after ``x @ weight.T`` in ``dtype`` needs an extra launch that
-    statistics save.
+    """Returns whether statistics save a launch for a norm after ``x @ weight.T`` in ``dtype``.
 
-    That is so if the norm starts with a launch of its own, and the product is one of this
-    library's, whose epilogue can sum over rows. Reads no data.
+    That is so if the norm starts with a launch of its own and the product is this library's, whose
+    epilogue can sum over rows. Reads no data.
     """
     return x.size(0) > ONE_LAUNCH_ROWS and not by_library(x, weight, dtype)

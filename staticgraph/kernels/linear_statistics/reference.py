@@ -18,10 +18,10 @@ def linear_statistics_reference(
     relu: bool,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes ``linear_statistics`` in eager torch, on any device; the first result is
+    """Computes ``linear_statistics`` on any device; the first result is
     differentiable.
 
-    Arguments are those of :func:`staticgraph.kernels.linear_statistics`.
+    Arguments as in :func:`staticgraph.kernels.linear_statistics`.
     """
     out = linear_reference(x, weight, bias, relu, dtype)
     return out, partials_reference(out.detach(), count)

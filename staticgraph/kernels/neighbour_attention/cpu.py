@@ -1,4 +1,4 @@
-"""``neighbour_attention`` on one core: loops over destinations in each direction.
+"""``neighbour_attention`` on one core: loops over destinations both ways.
 
 ``pair``, ``edge`` and ``own`` are empty if not given. Forward computes all scores first, then all
 exponentials in one vectorised loop, then the sums. The attention weights are kept for backward,
@@ -53,7 +53,7 @@ def forward(
     share: Array,
     own_share: Array,
 ) -> None:
-    """Runs the forward pass; writes every element of ``out [N, H, C]``, ``share [E, H]`` and
+    """Runs forward; writes every element of ``out [N, H, C]``, ``share [E, H]`` and
     ``own_share [N, H]``."""
     nodes, heads, width = x.shape
     kind = x.dtype.type
@@ -141,7 +141,7 @@ def backward(
     dedge: Array,
     down: Array,
 ) -> None:
-    """Runs the backward pass.
+    """Runs backward.
 
     ``dx`` must be zeroed; every element of ``dpair``, ``dedge`` and ``down`` is written.
     """

@@ -93,7 +93,7 @@ def forward_kernel(
         value = tl.where(value > 0, value, slope * value)
         if LOOPS:
             value = tl.where(j == i, -float("inf"), value)
-        more = tl.where(largest > value, largest, value)  # a NaN stays one
+        more = tl.where(largest > value, largest, value)  # NaN propagates
         # If equal to the maximum the factor is one, also where both are minus infinity.
         total = total * tl.where(largest == more, 1, tl.exp(largest - more))
         total += tl.where(value == more, 1, tl.exp(value - more))
@@ -224,7 +224,7 @@ def forward(
     loops: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs the operator's forward in one launch."""
+    """Runs forward in one launch."""
     out = torch.empty_like(x, dtype=dtype)
     share = wide_like(x, len(src), heads)
     own_share = wide_like(x, len(x) if loops else 0, heads)
@@ -264,7 +264,7 @@ def backward(
     slope: float,
     loops: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs the operator's backward in two launches, or one without a pair."""
+    """Runs backward in two launches, or one without a pair."""
     dx = torch.empty_like(x)
     dpair = x.new_empty(0) if pair is None else torch.empty_like(pair)
     dedge = share.new_empty(len(dst), heads)  # in the accumulation dtype, since it is summed again

@@ -18,10 +18,10 @@ def neighbour_attention_reference(
     slope: float,
     loops: bool,
 ) -> Tensor:
-    """Computes ``neighbour_attention`` in eager torch, differentiable, on any device.
+    """Computes ``neighbour_attention``; differentiable, on any device.
 
-    Sums are float32 (float64 for float64). Arguments are those of
-    :func:`staticgraph.kernels.neighbour_attention`; edges may be in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.neighbour_attention`; edges in any order.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     nodes, score = len(x), x.new_zeros(len(src), heads, dtype=wide)

@@ -22,7 +22,7 @@ def _relu(value: Any, zero: Any) -> Any:
 
 @kernel
 def forward(x: Array, edge: Array, src: Array, row_ptr: Array, out: Array) -> None:
-    """Runs the forward pass; writes every element of ``out``."""
+    """Runs forward; writes every element of ``out``."""
     width, zero, edged = x.shape[1], x.dtype.type(0), edge.shape[0] > 0
     for i in range(len(x)):
         first, last = row_ptr[i], row_ptr[i + 1]
@@ -48,7 +48,7 @@ def backward(
     dx: Array,
     dedge: Array,
 ) -> None:
-    """Runs the backward pass; ``dx`` must be zeroed, and every element of ``dedge`` is written."""
+    """Runs backward; ``dx`` must be zeroed, and every element of ``dedge`` is written."""
     width, zero, one, edged = x.shape[1], x.dtype.type(0), x.dtype.type(1), edge.shape[0] > 0
     share = np.empty(width, x.dtype)
     for i in range(len(x)):

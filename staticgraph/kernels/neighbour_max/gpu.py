@@ -132,7 +132,7 @@ def backward_kernel(
 
 
 def forward(x: Tensor, edge: Tensor | None, src: Tensor, row_ptr: Tensor) -> Tensor:
-    """Runs the operator's forward in one launch."""
+    """Runs forward in one launch."""
     out = torch.empty_like(x)
     given = x if edge is None else edge
     forward_kernel[(len(x),)](x, given, src, row_ptr, out, x.size(1), **_options(x, edge))
@@ -150,7 +150,7 @@ def backward(
     col_ptr: Tensor,
     transpose: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Runs the operator's backward in two launches."""
+    """Runs backward in two launches."""
     dx, share = torch.empty_like(x), wide_like(x, *x.shape)
     dedge = x.new_empty(0) if edge is None else torch.empty_like(edge)
     largest = out if edge is None else torch.empty_like(share)

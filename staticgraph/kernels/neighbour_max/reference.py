@@ -8,8 +8,8 @@ from torch import Tensor
 def neighbour_max_reference(x: Tensor, edge: Tensor | None, src: Tensor, dst: Tensor) -> Tensor:
     """Computes ``neighbour_max`` with torch's ``scatter_reduce``, differentiable, on any device.
 
-    The way ties share a gradient is that of ``scatter_reduce``. Arguments are those of
-    :func:`staticgraph.kernels.neighbour_max`; edges may be in any order.
+    The way ties share a gradient is that of ``scatter_reduce``. Arguments as in
+    :func:`staticgraph.kernels.neighbour_max`; edges in any order.
     """
     rows = x.index_select(0, src)
     rows = rows if edge is None else (rows + edge).relu()

@@ -1,5 +1,4 @@
-"""``neighbour_reduce`` on one core: a loop over destinations in each direction, one message at a
-time.
+"""``neighbour_reduce`` on one core: a loop over destinations per direction, one message at a time.
 
 The rows of a message stay in the L1 cache, and nothing has size ``[E, F]``. Each step of a message
 is a separate loop over its columns, over few enough arrays for LLVM to prove that they do not
@@ -122,7 +121,7 @@ def forward(
     edged: bool,
     out: Array,
 ) -> None:
-    """Runs the forward pass; writes every element of ``out [T, N, R, F / T]``."""
+    """Runs forward; writes every element of ``out [T, N, R, F / T]``."""
     towers, nodes, _, part = out.shape
     width, kind = towers * part, out.dtype.type
     zero, one, tilt, least_variance = kind(0), kind(1), kind(slope), kind(LEAST_VARIANCE)
@@ -231,7 +230,7 @@ def backward(
     dtarget: Array,
     dedge: Array,
 ) -> None:
-    """Runs the backward pass.
+    """Runs backward.
 
     ``dsource`` must be zeroed, and so must ``dedge`` if edges have a code; every element of
     ``dtarget``, and of ``dedge`` without a code, is written. Empty gradients are not touched.

@@ -54,7 +54,7 @@ def forward(
     names: list[str],
     towers: int,
 ) -> Tensor:
-    """Runs the operator's forward, with the result in the accumulation dtype."""
+    """Runs forward, with the result in the accumulation dtype."""
     rows = activated(_rows(operands, code, edges), activation, slope)
     found = [_reduced(rows, edges, name) for name in names]
     together = torch.stack([one.view(len(one), towers, -1) for one in found])
@@ -95,7 +95,7 @@ def backward(
     names: list[str],
     towers: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs the operator's backward; ``ends`` are ``col_ptr`` and ``transpose``."""
+    """Runs backward; ``ends`` are ``col_ptr`` and ``transpose``."""
     before = _rows(operands, code, edges)
     rows = activated(before, activation, slope)
     given = torch.zeros_like(rows)

@@ -38,10 +38,10 @@ def neighbour_reduce_reference(
     reductions: Sequence[str],
     towers: int,
 ) -> Tensor:
-    """Computes ``neighbour_reduce`` in eager torch, differentiable, on any device.
+    """Computes ``neighbour_reduce``; differentiable, on any device.
 
-    Sums are float32 (float64 for float64). Arguments are those of
-    :func:`staticgraph.kernels.neighbour_reduce`; edges may be in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.neighbour_reduce`; edges in any order.
     """
     rows = activated(message_reference(source, target, edge, code, src, dst), activation, slope)
     found = [_reduced(rows, dst, nodes, reduction) for reduction in reductions]

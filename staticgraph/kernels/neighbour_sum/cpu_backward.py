@@ -251,8 +251,7 @@ def _add_up(tables: Array, code: Array, into_edge: Array, dedge: Array) -> None:
 def copy_backward(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
-    """Runs backward through :func:`~staticgraph.kernels.neighbour_sum.cpu.copy`; ``dedge`` is not
-    touched."""
+    """Runs backward of ``copy``; ``dedge`` is not touched."""
     operands = _operands(like, at, sizes)
     grad, dst, row_ptr, col_ptr, transpose = operands[0], *operands[4:8]
     into_x, dx = operands[8], operands[10]
@@ -263,8 +262,7 @@ def copy_backward(
 def multiply_backward(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
-    """Runs backward through :func:`~staticgraph.kernels.neighbour_sum.cpu.multiply`; every row of
-    ``dx`` and ``dedge`` is written."""
+    """Runs backward of ``multiply``; every row of ``dx`` and ``dedge`` is written."""
     operands = _operands(like, at, sizes)
     edge, code, into_x, into_edge, dx, dedge = *operands[2:4], *operands[8:]
     tables, pieces = _pieces(edge, code, threads)
@@ -278,7 +276,7 @@ def multiply_backward(
 def weighed_backward(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
-    """Runs backward through products with one number per edge that needs no gradient; ``dedge`` is
+    """Runs backward of ``multiply`` with one number per edge and no gradient for it; ``dedge`` is
     not touched."""
     operands = _operands(like, at, sizes)
     grad, edge, code, dst, row_ptr = operands[0], *operands[2:6]
@@ -291,8 +289,7 @@ def weighed_backward(
 def relu_add_backward(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
-    """Runs backward through :func:`~staticgraph.kernels.neighbour_sum.cpu.relu_add`; every row of
-    ``dx`` and ``dedge`` is written."""
+    """Runs backward of ``relu_add``; every row of ``dx`` and ``dedge`` is written."""
     operands = _operands(like, at, sizes)
     edge, code, into_x, into_edge, dx, dedge = *operands[2:4], *operands[8:]
     tables, pieces = _pieces(edge, code, threads)

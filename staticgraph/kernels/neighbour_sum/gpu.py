@@ -162,7 +162,7 @@ def forward(
     transform: str,
     mean: bool,
 ) -> Tensor:
-    """Runs the operator's forward in one launch."""
+    """Runs forward in one launch."""
     dtype = x.dtype if edge is None else torch.promote_types(x.dtype, edge.dtype)
     out, columns = torch.empty_like(x, dtype=dtype), block(x.size(1))
     forward_kernel[(len(x),)](
@@ -199,8 +199,7 @@ def backward(
     mean: bool,
     each: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Runs the operator's backward in one launch, or three if edges share a table and ``each`` is
-    false."""
+    """Runs backward in one launch, or three if edges share a table and ``each`` is false."""
     dx, columns = torch.empty_like(x), block(x.size(1))
     into_x = None if into_x is None else into_x.contiguous()
     into_edge = None if into_edge is None else into_edge.contiguous()

@@ -216,12 +216,11 @@ class EachEdge(torch.autograd.Function):
 
 
 def each_edge(edge: Tensor, code: Tensor) -> Tensor:
-    """Returns a placeholder through which several sums over one table share a single reduction by
-    code.
+    """Returns a placeholder that collects the edge gradients of several sums over one table.
 
     If several sums read one table by the same ``code``, each would reduce its edges' gradients by
-    table entry. Passed from sum to sum as ``each`` of :func:`neighbour_sum_handed_on`, the
-    placeholder makes them accumulate edge by edge, with a single reduction by entry at the end.
+    table entry. With the placeholder passed from sum to sum as ``each`` of
+    :func:`neighbour_sum_handed_on`, they accumulate edge by edge, and are reduced by entry once.
 
     Args:
         edge: ``[V, F]``.

@@ -20,10 +20,10 @@ def neighbour_sum_reference(
     mean: bool,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Computes ``neighbour_sum`` in eager torch, differentiable, on any device.
+    """Computes ``neighbour_sum``; differentiable, on any device.
 
-    Sums are float32 (float64 for float64). Arguments are those of
-    :func:`staticgraph.kernels.neighbour_sum`; edges may be in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.neighbour_sum`; edges in any order.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     values = x.to(wide)

@@ -59,7 +59,7 @@ def forward(
     score: Array,
     loop: Array,
 ) -> None:
-    """Runs the forward pass; writes every element of ``score [E, H]`` and ``loop [N, H]``."""
+    """Runs forward; writes every element of ``score [E, H]`` and ``loop [N, H]``."""
     nodes, heads, width = left.shape
     zero, tilt = left.dtype.type(0), left.dtype.type(slope)
     edged, owned, columns = len(edge) > 0, len(own) > 0, heads * width
@@ -96,7 +96,7 @@ def backward(
     dedge: Array,
     down: Array,
 ) -> None:
-    """Runs the backward pass.
+    """Runs backward.
 
     ``dleft``, ``dright`` and ``dweight`` must be zeroed; every element of the others is written.
     """

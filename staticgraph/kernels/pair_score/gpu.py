@@ -178,7 +178,7 @@ def forward(
     row_ptr: Tensor,
     slope: float,
 ) -> tuple[Tensor, Tensor]:
-    """Runs the operator's forward in one launch."""
+    """Runs forward in one launch."""
     heads, width = weight.shape
     score, loop = left.new_empty(len(src), heads), left.new_empty(len(left), heads)
     forward_kernel[(len(left),)](
@@ -214,7 +214,7 @@ def backward(
     transpose: Tensor,
     slope: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Runs the operator's backward in two launches plus torch's sum over the nodes."""
+    """Runs backward in two launches plus torch's sum over the nodes."""
     heads, width = weight.shape
     dleft, dright = torch.empty_like(left), torch.empty_like(right)
     dweight = wide_like(left, len(left), heads, width)

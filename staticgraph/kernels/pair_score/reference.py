@@ -17,10 +17,10 @@ def pair_score_reference(
     dst: Tensor,
     slope: float,
 ) -> tuple[Tensor, Tensor]:
-    """Computes ``pair_score`` in eager torch, differentiable, on any device.
+    """Computes ``pair_score``; differentiable, on any device.
 
-    Sums are float32 (float64 for float64). Arguments are those of
-    :func:`staticgraph.kernels.pair_score`; edges may be in any order.
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.pair_score`;
+    edges in any order.
     """
     wide = torch.promote_types(left.dtype, torch.float32)
     heads, width = weight.shape

@@ -9,10 +9,9 @@ from torch import Tensor
 
 
 def segment_sum_reference(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
-    """Computes ``segment_sum`` in eager torch, differentiable, on any device.
+    """Computes ``segment_sum``; differentiable, on any device.
 
-    Sums are float32 (float64 for float64). Arguments are those of
-    :func:`staticgraph.kernels.segment_sum`.
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.segment_sum`.
     """
     wide = torch.promote_types(values.dtype, torch.float32)
     rows = torch.arange(len(values), device=values.device)
@@ -27,7 +26,7 @@ def segment_sum_reference(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
 def segment_max_reference(values: Tensor, ptr: Tensor) -> Tensor:
     """Computes ``segment_max`` with torch's ``scatter_reduce``, differentiable, on any device.
 
-    The way ties share a gradient is that of ``scatter_reduce``. Arguments are those of
+    The way ties share a gradient is that of ``scatter_reduce``. Arguments as in
     :func:`staticgraph.kernels.segment_max`.
     """
     rows = torch.arange(len(values), device=values.device)
@@ -37,9 +36,9 @@ def segment_max_reference(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 def segment_softmax_reference(values: Tensor, ptr: Tensor) -> Tensor:
-    """Computes ``segment_softmax`` in eager torch, differentiable, on any device.
+    """Computes ``segment_softmax``; differentiable, on any device.
 
-    Sums are float32 (float64 for float64). Arguments are those of
+    Sums are float32 (float64 for float64). Arguments as in
     :func:`staticgraph.kernels.segment_softmax`.
     """
     wide = values.to(torch.promote_types(values.dtype, torch.float32))

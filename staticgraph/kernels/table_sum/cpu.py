@@ -49,8 +49,8 @@ _forwards = on_threads(_forward)
 
 @kernel
 def forward(index: Array, offsets: Array, weight: Array, out: Array, threads: int) -> int:
-    """Runs the forward pass; returns -1, or the first position in ``index`` whose value is outside
-    its table."""
+    """Runs forward; returns -1, or the first position in ``index`` whose value is outside its
+    table."""
     wrong = np.full(threads, -1)
     _forwards(threads, (index, offsets, weight, out, wrong))
     for place in wrong:
@@ -84,8 +84,7 @@ _backwards = on_threads(_backward)
 
 @kernel
 def backward(grad: Array, index: Array, offsets: Array, dweight: Array, threads: int) -> None:
-    """Runs the backward pass; overwrites ``dweight``. The indices were checked by the forward
-    pass."""
+    """Runs backward; overwrites ``dweight``. The indices were checked by the forward pass."""
     tables = of_pieces(index.size, dweight)
     _backwards(min(threads, len(tables)), (grad, index, offsets, tables))
     join(tables, dweight)

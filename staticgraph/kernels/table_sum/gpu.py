@@ -140,7 +140,7 @@ def codes_kernel(index, offsets, out, rows, columns, BLOCK: tl.constexpr):
 
 
 def forward(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
-    """Runs the operator's forward in one launch."""
+    """Runs forward in one launch."""
     rows, columns = index.shape
     out, columns_block = weight.new_empty(rows, weight.size(1)), block(weight.size(1))
     forward_kernel[(rows,)](
@@ -165,8 +165,7 @@ def backward(
     into: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Runs the operator's backward, plus ``into``, in two launches; without offsets there is one
-    table."""
+    """Runs backward, plus ``into``, in two launches; without offsets there is one table."""
     grad = grad.contiguous()
     rows, width = grad.shape
     rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_CHUNKS), ROWS) * ROWS

@@ -1,5 +1,4 @@
-"""``vector_sum`` on the CPU: a loop over the edges in each direction, nothing of size
-``[E, D, F]``.
+"""``vector_sum`` on the CPU: a loop over the edges per direction, nothing of size ``[E, D, F]``.
 
 Forward goes destination by destination, backward source by source, so every row is written by one
 thread. The gate of a message is computed one row at a time; each step is a separate loop over the
@@ -97,8 +96,7 @@ def forward(
     places: tuple[int, ...],
     threads: int,
 ) -> None:
-    """Runs the forward pass on the addresses of
-    ``x, edge, vectors, unit, src, row_ptr, out, total``.
+    """Runs forward on the addresses of ``x, edge, vectors, unit, src, row_ptr, out, total``.
 
     ``sizes`` are ``N, E, D, F``, and the columns of ``edge`` and of ``x``. Every element of ``out``
     is written, and of ``total`` if there is a scalar part.
@@ -208,8 +206,8 @@ def backward(
     turned: bool,
     threads: int,
 ) -> None:
-    """Runs the backward pass on the addresses of ``grad, on_total, x, edge, vectors, unit, dst,
-    col_ptr, transpose, dvectors, dedge, dunit, dx``.
+    """Runs backward on the addresses of ``grad, on_total, x, edge, vectors, unit, dst, col_ptr,
+    transpose, dvectors, dedge, dunit, dx``.
 
     ``sizes`` are as in forward. Of ``dedge`` the columns of the parts are written, of ``dx`` every
     element, and of ``dvectors`` and ``dunit`` every element if ``moved`` and ``turned``.

@@ -15,11 +15,10 @@ def vector_sum_reference(
     dst: Tensor,
     places: tuple[int, int, int],
 ) -> tuple[Tensor, Tensor | None]:
-    """Computes ``vector_sum`` in eager torch, differentiable, on any device.
+    """Computes ``vector_sum``; differentiable, on any device.
 
-    Sums are float32 (float64 for float64). Arguments are those of
-    :func:`staticgraph.kernels.vector_sum`; ``places`` are the offsets of gate, along and scalar, -1
-    for none; edges may be in any order.
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.vector_sum`;
+    ``places`` are the offsets of gate, along and scalar, -1 for none; edges in any order.
     """
     wide, width = torch.promote_types(vectors.dtype, torch.float32), vectors.size(2)
     rows = edge.to(wide) if x is None else edge.to(wide) * x.to(wide).index_select(0, src)
