@@ -1,7 +1,8 @@
-"""Dispatch between a call and its kernel: modes that see every operation, and disabling
+"""What happens between a call and its kernel: dispatch modes, and switches for
 ``__torch_function__``.
 
-The latter lets a tensor subclass be inspected without its own ``__torch_function__``.
+Modes see every operation; the switches let a tensor subclass be inspected without its own
+``__torch_function__``.
 """
 
 from __future__ import annotations

@@ -187,8 +187,8 @@ def vector_sum(
         unit: ``[E, D]``, the directions of edges; None without ``along``.
         src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
         x: ``[N, K]``, rows of the sources, multiplied with those of the edges; None for nothing.
-        gate, along, scalar: the column of ``edge`` at which each part begins; None if there is no
-            such part. Parts must not overlap.
+        gate, along, scalar: the column of ``edge`` at which each part begins; None for no part
+            along, or no scalar part. Parts must not overlap.
 
     Returns:
         Sums in the dtype of ``vectors``; half precisions are accumulated in float32. Differentiable
