@@ -1,4 +1,4 @@
-"""Shapes of the tensors that a result was computed from, as its autograd graph has them."""
+"""Reads the shapes of the tensors that a result was computed from, from its autograd graph."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from torch import Tensor
 
 __all__ = ["shapes_before"]
 
-# Nodes of the autograd graph that are looked at: a loss is made of a few operations.
+# Limit on the nodes of the autograd graph that are visited: a loss consists of a few operations.
 MOST = 64
 
 
 def shapes_before(values: Tensor) -> set[tuple[int, ...]] | None:
-    """Shapes of the computed tensors from which values of another shape were made, going back
-    through operations that keep the values' shape; parameters are left out.
+    """Finds the shapes of the computed tensors from which ``values``, of another shape, was made.
+
+    The search goes back through operations that keep the shape of ``values``. Parameters are left
+    out.
 
     Args:
-        values: any.
+        values: any tensor.
 
     Returns:
-        None where no gradient leads to the values, so that nothing is known.
+        The shapes; None if ``values`` has no autograd history, so that nothing is known.
     """
     if values.grad_fn is None:
         return None
@@ -29,7 +31,7 @@ def shapes_before(values: Tensor) -> set[tuple[int, ...]] | None:
     seen = set(nodes)
     while nodes and len(seen) < MOST:
         for node, place in nodes.pop().next_functions:
-            if node is None or node in seen or not node.next_functions:  # a parameter leads nowhere
+            if node is None or node in seen or not node.next_functions:  # ends at a parameter
                 continue
             shape = tuple(node._input_metadata[place].shape)
             if shape == own:

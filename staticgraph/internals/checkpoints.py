@@ -1,4 +1,4 @@
-"""Calls of ``torch.utils.checkpoint``, seen as they begin."""
+"""Observes calls of ``torch.utils.checkpoint`` as they begin."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch.utils.checkpoint
 
 __all__ = ["checkpoints_told"]
 
-# Where one without reentrance begins: the first that a release has (2.15 moved it; the older name
-# calls the newer there).
+# Where a non-reentrant checkpoint begins: the first of these that a release has (2.15 moved it; the
+# older name calls the newer one there).
 _BEGINNINGS = (
     "_checkpoint_without_reentrant_generator_impl",
     "_checkpoint_without_reentrant_generator",
@@ -20,10 +20,10 @@ _BEGINNINGS = (
 
 @contextmanager
 def checkpoints_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Calls ``tell`` wherever a checkpoint begins in the block, in either of its two forms.
+    """Calls ``tell`` whenever a checkpoint begins in the block, in either of its two forms.
 
     Raises:
-        AttributeError: this torch has neither beginning.
+        AttributeError: this torch has neither entry point.
     """
     module = torch.utils.checkpoint
     function: Any = module.CheckpointFunction
@@ -31,10 +31,10 @@ def checkpoints_told(tell: Callable[[], None]) -> Iterator[None]:
     stock = getattr(module, name)
 
     def telling(inner: Callable[..., Any]) -> Callable[..., Any]:
-        """A beginning of torch's checkpoints that tells first."""
+        """Wraps an entry point of torch's checkpoints to call ``tell`` first."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            """Tells, then begins as before."""
+            """Calls ``tell``, then the original."""
             tell()
             return inner(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Copies of objects that Dynamo traces."""
+"""Copies of objects in code that Dynamo traces."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 __all__ = ["copied"]
 
-# torch 2.11 traces no look into an object's ``__dict__``.
+# torch 2.11 cannot trace access to an object's ``__dict__``.
 _LOOKS_INTO_OBJECTS = not torch.__version__.startswith("2.11.")
 
 
 def copied(instance: Any) -> Any:
-    """A copy of a dataclass's instance, for the caller to set each field of.
+    """Returns a copy of a dataclass instance, of which the caller sets each field.
 
-    ``copy.copy`` is not traced on torch 2.11, nor on 2.13 where the class has slots. So what is
-    traced has the attributes that are no fields only where torch can look at them, and slots that
-    are no fields are empty.
+    ``copy.copy`` cannot be traced on torch 2.11, nor on 2.13 if the class has slots. So under
+    tracing, attributes that are not fields are copied only if torch can trace access to
+    ``__dict__``, and slots that are not fields stay empty.
     """
     if not torch.compiler.is_dynamo_compiling():
         return copy.copy(instance)

@@ -1,4 +1,4 @@
-"""Tensors that have a shape, a dtype and a device, and no memory."""
+"""Tensors with a shape, a dtype and a device, but without memory."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from staticgraph.internals.shapes import NEW, RULES, NewTensor, told
 
 __all__ = ["FakeTensor", "FakeTensorMode", "QuickFakeMode", "ask_device"]
 
-# What looking at a fake tensor's device is dispatched as.
+# The operator as which reading a fake tensor's device is dispatched.
 ask_device: torch._ops.OpOverload[..., Any] = torch.ops.prim.device.default
 
 SEQUENCES = frozenset((list, tuple, torch.Size))
 PLAIN = frozenset(
     (int, float, bool, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
-# Operations over dense tensors whose own kernel says the shape of what they give, in C++. torch
-# takes the longer way around for the sake of shapes that are symbols.
+# Operations over dense tensors whose own kernel computes the result shape, in C++. torch takes a
+# slower path to support symbolic shapes.
 OWN_SHAPES = """
     _log_softmax, _log_softmax_backward_data, _softmax, _softmax_backward_data, _unsafe_view,
     abs, add, add_, addcdiv_, addcmul_, addmm, alias, baddbmm, bitwise_and, bitwise_not,
@@ -42,7 +42,7 @@ OWN_SHAPES = """
 def _overloads(names: str) -> frozenset[Any]:
     packets = [getattr(torch.ops.aten, name.strip()) for name in names.split(",")]
     found = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    # Names of TorchScript alone have no kernel; what is made of others may read data in them.
+    # TorchScript-only names have no kernel; composite operations may read data.
     return frozenset(
         one
         for one in found
@@ -53,13 +53,13 @@ def _overloads(names: str) -> frozenset[Any]:
 
 
 class QuickFakeMode(FakeTensorMode):
-    """A mode whose steps take a third as long, and give the same.
+    """A fake tensor mode whose operations take a third of the time, with the same results.
 
-    What operations over rows give is told from their arguments (:mod:`.shapes`); of other common
-    ones (:data:`OWN_SHAPES`) the kernel for tensors without memory is asked at once. What others
-    gave torch keeps by their arguments, and to name these takes it longer than
-    the rest; here dense tensors are named by what tells them apart, and numbers by themselves.
-    torch does whatever is of another kind.
+    Results of row-wise operations are derived from their arguments (:mod:`.shapes`). For other
+    common operations (:data:`OWN_SHAPES`) the meta kernel is called directly. For the rest, torch
+    caches results by arguments, and spends most of the time on building the cache key; here dense
+    tensors are identified by their distinguishing properties only, and numbers by their values.
+    torch handles everything else.
     """
 
     _quick = _overloads(OWN_SHAPES)
@@ -67,22 +67,22 @@ class QuickFakeMode(FakeTensorMode):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._attributes: dict[torch.device, dict[str, Any]] = {}  # of a fake tensor, by its device
+        self._attributes: dict[torch.device, dict[str, Any]] = {}  # of a fake tensor, by device
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # no step here is traced; to say so at every operation takes a tenth of it
+        return False  # no operation here is traced; the check takes a tenth of each operation
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = MappingProxyType({})
     ) -> Any:
-        """What an operation gives."""
+        """Returns the result of an operation."""
         return self.dispatch(func, types, args, kwargs or MappingProxyType({}))
 
     def dispatch(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = MappingProxyType({})
     ) -> Any:
-        """What an operation gives."""
+        """Returns the result of an operation."""
         quick = (func in self._quick and not kwargs) or func in self._told
         device = self._device(args) if quick else None
         if device is None:
@@ -101,8 +101,12 @@ class QuickFakeMode(FakeTensorMode):
         return type(out)(self._faked(one, device) for one in out)
 
     def _faked(self, made: Tensor, device: torch.device) -> Tensor:
-        """As ``FakeTensor(self, made, device)``, which sets twenty attributes one by one: those of
-        the first that torch made here, at once."""
+        """Returns ``FakeTensor(self, made, device)``, with attributes copied at once from an
+        earlier one.
+
+        The constructor sets twenty attributes one by one; those of the first fake tensor made here
+        on each device are reused.
+        """
         if isinstance(made, FakeTensor):
             return made
         known = self._attributes.get(device)
@@ -125,7 +129,8 @@ class QuickFakeMode(FakeTensorMode):
         return fake
 
     def _device(self, values: Iterable[Any]) -> torch.device | None:
-        """Of all tensors among the values, which are dense and of this mode; else None."""
+        """Returns the device of all tensors among the values, or None unless all are dense and of
+        this mode."""
         found = None
         for value in values:
             kind = type(value)
@@ -164,7 +169,7 @@ class QuickFakeMode(FakeTensorMode):
         return super()._cache_key(state, func, args, kwargs)
 
     def _named(self, key: list[Any], values: Iterable[Any]) -> bool:
-        """Appends the names of values; False where one of them has none."""
+        """Appends the cache key of the values; returns False if one of them has none."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:

@@ -1,4 +1,4 @@
-"""Lists of tensors written in one call."""
+"""Copies of lists of tensors in one call."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 __all__ = ["copies_of", "copy_all"]
 
-# Writes each tensor of the second list over its target in the first; itself, since a call between
-# would be one more in every replay.
+# Copies each tensor of the second list to its counterpart in the first. Not wrapped, since a
+# wrapper would add a call to every replay.
 copy_all: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 
 def copies_of(tensors: list[Tensor]) -> Sequence[Tensor]:
-    """New tensors with the same numbers."""
+    """Returns new tensors with the same values."""
     return torch._foreach_mul(tensors, 1)  # pyright: ignore[reportPrivateImportUsage]

@@ -1,4 +1,4 @@
-"""Inductor, its graph trees and its generated code; imported when asked for, since it takes
+"""Inductor, its graph trees and its generated code; imported on first use, since that takes
 seconds."""
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import torch
 
 
 def inductor(mode: str | None) -> Callable[..., Any]:
-    """The compiler behind ``torch.compile(mode=...)``: of a graph and example inputs a callable."""
+    """Returns the compiler of ``torch.compile(mode=...)``: it takes a graph and example inputs and
+    returns a callable."""
     return torch._TorchCompileInductorWrapper(mode, None, False)
 
 
 def roots_of_trees(device_index: int) -> list[Any]:
-    """The first recordings of torch's graph trees on a device; each node's ``children`` has lists
-    of those that follow it."""
+    """Returns the first recordings of torch's graph trees on a device.
+
+    Each node's ``children`` has lists of the recordings that follow it.
+    """
     from torch._inductor.cudagraph_trees import get_manager
 
     manager = get_manager(device_index, create_if_none_exists=False)
@@ -26,7 +29,8 @@ def roots_of_trees(device_index: int) -> list[Any]:
 
 
 def drop_trees() -> None:
-    """Frees what torch's graph trees recorded. ``torch.compiler.reset()`` calls it, with more."""
+    """Frees the recordings of torch's graph trees; ``torch.compiler.reset()`` calls it, among other
+    things."""
     from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
     reset_cudagraph_trees()
@@ -34,20 +38,20 @@ def drop_trees() -> None:
 
 @dataclass(slots=True)
 class Pieces:
-    """How many pieces torch made ready to be recorded."""
+    """Number of graph pieces that torch prepared for recording."""
 
     count: int = 0
 
 
 @contextmanager
 def counting_pieces() -> Iterator[Pieces]:
-    """Counts, inside, the pieces of graphs that torch hands to its recorder."""
+    """Counts, inside the block, the graph pieces that torch passes to its recorder."""
     from torch._inductor import compile_fx
 
     make, pieces = compile_fx.cudagraphify, Pieces()
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        """Counts a piece, then makes it as torch does."""
+        """Counts a piece, then prepares it as torch does."""
         pieces.count += 1
         return make(*args, **kwargs)
 
@@ -59,7 +63,7 @@ def counting_pieces() -> Iterator[Pieces]:
 
 
 def generated_module(source: str) -> Any:
-    """The module that Inductor loads of a source that it wrote."""
+    """Loads the module of a source that Inductor generated."""
     from torch._inductor.codecache import PyCodeCache
 
     return PyCodeCache.load(source)

@@ -1,4 +1,4 @@
-"""Memory of a capture: what a failed one left open, and the workspaces that products take."""
+"""Memory of a capture: what a failed capture left open, and the workspaces of matrix products."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import torch
 
 
 def end_allocations(device_index: int, pool: Any) -> None:
-    """The allocator serves the device from this pool no more."""
+    """Stops the allocator from serving the device from this pool."""
     torch._C._cuda_endAllocateToPool(device_index, pool)
 
 
 def drop_workspaces() -> None:
-    """Frees what cuBLAS has taken for each stream and thread; the next product takes it again."""
+    """Frees cuBLAS's workspaces of all streams and threads; the next product allocates them
+    again."""
     torch._C._cuda_clearCublasWorkspaces()
 
 
 def release(device_index: int, pool: Any) -> None:
-    """One user of the pool less; memory of a pool without any is freed."""
+    """Removes one user of the pool; the memory of a pool without users is freed."""
     torch._C._cuda_releasePool(device_index, pool)

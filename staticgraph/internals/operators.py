@@ -1,4 +1,4 @@
-"""Operators of ATen that are nobody's promise."""
+"""ATen operators that are not part of torch's public interface."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 __all__ = ["addmm_activation", "efficient_backward", "efficient_forward", "read_number", "to_copy"]
 
-# ReLU in the product's epilogue, on CUDA alone.
+# Product with ReLU in its epilogue, on CUDA only.
 addmm_activation: OpOverloadPacket[..., Any] = torch.ops.aten._addmm_activation
-# Attention over sequences of several lengths, with and without a tape.
+# Memory-efficient attention over sequences of different lengths, forward and backward.
 efficient_forward: OpOverloadPacket[..., Any] = torch.ops.aten._efficient_attention_forward
 efficient_backward: OpOverloadPacket[..., Any] = torch.ops.aten._efficient_attention_backward
-# What reading one number on the host is dispatched as.
+# The operator as which reading one number on the host is dispatched.
 read_number: OpOverload[..., Any] = torch.ops.aten._local_scalar_dense.default
-# What a change of dtype or device is dispatched as.
+# The operator as which a change of dtype or device is dispatched.
 to_copy: OpOverloadPacket[..., Any] = torch.ops.aten._to_copy

@@ -1,4 +1,4 @@
-"""Events of torch's profiler, by kind."""
+"""Event kinds of torch's profiler."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Shapes of common operations over rows, told from their arguments alone.
+"""Derives result shapes of common row-wise operations from their arguments alone.
 
-The problem: over tensors without memory torch finds the shape of a sum by running its own Python,
-which asks for strides, dtypes and devices again and again: 150 microseconds where a real sum of
-small tensors takes five. The idea: where every operand lies row by row, so does the result, its
-shape is that of the operands broadcast, and where they are of one dtype, that is known, too. The
-invariant: what is told is what torch would find; whatever is of another kind is left to it.
+The problem: for tensors without memory, torch finds the shape of a sum by running Python code that
+queries strides, dtypes and devices again and again: 150 microseconds where a real sum of small
+tensors takes five. The idea: if every operand is contiguous, so is the result, its shape is that of
+the broadcast operands, and if they share a dtype, the result has it, too. The invariant: a derived
+result is what torch would find; every other case is left to torch.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ aten: Any = torch.ops.aten
 
 
 class NewTensor(NamedTuple):
-    """A new tensor, row by row.
+    """A new contiguous tensor.
 
     Attributes:
         shape: its sizes.
-        dtype: of its values.
+        dtype: its dtype.
     """
 
     shape: Sequence[int]
     dtype: torch.dtype
 
 
-# A new tensor, the operand that was written to, or None where torch must say.
+# A new tensor, the operand that was written to, or None if torch must decide.
 Told = NewTensor | Tensor | None
 
 
 def told(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Told:
-    """What an operation gives.
+    """Returns the result of an operation, or None if torch must decide.
 
     Args:
         func: an operation of ``torch.ops``.
@@ -50,7 +50,7 @@ def told(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Told:
 
 
 def _pointwise(args: Sequence[Any], rows: bool = True) -> NewTensor | None:
-    """Of operands of one dtype, and numbers that leave it as it is."""
+    """Result for operands of one dtype, and numbers that do not change it."""
     shape: Sequence[int] | None = None
     dtype = None
     for value in args:
@@ -80,7 +80,7 @@ def _of_floats(args: Sequence[Any]) -> NewTensor | None:
 
 
 def _of_bits(args: Sequence[Any]) -> NewTensor | None:
-    """Of truths or whole numbers, all tensors."""
+    """Result for bool or integer operands, all tensors."""
     if not all(isinstance(value, Tensor) for value in args):
         return None
     first = args[0].dtype
@@ -114,7 +114,7 @@ def _where(args: Sequence[Any]) -> NewTensor | None:
 
 
 def _written(args: Sequence[Any]) -> Tensor | None:
-    """The first operand, where what is written to it has its shape and dtype."""
+    """Returns the first operand, if the value written to it has its shape and dtype."""
     found = _pointwise(args, rows=False)
     into = args[0]
     if found is None or found.shape != into.shape or not found.dtype.is_floating_point:
@@ -123,7 +123,7 @@ def _written(args: Sequence[Any]) -> Tensor | None:
 
 
 def _product(args: Sequence[Any]) -> NewTensor | None:
-    """Of two matrices, or of a row and two."""
+    """Result of a product of two matrices, with a row to add if there are three operands."""
     *added, a, b = args
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or a.dtype is not b.dtype:
         return None
@@ -135,7 +135,7 @@ def _product(args: Sequence[Any]) -> NewTensor | None:
 
 
 def _joined(args: Sequence[Any]) -> NewTensor | None:
-    """Of several, one after the other along an axis."""
+    """Result of a concatenation along an axis."""
     parts, axis = args[0], args[1] if len(args) > 1 else 0
     first = parts[0]
     rank = first.dim()
@@ -155,7 +155,7 @@ def _joined(args: Sequence[Any]) -> NewTensor | None:
 
 
 def _sum(args: Sequence[Any]) -> NewTensor | None:
-    """Over some axes, or all where none are given."""
+    """Result of a sum over some axes, or over all if none are given."""
     x, axes = args[0], args[1] if len(args) > 1 else None
     if not x.is_contiguous() or not x.dtype.is_floating_point:
         return None
@@ -168,7 +168,7 @@ def _sum(args: Sequence[Any]) -> NewTensor | None:
 
 
 def _selected(args: Sequence[Any]) -> NewTensor | None:
-    """Rows along an axis."""
+    """Result of selecting rows along an axis."""
     x, axis, index = args
     if not x.is_contiguous() or index.dim() != 1 or not -x.dim() <= axis < x.dim():
         return None
@@ -178,22 +178,22 @@ def _selected(args: Sequence[Any]) -> NewTensor | None:
 
 
 def _gathered(args: Sequence[Any]) -> NewTensor | None:
-    """Values at an index of as many axes."""
+    """Result of gathering values with an index of the same rank."""
     x, axis, index = args
     fits = x.dim() == index.dim() and -x.dim() <= axis < x.dim() and x.dim() > 0
     inside = all(given <= own for given, own in zip(index.shape, x.shape, strict=False))
-    # Along the axis there may be more of them.
+    # The index may be longer along the axis.
     return NewTensor(index.shape, x.dtype) if fits and (inside or x.dim() == 1) else None
 
 
 def _like_first(args: Sequence[Any]) -> NewTensor | None:
-    """As its operand."""
+    """Result with the shape and dtype of the operand."""
     x = args[0]
     return NewTensor(x.shape, x.dtype) if x.is_contiguous() else None
 
 
 def _new(args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewTensor | None:
-    """Of a size that is given, with the dtype of another unless it is given, too."""
+    """Result of the given size, with the dtype of the operand unless one is given."""
     like, size = args
     if kwargs.keys() - NEW_OPTIONS or not all(type(rows) is int for rows in size):
         return None
@@ -205,7 +205,7 @@ def _new(args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewTensor | None:
 
 
 def _broadcast(one: Sequence[int], other: Sequence[int]) -> Sequence[int] | None:
-    """The one of two shapes that the other is broadcast to; None where neither is."""
+    """Returns the one of two shapes that the other broadcasts to; None if neither does."""
     if _covers(one, other):
         return one
     return other if _covers(other, one) else None

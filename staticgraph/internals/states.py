@@ -1,4 +1,4 @@
-"""Calls that stand around a region of a captured graph: gradients off, autocast on."""
+"""Calls around a region of a captured graph that switch gradients off or autocast on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamo and what it notes: its switches, its counters, its errors, what it traces now."""
+"""Dynamo: its switches, counters and errors, and what it has traced and is tracing."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ __all__ = [
 
 
 class Traced(NamedTuple):
-    """What Dynamo made of a function.
+    """The result of tracing a function with Dynamo.
 
     Attributes:
-        holds: of the function's locals by their names, whether all guards hold.
-        run: the function as Dynamo wrote it again, around the compiled graph; takes the same
-            arguments and asks no guard.
+        holds: takes the function's locals by name and returns whether all guards hold.
+        run: the function as rewritten by Dynamo around the compiled graph; takes the same arguments
+            and checks no guards.
     """
 
     holds: Callable[[dict[str, Any]], bool]
@@ -54,8 +54,7 @@ class Traced(NamedTuple):
 
 
 def traced(function: FunctionType) -> Traced | None:
-    """What Dynamo made of a function that it traced once; None where it did so not at all or
-    several times."""
+    """Returns what Dynamo made of a function that it traced exactly once; None otherwise."""
     found = eval_frame._debug_get_cache_entry_list(function.__code__)
     if len(found) != 1:
         return None
@@ -65,19 +64,24 @@ def traced(function: FunctionType) -> Traced | None:
 
 
 def watched() -> bool:
-    """Whether a mode is entered that sees every operation, as ``FlopCounterMode``, and is none of
-    torch's own for tracing. Every tensor shows it, so that guards fail, and nothing is traced."""
+    """Returns whether a mode is active that sees every operation, such as ``FlopCounterMode``.
+
+    torch's own tracing modes do not count. Such a mode is visible in every tensor, so guards fail
+    and nothing is traced.
+    """
     return any(not mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
 
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Inside, no such mode is; nor are the hooks of all modules by which such modes know which one
-    runs, of which torch 2.11 guards that there are none."""
+    """Disables such modes inside the block, along with the global module hooks that they install.
+
+    With these hooks, modes track which module is running; torch 2.11 guards on their absence.
+    """
     with _disable_current_modes(), ExitStack() as stack:
         for kept in (hooks._global_forward_pre_hooks, hooks._global_forward_hooks):
             if any(_tracks(hook) for hook in kept.values()):
-                stack.callback(kept.update, dict(kept))  # in their order
+                stack.callback(kept.update, dict(kept))  # keeps their order
                 stack.callback(kept.clear)
                 others = {key: hook for key, hook in kept.items() if not _tracks(hook)}
                 kept.clear()
@@ -90,14 +94,16 @@ def _tracks(hook: Any) -> bool:
 
 
 def as_usual() -> bool:
-    """Whether ``torch.compiler.set_stance`` was left as it is."""
+    """Returns whether ``torch.compiler.set_stance`` has its default."""
     return eval_frame._stance.stance == "default"
 
 
 def drop_guards(dropped: Callable[[str, str], bool]) -> int:
-    """Called by a backend: forgets, before any is built, the guards of which ``dropped`` says so,
-    by their kind and name, such as ``("TENSOR_MATCH", "L['x']")``, and those that say what another
-    says; how many are left."""
+    """Discards guards before any is built, and returns how many are left; called by a backend.
+
+    A guard is discarded if ``dropped`` returns true for its kind and name, such as
+    ``("TENSOR_MATCH", "L['x']")``, or if it repeats another guard.
+    """
     guards = TracingContext.get().guards_context.dynamo_guards
     said = set()
     for guard in list(guards):
@@ -110,7 +116,7 @@ def drop_guards(dropped: Callable[[str, str], bool]) -> int:
 
 
 def _options(create: Any) -> Any:
-    """What tells guards of one kind on one name apart."""
+    """Returns what distinguishes guards of one kind on one name."""
     if not isinstance(create, partial):
         return None
     options = (create.args, tuple(sorted(create.keywords.items())))
@@ -122,12 +128,12 @@ def _options(create: Any) -> Any:
 
 
 def forget_compiled() -> None:
-    """Forgets everything that was traced in this process."""
+    """Discards everything that Dynamo traced in this process."""
     torch._dynamo.reset()
 
 
 def switched(**wanted: bool) -> AbstractContextManager[None]:
-    """Inside, Dynamo's options are as wanted; those that this torch has not are left out."""
+    """Sets Dynamo's options inside the block; options that this torch does not have are ignored."""
     config = torch._dynamo.config
     return config.patch({name: value for name, value in wanted.items() if hasattr(config, name)})
 
@@ -139,8 +145,10 @@ _times_guards: Any = None
 
 @contextmanager
 def guards_not_timed() -> Iterator[None]:
-    """Inside, in any thread, Dynamo does not time the guards of what it traced, for which it
-    empties the processor's caches: 20 ms a trace, for a number of its log."""
+    """Keeps Dynamo from timing the guards of what it traced, in all threads, inside the block.
+
+    For that timing, a number in its log, Dynamo empties the processor's caches: 20 ms per trace.
+    """
     global _inside, _times_guards
     name = "profile_guard_manager"
     with _ENTERED:

@@ -1,4 +1,4 @@
-"""Nested results, flattened and put together again: ``torch.utils._pytree``."""
+"""Flattens nested results and puts them together again: ``torch.utils._pytree``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Fused operations of graph networks: a folder per operator.
+"""Fused operators for graph networks, one folder per operator.
 
-Each folder has ``reference.py`` (what it means, in eager torch), ``cpu.py`` (the fastest of what
-was measured on a CPU), ``gpu.py`` (Triton, for CUDA) and ``op.py`` (registration with torch: shapes
-and derivative). No kernel uses atomic additions, so every result is the same bits every time.
-``nn.convert(model, kernels=True)`` puts them under stock layers.
+Each folder has ``reference.py`` (the definition, in eager torch), ``cpu.py`` (the fastest CPU
+implementation measured), ``gpu.py`` (Triton, for CUDA) and ``op.py`` (registration with torch:
+shapes and derivative). No kernel uses atomic additions, so every result is bitwise deterministic.
+``nn.convert(model, kernels=True)`` makes stock layers use them.
 """
 
 from staticgraph.kernels.batch_norm import batch_norm

@@ -1,17 +1,16 @@
-"""An exponential that a loop of numba can run on the vector unit.
+"""An exponential that numba can vectorise inside a loop.
 
-The problem: ``np.exp`` inside of a compiled loop is a call of the C library for every number, 5 to
-10 ns each, and a softmax over neighbours or a SiLU an edge is mostly that. The idea: split
-``x = n log 2 + r`` by adding a large constant, a polynomial in ``r``, and ``n`` put straight into
-the exponent's bits: additions and products alone, which LLVM vectorises. The same bits on every
+The problem: ``np.exp`` in a compiled loop is a C library call per number, 5 to 10 ns each, and a
+softmax over neighbours or a SiLU per edge is mostly that. The idea: split ``x = n log 2 + r`` by
+adding a large constant, evaluate a polynomial in ``r``, and put ``n`` directly into the exponent's
+bits: only additions and products, which LLVM vectorises. The result has the same bits on every
 machine, since nothing is reordered.
 
-Within 2 units in the last place of the exact value; 0 below the least normal number, infinity from
-less than a factor of two below the largest number on, NaN for NaN.
+The result is within 2 units in the last place of the exact value; it is 0 below the smallest normal
+number, infinity from less than a factor of two below the largest number on, and NaN for NaN.
 """
 
-# numba gives an intrinsic its first argument itself.
-# pyright: reportCallIssue=false
+# numba passes an intrinsic its first argument itself.
 
 from __future__ import annotations
 
@@ -27,14 +26,14 @@ OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz
 
 
 def _same_bits(given: types.Type, wanted: types.Type, llvm: ir.Type) -> Any:
-    """A function of compiled loops: the bits of one type, read as another of the same width."""
+    """Returns an intrinsic that reinterprets the bits of one type as another of the same width."""
 
     @intrinsic
     def reread(typing: Any, bits: Any) -> Any:
-        """The type of the result, and the code."""
+        """Returns the result type and the code generator."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            """Code: a cast of the bits."""
+            """Generates the bit cast."""
             return builder.bitcast(arguments[0], llvm)
 
         return wanted(given), generate
@@ -48,10 +47,11 @@ _double_of = _same_bits(types.int64, types.float64, ir.DoubleType())
 _bits_of_double = _same_bits(types.float64, types.int64, ir.IntType(64))
 
 
-# Adding it leaves a rounded whole number in the low bits of what comes out.
+# Adding it leaves the rounded integer in the low bits of the sum.
 _ROUND32, _ROUND64 = np.float32(1.5 * 2**23), 1.5 * 2**52
 _LOG2E32, _LOG2E64 = np.float32(math.log2(math.e)), math.log2(math.e)
-# log 2 in two parts, the first with room behind it for the product with n (Cody and Waite).
+# log 2 in two parts, the first with enough trailing zero bits for an exact product with n (Cody and
+# Waite).
 _HIGH32, _LOW32 = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _HIGH64, _LOW64 = 6.93145751953125e-1, 1.42860682030941723212e-6
 _LEAST32, _MOST32 = np.float32(-87.33654), np.float32(88.37626)
@@ -64,7 +64,7 @@ _B0, _B1, _B2, _B3, _B4, _B5, _B6, _B7, _B8, _B9, _B10, _B11, _B12, _B13 = _C64
 
 
 def exp(x: Any) -> Any:
-    """``e ** x`` of a float32 or float64 scalar, inside of compiled loops."""
+    """Returns ``e ** x`` of a float32 or float64 scalar, inside compiled loops."""
     return np.exp(x)
 
 
@@ -73,7 +73,7 @@ def _exp(x: Any) -> Any:
     if x == types.float32:
 
         def single(x: Any) -> Any:
-            """Of a float32."""
+            """Computes the exponential of a float32."""
             shifted = x * _LOG2E32 + _ROUND32
             n = shifted - _ROUND32
             r = (x - n * _HIGH32) - n * _LOW32
@@ -93,7 +93,7 @@ def _exp(x: Any) -> Any:
         return single
 
     def double(x: Any) -> Any:
-        """Of a float64."""
+        """Computes the exponential of a float64."""
         shifted = x * _LOG2E64 + _ROUND64
         n = shifted - _ROUND64
         r = (x - n * _HIGH64) - n * _LOW64

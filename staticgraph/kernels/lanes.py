@@ -1,14 +1,14 @@
-"""Rows of numbers in the vector unit's lanes, for loops that LLVM leaves one number at a time.
+"""Sums and products of rows in vector lanes, for loops that LLVM leaves scalar.
 
-The problem: a sum may not be reordered (:mod:`staticgraph.kernels.jit`), so a loop that adds up a
-row stays scalar, and a product of a row with a small matrix keeps its sums in memory; attention is
-nothing but these. The idea: the order is part of the function. ``LANES`` sums run side by side, in
-instructions that say so, and are joined in pairs: the same order everywhere, whatever a machine's
-vectors hold. One product serves attention's five: scores, their slopes, and what queries, keys
-and values get are all ``weights @ matrix``.
+The problem: a sum may not be reordered (:mod:`staticgraph.kernels.jit`), so a loop that sums a row
+stays scalar, and the product of a row with a small matrix keeps its sums in memory; attention is
+nothing but these. The idea: make the order part of the function. ``LANES`` sums run side by side,
+in explicit vector instructions, and are then added in pairs: the same order everywhere, whatever a
+machine's vector width. One product covers attention's five: scores, their gradients, and the
+gradients of queries, keys and values are all ``weights @ matrix``.
 
-Arrays are flat and contiguous, and a row is told by the place of its first number. Nothing is
-checked: whoever calls these has laid out the arrays.
+Arrays are flat and contiguous, and a row is given by the offset of its first number. Nothing is
+checked: callers are responsible for the layout of the arrays.
 """
 
 # numba's typing and code generation are not typed.
@@ -24,18 +24,18 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# Numbers that a vector holds here, of either precision; the processor may take it in parts.
+# Numbers per vector, in either precision; the processor may split a vector into parts.
 LANES = 16
 FUSED = ("contract",)
 _PLACE = ir.IntType(32)
 
 
 class Vectors:
-    """Vectors of one kind of number, in the code of one function.
+    """Emits vector instructions for one element type, in the code of one function.
 
     Attributes:
-        number, kind: the types of a number and of a vector.
-        bytes: of a number.
+        number, kind: the types of an element and of a vector.
+        bytes: size of an element.
         zero: a vector of zeros.
     """
 
@@ -48,31 +48,31 @@ class Vectors:
         self.zero: Any = ir.Constant(self.kind, [0.0] * LANES)
 
     def start(self, array_type: Any, array: Any, place: Any) -> Any:
-        """Where a number of an array is."""
+        """Returns the pointer to an element of an array."""
         data = self.context.make_array(array_type)(self.context, self.builder, array).data
         return self.builder.gep(data, [place])
 
     def load(self, start: Any, place: Any) -> Any:
-        """A vector of the numbers from ``place`` on behind ``start``."""
+        """Loads the vector that begins at ``start + place``."""
         at = self.builder.gep(start, [place])
         value = self.builder.load(self.builder.bitcast(at, self.kind.as_pointer()))
         value.align = self.bytes
         return value
 
     def store(self, value: Any, start: Any, place: Any) -> None:
-        """Writes a vector from ``place`` on behind ``start``."""
+        """Stores a vector at ``start + place``."""
         at = self.builder.gep(start, [place])
         stored = self.builder.store(value, self.builder.bitcast(at, self.kind.as_pointer()))
         stored.align = self.bytes
 
     def spread(self, number: Any) -> Any:
-        """One number in all lanes."""
+        """Broadcasts one number to all lanes."""
         first = self.builder.insert_element(self.zero, number, _PLACE(0))
         everywhere = ir.Constant(ir.VectorType(_PLACE, LANES), [0] * LANES)
         return self.builder.shuffle_vector(first, self.zero, everywhere)
 
     def joined(self, value: Any, join: Callable[[Any, Any], Any]) -> Any:
-        """One number of all lanes: halves are joined until one is left."""
+        """Reduces all lanes to one number: halves are joined until one lane is left."""
         count = LANES
         while count > 1:
             count //= 2
@@ -85,23 +85,23 @@ class Vectors:
         return self.builder.extract_element(value, _PLACE(0))
 
     def sum(self, left: Any, right: Any) -> Any:
-        """Lane by lane."""
+        """Adds two vectors lane by lane."""
         return self.builder.fadd(left, right)
 
     def larger(self, best: Any, value: Any) -> Any:
-        """NaN where one of them is."""
+        """Returns the maximum lane by lane; NaN if either operand is NaN."""
         more = self.builder.fcmp_ordered(">", value, best)
         takes = self.builder.or_(more, self.builder.fcmp_unordered("uno", value, value))
         return self.builder.select(takes, value, best)
 
 
 def _added(context: Any, builder: Any, kind: types.Type, rows: Any, size: Any) -> Any:
-    """The sum of the products of rows' numbers; ``rows`` are pairs of an array and a place."""
+    """Generates the sum of products of rows' elements; ``rows`` are pairs of array and offset."""
     vectors = Vectors(context, builder, kind)
     starts = [vectors.start(*row) for row in rows]
 
     def add(values: list[Any], sums: Any) -> None:
-        """Code: the product of a value of each row, added to the sums at a pointer."""
+        """Adds the product of one value per row to the sums at a pointer."""
         term = values[0]
         for value in values[1:]:
             term = builder.fmul(term, value, flags=FUSED)
@@ -119,10 +119,10 @@ def _added(context: Any, builder: Any, kind: types.Type, rows: Any, size: Any) -
 
 
 def _total(typing: Any, values: Any, first: Any, count: Any) -> Any:
-    """``total(values, first, count)``: the sum of a row of any length."""
+    """Implements ``total(values, first, count)``: the sum of a row of any length."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Code: the sum of one row."""
+        """Generates the sum of one row."""
         array, place, size = arguments
         return _added(context, builder, values.dtype, [(values, array, place)], size)
 
@@ -130,10 +130,10 @@ def _total(typing: Any, values: Any, first: Any, count: Any) -> Any:
 
 
 def _dot(typing: Any, left: Any, i: Any, right: Any, j: Any, count: Any) -> Any:
-    """``dot(left, i, right, j, count)``: the sum of the products of two rows of any length."""
+    """Implements ``dot(left, i, right, j, count)``: the dot product of two rows of any length."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Code: the sum of the products of two rows."""
+        """Generates the dot product of two rows."""
         one, i, other, j, size = arguments
         return _added(context, builder, left.dtype, [(left, one, i), (right, other, j)], size)
 
@@ -142,11 +142,13 @@ def _dot(typing: Any, left: Any, i: Any, right: Any, j: Any, count: Any) -> Any:
 
 
 def _largest(typing: Any, values: Any, first: Any, count: Any) -> Any:
-    """``largest(values, first, count)``: of a row whose length is a multiple of LANES, one at
-    least. A NaN is larger than all."""
+    """Implements ``largest(values, first, count)``: the maximum of a row.
+
+    The length of the row is a nonzero multiple of LANES. The result is NaN if any value is.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Code: the largest number of each lane, then of the lanes."""
+        """Generates the maximum of each lane, then over the lanes."""
         array, place, size = arguments
         vectors = Vectors(context, builder, values.dtype)
         start = vectors.start(values, array, place)
@@ -175,15 +177,15 @@ def _combine(
     start: Any,
     origin: Any,
 ) -> Any:
-    """``out[c] = start[c] + sum over k < count of weights[k] * matrix[k, c]``.
+    """Implements ``out[c] = start[c] + sum over k < count of weights[k] * matrix[k, c]``.
 
-    ``weights[k]`` is ``step`` numbers after the one before, a row of the matrix ``stride``; the
-    rows of ``out``, ``start`` and the matrix, which begin at ``place``, ``origin`` and ``first``,
-    have ``columns`` numbers, a multiple of LANES. ``start`` may be ``out``.
+    ``weights[k]`` are ``step`` numbers apart, and rows of the matrix ``stride``. The rows of
+    ``out``, ``start`` and the matrix, which begin at ``place``, ``origin`` and ``first``, have
+    ``columns`` numbers, a multiple of LANES. ``start`` may be ``out``.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Code: some columns at a time, the sums over all rows in registers."""
+        """Generates the sums of LANES columns at a time over all rows, kept in registers."""
         vectors = Vectors(context, builder, out.dtype)
         scalars = vectors.start(weights, *arguments[:2])
         rows = vectors.start(matrix, arguments[3], arguments[4])
@@ -208,7 +210,7 @@ def _combine(
     return types.void(*row, *table, out, number, number, start, number), generate
 
 
-# Typed for kernels, which are compiled by numba's rules.
+# Typed as Any: kernels are checked by numba's typing rules.
 total: Any = intrinsic(_total)
 dot: Any = intrinsic(_dot)
 largest: Any = intrinsic(_largest)

@@ -1,9 +1,10 @@
-"""Sizes of Triton launches, in one place.
+"""Sizes of Triton launches.
 
-The width of rows is known when a kernel is compiled: as an argument it would leave the compiler to
-guess that 16 divides it, so that rows of 300 were loaded number by number. A model has few widths.
-Widths are rounded up to a power of two, which Triton wants, and a program takes a whole row: the
-widths of graph networks (64 to 1,024) fit the registers of a few warps.
+The row width is a compile-time constant of every kernel. As a runtime argument it would be
+specialised only on whether 16 divides it, and rows of 300 would be loaded number by number. A model
+has few widths, so there are few variants. Blocks are rounded up to a power of two, as Triton
+requires, and a program takes a whole row: the widths of graph networks (64 to 1,024) fit the
+registers of a few warps.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from triton import knobs
 
 from staticgraph.text.how_many import how_many
 
-# Triton's interpreter keeps bfloat16 as integers, and multiplies these in a product of tiles.
+# Triton's interpreter stores bfloat16 as integers, and would multiply those in a product of tiles.
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
-# Wider rows would spill registers; nothing in the model zoo comes near.
+# Wider rows would spill registers; no model in the zoo comes close.
 MAX_WIDTH = 8192
 
 
 @triton.jit
 def product(a, b):
-    """``a @ b`` of tiles in their own dtype, summed in float32, on the matrix unit.
+    """Computes ``a @ b`` of tiles in their own dtype, summed in float32, on the matrix unit.
 
-    float32 goes as three products of its halves of 11 bits, as in torch's own attention of float32
+    float32 is computed as three products of its 11-bit halves, as in torch's own float32 attention
     (cutlass's ``OpMultiplyAddFastF32``): within 2 ** -21 of each product.
     """
     if INTERPRETED:
@@ -37,10 +38,11 @@ def product(a, b):
 
 
 def block(width: int) -> int:
-    """The block that holds a row, at least 16 (the smallest side of a matrix instruction).
+    """Returns the block size for a row: a power of two, at least 16 (the smallest side of a matrix
+    instruction).
 
     Raises:
-        ValueError: the row is wider than the kernels take.
+        ValueError: the row is wider than the kernels support.
     """
     if width > MAX_WIDTH:
         raise ValueError(
@@ -50,16 +52,16 @@ def block(width: int) -> int:
 
 
 def warps(columns: int) -> int:
-    """Four columns a thread, up to eight warps."""
+    """Returns the number of warps for four columns per thread, up to eight."""
     return max(1, min(8, columns // 128))
 
 
 def wide(dtype: torch.dtype) -> Any:
-    """In what a dtype is added up: float32, or float64 for float64."""
+    """Returns the Triton dtype for accumulation: float32, or float64 for float64."""
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def wide_like(value: Tensor, *shape: int) -> Tensor:
-    """An empty tensor of that precision."""
+    """Allocates an uninitialised tensor in the accumulation dtype of ``value``."""
     dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
     return torch.empty(shape, dtype=dtype, device=value.device)

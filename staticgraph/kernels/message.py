@@ -1,8 +1,8 @@
-"""A message along an edge: rows of its source, of its target and of the edge, added up; each of the
-three may be missing, and many edges may read one row of a small table by its ``code``.
+"""The message of an edge: the sum of a source row, a target row and an edge row.
 
-What :mod:`staticgraph.kernels.edge_rows` and :mod:`staticgraph.kernels.neighbour_reduce` both mean
-by it.
+Each of the three may be missing, and many edges may read one row of a small table through their
+``code``. This definition is shared by :mod:`staticgraph.kernels.edge_rows` and
+:mod:`staticgraph.kernels.neighbour_reduce`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def message_reference(
     src: Tensor,
     dst: Tensor,
 ) -> Tensor:
-    """``source[src] + target[dst] + edge`` of what is given, in eager torch.
+    """Computes ``source[src] + target[dst] + edge`` in eager torch, of the operands that are given.
 
     Returns:
-        ``[E, F]`` in the precision of the sums: float32, float64 for float64.
+        ``[E, F]`` in the accumulation dtype: float32, float64 for float64.
     """
     parts = []
     if source is not None:
@@ -42,12 +42,12 @@ def message_reference(
 
 
 def some_of(source: Tensor | None, target: Tensor | None, edge: Tensor | None) -> Tensor:
-    """The first of the three that is given."""
+    """Returns the first of the three operands that is given."""
     some = source if source is not None else target if target is not None else edge
     assert some is not None
     return some
 
 
 def codes_of(code: Tensor | None) -> Any:
-    """``[E]`` as the loops read it; empty where edge ``e`` reads row ``e``."""
+    """Returns the codes ``[E]`` as a NumPy array; empty if edge ``e`` reads row ``e``."""
     return np.empty(0, np.int64) if code is None else code.numpy()

@@ -1,10 +1,11 @@
-"""Operators of this library in torch's registry: a CPU kernel, a CUDA kernel, shapes.
+"""Registers this library's operators with torch: a CPU kernel, a CUDA kernel, shapes.
 
-``torch.library.custom_op`` does the same with several layers of Python around each call, which in a
-step of hundreds of small calls are a good part of its time. Every operator is registered here, so
-that a dry run knows the CUDA side of each. Its derivative is given with it, or, where an operator
-has several, a :class:`torch.autograd.Function` around it, which torch.compile and the tracers of
-this library follow as they follow the operators. Either has no derivative of its own, and says so.
+``torch.library.custom_op`` does the same with several layers of Python around each call, a
+significant share of a step with hundreds of small calls. Every operator is registered here, so that
+a dry run knows the CUDA side of each. Its derivative is registered with it, or, if an operator
+needs several variants, is a :class:`torch.autograd.Function` around it, which torch.compile and
+this library's tracers follow as they follow the operators. Neither kind has a second derivative;
+asking for one raises an error.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from torch import Tensor
 from staticgraph.internals.dispatch import delayed_error
 
 NAMESPACE = "staticgraph"
-# Kept for the life of the process: torch forgets the operators with it.
+# Kept for the life of the process: its operators are unregistered when it is deleted.
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-# The CUDA side of each, by name: a dry run calls it over fake tensors.
+# CUDA implementations by name: a dry run calls them with fake tensors.
 CUDA: dict[str, Callable[..., Any]] = {}
 
 
@@ -37,13 +38,13 @@ def operator(
     """Registers an operator and returns it.
 
     Args:
-        schema: name, arguments and results, in torch's notation; arguments written to as
+        schema: name, arguments and results, in torch's notation; arguments that are written to as
             ``Tensor(a!)``. No defaults: torch drops arguments that equal them.
-        cpu, cuda: what runs there, on plain tensors without a tape. No ``cuda`` where torch's own
-            operations are as good there and the operator is not called.
-        fake: the same in shapes and dtypes alone.
-        derivative, setup: as ``torch.library.register_autograd`` takes them: ``derivative(ctx,
-            *grads)``, and ``setup(ctx, inputs, output)`` that keeps what it needs.
+        cpu, cuda: implementations for each device, on plain tensors without autograd. ``cuda`` is
+            None if torch's own operations are as good there and the operator is not called.
+        fake: the same computation on shapes and dtypes alone.
+        derivative, setup: as in ``torch.library.register_autograd``: ``derivative(ctx, *grads)``,
+            and ``setup(ctx, inputs, output)``, which saves what the derivative needs.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -60,12 +61,15 @@ def operator(
 
 
 def beside_its_tensors(cuda: Callable[..., Any]) -> Callable[..., Any]:
-    """A CUDA kernel launched on the device of its tensors, as those of torch are. Triton launches
-    on the present device and on its stream, which for a model on ``cuda:1`` need not be these."""
+    """Wraps a CUDA kernel to launch on the device of its tensors, as torch's own kernels do.
+
+    Triton launches on the current device and its stream, which need not be those of a model on
+    ``cuda:1``.
+    """
 
     @wraps(cuda)
     def launched(*args: Any) -> Any:
-        """Launches with the tensors' device as the present one."""
+        """Launches with the tensors' device as the current device."""
         for given in args:
             value = given[0] if isinstance(given, (list, tuple)) and given else given
             if isinstance(value, torch.Tensor):
@@ -85,17 +89,20 @@ INSTEAD = (
 
 
 def once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
-    """A derivative without one of its own: where one is asked for, an error that names the
-    operator, as ``once_differentiable`` gives one that does not.
+    """Wraps a derivative that has no derivative of its own.
+
+    Differentiating it raises an error that names the operator, unlike the error of
+    ``once_differentiable``.
 
     Args:
-        name: of the operator.
-        derivative: ``derivative(ctx, *grads)``, a gradient or None for each input.
+        name: name of the operator.
+        derivative: ``derivative(ctx, *grads)``, which returns a gradient or None for each input.
     """
 
     @wraps(derivative)
     def first(ctx: Any, *grads: Any) -> Any:
-        """The gradients; on a tape, with an error in place of a derivative of their own."""
+        """Returns the gradients; while autograd is recording, differentiating them raises an
+        error."""
         if not torch.is_grad_enabled():
             return derivative(ctx, *grads)
         with torch.no_grad():
@@ -110,11 +117,11 @@ def once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def asked_of(ctx: Any, found: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Of the gradients of the first inputs those that are asked for, None in place of others."""
+    """Returns the gradients of the first inputs that are needed, None in place of the others."""
     wants = ctx.needs_input_grad[: len(found)]
     return [one if want else None for one, want in zip(found, wants, strict=True)]
 
 
 def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """:func:`once` as a decorator, for the ``backward`` of an autograd function."""
+    """Returns :func:`once` as a decorator, for the ``backward`` of an autograd function."""
     return lambda derivative: once(name, derivative)

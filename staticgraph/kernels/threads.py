@@ -1,18 +1,20 @@
-"""CPU kernels on torch's own threads.
+"""Runs CPU kernels on torch's own threads.
 
-numba brings thread pools of its own, and two pools on the same cores are worse than one thread:
-OpenMP's workers spin for a while after every region, so torch's would fight numba's between any two
-operators. But torch's OpenMP runtime is an ordinary library that is loaded already, and its entry
-point ``GOMP_parallel`` is the public interface of GCC's OpenMP, so a kernel is given to the very
-threads that torch multiplies matrices with. Entering takes a microsecond while they spin: a product
-of 16 x 16 numbers took 2.7 us on one thread and 3.4 on two (two CPU cores, torch 2.13, 2026-11-22).
+numba brings its own thread pools, and two pools on the same cores are worse than one thread:
+OpenMP's workers spin for a while after every region, so torch's would compete with numba's between
+any two operators. But torch's OpenMP runtime is an ordinary library that is already loaded, and its
+entry point ``GOMP_parallel`` is the public interface of GCC's OpenMP, so kernels run on the same
+threads that torch multiplies matrices with. Entering a region takes a microsecond while they spin:
+a product of 16 x 16 numbers took 2.7 us on one thread and 3.4 on two (two CPU cores, torch 2.13,
+2026-11-22).
 
-Invariant: a kernel's work is cut so that no two threads write the same place and a number's terms
-are added in the same order whoever adds them, so results are the same bits with any number of
-threads. Where torch has another runtime (macOS, builds without OpenMP) the kernels run on the
-calling thread.
+Invariant: a kernel's work is divided so that no two threads write the same location, and the terms
+of a number are added in the same order whichever thread adds them. Results are therefore bitwise
+identical for any number of threads. If torch has another runtime (macOS, builds without OpenMP),
+kernels run on the calling thread.
 
-Source: ``libgomp``'s ABI, https://gcc.gnu.org/onlinedocs/libgomp/Implementing-PARALLEL-construct.html.
+Source: ``libgomp``'s ABI,
+https://gcc.gnu.org/onlinedocs/libgomp/Implementing-PARALLEL-construct.html.
 """
 
 # numba's typing and code generation are not typed.
@@ -34,14 +36,15 @@ from numba.extending import intrinsic
 
 from staticgraph.kernels.jit import kernel
 
-# Numbers that a pass goes over below which a second thread costs more than it saves: about 10 us.
+# Size of a pass, in numbers, below which a second thread costs more than it saves: about 10 us.
 SMALL = 1 << 15
 _SYMBOLS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 _names = count()
 
 
 def _runtime() -> ctypes.CDLL | None:
-    """torch's libgomp, which is loaded already: opening it by its path gives the same one."""
+    """Returns torch's libgomp, which is already loaded: opening it by path returns the same
+    library."""
     folder = Path(torch.__file__).parent / "lib"
     for path in sorted(folder.glob("libgomp*.so*")):
         found = ctypes.CDLL(str(path))
@@ -53,7 +56,7 @@ def _runtime() -> ctypes.CDLL | None:
 _gomp = _runtime()
 AVAILABLE = _gomp is not None
 for _symbol in _SYMBOLS:
-    # Compiled kernels name these symbols; where there are none, nothing calls them.
+    # Compiled kernels refer to these symbols; if they are missing, nothing calls them.
     _function = ctypes.CDLL(None).abort if _gomp is None else getattr(_gomp, _symbol)
     _address = ctypes.cast(_function, ctypes.c_void_p).value
     assert _address is not None
@@ -61,36 +64,40 @@ for _symbol in _SYMBOLS:
 
 
 def threads_for(numbers: int) -> int:
-    """On how many threads a pass over so many numbers is worth running: torch's, or one."""
+    """Returns the number of threads worth using for a pass over ``numbers`` numbers: torch's, or
+    one."""
     return torch.get_num_threads() if AVAILABLE and numbers >= SMALL else 1
 
 
 @kernel
 def portion(number: int, whole: int, thread: int, threads: int) -> tuple[int, int]:
-    """Where a thread's part of ``number`` rows begins and ends, both at multiples of ``whole``."""
+    """Returns where a thread's part of ``number`` rows begins and ends, both multiples of ``whole``
+    except for the last end."""
     parts = (number + whole - 1) // whole
     first, last = parts * thread // threads, parts * (thread + 1) // threads
     return min(first * whole, number), min(last * whole, number)
 
 
 def on_threads(body: Any) -> Any:
-    """``body(thread, threads, *arguments)``, compiled, as ``run(threads, arguments)`` for kernels.
+    """Turns a compiled ``body(thread, threads, *arguments)`` into ``run(threads, arguments)`` for
+    kernels.
 
-    On one thread it is a plain call. ``body`` does the part of the work that belongs to ``thread``,
-    all of it where there is one.
+    With one thread it is a plain call. ``body`` does the part of the work that belongs to
+    ``thread``, all of it if there is only one.
     """
     return intrinsic(_launcher(body))
 
 
 def _launcher(body: Any) -> Callable[..., Any]:
-    """Types and code of a call of ``body`` on every thread of a team."""
+    """Returns typing and code generation for a call of ``body`` on every thread of a team."""
 
     def run(typing: Any, threads: Any, arguments: Any) -> Any:
-        """The type of a call, which returns nothing, and the code of it."""
+        """Returns the type of the call, which returns nothing, and its code generator."""
         inner = typeof(body).get_call_type(typing, (types.intp, types.intp, *arguments.types), {})
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            """Code: an entry for torch's threads, arguments on the stack, the team's call."""
+            """Generates the entry point for torch's threads, the arguments on the stack, and the
+            parallel call."""
             team, packed = values
             byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
             entry_type = ir.FunctionType(ir.VoidType(), [byte])
@@ -100,8 +107,9 @@ def _launcher(body: Any) -> Callable[..., Any]:
             function = context.declare_function(module, compiled.fndesc)
 
             def call(inside: Any, numbers: list[Any], given: Any) -> None:
-                """Code: calls the body with a thread's numbers and the arguments unpacked."""
-                # Its status is left alone: a kernel of this folder raises nothing.
+                """Generates the call of the body with a thread's numbers and the unpacked
+                arguments."""
+                # Its status is ignored: kernels of this package raise nothing.
                 context.call_conv.call_function(
                     inside,
                     function,
@@ -111,7 +119,8 @@ def _launcher(body: Any) -> Callable[..., Any]:
                 )
 
             def asked(inside: Any, name: str) -> Any:
-                """Code: the answer, int64, of a function of torch's threads that takes nothing."""
+                """Generates a call of an OpenMP query function without arguments, with an int64
+                result."""
                 question = cgutils.get_or_insert_function(
                     module, ir.FunctionType(number, []), f"staticgraph_{name}"
                 )
@@ -141,5 +150,5 @@ def _launcher(body: Any) -> Callable[..., Any]:
 
         return types.void(types.intp, arguments), generate
 
-    setattr(run, "body", body)  # noqa: B010  (for whoever has no compiler at hand)
+    setattr(run, "body", body)  # noqa: B010 (for callers without a compiler)
     return run

@@ -1,12 +1,12 @@
-"""Tiles of a product of two matrices, kept in registers from their first term to their last.
+"""Tiles of a matrix product, kept in registers from the first term to the last.
 
-The problem: the products of a small batch are small themselves, ``[1752, 64]`` with ``[64, 64]``,
-and a library's product spends as long on its way there as on the arithmetic; for the gradient of a
+The problem: the products of a small batch are small themselves, ``[1752, 64]`` with ``[64, 64]``. A
+library spends as long on preparing such a product as on the arithmetic, and for the gradient of a
 weight it first copies both operands. The idea: four rows by one or four vectors of columns are
-summed at once, each number of the left operand spread over a vector of the right one. Where either
-operand lies is told by distances, so nothing is turned.
+accumulated at once, with each number of the left operand broadcast over a vector of the right one.
+Operands are given with strides, so nothing is transposed.
 
-A number is the sum over ``k`` in its order, whatever tile it is in.
+A result is the sum over ``k`` in order, whatever tile it is in.
 """
 
 # numba's typing and code generation are not typed.
@@ -24,7 +24,7 @@ from numba.extending import intrinsic
 from staticgraph.kernels.lanes import FUSED, LANES, Vectors
 
 ROWS = 4
-# Vectors side by side in a wide tile: sixteen sums, as many as hide how long one takes.
+# Vectors side by side in a wide tile: sixteen accumulators, enough to hide the latency of one.
 SIDE_BY_SIDE = 4
 WIDE = SIDE_BY_SIDE * LANES
 
@@ -45,10 +45,10 @@ def _tile_of(vectors_of_columns: int) -> Any:
         pitch: Any,
         adds: Any,
     ) -> Any:
-        """The type of a call of the tile, which returns nothing, and its code."""
+        """Returns the type of a call of the tile, which returns nothing, and its code generator."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            """Code: the tile, written to ``out``."""
+            """Generates the tile, written to ``out``."""
             _generate(context, builder, out.dtype, vectors_of_columns, arguments, signature.args)
             return context.get_dummy_value()
 
@@ -70,7 +70,7 @@ def _generate(
     out = vectors.start(given[8], arguments[8], arguments[9])
 
     def times(distance: Any, number: int) -> Any:
-        """Code: a distance times a constant."""
+        """Generates a stride times a constant."""
         return builder.mul(distance, ir.Constant(distance.type, number))
 
     lanes = [ir.Constant(step.type, n * LANES) for n in range(columns)]
@@ -93,8 +93,8 @@ def _generate(
 
 # ``tile(left, at, step, gap, right, first, stride, count, out, place, pitch, adds)``:
 # ``out[r, c] = sum over k < count of left[r, k] * right[k, c]`` for ROWS rows and LANES columns, or
-# WIDE of them, added to ``out`` where ``adds``. The left operand begins at ``at`` and is ``gap``
-# apart by rows and ``step`` by ``k``; the right one begins at ``first``, its rows ``stride`` apart;
-# ``out`` begins at ``place``, its rows ``pitch`` apart. Typed for kernels.
+# WIDE of them, added to ``out`` if ``adds``. The left operand begins at ``at``, with row stride
+# ``gap`` and stride ``step`` along ``k``; the right one begins at ``first`` with row stride
+# ``stride``; ``out`` begins at ``place`` with row stride ``pitch``. Typed as Any for kernels.
 tile: Any = _tile_of(1)
 wide_tile: Any = _tile_of(SIDE_BY_SIDE)

@@ -1,1 +1,1 @@
-"""Tables, sizes of bytes and progress, for people."""
+"""Human-readable tables, byte sizes and progress."""

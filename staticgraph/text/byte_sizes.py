@@ -1,4 +1,4 @@
-"""Bytes as people write and read them: ``20GiB``, ``1.50 GiB``."""
+"""Parses and formats byte counts as people write them: ``20GiB``, ``1.50 GiB``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 UNITS = {
     "": 1,
     "B": 1,
-    # Alone, as programs for servers have it: powers of 1,024.
+    # Without a suffix powers of 1,024, as server programs use them.
     "K": 1 << 10,
     "M": 1 << 20,
     "G": 1 << 30,
@@ -25,10 +25,11 @@ UNITS = {
 
 
 def parse_bytes(text: int | float | str) -> int:
-    """``"20GiB"``, ``"1.5 GB"``, ``"512M"`` (MiB), ``"4096"`` or a number of bytes -> bytes.
+    """Converts ``"20GiB"``, ``"1.5 GB"``, ``"512M"`` (MiB), ``"4096"`` or a number of bytes to
+    bytes.
 
     Raises:
-        ValueError: no number, an unknown unit, or less than one byte.
+        ValueError: not a finite number, an unknown unit, or less than one byte.
         TypeError: neither a number nor text.
     """
     if isinstance(text, bool) or not isinstance(text, str | int | float):
@@ -55,7 +56,8 @@ def parse_bytes(text: int | float | str) -> int:
 
 
 def human_bytes(count: float) -> str:
-    """Three significant places in binary units: ``1.50 GiB``, ``12.3 MiB``, ``812 B``."""
+    """Formats a byte count with three significant digits in binary units: ``1.50 GiB``,
+    ``12.3 MiB``, ``812 B``."""
     value, sign = abs(float(count)), "-" if count < 0 else ""
     units = iter(("B", "KiB", "MiB", "GiB"))
     unit = next(units)

@@ -1,22 +1,22 @@
-"""The word that was meant, where one was mistyped."""
+"""Suggests the word that was meant when one was mistyped."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-# Of difflib's ratio: below, two words of a dozen letters share little but the letters.
+# Threshold of difflib's ratio: below it, two words of a dozen letters share little but letters.
 ALIKE = 0.6
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The most similar of ``words``, in any case of its letters; None where none is similar."""
+    """Returns the most similar of ``words``, ignoring case; None if none is similar."""
     known = {each.lower(): each for each in words}
     found = difflib.get_close_matches(word.lower(), known, n=1, cutoff=ALIKE)
     return known[found[0]] if found else None
 
 
 def or_nearest(word: str, words: Iterable[str]) -> str:
-    """``; did you mean 'train'?`` as the end of a message, or nothing."""
+    """Returns ``; did you mean 'train'?`` as the end of a message, or an empty string."""
     meant = nearest(word, words)
     return f"; did you mean {meant!r}?" if meant else ""

@@ -1,7 +1,7 @@
-"""How a report shows itself as the last line of a notebook's cell.
+"""Displays a report as the last line of a notebook cell.
 
-A notebook asks an object for HTML first. Without it, it shows the representation of a dataclass:
-one line of every field, a page long. The report's own text is what a reader wants.
+A notebook asks an object for HTML first. Without it, it shows the dataclass representation: one
+line with every field, a page long. The report's own text is more readable.
 """
 
 from __future__ import annotations
@@ -12,5 +12,6 @@ __all__ = ["as_preformatted"]
 
 
 def as_preformatted(shown: object) -> str:
-    """The text of an object as HTML of fixed width: ``_repr_html_ = as_preformatted``."""
+    """Returns the text of an object as preformatted HTML; use as
+    ``_repr_html_ = as_preformatted``."""
     return f"<pre>{escape(str(shown))}</pre>"

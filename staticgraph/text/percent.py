@@ -1,8 +1,8 @@
-"""Shares as people read them."""
+"""Formats fractions as percentages."""
 
 from __future__ import annotations
 
 
 def percent(share: float | None) -> str:
-    """A share in hundredths, to a tenth; ``-`` for none."""
+    """Formats a fraction as a percentage with one decimal; ``-`` for None."""
     return "-" if share is None else f"{100 * share:.1f}%"

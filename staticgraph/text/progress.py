@@ -1,9 +1,9 @@
-"""How far something is: a bar on a terminal, and elsewhere a line now and then.
+"""Shows progress: a bar on a terminal, and elsewhere an occasional line.
 
-A bar is written over in place, a hundred times a minute. In a log, in the output of a cluster's
-scheduler or under ``nohup`` nothing is written over, and each of these would be a line. So where
-stderr is no terminal there is one plain line every :data:`EVERY_S` seconds, the first after so
-long: what is done sooner says nothing.
+A bar is redrawn in place, a hundred times a minute. In a log, in the output of a cluster's
+scheduler or under ``nohup`` nothing can be redrawn, and every update would be a line. So if stderr
+is not a terminal, there is one plain line every :data:`EVERY_S` seconds, the first after that
+interval: shorter work prints nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 EVERY_S = 10.0
 WIDTH = 40
-# Columns of a terminal that does not say how many it has.
+# Width of a terminal that does not report one.
 UNTOLD = 80
 
 
 class Bar(Protocol):
-    """What a bar and lines have in common: iterated over, or told by hand."""
+    """The common interface of a bar and of lines: iterated over, or updated by hand."""
 
     def __enter__(self) -> Any: ...
 
@@ -39,11 +39,11 @@ class Bar(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
     def update(self, n: float | None = 1) -> Any:
-        """So many more are done."""
+        """Advances by ``n``."""
         ...
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> Any:
-        """Text to show next to the numbers."""
+        """Sets the text next to the numbers."""
         ...
 
 
@@ -56,21 +56,21 @@ def bar(
     total: int | None = None,
     initial: int = 0,
 ) -> Bar:
-    """A bar over ``items``, or for ``total`` of something where it is told by hand.
+    """Returns a bar over ``items``, or for ``total`` items if it is updated by hand.
 
     Args:
         items: what to iterate over.
-        desc: what is going on.
-        unit: what is counted, with a space before it.
-        show: whether to say anything at all.
-        total: how many there will be, where not as many as ``items``; not known where neither
-            tells.
-        initial: how many are done already.
+        desc: description of the work.
+        unit: what is counted, with a leading space.
+        show: whether to print anything at all.
+        total: number of items, if it differs from the length of ``items``; unknown if neither is
+            available.
+        initial: how many are already done.
     """
     count = len(items) if total is None and isinstance(items, Sized) else total
     if show and not on_terminal():
         return Lines(items, desc, unit, count, initial)
-    from tqdm import tqdm  # takes half of what `staticgraph --help` does
+    from tqdm import tqdm  # takes half the time of `staticgraph --help`
 
     return tqdm(
         items, desc=desc, unit=unit, disable=not show, total=count, initial=initial,
@@ -79,27 +79,29 @@ def bar(
 
 
 def on_terminal() -> bool:
-    """Whether stderr can be written over."""
+    """Returns whether stderr is a terminal, which can be redrawn."""
     return sys.stderr.isatty()
 
 
 def _columns() -> int | None:
-    """The width for tqdm where it finds none: a container's terminal may say 0."""
+    """Returns the width for tqdm if it cannot find one: a container's terminal may report 0."""
     try:
         told = os.get_terminal_size(sys.stderr.fileno()).columns
-    except (OSError, ValueError):  # no terminal; a stream without a file
+    except (OSError, ValueError):  # not a terminal, or a stream without a file
         return None
     return None if told else UNTOLD
 
 
-# Where what is said is collected, for another process to say.
+# Collects messages for another process to print.
 _HEARD: ContextVar[list[str] | None] = ContextVar("heard", default=None)
 
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """Collects what :func:`say` is given in the block, in place of writing it: in a process whose
-    stderr nobody sees."""
+    """Collects the messages of :func:`say` in the block instead of printing them.
+
+    Meant for a process whose stderr nobody sees.
+    """
     lines: list[str] = []
     token = _HEARD.set(lines)
     try:
@@ -109,7 +111,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def say(text: str) -> None:
-    """A line to stderr that leaves a bar below it whole."""
+    """Prints a line to stderr without breaking a bar below it."""
     collected = _HEARD.get()
     if collected is not None:
         collected.append(text)
@@ -122,7 +124,7 @@ def say(text: str) -> None:
 
 
 class Lines:
-    """A bar for where nothing can be written over."""
+    """A bar for output that cannot be redrawn."""
 
     def __init__(
         self, items: Iterable[Any], desc: str, unit: str, total: int | None, initial: int
@@ -148,26 +150,27 @@ class Lines:
             self.update()
 
     def update(self, n: float | None = 1) -> None:
-        """So many more are done."""
+        """Advances by ``n``."""
         self._done += int(n or 0)
         beside = f", {self._beside}" if self._beside else ""
         done = f"{self._done:,}" if self._total is None else f"{self._done:,} of {self._total:,}"
         self._status.show(f"{self._desc}: {done}{self._unit}{beside}")
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """Text to show next to the numbers, from the next line on."""
+        """Sets the text next to the numbers, from the next line on."""
         self._beside = s
 
 
 class Status:
-    """How far something is whose end is not known: one line, or a line now and then."""
+    """Progress of work whose end is unknown: one line on a terminal, an occasional line
+    elsewhere."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
         self._width = 0
 
     def show(self, text: str) -> None:
-        """Says it, in place or if it is time."""
+        """Shows the text in place, or as a line if enough time has passed."""
         if on_terminal():
             print(f"\r{text.ljust(max(WIDTH, self._width))}", end="", file=sys.stderr, flush=True)
             self._width = max(WIDTH, len(text))
@@ -176,7 +179,7 @@ class Status:
             self._last = time.monotonic()
 
     def clear(self) -> None:
-        """Makes room for a line that stays."""
+        """Clears the line for other output."""
         if self._width:
             print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
             self._width = 0
@@ -184,13 +187,15 @@ class Status:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Says what is waited for while the block runs, and for how long it has been: for work that
-    does not tell how far it is, such as a compiler's."""
+    """Shows a text and the elapsed time while the block runs.
+
+    Meant for work that does not report progress, such as a compiler's.
+    """
     began, done, status = time.monotonic(), Event(), Status()
     every = 1.0 if on_terminal() else EVERY_S
 
     def tick() -> None:
-        """Shows the seconds so far, until the work is done."""
+        """Shows the seconds so far until the work is done."""
         while not done.wait(every):
             status.show(f"{text}: {time.monotonic() - began:.0f} s")
 

@@ -1,15 +1,15 @@
-"""The first few of many words, for one line."""
+"""Shortens a list of words to its first few, for a single line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# Words that a sentence names before it counts the others.
+# Words that are named before the others are counted.
 NAMED = 4
 
 
 def some(words: Iterable[str]) -> str:
-    """``a, b, c, d and 3 more``."""
+    """Returns ``a, b, c, d and 3 more``."""
     words = list(words)
     more = len(words) - NAMED
     return ", ".join(words[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,7 +1,7 @@
-"""Plain aligned tables for people.
+"""Plain aligned text tables.
 
-On a terminal that is too narrow a table goes on below, with its first column again: lines that the
-terminal breaks anywhere cannot be read. In a file or a pipe it stays whole.
+If a terminal is too narrow, the table continues below with its first column repeated: lines that
+the terminal wraps anywhere are unreadable. In a file or a pipe it stays whole.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ GAP = "  "
 def table(
     headers: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None
 ) -> str:
-    """Rows under headers, numbers to the right, with a rule between.
+    """Formats rows under headers, numbers right-aligned, with a rule in between.
 
     Args:
-        headers: of the columns.
-        rows: a cell for each column.
-        width: columns of text that it may take; where None, those of the terminal that stdout is,
-            and any number where it is none.
+        headers: one per column.
+        rows: one cell per column.
+        width: maximum width in characters; None for that of the terminal that stdout is, unlimited
+            if it is not a terminal.
     """
     cells = [[str(value) for value in row] for row in rows]
     widths = [
@@ -32,14 +32,14 @@ def table(
     right = [all(_numeric(row[i]) for row in cells) and bool(cells) for i in range(len(headers))]
 
     def line(values: Sequence[str], columns: Sequence[int]) -> str:
-        """A line of some columns, numbers to the right."""
+        """Formats a line of some columns, numbers right-aligned."""
         placed = (
             values[i].rjust(widths[i]) if right[i] else values[i].ljust(widths[i]) for i in columns
         )
         return GAP.join(placed).rstrip()
 
     def block(columns: Sequence[int]) -> str:
-        """Headers, rule and rows of some columns."""
+        """Formats headers, rule and rows of some columns."""
         rule = GAP.join("-" * widths[i] for i in columns)
         return "\n".join([line(headers, columns), rule, *(line(row, columns) for row in cells)])
 
@@ -47,7 +47,8 @@ def table(
 
 
 def _blocks(widths: Sequence[int], most: int | None) -> list[list[int]]:
-    """Which columns stand side by side: all of them, or as many as fit behind the first."""
+    """Returns which columns are side by side: all of them, or the first and as many others as
+    fit."""
     if most is None or len(widths) < 2:
         return [list(range(len(widths)))]
     blocks, taken = [[0]], widths[0]
@@ -61,7 +62,7 @@ def _blocks(widths: Sequence[int], most: int | None) -> list[list[int]]:
 
 
 def _terminal() -> int | None:
-    """Columns of the terminal that stdout is; None where it is a file or a pipe."""
+    """Returns the width of the terminal that stdout is; None if it is a file or a pipe."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     return shutil.get_terminal_size().columns

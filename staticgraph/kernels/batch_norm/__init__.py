@@ -1,4 +1,4 @@
-"""BatchNorm over the real rows of a padded batch, with ReLU and residual sum in the same pass."""
+"""BatchNorm over the real rows of a padded batch, fused with ReLU and the residual sum."""
 
 from staticgraph.kernels.batch_norm.op import Running, batch_norm, batch_norm_handed_on
 from staticgraph.kernels.batch_norm.reference import batch_norm_reference

@@ -1,11 +1,11 @@
 """``batch_norm`` in Triton: partial statistics over chunks of rows, then everything else at once.
 
-Two launches each way. The first gives every chunk's mean and squared deviations (or gradient sums);
-each program of the second loads them all as one tile (there are at most :data:`MAX_PARTIALS`) and
-joins them in the same order, by halves (Chan, Golub and LeVeque 1983), so no atomic addition is
-needed and no third launch, and writes its chunk of the result, ReLU and residual sum included;
-running statistics move in the same launches. Statistics that are given
-(:mod:`staticgraph.kernels.batch_norm.partials`) take the place of the first.
+Two launches per direction. The first computes every chunk's mean and squared deviations (or
+gradient sums). Each program of the second loads them all as one tile (at most
+:data:`MAX_PARTIALS`), merges them in the same order as a tree reduction (Chan, Golub and LeVeque
+1983), so neither an atomic addition nor a third launch is needed, and writes its chunk of the
+result, ReLU and residual sum included. Running statistics are updated in the same launches.
+Precomputed statistics (:mod:`staticgraph.kernels.batch_norm.partials`) replace the first launch.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -43,13 +43,15 @@ def statistics_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program: mean and squared deviations of a chunk of rows, in a block of columns; where two
-    are normed together, also their sum, rounded as it is kept."""
+    """One program: mean and squared deviations of a chunk of rows, for a block of columns.
+
+    With an addend, it also writes the sum, and the statistics are those of the sum as rounded.
+    """
     chunk = tl.program_id(0)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = tl.load(count)
-    if RUNNING:  # noqa: SIM102  (one is known when compiled, the other is not)
-        # Here, not in the second launch: all of its programs read the number.
+    if RUNNING:  # noqa: SIM102 (one is known at compile time, the other is not)
+        # Here, not in the second launch, all of whose programs read the count.
         if (chunk == 0) & (tl.program_id(1) == 0) & (real > 1):
             tl.store(tracked, tl.load(tracked) + 1)
     first = chunk.to(tl.int64) * rows_a_chunk
@@ -108,13 +110,16 @@ def apply_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program: the results of a chunk of rows in a block of columns, from every chunk's
-    statistics; the first chunk's also keeps mean and variance and moves the running ones."""
+    """One program: the results of a chunk of rows for a block of columns, from every chunk's
+    statistics.
+
+    The first chunk's program also stores mean and variance and updates the running statistics.
+    """
     chunk = tl.program_id(0)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = f < width
     real = tl.load(count)
-    # Every chunk at once: a loop over them would wait for memory as often as there are chunks.
+    # All chunks at once: a loop over them would pay one memory latency per chunk.
     k = tl.arange(0, CHUNKS)
     found = tl.minimum(tl.maximum(real - k * rows_a_tile, 0), rows_a_tile)
     found = found.to(WIDE)[:, None]
@@ -129,8 +134,8 @@ def apply_kernel(
         tl.store(mean_out + f, mean, mask=inside)
         tl.store(var_out + f, var, mask=inside)
         if RUNNING:  # noqa: SIM102
-            if real > 1:  # the variance of one row says nothing
-                if GIVEN:  # noqa: SIM102  (no launch before this one moved the number)
+            if real > 1:  # the variance of a single row is meaningless
+                if GIVEN:  # noqa: SIM102 (no earlier launch updated the count)
                     if tl.program_id(1) == 0:
                         tl.store(tracked, tl.load(tracked) + 1)
                 share = momentum
@@ -179,7 +184,7 @@ def gradient_sums_kernel(
     COLUMNS: tl.constexpr,
 ):
     """One program: sums of the gradient, and of its product with the deviations, over a chunk of
-    rows in a block of columns."""
+    rows for a block of columns."""
     chunk = tl.program_id(0)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = f < width
@@ -232,8 +237,11 @@ def apply_gradient_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program: the input's gradient for a chunk of rows in a block of columns, from every
-    chunk's sums; the first chunk's also writes those of weight and bias."""
+    """One program: the input gradient of a chunk of rows for a block of columns, from every chunk's
+    sums.
+
+    The first chunk's program also writes the gradients of weight and bias.
+    """
     chunk = tl.program_id(0)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = f < width
@@ -288,8 +296,10 @@ def forward(
     relu: bool,
     partial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the operator; two launches, or one where ``partial`` is given. Padding rows of the sum are
-    not written, nor read later."""
+    """Runs forward in two launches, or one if ``partial`` is given.
+
+    Padding rows of the sum ``x + addend`` are neither written nor read later.
+    """
     rows, width = x.shape
     chunks, rows_a_chunk, grid, options = _chunks(x)
     out, mean, var, total = results(x, addend, residual)
@@ -353,7 +363,7 @@ def backward(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the operator; two launches."""
+    """Runs backward in two launches."""
     grad = grad.contiguous()
     rows, width = x.shape
     chunks, rows_a_chunk, grid, options = _chunks(x)

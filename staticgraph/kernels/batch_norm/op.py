@@ -1,4 +1,4 @@
-"""``batch_norm`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative."""
+"""``batch_norm`` as a torch operator: CPU kernel, Triton kernel, shapes, derivative."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from staticgraph.kernels.batch_norm.results import dtype_of, gradients, results
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.threads import threads_for
 
-# Up to so many rows one program holds a few columns whole, and a norm is one launch each way.
+# Up to this many rows one program holds all rows of a few columns, and a norm is one launch in each
+# direction.
 ONE_LAUNCH_ROWS = 1024
 
 
 class Running(NamedTuple):
-    """Running statistics, moved in place as torch's BatchNorm does: the unbiased variance, and the
-    cumulative average where ``momentum`` is None. A batch of padding alone changes nothing.
+    """Running statistics, updated in place as torch's BatchNorm does.
+
+    The running variance is the unbiased one, and ``momentum=None`` means the cumulative average. A
+    batch with fewer than two real rows changes nothing.
 
     Attributes:
         mean, var: ``[F]``.
-        tracked: 0-dim int64, batches so far.
-        momentum: share of the new batch.
+        tracked: 0-dim int64, number of batches so far.
+        momentum: weight of the new batch, or None.
     """
 
     mean: Tensor
@@ -130,8 +133,11 @@ def _backward_on_cpu(
 
 
 def launches(x: Tensor, cumulative: bool, partial: Tensor | None = None) -> int:
-    """What a norm gives a CUDA device, each way. A cumulative mean reads a count that one launch
-    moves, so it takes two forward; given statistics spare the first."""
+    """Number of CUDA launches of a norm, per direction.
+
+    A cumulative average reads a count that another launch updates, so its forward takes two;
+    precomputed partial statistics save the first launch.
+    """
     few = x.size(0) <= ONE_LAUNCH_ROWS or partial is not None
     return 1 if few and not cumulative else 2
 
@@ -174,13 +180,15 @@ _backward = operator(
 
 
 class BatchNorm(torch.autograd.Function):
-    """The derivative; mean and variance have none. The addend may be handed on to whoever reads it
-    next."""
+    """Autograd function of ``batch_norm``; mean and variance have no gradient.
+
+    The addend may be handed on to its next reader.
+    """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        """``[N, F]`` as the operator gives it, mean and variance ``[F]``; the addend too, where it
-        is handed on."""
+        """Returns the operator's ``[N, F]`` with mean and variance ``[F]``, and the addend if it is
+        handed on."""
         *given, handed = inputs
         x, addend, residual, weight, bias, count, *running, eps, relu, _ = given
         out, mean, var, total = _forward(*given)
@@ -201,7 +209,7 @@ class BatchNorm(torch.autograd.Function):
     @staticmethod
     @differentiable_once("batch_norm")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of input, addend, residual, weight and bias."""
+        """Returns the gradients of input, addend, residual, weight and bias."""
         grad, into = grads[0], grads[3] if len(grads) > 3 else None
         if grad is None:
             return None, into, *(None,) * 12
@@ -225,28 +233,28 @@ def batch_norm(
     running: Running | None = None,
     partial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``residual + relu(BatchNorm(x + addend))`` over the real rows of a padded batch.
+    """Computes ``residual + relu(BatchNorm(x + addend))`` over the real rows of a padded batch.
 
     Args:
         x: ``[R, F]``; half precisions are normalised in float32.
         weight, bias: ``[F]``.
-        count: 0-dim int64; the first ``count`` rows are real, the others take no part.
+        count: 0-dim int64; the first ``count`` rows are real, the others are ignored.
         eps: added to the variance.
         relu: apply ReLU.
-        addend: ``[R, F]``, added before; None adds nothing.
-        residual: ``[R, F]``, added at the end; None adds nothing.
-        running: statistics to move along, in the same operator; None moves nothing.
-        partial: the statistics of ``x`` by tiles of rows, from what wrote it
-            (:func:`staticgraph.kernels.linear_statistics`), ``[tiles, 2, F]``; taken here where
-            None. Not with an addend.
+        addend: ``[R, F]``, added to ``x`` before the norm; None adds nothing.
+        residual: ``[R, F]``, added to the result; None adds nothing.
+        running: running statistics to update in the same operator; None updates nothing.
+        partial: ``[tiles, 2, F]``, the statistics of ``x`` per tile of rows, from the kernel that
+            wrote ``x`` (:func:`staticgraph.kernels.linear_statistics`); None computes them here.
+            Cannot be combined with an addend.
 
     Returns:
-        ``[R, F]`` in the promoted dtype of ``x`` and the residual, zero (or the residual) on
-        padding rows, differentiable once; mean and biased
-        variance of the real rows, ``[F]`` float32 (float64 for float64), without a gradient.
+        ``[R, F]`` in the promoted dtype of ``x`` and the residual, zero (or the residual) in
+        padding rows, differentiable once; and the mean and biased variance of the real rows,
+        ``[F]`` float32 (float64 for float64), without a gradient.
 
     Raises:
-        ValueError: an addend beside statistics, which are not those of the sum.
+        ValueError: both an addend and partial statistics, which would not be those of the sum.
     """
     if partial is not None and addend is not None:
         raise ValueError("partial statistics are those of x, not of x + addend: give one of both")
@@ -268,8 +276,10 @@ def batch_norm_handed_on(
     residual: Tensor | None = None,
     running: Running | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The first of :func:`batch_norm`, and the addend to be read from now on: whatever gradient
-    comes back through it is added by the norm, where autograd would need an operation of its own.
+    """Returns the first result of :func:`batch_norm`, and the addend for its next reader.
+
+    Later code should read the returned addend instead of the one passed in: the norm's backward
+    adds the gradient that arrives through it, which autograd would do in a separate operation.
     """
     moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = _contiguous(x, addend, residual)

@@ -1,12 +1,12 @@
-"""Statistics that a norm is given: how rows are cut into tiles, and how tiles are joined.
+"""Precomputed statistics for a norm: how rows are cut into tiles, and how tiles are merged.
 
-What writes the rows of a norm can take their statistics while it holds them: of each tile of rows
-the mean and the sum of squared deviations, of real rows only, of the values as they are written. A
-norm joins the tiles as it joins its own chunks (Chan, Golub and LeVeque 1983), in the same order
-every time.
+A kernel that writes the rows of a norm's input can compute their statistics while it holds them:
+per tile of rows, the mean and the sum of squared deviations of the real rows, of the values as
+written. A norm merges the tiles as it merges its own chunks (Chan, Golub and LeVeque 1983), in the
+same order every time.
 
-Invariant: at most :data:`MAX_PARTIALS` tiles up to :data:`MAX_ROWS` rows, which is what the norm's
-second launch joins without them; so it does no more with them.
+Invariant: there are at most :data:`MAX_PARTIALS` tiles up to :data:`MAX_ROWS` rows, as many as the
+norm's second launch merges anyway, so precomputed statistics add no work to it.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MAX_PARTIALS = 64
-# Rows of a tile: the lowest that needs no more tiles.
+# Rows per tile: the smallest size that stays within MAX_PARTIALS tiles is used.
 TILES = (32, 64, 128)
 MAX_ROWS = MAX_PARTIALS * TILES[-1]
 
 
 def rows_a_partial(rows: int) -> int:
-    """Rows of a tile of so many rows in all."""
+    """Returns the rows per tile for ``rows`` rows in all."""
     return next((tile for tile in TILES if rows <= MAX_PARTIALS * tile), TILES[-1])
 
 
 def partials_of(rows: int) -> int:
-    """How many tiles."""
+    """Returns the number of tiles for ``rows`` rows."""
     return -(-max(rows, 1) // rows_a_partial(rows))
 
 
 def partials_reference(values: Tensor, count: Tensor) -> Tensor:
-    """The statistics of each tile of ``values`` ``[R, F]``: ``[tiles, 2, F]``, mean and sum of
-    squared deviations of the first ``count`` rows, float32 (float64 for float64); zeros of a tile
-    without a real row."""
+    """Computes the statistics of each tile of ``values`` ``[R, F]``.
+
+    Returns:
+        ``[tiles, 2, F]`` float32 (float64 for float64), mean and sum of squared deviations of the
+        first ``count`` rows; zeros for a tile without real rows.
+    """
     rows, width = values.shape
     tile, tiles = rows_a_partial(rows), partials_of(rows)
     wide = torch.promote_types(values.dtype, torch.float32)
@@ -46,7 +49,8 @@ def partials_reference(values: Tensor, count: Tensor) -> Tensor:
 
 
 def joined(partial: Tensor, count: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance ``[F]`` of the first ``count`` of ``rows`` rows, by tiles."""
+    """Merges tiles into mean and biased variance ``[F]`` of the first ``count`` of ``rows``
+    rows."""
     tile = rows_a_partial(rows)
     first = torch.arange(len(partial), device=partial.device) * tile
     found = (count - first).clamp(0, tile).to(partial.dtype).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""What :func:`batch_norm` means, in eager torch: BatchNorm over the first ``count`` rows."""
+"""Reference for :func:`batch_norm` in eager torch: BatchNorm over the first ``count`` rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def batch_norm_reference(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Differentiable, on any device; statistics in float32 (float64 for float64).
+    """Computes ``batch_norm``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.batch_norm`.
+    Statistics are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.batch_norm`.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     real = (torch.arange(len(x), device=x.device) < count).unsqueeze(-1)
@@ -40,7 +41,7 @@ def normalised(
     eps: float,
     relu: bool,
 ) -> Tensor:
-    """The result where the statistics are known, in their dtype."""
+    """Normalises rows with known statistics, in the dtype of the statistics."""
     wide = mean.dtype
     real = (torch.arange(len(x), device=x.device) < count).unsqueeze(-1)
     centred = torch.where(real, x.to(wide) - mean, 0)

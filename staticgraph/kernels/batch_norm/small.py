@@ -1,9 +1,10 @@
-"""``batch_norm`` of few rows in Triton: a program has few columns, all rows; one launch each way.
+"""``batch_norm`` of few rows in Triton, in one launch per direction: a program holds all rows of a
+few columns.
 
-The problem: two launches for the norm of a few hundred rows cost more than the norm. Here a program
-holds all rows of its columns, loaded at once and once, takes the statistics of what it holds, and
-writes the result. The formulas are those of :mod:`staticgraph.kernels.batch_norm.gpu`, which takes
-more rows, and running statistics with a cumulative mean, whose count all programs read.
+The problem: for a few hundred rows, two launches cost more than the norm itself. Here a program
+loads all rows of its columns exactly once, computes the statistics from registers, and writes the
+result. The formulas are those of :mod:`staticgraph.kernels.batch_norm.gpu`, which handles more
+rows, and running statistics with a cumulative average, whose count every program reads.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -20,7 +21,7 @@ from torch import Tensor
 from staticgraph.kernels.batch_norm.results import gradients, results
 from staticgraph.kernels.launch import wide
 
-# What a load from memory brings at least, in each row.
+# The least that a load from memory transfers, per row.
 SECTOR_BYTES = 32
 
 
@@ -72,8 +73,8 @@ def forward_kernel(
     var = tl.sum(away * away, 0) / n
     tl.store(mean_out + f, mean, mask=inside)
     tl.store(var_out + f, var, mask=inside)
-    if RUNNING:  # noqa: SIM102  (one is known when compiled, the other is not)
-        if real > 1:  # the variance of one row says nothing
+    if RUNNING:  # noqa: SIM102 (one is known at compile time, the other is not)
+        if real > 1:  # the variance of a single row is meaningless
             if tl.program_id(0) == 0:
                 tl.store(tracked, tl.load(tracked) + 1)
             old = tl.load(running_mean + f, mask=inside).to(WIDE)
@@ -117,7 +118,8 @@ def backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program: the gradients of a block of columns (input, weight, bias), all rows at once."""
+    """One program: the gradients of input, weight and bias for a block of columns, all rows at
+    once."""
     f = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     r = tl.arange(0, ROWS)
     inside = f < width
@@ -164,7 +166,7 @@ def forward(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the operator; one launch."""
+    """Runs forward in one launch."""
     rows, width = x.shape
     out, mean, var, total = results(x, addend, residual)
     grid, options = _options(x)
@@ -207,7 +209,7 @@ def backward(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the operator; one launch."""
+    """Runs backward in one launch."""
     rows, width = x.shape
     into = None if into is None else into.contiguous()
     dx, dweight, dbias, both = gradients(x, weight, bias, into)
@@ -222,6 +224,6 @@ def backward(
 def _options(x: Tensor) -> tuple[tuple[int], dict[str, Any]]:
     rows, columns = triton.next_power_of_2(max(32, len(x))), SECTOR_BYTES // x.element_size()
     options = {"WIDE": wide(x.dtype), "ROWS": rows, "COLUMNS": columns}
-    # Sixteen values a thread and operand.
+    # Sixteen values per thread and operand.
     options["num_warps"] = max(1, min(16, rows * columns // 512))
     return (triton.cdiv(x.size(1), columns),), options

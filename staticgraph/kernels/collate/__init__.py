@@ -1,4 +1,4 @@
-"""A batch from the ids of its graphs, where the data set is on the device."""
+"""Builds a batch from the ids of its graphs when the data set is on the device."""
 
 from staticgraph.kernels.collate.arguments import LAUNCHES, Arguments
 from staticgraph.kernels.collate.op import collate

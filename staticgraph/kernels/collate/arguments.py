@@ -1,4 +1,4 @@
-"""What collation reads and writes, as tensors and numbers that an operator of torch can take."""
+"""The inputs and outputs of collation, as tensors and numbers that a torch operator accepts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# Of the Triton kernels, a batch.
+# Launches of the Triton kernels per batch.
 LAUNCHES = 2
 
 
@@ -14,14 +14,16 @@ class Arguments(NamedTuple):
     """The arguments of the operator after the ids.
 
     Attributes:
-        structure: the arrays of a store on the device, in the order of
+        structure: the store's arrays on the device, in the order of
             :mod:`staticgraph.batches.collation.collate_arguments`.
-        columns: one a field, ``[rows, width]``, or bytes of bits.
-        levels: of each field, its place in :data:`LEVELS`.
-        widths: scalars in a row of each.
-        kinds: how each is kept: :data:`PLAIN`, :data:`BITS` or :data:`LABELS`.
-        positions: which field gets the padding nodes' places on a line, -1 for none.
-        out: :data:`OUTPUTS`, :data:`POINTERS` where asked for, the fields as ``[rows, width]``.
+        columns: one per field, ``[rows, width]``, or packed bits as bytes.
+        levels: per field, its index in :data:`LEVELS`.
+        widths: per field, scalars per row.
+        kinds: per field, how it is stored: :data:`PLAIN`, :data:`BITS` or :data:`LABELS`.
+        positions: index of the field that receives the padding nodes' positions on a line, -1 for
+            none.
+        out: :data:`OUTPUTS`, then :data:`POINTERS` if requested, then the fields as
+            ``[rows, width]``.
     """
 
     structure: list[Tensor]

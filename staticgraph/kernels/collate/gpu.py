@@ -1,8 +1,8 @@
-"""``collate`` in Triton: two launches a batch, however many fields it has; no atomics.
+"""``collate`` in Triton: two launches per batch, however many fields it has; no atomics.
 
-The first is one program that adds up the sizes of the graphs. In the second every program makes a
-block of node rows, edge rows or graph rows, all arrays of them: it searches the graph of each row
-among the starts, and knows then which row of the store to copy.
+The first launch is one program that sums the sizes of the graphs. In the second, every program
+fills a block of node rows, edge rows or graph rows in all their arrays: a binary search over the
+start offsets finds the graph of each row, which determines the row of the store to copy.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -18,11 +18,11 @@ from torch import Tensor
 from staticgraph.kernels.collate.rows import copy_fields, owner_of
 
 ROWS = 64
-# Columns that a program copies at once; wider rows take several turns.
+# Columns that a program copies at once; wider rows take several iterations.
 COLUMNS = 64
-# Buckets differ in these alone, and should share what is compiled.
+# Buckets differ only in these, and should share one compiled kernel.
 SIZES = ["all_nodes", "all_edges", "all_graphs", "node_programs", "edge_programs"]
-# Graphs that the first kernel adds up at once.
+# Graphs that the first kernel sums at once.
 GRAPHS = 1024
 
 
@@ -40,7 +40,7 @@ def starts_kernel(
     all_graphs,
     BLOCK: tl.constexpr,
 ):
-    """The only program: where each graph's nodes and edges begin, padding graphs included, and the
+    """The only program: the start of each graph's nodes and edges, padding graphs included, and the
     counts of real rows; ``BLOCK`` graphs at a time."""
     nodes = tl.full([], 0, tl.int64)
     edges = tl.full([], 0, tl.int64)
@@ -73,7 +73,8 @@ def starts_kernel(
 
 @triton.jit
 def padding_before(v, nodes, edges, all_edges, span, shift):
-    """All real edges, and the padding edges at padding nodes before ``v - shift``."""
+    """Returns the number of real edges plus the padding edges at padding nodes before
+    ``v - shift``."""
     spare = all_edges - edges
     before = tl.maximum(v - nodes - shift, 0) * spare
     return edges + tl.minimum(spare, (before + span - 1) // span)
@@ -81,7 +82,8 @@ def padding_before(v, nodes, edges, all_edges, span, shift):
 
 @triton.jit
 def spread(counts, all_nodes, APART: tl.constexpr):
-    """Of the padding edges: how far a source stands after its target, over how many nodes."""
+    """Returns, for the padding edges, how many nodes a source lies after its target, and the number
+    of nodes they are spread over."""
     spare = all_nodes - tl.load(counts)
     step = (spare > 1).to(tl.int64) if APART else spare * 0
     return step, spare - step
@@ -104,7 +106,7 @@ def node_rows(
     APART: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
-    """A block of node rows ``v`` of every array that has them."""
+    """Fills a block of node rows ``v`` in every array of nodes."""
     ptr, counts = out[2], out[4]
     nodes = tl.load(counts)
     inside = v < all_nodes
@@ -145,7 +147,7 @@ def edge_rows(
     APART: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
-    """A block of edge rows ``k`` of every array that has them."""
+    """Fills a block of edge rows ``k`` in every array of edges."""
     ptr, counts = out[2], out[4]
     nodes = tl.load(counts)
     edges = tl.load(counts + 1)
@@ -171,7 +173,7 @@ def edge_rows(
 
 @triton.jit
 def graph_rows(g, ids, sources, targets, all_graphs, FIELDS: tl.constexpr):
-    """A block of graph rows ``g`` of every field that has them."""
+    """Fills a block of graph rows ``g`` in every field of graphs."""
     i = tl.load(ids + g, mask=g < all_graphs, other=-1).to(tl.int64)
     copy_fields(i, g, i >= 0, g < all_graphs, sources, targets, g, FIELDS)
 
@@ -197,8 +199,11 @@ def rows_kernel(
     GRAPH_FIELDS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """``structure`` and ``out`` in the order of the operator, ``sources`` and ``targets`` by level.
-    Triton 3.6 passes no tuple out of a constant tuple on, hence numbers in a row."""
+    """One program: a block of node rows, edge rows or graph rows.
+
+    ``structure`` and ``out`` are in the operator's order, ``sources`` and ``targets`` per level.
+    Triton 3.6 cannot pass on a tuple out of a constant tuple, so fields are flat numbers.
+    """
     program = tl.program_id(0)
     lanes = tl.arange(0, ROWS)
     if program < node_programs:
@@ -250,7 +255,7 @@ def collate(
     positions: int,
     out: list[Tensor],
 ) -> None:
-    """As the operator; two launches."""
+    """Runs the operator in two launches."""
     all_nodes, all_edges, all_graphs = len(out[1]), out[0].size(1), len(ids)
     edge_starts = torch.empty(all_graphs + 1, dtype=torch.int64, device=ids.device)
     starts_kernel[(1,)](
@@ -272,14 +277,14 @@ def collate(
         for level in mine
     ]
     outputs = len(out) - len(columns)
-    # The last entry of a row pointer is a row more.
+    # A row pointer has one entry more than there are nodes.
     programs = [triton.cdiv(rows, ROWS) for rows in (all_nodes + 1, all_edges)]
     programs.append(triton.cdiv(all_graphs, ROWS) if mine[2] else 0)
     rows_kernel[(sum(programs),)](
         ids,
         edge_starts,
         tuple(structure),
-        # A level without fields gets something in their place: no argument is an empty tuple.
+        # A level without fields gets a placeholder: an empty tuple is not a valid argument.
         tuple(tuple(columns[n] for n in level) or (ids,) for level in mine),
         tuple(out[:outputs]),
         tuple(tuple(out[outputs + n] for n in level) or (ids,) for level in mine),

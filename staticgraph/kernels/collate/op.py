@@ -1,4 +1,4 @@
-"""``collate`` as an operator of torch, so that a recording or a compiled step holds it whole."""
+"""``collate`` as a torch operator, so that a recorded or compiled step contains it as one node."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _collate = operator(
 def collate(ids: Tensor, arguments: Arguments) -> None:
     """Fills the arrays of a batch from the ids of its graphs, on the device that holds them.
 
-    The result is, bit for bit, what :func:`staticgraph.batches.collation.collate.fill` writes on
-    the host.
+    The result is bit for bit that of :func:`staticgraph.batches.collation.collate.fill` on the
+    host.
 
     Args:
-        ids: ``[G]`` int32: positions in the store, then -1. Together they must fit the bucket;
-            that is for the host to see to, which knows all sizes.
+        ids: ``[G]`` int32: positions in the store, followed by -1 for padding graphs. The graphs
+            must fit the bucket together; the host, which knows all sizes, has to ensure that.
         arguments: what to read and where to write.
     """
     _collate(ids, *arguments)

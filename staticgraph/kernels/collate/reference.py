@@ -1,8 +1,8 @@
-"""What :func:`collate` means, in eager torch: ids of graphs -> the arrays of a batch.
+"""Reference for :func:`collate` in eager torch: graph ids -> the arrays of a batch.
 
-Static shapes alone: each row of the batch looks for the graph it belongs to (a search among the
-starts), and from there for its row in the store. Nothing is read on the host and no shape depends
-on the data, so it can be recorded as it is, and compiles to one graph.
+Uses static shapes only: each row of the batch searches the start offsets for its graph, and from
+there finds its row in the store. Nothing is read on the host and no shape depends on the data, so
+it can be recorded as it is, and compiles to one graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from staticgraph.store.on_device import BITS, LABELS, MISSING
 
 
 class _Places(NamedTuple):
-    """Where the graphs of a batch stand."""
+    """Where the graphs of a batch are in the store and in the batch."""
 
     graph: Tensor
     """``[G]`` positions in the store, 0 where there is none."""
@@ -43,8 +43,8 @@ def collate_reference(
     """Writes every element of ``out``.
 
     Args:
-        ids: ``[G]`` int32, positions in the store, then -1.
-        structure, columns, levels, widths, kinds, positions, out: as
+        ids: ``[G]`` int32, positions in the store, followed by -1.
+        structure, columns, levels, widths, kinds, positions, out: as in
             :class:`~staticgraph.kernels.collate.arguments.Arguments`.
     """
     nodes, edges = len(out[1]), out[0].size(1)
@@ -54,7 +54,7 @@ def collate_reference(
     v, k = (torch.arange(rows, device=ids.device) for rows in (nodes + 1, edges))
     spare_nodes, spare_edges = nodes - node_count, edges - edge_count
     step = (spare_nodes > 1).long() if positions >= 0 else torch.zeros_like(spare_nodes)
-    span = spare_nodes - step  # of the padding nodes that padding edges are spread over
+    span = spare_nodes - step  # number of padding nodes that padding edges are spread over
     batch, node_row, real_node = _rows(v[:-1], places.node_starts, places, offsets[0], node_count)
     owner, edge_row, real_edge = _rows(k, places.edge_starts, places, offsets[1], edge_count)
     first_node = places.node_starts[owner]
@@ -106,7 +106,8 @@ def _places(ids: Tensor, offsets: list[Tensor], nodes: int) -> _Places:
 def _rows(
     row: Tensor, starts: Tensor, places: _Places, offsets: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For rows of the batch: their graph, their row in the store, whether they are real."""
+    """Returns, for rows of the batch, their graph, their row in the store, and whether they are
+    real."""
     owner = torch.searchsorted(starts, row, right=True) - 1
     owner = owner.clamp(max=len(places.graph) - 1)
     real = row < count
@@ -115,6 +116,6 @@ def _rows(
 
 
 def _unpacked(rows: Tensor, width: int) -> Tensor:
-    """Bits, eight to a byte, lowest first."""
+    """Unpacks bits, eight per byte, lowest first."""
     shifts = torch.arange(8, device=rows.device, dtype=torch.uint8)
     return (rows.unsqueeze(-1) >> shifts & 1).flatten(1)[:, :width]

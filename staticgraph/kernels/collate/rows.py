@@ -1,4 +1,5 @@
-"""What the programs of ``collate`` share: which graph a row belongs to, and copying its fields."""
+"""Helpers shared by the programs of ``collate``: finding the graph of a row, and copying its
+fields."""
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false
 
@@ -10,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def owner_of(row, starts, all_graphs, STEPS: tl.constexpr):
-    """The last graph that starts at or before a row, empty graphs apart."""
+    """Returns the last graph that starts at or before a row; empty graphs are skipped."""
     low = row * 0
     high = low + all_graphs
     for _ in range(STEPS):
@@ -35,8 +36,11 @@ def copy_field(
     BLOCK: tl.constexpr,
     ON_A_LINE: tl.constexpr,
 ):
-    """Rows of one column, widened; zeros where no row is real, or ``line`` in the first column.
-    ``KIND``: 1 for bits, 2 for floats kept as int8 with -128 for NaN, as in store/on_device.py."""
+    """Copies rows of one column, widened to the output dtype.
+
+    Rows that are not real get zeros, or ``line`` in the first column. ``KIND``: 1 for bits, 2 for
+    floats stored as int8 with -128 for NaN, as in store/on_device.py.
+    """
     for start in range(0, WIDTH, BLOCK):
         f = start + tl.arange(0, BLOCK)
         wanted = f < WIDTH
@@ -61,7 +65,7 @@ def copy_field(
 
 @triton.jit
 def copy_fields(row, to, here, inside, sources, targets, line, FIELDS: tl.constexpr):
-    """``FIELDS`` has four numbers a field."""
+    """Copies the rows of all fields; ``FIELDS`` has four numbers per field."""
     for n in tl.static_range(len(FIELDS) // 4):
         copy_field(
             row,

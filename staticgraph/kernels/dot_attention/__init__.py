@@ -1,4 +1,4 @@
-"""Dot-product attention among neighbours: a node's query, its neighbours' keys and values."""
+"""Dot-product attention over neighbours: a node's query with its neighbours' keys and values."""
 
 from staticgraph.kernels.dot_attention.op import dot_attention
 from staticgraph.kernels.dot_attention.reference import dot_attention_reference

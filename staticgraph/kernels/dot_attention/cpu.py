@@ -1,13 +1,14 @@
-"""``dot_attention`` on one core: loops over destinations each way, nothing of size ``[E, H * C]``.
+"""``dot_attention`` on one core: loops over destinations both ways, nothing of size
+``[E, H * C]``.
 
-``key_edge`` and ``value_edge`` are the rows of edges as keys and as values have them: a row of
-zeros where they have none, read by all. Forward takes all scores first, then all exponentials in
-one loop of the vector unit, then the sums. The shares are kept for the way back, which scatters as
-it goes: one core adds in one order.
+``key_edge`` and ``value_edge`` are the edge terms added to keys and to values; without one, it is a
+single row of zeros that every edge reads. Forward computes all scores first, then all exponentials
+in one vectorised loop, then the sums. The attention weights are kept for backward, which scatters
+as it goes: on one core the order of additions is fixed.
 
-A loop is for the vector unit where it goes over whole rows, with few arrays and no branch. So
-products stand in a row before each head's columns are added up, and a number a head is spread over
-its columns before rows are multiplied by it.
+A loop is vectorised if it covers whole rows, with few arrays and no branch. So products are written
+to a row before each head's columns are summed, and a per-head number is spread over the head's
+columns before rows are multiplied by it.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from staticgraph.store.columns import Array
 
 @inlined
 def _products(left: Array, i: int, right: Array, j: int, more: Array, r: int, row: Array) -> None:
-    """``left[i] * (right[j] + more[r])``."""
+    """Writes ``left[i] * (right[j] + more[r])`` to ``row``."""
     for f in range(len(row)):
         row[f] = left[i, f] * (right[j, f] + more[r, f])
 
 
 @inlined
 def _sums(products: Array, heads: int, factor: Any, found: Array, place: int) -> None:
-    """``found[place, h] = factor *`` the sum of the columns of a head."""
+    """Sets ``found[place, h]`` to ``factor`` times the sum of the head's columns."""
     width = len(products) // heads
     for h in range(heads):
         found[place, h] = factor * total(products, h * width, width)
@@ -39,7 +40,7 @@ def _sums(products: Array, heads: int, factor: Any, found: Array, place: int) ->
 
 @inlined
 def _spread(numbers: Array, place: int, found: Array) -> None:
-    """``found[h, c] = numbers[place, h]``."""
+    """Sets ``found[h, c] = numbers[place, h]``."""
     for h in range(found.shape[0]):
         number = numbers[place, h]
         for c in range(found.shape[1]):
@@ -61,7 +62,7 @@ def forward(
     out: Array,
     share: Array,
 ) -> None:
-    """Every element of ``out [N, H * D]`` and ``share [E, H]`` is written."""
+    """Runs forward; writes every element of ``out [N, H * D]`` and ``share [E, H]``."""
     nodes, columns = out.shape
     kind = out.dtype.type
     zero, one, factor, lowest = kind(0), kind(1), kind(scale), kind(-np.inf)
@@ -131,8 +132,11 @@ def backward(
     dvalue: Array,
     dedge: Array,
 ) -> None:
-    """``dkey``, ``dvalue`` and ``dedge`` come zeroed, the last without rows where it is not wanted;
-    every element of ``dquery`` is written."""
+    """Runs backward.
+
+    ``dkey``, ``dvalue`` and ``dedge`` must be zeroed, and ``dedge`` has no rows if it is not
+    wanted; every element of ``dquery`` is written.
+    """
     nodes, columns = out.shape
     heads, width = share.shape[1], query.shape[1]
     kind = out.dtype.type

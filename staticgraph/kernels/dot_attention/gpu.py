@@ -1,11 +1,11 @@
-"""``dot_attention`` in Triton: one program a node, no atomic addition.
+"""``dot_attention`` in Triton: one program per node, no atomic addition.
 
-Forward is one pass over the edges into a node: scores as they come, the weighted sum under the
-largest score so far, put right where a larger one comes; the scores are noted, and made shares
-where the largest and the sum are known. Backward walks the edges out of a node by the transpose
-(gradients of its key, its value, each edge's rows and each score), and a second launch the edges
-into it (its query's). The gradient of a score needs ``grad . (v_j - out_i)`` alone, since the
-shares' own mean of ``grad . v`` is ``grad . out``.
+Forward makes one pass over the edges into a node with an online softmax: the weighted sum is scaled
+by the largest score so far and rescaled when a larger one appears. Scores are stored on the way and
+turned into attention weights once the maximum and the sum are known. Backward walks the edges out
+of a node through the transpose (gradients of its key, its value, each edge's rows and each score),
+and a second launch walks the edges into it (gradient of its query). The gradient of a score needs
+only ``grad . (v_j - out_i)``, since the mean of ``grad . v`` under the weights is ``grad . out``.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -43,7 +43,8 @@ def forward_kernel(
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program: the row of node ``i``, all heads, and the shares of the edges into it."""
+    """One program: the output row of node ``i``, all heads, and the weights of the edges into
+    it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -66,8 +67,8 @@ def forward_kernel(
             row += tl.load(edge + e * heads * width + place, mask=inside, other=0).to(WIDE)
         score = tl.sum(mine * row, 1) * scale
         tl.store(share + e * heads + h, score, mask=known)
-        more = tl.where(largest > score, largest, score)  # a NaN stays one
-        # Equal to the largest is one, also where both are minus infinity.
+        more = tl.where(largest > score, largest, score)  # NaN propagates
+        # If equal to the maximum the factor is one, also where both are minus infinity.
         before = tl.where(largest == more, 1, tl.exp(largest - more))
         part = tl.where(score == more, 1, tl.exp(score - more))
         row = tl.load(value + j * heads * columns + spot, mask=within, other=0).to(WIDE)
@@ -76,10 +77,10 @@ def forward_kernel(
         result = result * before[:, None] + part[:, None] * row
         total = total * before + part
         largest = more
-    total = tl.where(total == 0, 1, total)  # of a node without edges
+    total = tl.where(total == 0, 1, total)  # a node without edges
     result = result / total[:, None]
     tl.store(out + i * heads * columns + spot, result.to(out.dtype.element_ty), mask=within)
-    tl.debug_barrier()  # what another thread noted is read
+    tl.debug_barrier()  # other threads' stores are read below
     for e in range(first, last):
         score = tl.load(share + e * heads + h, mask=known, other=0)
         part = tl.where(score == largest, 1, tl.exp(score - largest)) / total
@@ -145,7 +146,7 @@ def sources_kernel(
         if KEYED:
             both = by_key
             if VALUED:
-                both += by_value  # keys and values of edges are the same columns
+                both += by_value  # keys and values read the same edge columns
             to = dedge + e * heads * width + place
             tl.store(to, both.to(dedge.dtype.element_ty), mask=inside)
         elif VALUED:
@@ -204,7 +205,7 @@ def forward(
     to_value: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """As the operator; one launch, and a gather where edges read a table."""
+    """Runs forward in one launch, plus a gather if edges read a table."""
     out, share = torch.empty_like(value, dtype=dtype), wide_like(query, len(src), heads)
     forward_kernel[(len(query),)](
         query,
@@ -245,7 +246,7 @@ def backward(
     to_key: bool,
     to_value: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the operator; two launches, and where edges read a table a gather and the table's sum."""
+    """Runs backward in two launches, plus a gather and the table's sum if edges read a table."""
     dquery, dkey, dvalue = (torch.empty_like(one) for one in (query, key, value))
     each, dscore = _each(query, edge, code), torch.empty_like(share)
     dedge = query.new_empty(0, 0) if edge is None else torch.empty_like(each)
@@ -282,7 +283,7 @@ def backward(
 
 
 def _each(query: Tensor, edge: Tensor | None, code: Tensor | None) -> Tensor:
-    """``[E, H * C]`` edge by edge; anything where there is nothing."""
+    """Returns the edge operand with one row per edge, ``[E, H * C]``; a placeholder without one."""
     if edge is None:
         return query
     return edge if code is None else edge.index_select(0, code)

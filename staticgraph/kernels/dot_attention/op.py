@@ -1,9 +1,9 @@
-"""``dot_attention`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative.
+"""``dot_attention`` as a torch operator: CPU kernel, Triton kernel, shapes, derivative.
 
-Stock ``TransformerConv`` gathers a query, a key and a value an edge, adds what the edge says,
-multiplies, adds up, takes a softmax of four scatters and gathers, multiplies again and scatters:
-ten arrays of ``[E, H * C]`` each way. Here scores, softmax and weighted sum are one operator over
-the batch's own edges, and what is kept for the way back is a number an edge and head.
+Stock ``TransformerConv`` gathers a query, a key and a value per edge, adds the edge term,
+multiplies, sums, takes a softmax of four scatters and gathers, multiplies again and scatters: ten
+arrays of ``[E, H * C]`` per direction. Here scores, softmax and weighted sum are one operator over
+the batch's own edges, and only one number per edge and head is kept for backward.
 
 Source: Shi et al. 2021, arXiv 2009.03509.
 """
@@ -102,13 +102,16 @@ def _backward_on_cpu(
 def _read(
     query: Tensor, key: Tensor, value: Tensor, edge: Tensor | None, to_key: bool, to_value: bool
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """The operands as NumPy sees them, in the precision of the sums: queries, keys, values, and
-    what keys and values have of edges, or a row of zeros that all edges read."""
+    """Returns queries, keys, values and the edge terms of keys and of values as NumPy arrays.
+
+    All are in the accumulation dtype. A missing edge term is a row of zeros that every edge reads.
+    """
     wide = torch.promote_types(query.dtype, torch.float32)
     more = None if edge is None or not len(edge) else _array(edge, wide)
 
     def of_edges(used: bool, like: Tensor) -> Any:
-        """What edges add to rows like these: ``[E, H * C]``, or ``[1, H * C]`` zeros for all."""
+        """Returns the edge term of rows like these: ``[E, H * C]``, or ``[1, H * C]`` zeros for all
+        edges."""
         if used and more is not None:
             return more
         return torch.zeros(1, like.size(1), dtype=wide).numpy()
@@ -151,7 +154,7 @@ def _setup(ctx, inputs, output):
     *tensors, heads, scale, to_key, to_value, _ = inputs
     ctx.options = heads, scale, to_key, to_value
     ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # no zeros for the shares, which have no derivative
+    ctx.set_materialize_grads(False)  # no zeros for the attention weights, which have no gradient
     ctx.save_for_backward(*output, *tensors)
 
 
@@ -197,30 +200,30 @@ def dot_attention(
     to_value: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``out[i] = sum over e into i of softmax(score)[e] (value[src[e]] + edge[e])``, head by head.
+    """Computes ``out[i] = sum over e into i of softmax(score)[e] (value[src[e]] + edge[e])`` per
+    head.
 
-    The score of an edge from ``j`` to ``i`` is ``scale * query[i] . (key[j] + edge[e])``, the
-    softmax goes over the edges into ``i``.
+    The score of an edge from ``j`` to ``i`` is ``scale * query[i] . (key[j] + edge[e])``; the
+    softmax is over the edges into ``i``.
 
     Args:
-        query, key: ``[N, H * C]``; half precisions are added up in float32.
+        query, key: ``[N, H * C]``; half precisions are accumulated in float32.
         value: ``[N, H * D]``.
         src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
         heads: ``H``.
-        scale: of every score, such as ``C ** -0.5``.
-        edge: what an edge adds to keys and values, in their columns: ``[E, H * C]``; None for
-            nothing.
+        scale: factor of every score, such as ``C ** -0.5``.
+        edge: ``[E, H * C]``, what an edge adds to keys and values; None for nothing.
         code: ``[E]`` int64; edge ``e`` then reads row ``code[e]`` of ``edge [V, H * C]``.
-        to_key, to_value: whether ``edge`` is added there.
-        dtype: of the result; None for the promoted one of the operands.
+        to_key, to_value: whether ``edge`` is added to keys, and to values.
+        dtype: dtype of the result; None for the promoted dtype of the operands.
 
     Returns:
-        ``[N, H * D]``; zero where a node has no edges. Differentiable once in ``query``, ``key``,
-        ``value`` and ``edge``. The same bits every time.
+        ``[N, H * D]``; zero for a node without edges. Differentiable once in ``query``, ``key``,
+        ``value`` and ``edge``. Bitwise deterministic.
 
     Raises:
-        ValueError: heads that do not divide the columns, operands of other widths, or ``edge``
-            that is added nowhere.
+        ValueError: heads that do not divide the columns, operands of different widths, or an
+            ``edge`` that is added to neither keys nor values.
     """
     for rows in (query, value):
         if rows.size(1) % heads:
@@ -262,6 +265,6 @@ def dot_attention(
 
 
 def _share(query: Tensor, src: Tensor, heads: int) -> Tensor:
-    """Memory for the shares of the edges."""
+    """Allocates the attention weights of the edges."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     return torch.empty(src.size(0), heads, dtype=dtype, device=query.device)

@@ -1,4 +1,4 @@
-"""What :func:`dot_attention` means, in eager torch, head by head and edge by edge."""
+"""Reference for :func:`dot_attention` in eager torch, with one row per edge and head."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def dot_attention_reference(
     to_key: bool,
     to_value: bool,
 ) -> Tensor:
-    """Differentiable, on any device; sums in float32 (float64 for float64).
+    """Computes ``dot_attention``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.dot_attention`; edges in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.dot_attention`; edges in any order.
     """
     wide, nodes = torch.promote_types(query.dtype, torch.float32), len(query)
 
     def parted(rows: Tensor) -> Tensor:
-        """``[n, H * C]`` to ``[n, H, C]``, in the precision of the sums."""
+        """Reshapes ``[n, H * C]`` to ``[n, H, C]`` in the accumulation dtype."""
         return rows.to(wide).view(len(rows), heads, rows.size(1) // heads)
 
     keys, values = parted(key)[src], parted(value)[src]

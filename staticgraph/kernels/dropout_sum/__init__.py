@@ -1,4 +1,4 @@
-"""Residual, dropout and ReLU in one pass each way, without a stored mask."""
+"""Residual sum, dropout and ReLU in one pass per direction, without a stored mask."""
 
 from staticgraph.kernels.dropout_sum.op import draw_seed, dropout_sum, kept
 from staticgraph.kernels.dropout_sum.reference import dropout_sum_reference

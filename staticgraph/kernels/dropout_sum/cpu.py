@@ -1,5 +1,8 @@
-"""``dropout_sum`` on the CPU. A value's fate is a hash of seed, site and place (splitmix64: Steele,
-Lea and Flood 2014), so backward finds it again and nothing is stored."""
+"""``dropout_sum`` on the CPU.
+
+Whether a value is kept is decided by a hash of seed, site and position (splitmix64: Steele, Lea and
+Flood 2014), so backward recomputes the mask and nothing is stored.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from staticgraph.packing.random import STEP, mix
 from staticgraph.store.columns import Array
 
 _TOP = np.uint64(40)
-# Of the hash 24 bits decide, as many as a float32 between 0 and 1 has.
+# 24 bits of the hash decide, as many as a float32 between 0 and 1 has.
 _STEPS = 1 << 24
 
 
@@ -24,8 +27,11 @@ def fill(
     p: float,
     out: Array,
 ) -> None:
-    """``residual + x / (1 - p)`` where a value stays, the residual elsewhere. With a ``gate`` only
-    where it is above zero; an operand that is not there has no rows."""
+    """Writes ``residual + x / (1 - p)`` where a value is kept, the residual elsewhere.
+
+    With a ``gate``, a value is kept only where the gate is above zero. A missing operand has no
+    rows.
+    """
     width, zero = x.shape[1], x.dtype.type(0)
     scale, least = x.dtype.type(1 / (1 - p)), np.uint64(p * _STEPS)
     key = mix(np.uint64(seed) + mix(np.uint64(site) * STEP))

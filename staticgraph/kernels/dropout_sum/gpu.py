@@ -1,6 +1,9 @@
-"""``dropout_sum`` in Triton: a value's fate is Philox of seed, site and place (Salmon et al. 2011);
-one launch each way, nothing stored, no atomics. The seed is read from device memory, so a recorded
-graph that draws it again drops other values every time."""
+"""``dropout_sum`` in Triton: one launch per direction, nothing stored, no atomics.
+
+Whether a value is kept is decided by Philox of seed, site and position (Salmon et al. 2011). The
+seed is read from device memory, so a recorded graph that draws it again drops different values at
+every replay.
+"""
 
 # Launching a Triton function, with its options by name, is not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -33,10 +36,10 @@ def fill_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: a block of places, each dropped, or divided by what stays and added to what it
-    joins."""
+    """One program: a block of positions, each dropped or scaled by ``1 / (1 - p)``, then added to
+    the residual."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = at < rows.to(tl.int64) * width  # the width tells how many places lie or stand together
+    here = at < rows.to(tl.int64) * width  # a multiple of the constant width, so loads vectorise
     place = at.to(tl.uint32)
     none = place * 0
     drawn, _, _, _ = tl.philox(tl.load(seed), place, none + site, none, none)
@@ -53,7 +56,7 @@ def fill_kernel(
 def fill(
     x: Tensor, gate: Tensor | None, residual: Tensor | None, seed: Tensor, site: int, p: float
 ) -> Tensor:
-    """As the operator; one launch."""
+    """Runs the operator in one launch."""
     out = torch.empty_like(x)
     fill_kernel[(triton.cdiv(max(x.numel(), 1), BLOCK),)](
         x,

@@ -1,10 +1,10 @@
-"""``dropout_sum`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative.
+"""``dropout_sum`` as a torch operator: CPU kernel, Triton kernel, shapes, derivative.
 
-torch's dropout stores a mask of what it dropped, and the sum after it is another pass. Here the
-fate of a value is a function of a seed that torch's own generator draws once a forward, of the site
-in the model, and of the value's place: nothing is stored, backward computes it again, and since the
-seed is a tensor that the step itself draws, a recorded step drops other values at every replay and
-repeats with ``torch.manual_seed``. A row's fate does not depend on the bucket that carries it.
+torch's dropout stores a mask, and the sum after it is another pass. Here the mask is a function of
+a seed that torch's own generator draws once per forward, of the site in the model, and of the
+value's position: nothing is stored, and backward recomputes it. Since the seed is a tensor that the
+step itself draws, a recorded step drops different values at every replay, and ``torch.manual_seed``
+reproduces them. The mask of a row does not depend on the bucket that holds it.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ _fill = operator(
 
 
 class DropoutSum(torch.autograd.Function):
-    """The derivative: the same operator over the gradient."""
+    """Autograd function of ``dropout_sum``: backward is the same operator applied to the
+    gradient."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """``[N, F]`` as the operator gives it; only the seed is kept, and ``x`` under ReLU."""
+        """Returns the operator's ``[N, F]``; saves only the seed, and ``x`` with ReLU."""
         x, residual, seed, ctx.site, ctx.p, relu = inputs
         ctx.save_for_backward(seed, x if relu else None)
         return _fill(x, x if relu else None, residual, seed, ctx.site, ctx.p)
@@ -69,7 +70,7 @@ class DropoutSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once("dropout_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of ``x``, the same places dropped, and of the residual."""
+        """Returns the gradients of ``x``, with the same values dropped, and of the residual."""
         seed, gate = ctx.saved_tensors
         grad = grads[0].contiguous()
         dx = _fill(grad, gate, None, seed, ctx.site, ctx.p)
@@ -85,15 +86,15 @@ def dropout_sum(
     p: float,
     relu: bool = False,
 ) -> Tensor:
-    """``residual + dropout(relu(x))``.
+    """Computes ``residual + dropout(relu(x))``.
 
     Args:
         x: ``[R, F]``.
         residual: ``[R, F]`` of the same dtype; None adds nothing.
-        seed: ``[1]`` int64, as :func:`draw_seed` draws it.
-        site: another number at every place of a model that shares the seed.
-        p: the share that is dropped, from 0 up to but not 1.
-        relu: apply ReLU before.
+        seed: ``[1]`` int64, from :func:`draw_seed`.
+        site: a number that differs between the places of a model that share the seed.
+        p: fraction of the values to drop, in ``[0, 1)``.
+        relu: apply ReLU first.
 
     Returns:
         ``[R, F]``, differentiable once. The same seed and site drop the same values.
@@ -108,10 +109,10 @@ def dropout_sum(
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """``[1]`` int64 from torch's generator of the device: one a forward."""
+    """Draws a ``[1]`` int64 seed from the device's torch generator; call once per forward."""
     return torch.randint(_SEEDS, (1,), device=device)
 
 
 def kept(seed: Tensor, site: int, shape: torch.Size, p: float) -> Tensor:
-    """``[R, F]`` bool: what :func:`dropout_sum` keeps on the seed's device."""
+    """Returns the mask ``[R, F]`` bool that :func:`dropout_sum` uses on the seed's device."""
     return _fill(torch.ones(shape, device=seed.device), None, None, seed, site, p) > 0

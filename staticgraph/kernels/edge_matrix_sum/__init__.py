@@ -1,4 +1,4 @@
-"""Neighbours' rows times a matrix an edge, added up by destination, in one pass each way."""
+"""Neighbours' rows times one matrix per edge, summed by destination, in one pass per direction."""
 
 from staticgraph.kernels.edge_matrix_sum.op import edge_matrix_sum, edge_matrix_sum_handed_on
 from staticgraph.kernels.edge_matrix_sum.reference import edge_matrix_sum_reference

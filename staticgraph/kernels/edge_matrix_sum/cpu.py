@@ -1,9 +1,9 @@
-"""``edge_matrix_sum`` on the CPU: each matrix is read once forward, and once on the way back.
+"""``edge_matrix_sum`` on the CPU: each matrix is read once per direction.
 
-Matrices are most of what moves, ``[E, I, O]``, so both ways go destination by destination, in the
-order in which they stand; on the way back a matrix and its gradient pass together, and what sources
-get, a row an edge, is added up afterwards. ``into`` is what the gradient of the matrices starts
-from; empty for zero.
+The matrices, ``[E, I, O]``, dominate the memory traffic, so both directions go destination by
+destination, in the order in which the matrices are stored. In backward a matrix and its gradient
+are handled together, and the gradients of sources, one row per edge, are summed afterwards.
+``into`` is the initial value of the matrix gradients; empty for zero.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ _forwards = on_threads(_forward)
 def forward(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], mean: bool, threads: int
 ) -> None:
-    """By the addresses of ``x, matrices, src, row_ptr, out``; ``sizes`` are ``N, E, I, O``. Every
-    element of ``out`` is written."""
+    """Runs forward on the addresses of ``x, matrices, src, row_ptr, out``.
+
+    ``sizes`` are ``N, E, I, O``. Every element of ``out`` is written.
+    """
     nodes, edges, inputs, outputs = sizes
     x = carray(pointer(at[0], like), (nodes, inputs))
     matrices = carray(pointer(at[1], like), (edges, inputs, outputs))
@@ -76,7 +78,7 @@ def _of_edges(
     rows: Array,
     dmatrices: Array,
 ) -> None:
-    """What each edge gives back to its source's row, and to its matrix."""
+    """Computes the gradient of each edge's source row and of its matrix."""
     nodes, inputs = x.shape
     columns, one = grad.shape[1], grad.dtype.type(1)
     flat = matrices.reshape(-1)
@@ -104,7 +106,7 @@ def _of_edges(
 def _of_sources(
     thread: int, threads: int, rows: Array, col_ptr: Array, transpose: Array, dx: Array
 ) -> None:
-    """What edges give back, added up by their sources."""
+    """Sums the row gradients of edges by source."""
     nodes, inputs = dx.shape
     begin, end = portion(nodes, 1, thread, threads)
     for j in range(begin, end):
@@ -128,8 +130,11 @@ def backward(
     mean: bool,
     threads: int,
 ) -> None:
-    """By the addresses of ``grad, x, matrices, src, row_ptr, col_ptr, transpose, into, dx,
-    dmatrices``; ``into`` is read where ``handed``. Every element of the last two is written."""
+    """Runs backward on the addresses of ``grad, x, matrices, src, row_ptr, col_ptr, transpose,
+    into, dx, dmatrices``.
+
+    ``into`` is read if ``handed``. Every element of the last two is written.
+    """
     nodes, edges, inputs, outputs = sizes
     number, small = np.int64(0), np.int32(0)
     shape = edges, inputs, outputs

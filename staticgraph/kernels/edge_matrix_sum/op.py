@@ -1,10 +1,10 @@
-"""``edge_matrix_sum`` as an operator of torch: CPU kernel, shapes, derivative.
+"""``edge_matrix_sum`` as a torch operator: CPU kernel, shapes, derivative.
 
-A message-passing network with a matrix an edge multiplies each neighbour's row by its edge's
-matrix: as many small products as there are edges, and a gradient as large as all matrices each time
-that one layer is called again. Here a matrix is read as its message is added up, and the gradients
-of all calls meet in the operator itself, where the matrices are handed on. There is no kernel of
-ours on CUDA.
+A message-passing network with one matrix per edge multiplies each neighbour's row by its edge's
+matrix: one small product per edge, and each further call of the same layer allocates another
+gradient as large as all matrices. Here a matrix is read while its message is summed, and if the
+matrices are handed on, the operator itself accumulates the gradients of all calls. There is no CUDA
+kernel.
 
 Source: Gilmer et al. 2017, arXiv 1704.01212.
 """
@@ -94,11 +94,12 @@ _backward = operator(
 
 
 class EdgeMatrixSum(torch.autograd.Function):
-    """The derivative; ``handed`` tells whether the matrices are handed on."""
+    """Autograd function of ``edge_matrix_sum``; ``handed`` tells whether the matrices are handed
+    on."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        """``[N, O]`` as the operator gives it; the matrices, too, where they are handed on."""
+        """Returns the operator's ``[N, O]``, and the matrices if they are handed on."""
         *tensors, mean, handed = inputs
         ctx.save_for_backward(*tensors)
         ctx.mean = mean
@@ -108,7 +109,8 @@ class EdgeMatrixSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once("edge_matrix_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of ``x`` and of the matrices, with that of what was handed on."""
+        """Returns the gradients of ``x`` and of the matrices, the latter including the gradient of
+        the matrices handed on."""
         grad, *handed = grads
         into = handed[0] if handed else None
         found = _backward(grad, *ctx.saved_tensors, into, ctx.mean)
@@ -126,17 +128,16 @@ def edge_matrix_sum(
     *,
     mean: bool = False,
 ) -> Tensor:
-    """``out[i] = sum over edges e into i of x[src[e]] @ matrices[e]``.
+    """Computes ``out[i] = sum over edges e into i of x[src[e]] @ matrices[e]``; CPU only.
 
     Args:
-        x: ``[N, I]``; half precisions are added up in float32.
+        x: ``[N, I]``; half precisions are accumulated in float32.
         matrices: ``[E, I, O]`` in the dtype of ``x``.
         src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
         mean: divide the sum by the number of edges into ``i``, at least 1.
 
     Returns:
-        ``[N, O]``, differentiable once in ``x`` and ``matrices``. The same bits every time. On a
-        CPU alone.
+        ``[N, O]``, differentiable once in ``x`` and ``matrices``. Bitwise deterministic.
     """
     given = x.contiguous(), matrices.contiguous(), src, dst, row_ptr, col_ptr, transpose
     return EdgeMatrixSum.apply(*given, mean, False)
@@ -153,6 +154,9 @@ def edge_matrix_sum_handed_on(
     *,
     mean: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`edge_matrix_sum`, and the matrices to be read from now on instead of those given."""
+    """Returns :func:`edge_matrix_sum`, and the matrices for their next reader.
+
+    Later code should read the returned matrices instead of those passed in.
+    """
     given = x.contiguous(), matrices.contiguous(), src, dst, row_ptr, col_ptr, transpose
     return EdgeMatrixSum.apply(*given, mean, True)

@@ -1,4 +1,4 @@
-"""What :func:`edge_matrix_sum` means, in eager torch, as ``NNConv`` computes it."""
+"""Reference for :func:`edge_matrix_sum` in eager torch, as ``NNConv`` computes it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import Tensor
 def edge_matrix_sum_reference(
     x: Tensor, matrices: Tensor, src: Tensor, dst: Tensor, mean: bool
 ) -> Tensor:
-    """Differentiable, on any device; sums in float32 (float64 for float64).
+    """Computes ``edge_matrix_sum``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.edge_matrix_sum`; edges in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.edge_matrix_sum`; edges in any order.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     rows = torch.einsum("ek,eko->eo", x.to(wide).index_select(0, src), matrices.to(wide))

@@ -1,4 +1,4 @@
-"""Rows of nodes at both ends of the edges, and rows of edges, added up edge by edge."""
+"""Node rows at both ends of the edges, and edge rows, added edge by edge."""
 
 from staticgraph.kernels.edge_rows.op import edge_rows
 from staticgraph.kernels.edge_rows.reference import edge_rows_reference

@@ -1,5 +1,7 @@
-"""``edge_rows`` on one core: a loop over the edges each way, sorted by destination; the way back
-scatters by source as it goes, in one order."""
+"""``edge_rows`` on one core: a loop over the edges, sorted by destination, per direction.
+
+Backward scatters by source as it goes: on one core the order of additions is fixed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from staticgraph.store.columns import Array
 def forward(
     source: Array, target: Array, edge: Array, code: Array, src: Array, dst: Array, out: Array
 ) -> None:
-    """Every element of ``out [E, F]`` is written; empty operands add nothing."""
+    """Runs forward; writes every element of ``out [E, F]``. Empty operands add nothing."""
     width, coded = out.shape[1], len(code) > 0
     sourced, targeted, edged = len(source) > 0, len(target) > 0, len(edge) > 0
     for e in range(len(out)):
@@ -43,8 +45,11 @@ def backward(
     dtarget: Array,
     dedge: Array,
 ) -> None:
-    """``dsource`` and ``dedge`` come zeroed, every element of ``dtarget`` is written; those that
-    are empty are left alone."""
+    """Runs backward.
+
+    ``dsource`` and ``dedge`` must be zeroed; every element of ``dtarget`` is written. Empty
+    gradients are not touched.
+    """
     width = grad.shape[1]
     sourced, targeted, edged = len(dsource) > 0, len(dtarget) > 0, len(dedge) > 0
     for i in range(len(row_ptr) - 1):

@@ -1,5 +1,8 @@
-"""``edge_rows`` on CUDA: gathers of torch forward; back by the row pointers, without atomics, in
-the kernels of :mod:`staticgraph.kernels.segments` and :mod:`staticgraph.kernels.table_sum`."""
+"""``edge_rows`` on CUDA: torch's gathers forward, sums by row pointer backward, without atomics.
+
+Backward uses the kernels of :mod:`staticgraph.kernels.segments` and
+:mod:`staticgraph.kernels.table_sum`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Found = tuple[Tensor, Tensor, Tensor]
 
 
 def forward(*operands: Tensor) -> Tensor:
-    """As the operator."""
+    """Runs forward."""
     return edge_rows_reference(*operands)
 
 
@@ -27,7 +30,7 @@ def backward(
     entries: int,
     wants: tuple[bool, bool, bool],
 ) -> Found:
-    """As the operator; a launch for each operand, and one that puts the edges in another order."""
+    """Runs backward in one launch per operand, plus one that reorders the edges."""
     nothing = grad.new_empty(0, grad.size(1))
     by_source, by_target, by_edge = nothing, nothing, nothing
     if wants[0]:

@@ -1,9 +1,8 @@
-"""``edge_rows`` as an operator of torch: CPU kernel, CUDA kernels for the way back, shapes,
-derivative.
+"""``edge_rows`` as a torch operator: CPU kernel, CUDA kernels for backward, shapes, derivative.
 
-A message that no other operator knows begins with rows of both ends, ``x[dst]`` and ``x[src]``, and
-its way back with two scatters of all edges by an index, which torch adds up row by row. The edges
-of a batch are sorted, so both are one pass.
+A message that no other operator covers begins with the rows of both ends, ``x[dst]`` and
+``x[src]``, and its backward ends with two scatters of all edges by index, which torch adds row by
+row. The edges of a batch are sorted, so each is a single pass here.
 """
 
 from __future__ import annotations
@@ -111,11 +110,11 @@ rows_of_ends: Callable[..., Tensor] = operator(
 
 
 class EdgeRows(torch.autograd.Function):
-    """The derivative, by the row pointers."""
+    """Autograd function of ``edge_rows``; backward sums by row pointer."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """``[E, F]`` as the operator gives it."""
+        """Returns the operator's ``[E, F]``."""
         source, target, edge, code, src, dst, *pointers = inputs
         ctx.save_for_backward(code, src, *pointers)
         ctx.entries = 0 if edge is None else edge.size(0)
@@ -124,7 +123,7 @@ class EdgeRows(torch.autograd.Function):
     @staticmethod
     @differentiable_once("edge_rows")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of source, target and edge, those that are wanted."""
+        """Returns the gradients of source, target and edge that are needed."""
         code, *where = ctx.saved_tensors
         grad, wants = grads[0].contiguous(), ctx.needs_input_grad[:3]
         by_edge = grad if wants[2] and code is None else None
@@ -147,20 +146,21 @@ def edge_rows(
     *,
     code: Tensor | None = None,
 ) -> Tensor:
-    """``out[e] = source[src[e]] + target[dst[e]] + edge[e]``, of what is given.
+    """Computes ``out[e] = source[src[e]] + target[dst[e]] + edge[e]``, of the operands that are
+    given.
 
     Args:
         source, target: ``[N, F]``, or None for nothing.
-        edge: ``[E, F]``, or None for nothing. One of the three is needed.
+        edge: ``[E, F]``, or None for nothing. At least one of the three is required.
         src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
         code: ``[E]`` int64; edge ``e`` then reads row ``code[e]`` of ``edge [V, F]``.
 
     Returns:
-        ``[E, F]`` in the dtype of the operands; half precisions are added up in float32.
-        Differentiable once. The same bits every time.
+        ``[E, F]`` in the dtype of the operands; half precisions are accumulated in float32.
+        Differentiable once. Bitwise deterministic.
 
     Raises:
-        ValueError: no operand.
+        ValueError: no operand is given.
     """
     if source is None and target is None and edge is None:
         raise ValueError("rows of nothing: give source, target or edge")
@@ -169,7 +169,7 @@ def edge_rows(
 
 
 def _array(value: Tensor | None, wide: torch.dtype) -> Any:
-    """As NumPy sees it; an empty one for None."""
+    """Returns the tensor as a NumPy array; an empty one for None."""
     if value is None:
         return torch.empty(0, 0, dtype=wide).numpy()
     return value.detach().to(wide).numpy()

@@ -1,4 +1,4 @@
-"""What :func:`edge_rows` means, in eager torch."""
+"""Reference for :func:`edge_rows` in eager torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def edge_rows_reference(
     src: Tensor,
     dst: Tensor,
 ) -> Tensor:
-    """Differentiable, on any device; sums in float32 (float64 for float64).
+    """Computes ``edge_rows``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.edge_rows`; edges in any order.
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.edge_rows`;
+    edges in any order.
     """
     rows = message_reference(source, target, edge, code, src, dst)
     return rows.to(some_of(source, target, edge).dtype)

@@ -1,4 +1,4 @@
-"""A GCN layer's sum over neighbours and itself, normalised by degrees on the way."""
+"""A GCN layer's sum over neighbours and the node itself, normalised by degrees in the same pass."""
 
 from staticgraph.kernels.gcn_sum.op import gcn_degrees, gcn_sum
 from staticgraph.kernels.gcn_sum.reference import gcn_degrees_reference, gcn_sum_reference

@@ -1,6 +1,7 @@
-"""``gcn_sum`` on the CPU: one loop over the edges each way, nothing of size ``[E, F]`` in between.
+"""``gcn_sum`` on the CPU: one loop over the edges per direction, nothing of size ``[E, F]`` in
+between.
 
-``weight`` is empty where every edge weighs one.
+``weight`` is empty if every edge has weight one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def degrees(
     root: Array,
     own: Array,
 ) -> None:
-    """Every element of ``root`` and ``own`` is written."""
+    """Computes ``gcn_degrees``; writes every element of ``root`` and ``own``."""
     weighted = len(weight) > 0
     zero, one = root.dtype.type(0), root.dtype.type(1)
     for i in range(len(root)):
@@ -89,8 +90,10 @@ def forward(
     loops: bool,
     threads: int,
 ) -> None:
-    """By the addresses of ``x, bias, root, own, weight, src, row_ptr, out``, of which bias and
-    weight are read where ``biased`` and ``weighted``; every element of ``out`` is written."""
+    """Runs forward on the addresses of ``x, bias, root, own, weight, src, row_ptr, out``.
+
+    Bias and weight are read if ``biased`` and ``weighted``. Every element of ``out`` is written.
+    """
     x = carray(pointer(at[0], like), (nodes, width))
     bias = carray(pointer(at[1], like), width if biased else 0)
     root, own = carray(pointer(at[2], like), nodes), carray(pointer(at[3], like), nodes)
@@ -148,8 +151,10 @@ def backward(
     loops: bool,
     threads: int,
 ) -> None:
-    """By the addresses of ``grad, root, own, weight, dst, col_ptr, transpose, dx``, of which weight
-    is read where ``weighted``; every element of ``dx`` is written."""
+    """Runs backward on the addresses of ``grad, root, own, weight, dst, col_ptr, transpose, dx``.
+
+    Weight is read if ``weighted``. Every element of ``dx`` is written.
+    """
     shape = nodes, width
     grad, dx = carray(pointer(at[0], like), shape), carray(pointer(at[7], like), shape)
     root, own = carray(pointer(at[1], like), nodes), carray(pointer(at[2], like), nodes)

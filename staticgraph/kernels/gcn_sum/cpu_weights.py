@@ -1,8 +1,8 @@
-"""What ``gcn_sum`` and ``gcn_degrees`` give the weights of edges back, on the CPU.
+"""Gradients of edge weights through ``gcn_sum`` and ``gcn_degrees``, on the CPU.
 
-A message's product with what comes back to its destination is the one pass over rows, on torch's
-threads, a destination each; the rest is a number an edge, and one core adds them up in one order.
-``weight`` is empty where every edge weighs one.
+The dot product of each message with the gradient of its destination is the only pass over rows; it
+runs on torch's threads, divided by destination. Everything after it is one number per edge, summed
+on one core in a fixed order. ``weight`` is empty if every edge has weight one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def _products(
     down: Array,
     dweight: Array,
 ) -> None:
-    """Of each destination's gradient with its own row and with its neighbours'."""
+    """Computes the dot product of each destination's gradient with its own row and its neighbours'
+    rows."""
     nodes = len(down)
     width = len(grads) // max(nodes, 1)
     begin, end = portion(nodes, 1, thread, threads)
@@ -51,8 +52,11 @@ def sum_backward(
     loops: bool,
     threads: int,
 ) -> None:
-    """By the addresses of ``grad, x, root, own, weight, src, row_ptr, droot, down, dweight``, of
-    which weight is read where ``weighted``; every element of the last three is written."""
+    """Runs backward through ``gcn_sum`` on the addresses of ``grad, x, root, own, weight, src,
+    row_ptr, droot, down, dweight``.
+
+    Weight is read if ``weighted``. Every element of the last three is written.
+    """
     grads = carray(pointer(at[0], like), nodes * width)
     rows = carray(pointer(at[1], like), nodes * width)
     root, own = carray(pointer(at[2], like), nodes), carray(pointer(at[3], like), nodes)
@@ -90,7 +94,7 @@ def degrees_backward(
     loops: bool,
     dweight: Array,
 ) -> None:
-    """Every element of ``dweight`` is written."""
+    """Runs backward through ``gcn_degrees``; writes every element of ``dweight``."""
     half, zero = root.dtype.type(-0.5), root.dtype.type(0)
     for i in range(len(root)):
         slope = half * root[i] * root[i] * root[i] * droot[i]

@@ -1,4 +1,4 @@
-"""``gcn_sum`` in Triton: one program a node, edges in order, no atomic addition."""
+"""``gcn_sum`` in Triton: one program per node, edges in order, no atomic addition."""
 
 # Launching a Triton function, with its options by name, is not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -27,7 +27,8 @@ def degrees_kernel(
     LOOPS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """One program: the weight of node ``i``'s own loop, and one over the root of its degree."""
+    """One program: the weight of node ``i``'s self-loop, and the inverse square root of its
+    degree."""
     i = tl.program_id(0).to(tl.int64)
     total = tl.zeros([], WIDE)
     mine = total + fill if LOOPS else total
@@ -60,7 +61,8 @@ def forward_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the row of node ``i``, the normalised sum over its loop and edges into it."""
+    """One program: the row of node ``i``, the normalised sum over its self-loop and the edges into
+    it."""
     i = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
@@ -96,7 +98,7 @@ def backward_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the gradient of node ``j``'s row, over its loop and the edges out of it."""
+    """One program: the gradient of node ``j``'s row, over its self-loop and the edges out of it."""
     j = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
@@ -136,8 +138,8 @@ def weights_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the gradients of node ``i``'s root and loop, over the edges at either end, and
-    of the weights of the edges into it."""
+    """One program: the gradients of node ``i``'s root and self-loop, over the edges at either end,
+    and of the weights of the edges into it."""
     i = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
@@ -175,7 +177,8 @@ def weights_kernel(
 def degrees_backward_kernel(
     droot, down, root, src, row_ptr, dweight, LOOPS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """One program: what the weights of the edges into node ``i`` get by its degree and its loop."""
+    """One program: the gradients of the weights of the edges into node ``i``, through its degree
+    and its self-loop."""
     i = tl.program_id(0).to(tl.int64)
     mine = tl.load(root + i).to(WIDE)
     slope = -0.5 * mine * mine * mine * tl.load(droot + i).to(WIDE)
@@ -196,7 +199,7 @@ def degrees_backward_kernel(
 def degrees(
     src: Tensor, row_ptr: Tensor, weight: Tensor | None, fill: float, loops: bool, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As the operator; one launch."""
+    """Runs the operator in one launch."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     root = torch.empty(len(row_ptr) - 1, dtype=dtype, device=src.device)
     own = torch.empty_like(root)
@@ -226,7 +229,7 @@ def forward(
     loops: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """As the operator; one launch."""
+    """Runs forward in one launch."""
     out = torch.empty_like(x, dtype=dtype)
     forward_kernel[(len(x),)](
         x,
@@ -255,7 +258,7 @@ def backward(
     loops: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """As the operator; one launch."""
+    """Runs backward in one launch."""
     dx = torch.empty_like(grad, dtype=dtype)
     backward_kernel[(len(grad),)](
         grad,
@@ -285,7 +288,7 @@ def weights_backward(
     transpose: Tensor,
     loops: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the operator; one launch."""
+    """Runs the operator in one launch."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     droot, down, dweight = (x.new_empty(n, dtype=dtype) for n in (len(x), len(x), len(src)))
     weights_kernel[(len(x),)](
@@ -311,7 +314,7 @@ def weights_backward(
 def degrees_backward(
     droot: Tensor, down: Tensor, root: Tensor, src: Tensor, row_ptr: Tensor, loops: bool
 ) -> Tensor:
-    """As the operator; one launch."""
+    """Runs the operator in one launch."""
     dweight = root.new_empty(len(src))
     degrees_backward_kernel[(len(root),)](
         droot,
@@ -328,7 +331,7 @@ def degrees_backward(
 
 
 def _options(rows: Tensor, weight: Tensor | None, loops: bool) -> dict[str, Any]:
-    """Of a launch with a program a row."""
+    """Returns the launch options, with one program per row."""
     columns = block(rows.size(1))
     return {
         "WEIGHTED": weight is not None,

@@ -1,12 +1,12 @@
-"""``gcn_sum`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative.
+"""``gcn_sum`` as a torch operator: CPU kernel, Triton kernel, shapes, derivative.
 
-The self-loops that a GCN layer adds are not edges of the batch, and there is no need to make them
-edges: a loop's message is the node's own row. So the sum runs over the batch's own edges, leaves
-out those that are loops already (``loops=True``), and adds one term a node. What does not depend on
-the features, the inverse root of each degree and each loop's weight, is computed once a forward by
-``gcn_degrees`` and shared by all layers. Where the weights of edges are learnt, what comes back to
-them goes by both: ``gcn_sum`` gives roots, loops and weights theirs, ``gcn_degrees`` the weights
-what roots and loops got.
+The self-loops that a GCN layer adds are not edges of the batch, and need not become edges: the
+message of a self-loop is the node's own row. So the sum runs over the batch's own edges, skips
+those that are self-loops already (``loops=True``), and adds one term per node. The factors that do
+not depend on the features, the inverse square root of each degree and each self-loop's weight, are
+computed once per forward by ``gcn_degrees`` and shared by all layers. If edge weights are learned,
+their gradient has two parts: the one from ``gcn_sum``, which also yields gradients of roots and
+self-loops, and the one that ``gcn_degrees`` derives from those.
 
 Source: Kipf and Welling 2017, arXiv 1609.02907, as ``torch_geometric.nn.conv.gcn_conv.gcn_norm``.
 """
@@ -272,21 +272,21 @@ _forward = operator(
 def gcn_degrees(
     src: Tensor, row_ptr: Tensor, weight: Tensor | None, fill: float, loops: bool, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Inverse roots of the degrees, and the weight of each node's own loop.
+    """Computes inverse square roots of the degrees, and the weight of each node's self-loop.
 
     Args:
         src: ``[E]`` int64, sources of edges sorted by destination.
         row_ptr: ``[N + 1]`` int32, see :class:`staticgraph.batches.slots.slots.SlotLayout`.
-        weight: ``[E]``, or None where every edge weighs one.
-        fill: the weight of a loop that is added.
-        loops: whether a node without a loop gets one; one that has it keeps its weight (of
-            several, the last).
+        weight: ``[E]``, or None if every edge has weight one.
+        fill: the weight of an added self-loop.
+        loops: whether to add a self-loop to each node without one; an existing self-loop keeps its
+            weight (the last one's, if there are several).
         like: a tensor of the features' dtype.
 
     Returns:
-        ``[N]`` and ``[N]``, float32 (float64 where ``like`` is): ``degree ** -0.5``, zero where the
-        degree is, and the loop's weight, zero without ``loops``. Both are differentiable
-        once in ``weight``; by a degree of zero, where PyG's gradient is NaN, theirs is zero.
+        ``[N]`` and ``[N]``, float32 (float64 if ``like`` is): ``degree ** -0.5``, zero where the
+        degree is zero, and the self-loop's weight, zero without ``loops``. Both are differentiable
+        once in ``weight``; where the degree is zero the gradient is zero, while PyG's is NaN.
     """
     return _degrees(
         src, row_ptr, None if weight is None else weight.contiguous(), fill, loops, like
@@ -308,20 +308,21 @@ def gcn_sum(
     loops: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``out[i] = bias + own[i] root[i]^2 x[i] + sum over e into i of w[e] root[i] root[j] x[j]``.
+    """Computes ``out[i] = bias + own[i] root[i]^2 x[i] + sum over e into i of w[e] root[i] root[j]
+    x[j]``.
 
     Args:
-        x: ``[N, F]``; half precisions are added up in float32.
-        root, own: as :func:`gcn_degrees` gives them.
+        x: ``[N, F]``; half precisions are accumulated in float32.
+        root, own: from :func:`gcn_degrees`.
         src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
-        weight: ``[E]``, or None where every edge weighs one.
+        weight: ``[E]``, or None if every edge has weight one.
         bias: ``[F]`` or None.
-        loops: leave out edges from a node to itself, for which ``own`` stands.
-        dtype: of the result; that of ``x`` where None.
+        loops: skip edges from a node to itself, which ``own`` replaces.
+        dtype: dtype of the result; None for that of ``x``.
 
     Returns:
-        ``[N, F]``, differentiable once in ``x``, ``bias``, ``root``, ``own`` and ``weight``. The
-        same bits every time.
+        ``[N, F]``, differentiable once in ``x``, ``bias``, ``root``, ``own`` and ``weight``.
+        Bitwise deterministic.
     """
     return _forward(
         x.contiguous(),
@@ -340,5 +341,5 @@ def gcn_sum(
 
 
 def _numbers(value: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A vector in the precision of the sums; an empty one for None."""
+    """Returns a vector in the accumulation dtype; an empty one for None."""
     return torch.empty(0, dtype=dtype) if value is None else value.detach().to(dtype)

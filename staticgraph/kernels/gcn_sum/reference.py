@@ -1,4 +1,4 @@
-"""What :func:`gcn_degrees` and :func:`gcn_sum` mean, in eager torch."""
+"""Reference for :func:`gcn_degrees` and :func:`gcn_sum` in eager torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from torch import Tensor
 def gcn_degrees_reference(
     src: Tensor, dst: Tensor, nodes: int, weight: Tensor | None, fill: float, loops: bool
 ) -> tuple[Tensor, Tensor]:
-    """Args: as :func:`staticgraph.kernels.gcn_sum.gcn_degrees`; edges in any order."""
+    """Computes ``gcn_degrees`` in eager torch.
+
+    Arguments as in :func:`staticgraph.kernels.gcn_sum.gcn_degrees`; edges may be in any order.
+    """
     weights = torch.ones(len(src), dtype=torch.float64) if weight is None else weight.double()
     own = weights.new_zeros(nodes)
     if loops:
@@ -33,9 +36,10 @@ def gcn_sum_reference(
     dst: Tensor,
     loops: bool,
 ) -> Tensor:
-    """Differentiable; sums in float32 (float64 for float64).
+    """Computes ``gcn_sum``; differentiable.
 
-    Args: as :func:`staticgraph.kernels.gcn_sum.gcn_sum`; edges in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.gcn_sum.gcn_sum`; edges in any order.
     """
     values = x.to(torch.promote_types(x.dtype, torch.float32))
     root, own = root.to(values), own.to(values)

@@ -1,4 +1,4 @@
-"""Attention among the nodes of each graph over flat rows: one launch each way, dropout included."""
+"""Attention within each graph over flat rows: one launch per direction, dropout included."""
 
 from staticgraph.kernels.graph_attention.op import graph_attention, kept
 from staticgraph.kernels.graph_attention.reference import graph_attention_reference

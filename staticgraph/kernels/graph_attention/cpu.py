@@ -1,9 +1,9 @@
-"""``graph_attention`` on the CPU: a loop over graphs and heads each way, nothing padded.
+"""``graph_attention`` on the CPU: a loop over graphs and heads per direction, without padding.
 
-Molecules have a dozen nodes, and attention in blocks computes as many entries again for padding,
-with a product, a mask and a softmax of torch each for a few microseconds of arithmetic. Here every
-product is a row of weights times a small matrix, by the vector unit
-(:mod:`staticgraph.kernels.lanes`); what is behind the last key of a graph weighs nothing.
+Molecules have a dozen nodes. Attention in padded blocks computes as many entries again for padding,
+and pays for a torch product, mask and softmax around a few microseconds of arithmetic. Here every
+product is a row of weights times a small matrix, vectorised (:mod:`staticgraph.kernels.lanes`);
+entries after the last key of a graph get weight zero.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def _fill(first: int, seed: int, site: int, p: float, out: Array) -> None:
 
 
 def kept(first: int, nodes: int, heads: int, seed: int, site: int, p: float) -> Tensor:
-    """``[H, n, n]`` bool: the weights that a graph of ``nodes`` keeps, its first row given."""
+    """Returns the dropout mask ``[H, n, n]`` bool of a graph of ``nodes`` rows that begins at row
+    ``first``."""
     out = np.empty((heads, nodes, nodes), np.bool_)
     _fill(first, seed, site, p, out)
     return torch.from_numpy(out)
@@ -57,7 +58,7 @@ def _forward(
     out: Array,
     lse: Array,
 ) -> None:
-    """A thread's graphs."""
+    """Handles one thread's share of the graphs."""
     _, heads, size = out.shape
     kind, flat = out.dtype.type, rows.reshape(-1)
     one, scale, rest = kind(1), kind(size**-0.5), kind(1.0 / (1.0 - p))
@@ -109,15 +110,18 @@ def _on_threads(
     lse: Array,
     threads: int,
 ) -> None:
-    """``rows`` are ``[N, 3, H, D]``; ``out [N, H, D]`` and ``lse [H, N]`` come zeroed, and rows of
-    graphs are written."""
+    """Runs forward on all threads.
+
+    ``rows`` are ``[N, 3, H, D]``; ``out [N, H, D]`` and ``lse [H, N]`` must be zeroed, and only
+    rows that belong to a graph are written.
+    """
     _forwards(threads, (rows, starts, seed, site, p, out, lse))
 
 
 def forward(
     rows: Tensor, starts: Tensor, seed: Tensor | None, heads: int, site: int, p: float
 ) -> tuple[Tensor, Tensor]:
-    """As the operator."""
+    """Runs forward."""
     wide = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
     nodes, size = len(rows), rows.size(1) // (3 * heads)
     out, lse = wide.new_zeros(nodes, heads, size), wide.new_zeros(heads, nodes)
@@ -137,7 +141,7 @@ def backward(
     site: int,
     p: float,
 ) -> Tensor:
-    """As the operator."""
+    """Runs backward."""
     nodes, size = len(rows), rows.size(1) // (3 * heads)
     found = torch.zeros(nodes, 3, heads, size, dtype=lse.dtype)
     cpu_backward.backward(
@@ -153,5 +157,5 @@ def backward(
 
 
 def _drawn(seed: Tensor | None, site: int, p: float) -> tuple[int, int, float]:
-    """Nothing is drawn where nothing is dropped."""
+    """Returns seed, site and dropout probability; without a seed nothing is dropped."""
     return (0, site, 0.0) if seed is None else (int(seed), site, p)

@@ -1,7 +1,7 @@
-"""The way back of ``graph_attention`` on the CPU.
+"""The backward of ``graph_attention`` on the CPU.
 
-Queries are taken in blocks, so that no whole matrix of a large graph is held: a block's weights and
-slopes give its queries their gradients and add theirs to keys and values.
+Queries are processed in blocks, so the full matrix of a large graph is never held: a block's
+weights and score gradients give its queries their gradients and add to those of keys and values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from staticgraph.kernels.lanes import combine, total
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
-# Queries whose weights and slopes are held at once.
+# Queries per block, whose weights and score gradients are held at once.
 QUERIES = 64
 
 
@@ -42,11 +42,11 @@ def _slopes(
     weights: Array,
     slopes: Array,
 ) -> None:
-    """For a block of queries of one graph and head, what keys weigh and how scores change the loss.
+    """Computes attention weights and score gradients for a block of queries of one graph and head.
 
     ``places`` are the graph's first row, the block's first and last query in it, and the head;
-    ``turned`` are keys and values as columns, keys scaled; ``weights`` and ``slopes`` get a row a
-    query, as wide as ``behind``.
+    ``turned`` are keys and values transposed to columns, with keys scaled; ``weights`` and
+    ``slopes`` get one row per query, as wide as ``behind``.
     """
     begin, first, last, h = places
     keys, values = turned
@@ -70,8 +70,8 @@ def _slopes(
             for j in range(len(keep)):
                 keep[j] *= rest
                 steep[j] *= keep[j]
-        # Their mean, and not grad . out, which is that up to rounding: slopes add up to nothing, so
-        # half as much of them is lost.
+        # Their mean rather than grad . out, which equals it up to rounding: score gradients then
+        # sum to zero, so half as much precision is lost.
         for j in range(wide):
             terms[j] = weight[j] * steep[j]
         mean = total(terms, 0, wide)
@@ -95,7 +95,7 @@ def _backward(
     p: float,
     found: Array,
 ) -> None:
-    """A thread's graphs."""
+    """Handles one thread's share of the graphs."""
     _, _, heads, size = grad.shape
     kind = grad.dtype.type
     one, scale = kind(1), kind(size**-0.5)
@@ -171,6 +171,9 @@ def backward(
     found: Array,
     threads: int,
 ) -> None:
-    """``grad`` is ``[N, 1, H, D]``; ``found``, shaped as ``rows``, comes zeroed, and rows of graphs
-    are written."""
+    """Runs backward on all threads.
+
+    ``grad`` is ``[N, 1, H, D]``; ``found``, shaped as ``rows``, must be zeroed, and only rows that
+    belong to a graph are written.
+    """
     _backwards(threads, (grad, rows, lse, starts, seed, site, p, found))

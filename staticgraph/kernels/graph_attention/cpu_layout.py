@@ -1,9 +1,10 @@
-"""How ``graph_attention`` lays out one head of a graph on a CPU, and which weights it keeps.
+"""How ``graph_attention`` lays out one head of a graph on a CPU, and its dropout mask.
 
-Rows for :mod:`staticgraph.kernels.lanes` are whole vectors: what is summed of rows has its columns
-filled up with zeros, and keys are turned, so that all keys of a query are one row.
+Rows for :mod:`staticgraph.kernels.lanes` are whole vectors: rows that are summed are padded with
+zero columns, and keys are transposed so that all keys of a query form one row.
 
-A weight's fate is the hash of :mod:`staticgraph.kernels.dropout_sum`, one key a row and head.
+The dropout mask is the hash of :mod:`staticgraph.kernels.dropout_sum`, with one key per row and
+head.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from staticgraph.packing.random import STEP, mix
 from staticgraph.store.columns import Array
 
 _TOP = np.uint64(40)
-# Of the hash 24 bits decide, as many as a float32 between 0 and 1 has.
+# 24 bits of the hash decide, as many as a float32 between 0 and 1 has.
 _STEPS = 1 << 24
 
 
 @kernel
 def drawn_from(seed: int, site: int, p: float) -> tuple[Any, Any]:
-    """Where the hashes of a call begin, and the least that keeps a weight."""
+    """Returns the initial value of a call's hashes, and the threshold from which a weight is
+    kept."""
     return mix(np.uint64(seed) + mix(np.uint64(site) * STEP)), np.uint64(p * _STEPS)
 
 
 @kernel
 def keep_of(first: int, i: int, heads: int, h: int, start: Any, least: Any, out: Array) -> None:
-    """Which of a query's weights are kept: one or zero."""
+    """Writes the mask of one query's weights: 1 for kept, 0 for dropped."""
     key = mix(start + np.uint64((first + i) * heads + h) * STEP)
     for j in range(len(out)):
         out[j] = 1 if (mix(key + np.uint64(j) * STEP) >> _TOP) >= least else 0
@@ -38,7 +40,7 @@ def keep_of(first: int, i: int, heads: int, h: int, start: Any, least: Any, out:
 
 @kernel
 def filled(count: int) -> int:
-    """Up to whole vectors."""
+    """Rounds ``count`` up to whole vectors."""
     return -(-count // LANES) * LANES
 
 
@@ -46,7 +48,8 @@ def filled(count: int) -> int:
 def columns_of(
     rows: Array, begin: int, end: int, part: int, h: int, scale: Any, out: Array
 ) -> None:
-    """``out``, as ``[D, filled]``: so often one part and head of rows, turned; zeros behind."""
+    """Writes one part and head of the rows to ``out`` as ``[D, filled]``: transposed, scaled,
+    zero-padded."""
     size, nodes = rows.shape[3], end - begin
     wide = filled(nodes)
     for j in range(nodes):
@@ -61,8 +64,11 @@ def columns_of(
 def rows_of(
     rows: Array, begin: int, end: int, part: int, h: int, out: Array
 ) -> tuple[Array, int, int]:
-    """One part and head of rows, filled up with zeros: an array, its first row's place, and how far
-    rows are apart. They are copied to ``out`` unless they are whole vectors already."""
+    """Returns one part and head of the rows, zero-padded: an array, the offset of its first row,
+    and the row stride.
+
+    The rows are copied to ``out`` unless they already are whole vectors.
+    """
     _, parts, heads, size = rows.shape
     wide = filled(size)
     if wide == size:
@@ -77,7 +83,7 @@ def rows_of(
 
 @kernel
 def most_nodes(starts: Array) -> int:
-    """Nodes of the largest graph, up to whole vectors."""
+    """Returns the number of nodes of the largest graph, rounded up to whole vectors."""
     found = 0
     for g in range(len(starts) - 1):
         found = max(found, starts[g + 1] - starts[g])
@@ -86,7 +92,7 @@ def most_nodes(starts: Array) -> int:
 
 @kernel
 def hide(behind: Array, nodes: int, padded: int) -> None:
-    """What scores start from: nothing can be seen behind the last node."""
+    """Writes the initial scores: zero, and minus infinity after the last node."""
     for j in range(nodes):
         behind[j] = 0
     for j in range(nodes, padded):

@@ -1,13 +1,14 @@
-"""``graph_attention`` in Triton: a program a tile of a graph and head, no atomic addition.
+"""``graph_attention`` in Triton: one program per tile of a graph and head, no atomic addition.
 
-A graph of up to a tile is one program a head; of a larger one every tile is one, which walks the
-tiles of the other side with a running softmax (Dao 2023, arXiv 2307.08691). Tiles begin where the
-graph begins, so a graph's result is the same bits whatever stands beside it. Backward needs the
-log-sum-exp of a row alone: a program adds up the gradients of its tile as keys and values, then as
-queries. The grid is that of the bucket: tiles of its largest graph, its graphs, heads; programs
-that a graph has no tile for share the clearing of the padding rows.
+A graph that fits one tile is one program per head. For a larger graph there is one program per
+tile, which walks the tiles of the other side with an online softmax (Dao 2023, arXiv 2307.08691).
+Tiles begin where the graph begins, so a graph's result has the same bits whatever else is in the
+batch. Backward needs only a row's log-sum-exp: a program accumulates the gradients of its tile as
+keys and values, then as queries. The grid is fixed by the bucket: tiles of its largest graph, times
+its graphs, by heads. All programs share the clearing of the padding rows, those without a tile
+included.
 
-Sums are float32. A weight's fate is Philox of seed, row, site, key and head, see
+Sums are float32. The dropout mask is Philox of seed, row, site, key and head, see
 :mod:`staticgraph.kernels.dropout_sum.gpu`.
 """
 
@@ -26,13 +27,13 @@ from torch import Tensor
 from staticgraph.kernels.launch import block, product
 from staticgraph.sizes.attention import kernel_tile
 
-# Bytes of a head's row from which the tiles of the backward fill the registers of four warps.
+# Bytes of a head's row above which backward tiles fill the registers of four warps.
 WIDE_HEAD_BYTES = 128
 
 
 @triton.jit
 def tile_of(values, begin, r, n, STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """``[TILE, BLOCK]``: rows ``r`` of the graph, zeros beyond it."""
+    """Loads rows ``r`` of the graph as ``[TILE, BLOCK]``, zeros beyond the graph."""
     c = tl.arange(0, BLOCK)
     here = (r < n)[:, None] & (c < SIZE)[None, :]
     return tl.load(values + (begin + r)[:, None] * STRIDE + c[None, :], mask=here, other=0)
@@ -51,14 +52,14 @@ def put_tile(
 
 @triton.jit
 def scores_of(q, k, j, n, SCALE: tl.constexpr):
-    """``[TILE, TILE]``, minus infinity for keys beyond the graph."""
+    """Returns scores ``[TILE, TILE]``, minus infinity for keys beyond the graph."""
     found = product(q, tl.trans(k)) * SCALE
     return tl.where((j < n)[None, :], found, -float("inf"))
 
 
 @triton.jit
 def stays(seed, begin, i, j, h, site, p):
-    """``[TILE, TILE]`` bool: which weights dropout keeps."""
+    """Returns the dropout mask ``[TILE, TILE]`` bool, true for kept weights."""
     none = (i[:, None] * 0 + j[None, :] * 0).to(tl.uint32)
     row = none + (begin + i)[:, None].to(tl.uint32)
     drawn, _, _, _ = tl.philox(
@@ -87,7 +88,7 @@ def forward_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program: the outputs and log-sum-exps of a tile of a graph's queries, for one head, over
-    all its keys; and its share of the padding rows, cleared."""
+    all its keys; it also clears its share of the padding rows."""
     program, h = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, TILE)
     begin = tl.load(starts + program // tiles).to(tl.int64)
@@ -146,8 +147,11 @@ def backward_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the gradients of a tile of a graph, for one head: as keys and values over all
-    its queries, then as queries over all its keys; and its share of the padding rows, cleared."""
+    """One program: the gradients of a tile of a graph, for one head.
+
+    They are computed as keys and values over all queries, then as queries over all keys. The
+    program also clears its share of the padding rows.
+    """
     program, h = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, TILE)
     begin = tl.load(starts + program // tiles).to(tl.int64)
@@ -173,8 +177,8 @@ def backward_kernel(
             q = tile_of(q_at, begin, i, n, 3 * HEADS * SIZE, SIZE, BLOCK)
             g = tile_of(g_at, begin, i, n, HEADS * SIZE, SIZE, BLOCK)
             o = tile_of(o_at, begin, i, n, HEADS * SIZE, SIZE, BLOCK)
-            # Rows beyond the graph have a gradient of zeros, so whatever weight they have counts
-            # nothing while it is finite.
+            # Rows beyond the graph have zero gradients, so their weights have no effect as long as
+            # they are finite.
             mean = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
             own = tl.load(l_at + i, mask=i < n, other=0)
             weight = tl.exp(scores_of(q, k, j, n, SCALE) - own[:, None])
@@ -225,7 +229,7 @@ def forward(
     site: int,
     p: float,
 ) -> tuple[Tensor, Tensor]:
-    """As the operator; one launch."""
+    """Runs forward in one launch."""
     out = rows.new_empty(len(rows), rows.size(1) // 3)
     lse = rows.new_empty(heads, len(rows), dtype=torch.float32)
     tiles, grid, options = _options(rows, starts, seed, heads, longest)
@@ -257,7 +261,7 @@ def backward(
     site: int,
     p: float,
 ) -> Tensor:
-    """As the operator; one launch."""
+    """Runs backward in one launch."""
     found = torch.empty_like(rows)
     tiles, grid, options = _options(rows, starts, seed, heads, longest)
     backward_kernel[grid](
@@ -291,7 +295,7 @@ def _options(
         "DROPPED": seed is not None,
         "TILE": tile,
         "BLOCK": block(size),
-        # One stage: most graphs are one tile, so there is no next one to fetch.
+        # One stage: most graphs are a single tile, so there is no next tile to prefetch.
         "num_stages": 1,
         "num_warps": 8 if size * rows.element_size() > WIDE_HEAD_BYTES else 4,
     }

@@ -1,10 +1,10 @@
-"""``graph_attention`` as an operator of torch: CPU loop, Triton kernel, shapes, derivative.
+"""``graph_attention`` as a torch operator: CPU loop, Triton kernel, shapes, derivative.
 
-Dense attention lays the graphs of a batch out in blocks, each with its own gathers, mask and
-kernels: about five hundred launches a step for ten layers with six blocks by size. Here nodes stay
-where the projection left them, queries, keys and values beside each other in one row, and one
-launch forward and one backward do all graphs and heads, dropout included. Nothing of the size of
-the weights is stored: backward computes them again from a log-sum-exp a row and head.
+Dense attention copies the graphs of a batch to blocks, each with its own gathers, mask and kernels:
+about five hundred launches per step for ten layers with six blocks by size. Here nodes stay where
+the projection wrote them, with query, key and value side by side in one row, and one launch per
+direction handles all graphs and heads, dropout included. Nothing as large as the weights is stored:
+backward recomputes them from one log-sum-exp per row and head.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ _backward = operator(
 
 
 class GraphAttention(torch.autograd.Function):
-    """The derivative, from the log-sum-exps."""
+    """Autograd function of ``graph_attention``; backward works from the log-sum-exps."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """``[N, H * C]`` as the operator gives it."""
+        """Returns the operator's ``[N, H * C]``."""
         rows, starts, seed, *ctx.options = inputs
         out, lse = _forward(rows, starts, seed, *ctx.options)
         ctx.save_for_backward(rows, out, lse, starts, seed)
@@ -75,7 +75,7 @@ class GraphAttention(torch.autograd.Function):
     @staticmethod
     @differentiable_once("graph_attention")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The gradient of the rows, ``[N, 3 * H * C]``."""
+        """Returns the gradient of the rows, ``[N, 3 * H * C]``."""
         return _backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.options), *(None,) * 6
 
 
@@ -89,28 +89,29 @@ def graph_attention(
     seed: Tensor | None = None,
     site: int = 0,
 ) -> Tensor:
-    """Softmax attention of every node over the nodes of its graph, scaled by ``D ** -0.5``.
+    """Computes softmax attention of every node over the nodes of its graph, scaled by
+    ``D ** -0.5``.
 
     Args:
-        rows: ``[N, 3 * H * D]``, queries, keys and values as one projection gives them; float32 or
-            a half precision on CUDA, any float on a CPU. Sums are float32 (float64 of float64).
+        rows: ``[N, 3 * H * D]``, queries, keys and values from one projection; float32 or a half
+            precision on CUDA, any floating dtype on a CPU. Sums are float32 (float64 for float64).
         starts: ``[G + 1]`` int32, ascending from 0; graph ``g`` has rows ``starts[g]`` to
-            ``starts[g + 1]``, and may have none. Rows from ``starts[G]`` on belong to no graph.
+            ``starts[g + 1]``, possibly none. Rows from ``starts[G]`` on belong to no graph.
         heads: ``H``.
-        longest: a bound on the rows of a graph, a constant of the bucket.
-        p: the share of the weights that is dropped, from 0 up to but not 1.
-        seed: ``[1]`` int64, as :func:`staticgraph.kernels.dropout_sum.draw_seed` draws it; needed
-            where ``p`` is not 0.
-        site: another number at every place of a model that shares the seed.
+        longest: upper bound on the rows of a graph, a constant of the bucket.
+        p: fraction of the weights to drop, in ``[0, 1)``.
+        seed: ``[1]`` int64, from :func:`staticgraph.kernels.dropout_sum.draw_seed`; required if
+            ``p`` is not 0.
+        site: a number that differs between the places of a model that share the seed.
 
     Returns:
-        ``[N, H * D]``, zero in rows of no graph, whatever stands there; so is their gradient.
-        Differentiable once. The same bits every time, and whatever graphs stand beside, dropout
-        aside, which goes by the row.
+        ``[N, H * D]``, zero in rows of no graph whatever they contain; their gradient is zero, too.
+        Differentiable once. Bitwise deterministic, and independent of the other graphs in the batch
+        except for dropout, which depends on the row.
 
     Raises:
         ValueError: columns that are not three parts of ``heads`` heads, ``p`` outside ``[0, 1)``,
-            or a ``p`` without a seed.
+            or a nonzero ``p`` without a seed.
     """
     if rows.size(1) % (3 * heads):
         raise ValueError(
@@ -127,8 +128,11 @@ def graph_attention(
 
 
 def kept(starts: Tensor, seed: Tensor, heads: int, longest: int, site: int, p: float) -> Tensor:
-    """``[H, N, N]`` bool: the weights that :func:`graph_attention` keeps on the seed's device, of
-    ``N = starts[G]`` rows: values of one column a key show the weights."""
+    """Returns the mask ``[H, N, N]`` bool of the weights that :func:`graph_attention` keeps on the
+    seed's device.
+
+    ``N`` is ``starts[G]``. The weights are made visible by values with one column per key.
+    """
     nodes = int(starts[-1])
     rows = torch.zeros(nodes, 3, heads, nodes, device=seed.device)
     rows[:, 2] = torch.eye(nodes, device=seed.device)[:, None]

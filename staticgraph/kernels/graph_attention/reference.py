@@ -1,4 +1,4 @@
-"""What :func:`graph_attention` means, in eager torch: all pairs of nodes, most of them masked."""
+"""Reference for :func:`graph_attention` in eager torch: all pairs of nodes, most of them masked."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from torch import Tensor
 def graph_attention_reference(
     rows: Tensor, starts: Tensor, heads: int, kept: Tensor | None = None, p: float = 0.0
 ) -> Tensor:
-    """Differentiable, on any device; ``heads * N * N`` entries.
+    """Computes ``graph_attention``; differentiable, on any device.
+
+    It needs memory for ``heads * N * N`` entries.
 
     Args:
         rows: ``[N, 3 * H * D]``: queries, keys and values, head by head.
         starts: ``[G + 1]``, ascending from 0.
         heads: ``H``.
-        kept: ``[H, N, N]`` bool, the weights that dropout keeps, as
-            :func:`staticgraph.kernels.graph_attention.kept` gives it; None keeps all.
-        p: the share that is dropped.
+        kept: ``[H, N, N]`` bool, the weights that dropout keeps, from
+            :func:`staticgraph.kernels.graph_attention.kept`; None keeps all.
+        p: fraction of the weights that is dropped.
     """
     nodes = len(rows)
     place = torch.arange(nodes, device=rows.device)

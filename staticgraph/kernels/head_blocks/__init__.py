@@ -1,4 +1,4 @@
-"""Rows of nodes <-> blocks of attention heads, in one pass each way."""
+"""Node rows to blocks of attention heads and back, in one pass per direction."""
 
 from staticgraph.kernels.head_blocks.op import nodes_of_blocks, qkv_blocks
 from staticgraph.kernels.head_blocks.reference import (

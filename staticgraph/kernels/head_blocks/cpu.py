@@ -1,4 +1,5 @@
-"""Rows of nodes <-> blocks of heads on the CPU: two plain loops, each other's derivative."""
+"""Node rows to blocks of heads and back on the CPU: two plain loops, each the other's
+derivative."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from staticgraph.store.columns import Array
 
 @kernel
 def to_block(rows: Array, first: int, node_of_place: Array, block: Array) -> None:
-    """``block [G, H, M, D]`` from columns of ``rows [N, ...]``, ``first`` on; zero without node."""
+    """Fills ``block [G, H, M, D]`` from columns of ``rows [N, ...]`` from ``first`` on; places
+    without a node are zero."""
     graphs, heads, width, size = block.shape
     for g in range(graphs):
         for m in range(width):
@@ -25,8 +27,8 @@ def to_block(rows: Array, first: int, node_of_place: Array, block: Array) -> Non
 
 @kernel
 def to_rows(block: Array, node_of_place: Array, first: int, rows: Array) -> None:
-    """Columns of ``rows [N, ...]``, ``first`` on, from ``block [G, H, M, D]``; rows of nodes that
-    have no place in it are left alone."""
+    """Fills columns of ``rows [N, ...]`` from ``first`` on from ``block [G, H, M, D]``; rows of
+    nodes without a place in the block are not touched."""
     graphs, heads, width, size = block.shape
     for g in range(graphs):
         for m in range(width):

@@ -1,4 +1,5 @@
-"""Rows of nodes <-> blocks of heads in Triton: one program a place, or a node; no atomics."""
+"""Node rows to blocks of heads and back in Triton: one program per place or per node; no
+atomics."""
 
 # Launching a Triton function, with its options by name, is not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
@@ -30,8 +31,8 @@ def to_block_kernel(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: a place of a graph in its block, all heads, of each of the parts; zeros where no
-    node stands."""
+    """One program: a place of a graph in its block, all heads, for each part; zeros if the place
+    has no node."""
     place = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     node = tl.load(node_of_place + place)
@@ -67,8 +68,10 @@ def to_rows_kernel(
     FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: a node's row, all heads, of each of the parts, from its place in a block; zeros
-    where it has none and this is the first block."""
+    """One program: a node's row, all heads, for each part, from its place in a block.
+
+    If ``FIRST``, nodes without a place in any block get zeros.
+    """
     node = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     anywhere = tl.load(place_of_node + node)
@@ -76,7 +79,7 @@ def to_rows_kernel(
     own = (place >= 0) & (place < own_places)
     here = (f < width) & (own + 0 * f > 0)
     written = here
-    if FIRST:  # it also clears the nodes that have no place in any block
+    if FIRST:  # the first block also clears the nodes that have no place in any block
         written = (f < width) & ((own | (anywhere >= all_places)) + 0 * f > 0)
     g = place // places
     m = place % places
@@ -99,7 +102,8 @@ def to_blocks(
     heads: int,
     parts: int,
 ) -> list[Tensor]:
-    """``parts`` tensors ``[G, H, M, D]`` a block, of ``rows [N, parts * H * D]``; a launch each."""
+    """Returns ``parts`` tensors ``[G, H, M, D]`` per block from ``rows [N, parts * H * D]``; one
+    launch per block."""
     width, rows = rows.size(1) // parts, rows.contiguous()
     columns, found, first = block_of(width), [], 0
     for count, places in zip(graphs, widths, strict=True):
@@ -125,7 +129,7 @@ def to_blocks(
 
 
 def to_rows(blocks: Sequence[Tensor], place_of_node: Tensor, parts: int) -> Tensor:
-    """The way back; a launch a block."""
+    """Returns the rows of blocks; one launch per block."""
     blocks = [value.contiguous() for value in blocks]
     _, heads, _, size = blocks[0].shape
     width = heads * size

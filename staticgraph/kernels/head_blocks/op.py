@@ -1,7 +1,7 @@
-"""``qkv_blocks`` and ``nodes_of_blocks`` as operators of torch; each is the other's derivative.
+"""``qkv_blocks`` and ``nodes_of_blocks`` as torch operators; each is the other's derivative.
 
-A bucket's attention has one block, or a few by the size of their graphs; their places stand one
-block after another in ``node_of_place``.
+A bucket's attention has one block, or a few by graph size; the places of the blocks follow one
+another in ``node_of_place``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from staticgraph.kernels.head_blocks import cpu
 from staticgraph.kernels.register import differentiable_once, operator
 
-# What NumPy or numba does not have.
+# Dtypes that NumPy or numba does not support.
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -54,7 +54,7 @@ def _to_rows_on_cpu(
     for at, block in enumerate(blocks):
         count = block.size(0) * block.size(2)
         cpu.to_rows(
-            _numpy_has(block).numpy(),  # one copy at a time: attention's gradients lie otherwise
+            _numpy_has(block).numpy(),  # one copy at a time: attention gradients are strided
             node_of_place[first : first + count].numpy(),
             at % parts * columns,
             rows.numpy(),
@@ -76,7 +76,7 @@ def _to_rows_on_cuda(blocks, place_of_node, node_of_place, parts):
 
 
 def _numpy_has(value: Tensor) -> Tensor:
-    """Contiguous, and float32 for what NumPy, or numba, does not have."""
+    """Returns the tensor contiguous, in float32 if NumPy or numba does not support its dtype."""
     value = value.contiguous()
     return value.float() if value.dtype in HALVES else value
 
@@ -112,11 +112,12 @@ _rows = operator(
 
 
 class RowsToBlocks(torch.autograd.Function):
-    """Rows to blocks; back by :func:`_rows`."""
+    """Autograd function from rows to blocks; backward is :func:`_rows`."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        """Rows ``[N, parts * H * C]`` to blocks ``[graphs, H, width, C]``, one a width and part."""
+        """Returns blocks ``[graphs, H, width, C]`` of rows ``[N, parts * H * C]``, one per width
+        and part."""
         rows, node_of_place, place_of_node, graphs, widths, heads, ctx.parts = inputs
         ctx.save_for_backward(place_of_node, node_of_place)
         return tuple(_blocks(rows, node_of_place, graphs, widths, heads, ctx.parts))
@@ -124,16 +125,16 @@ class RowsToBlocks(torch.autograd.Function):
     @staticmethod
     @differentiable_once("head_blocks")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The gradient of the rows: the other way."""
+        """Returns the gradient of the rows, by the inverse operator."""
         return _rows(list(grads), *ctx.saved_tensors, ctx.parts), *(None,) * 6
 
 
 class BlocksToRows(torch.autograd.Function):
-    """Blocks of one part to rows; back by :func:`_blocks`."""
+    """Autograd function from blocks of one part to rows; backward is :func:`_blocks`."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """Blocks ``[graphs, H, width, C]``, one a width, to rows ``[N, H * C]``."""
+        """Returns rows ``[N, H * C]`` of blocks ``[graphs, H, width, C]``, one block per width."""
         place_of_node, node_of_place, *blocks = inputs
         ctx.save_for_backward(node_of_place)
         ctx.graphs = [block.size(0) for block in blocks]
@@ -144,7 +145,7 @@ class BlocksToRows(torch.autograd.Function):
     @staticmethod
     @differentiable_once("head_rows")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The gradients of the blocks: the other way."""
+        """Returns the gradients of the blocks, by the inverse operator."""
         (node_of_place,) = ctx.saved_tensors
         return None, None, *_blocks(grads[0], node_of_place, ctx.graphs, ctx.widths, ctx.heads, 1)
 
@@ -156,18 +157,19 @@ def qkv_blocks(
     shapes: Sequence[tuple[int, int]],
     heads: int,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Queries, keys and values of nodes, laid out for attention within each graph.
+    """Lays out queries, keys and values of nodes for attention within each graph.
 
     Args:
-        rows: ``[N, 3 * H * D]``, as one projection gives them.
-        node_of_place: ``[P]`` int64, the node at each place, ``N`` where there is none; the places
-            of one block after another.
+        rows: ``[N, 3 * H * D]``, from one projection.
+        node_of_place: ``[P]`` int64, the node at each place, ``N`` where there is none; block after
+            block.
         place_of_node: ``[N]`` int64, the inverse, ``P`` where there is none.
-        shapes: ``(G, M)`` of each block; the products add up to ``P``.
+        shapes: ``(G, M)`` of each block; the products ``G * M`` add up to ``P``.
         heads: ``H``.
 
     Returns:
-        For each block three ``[G, H, M, D]``, zero at places without a node; differentiable once.
+        For each block three tensors ``[G, H, M, D]``, zero at places without a node; differentiable
+        once.
     """
     graphs, widths = [list(each) for each in zip(*shapes, strict=True)]
     found = RowsToBlocks.apply(
@@ -179,7 +181,7 @@ def qkv_blocks(
 def nodes_of_blocks(
     blocks: Sequence[Tensor], place_of_node: Tensor, node_of_place: Tensor
 ) -> Tensor:
-    """What attention gives, back at the nodes.
+    """Moves the output of attention from blocks back to node rows.
 
     Args:
         blocks: ``[G, H, M, D]`` each.

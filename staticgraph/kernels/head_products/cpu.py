@@ -1,4 +1,4 @@
-"""``head_products`` on one core: one pass over the rows each way, which are read where they lie."""
+"""``head_products`` on one core: one pass over the rows per direction, which are read in place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from staticgraph.store.columns import Array
 
 @kernel
 def forward(rows: Array, weight: Array, out: Array) -> None:
-    """Every element of ``out [H, N, K]`` is written."""
+    """Runs forward; writes every element of ``out [H, N, K]``."""
     heads, nodes, count = out.shape
     columns = weight.shape[2]
     values, vectors = rows.reshape(-1), weight.reshape(-1)
@@ -23,7 +23,10 @@ def forward(rows: Array, weight: Array, out: Array) -> None:
 
 @kernel
 def backward(grad: Array, rows: Array, weight: Array, drows: Array, dweight: Array) -> None:
-    """``dweight`` comes zeroed; every element of ``drows [N, H, C]`` is written."""
+    """Runs backward.
+
+    ``dweight`` must be zeroed; every element of ``drows [N, H, C]`` is written.
+    """
     nodes, heads, columns = rows.shape
     zero = rows.dtype.type(0)
     for i in range(nodes):

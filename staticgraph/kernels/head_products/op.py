@@ -1,10 +1,11 @@
-"""``head_products`` as an operator of torch on a CPU: kernel, shapes, derivative.
+"""``head_products`` as a torch operator on a CPU: kernel, shapes, derivative.
 
-GAT's scores are a sum of one number a node at each end, the product of its row of a head with that
-head's vector. A batched product of matrices makes them in one call, and on CUDA it does so here; on
-a CPU it first copies all rows head by head, and back again on the way back, for two columns.
+GAT's score is the sum of one number per node at each end, the dot product of the node's row of a
+head with that head's vector. A batched matrix product computes them in one call, and does so here
+on CUDA; on a CPU it first copies all rows head by head, and back again in backward, for two
+columns.
 
-Source: Velickovic et al. 2018, arXiv 1710.10903, equation 3, whose vector is cut in two.
+Source: Velickovic et al. 2018, arXiv 1710.10903, equation 3, whose vector is split in two.
 """
 
 from __future__ import annotations
@@ -75,18 +76,18 @@ _forward = operator(
 
 
 def head_products(rows: Tensor, weight: Tensor) -> Tensor:
-    """``out[h, i, k] = rows[i, h] . weight[k, h]``.
+    """Computes ``out[h, i, k] = rows[i, h] . weight[k, h]``.
 
     Args:
         rows: ``[N, H * C]``, the columns of a head side by side.
-        weight: ``[K, H, C]``, one vector a head for each number that is asked for.
+        weight: ``[K, H, C]``, one vector per head for each of the ``K`` results.
 
     Returns:
-        ``[H, N, K]`` in the promoted dtype; half precisions are added up in float32. Differentiable
-        once in both. The same bits every time.
+        ``[H, N, K]`` in the promoted dtype; half precisions are accumulated in float32.
+        Differentiable once in both. Bitwise deterministic.
 
     Raises:
-        ValueError: rows whose columns are not those of the weights.
+        ValueError: the columns of ``rows`` do not match those of ``weight``.
     """
     if rows.size(1) != weight.size(1) * weight.size(2):
         raise ValueError(

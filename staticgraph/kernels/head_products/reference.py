@@ -1,4 +1,4 @@
-"""``head_products`` in torch's operations."""
+"""Reference for ``head_products`` in torch operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def head_products_reference(rows: Tensor, weight: Tensor) -> Tensor:
-    """As :func:`staticgraph.kernels.head_products`, a product of matrices for each head."""
+    """Computes :func:`staticgraph.kernels.head_products` as one matrix product per head."""
     _, heads, columns = weight.shape
     by_head = rows.view(-1, heads, columns).transpose(0, 1)
     dtype = torch.promote_types(rows.dtype, weight.dtype)

@@ -1,9 +1,9 @@
-"""``linear`` on the CPU, for small layers: products by tiles (:mod:`staticgraph.kernels.tiles`), on
+"""``linear`` on the CPU for small layers: tiled products (:mod:`staticgraph.kernels.tiles`) on
 torch's threads.
 
-A product by oneDNN takes 20 us before it begins, as long as the arithmetic of a batch of a few
+A oneDNN product takes 20 us before it starts, as long as the arithmetic for a batch of a few
 graphs, and for a weight's gradient it copies both operands (docs/notes/kernels.md has figures).
-Layers whose weight is large are oneDNN's, which cuts it into blocks that a cache holds.
+Layers with a large weight are left to oneDNN, which cuts the weight into blocks that fit a cache.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from staticgraph.kernels.threads import on_threads, portion, threads_for
 from staticgraph.kernels.tiles import ROWS, WIDE, tile, wide_tile
 from staticgraph.store.columns import Array
 
-# Numbers of a weight up to which its gradient and its input's are made here, over however many
-# rows: what a step takes is linear in its rows.
+# Elements of a weight up to which its gradient and its input's gradient are computed here, for any
+# number of rows: the time of a step is linear in its rows.
 MOST_WEIGHTS = 1 << 14
-# Numbers of a weight that forward turns (over eight rows 512 x 512 would take 28 times oneDNN's),
-# and products of numbers that it makes: its bias and ReLU are passes of their own.
+# Elements of a weight that forward transposes (over eight rows, 512 x 512 would take 28 times as
+# long as oneDNN), and multiplications it does: its bias and ReLU are separate passes.
 MOST_TURNED = 1 << 13
 MOST_PRODUCTS = 1 << 25
-# Rows that a weight's gradient is summed over at a time: sums of fewer terms lose less.
+# Rows that a weight's gradient sums at a time: sums of fewer terms lose less precision.
 STRETCH = 256
-# And that a bias's gradient is, before the sums are added up in float64.
+# Rows that a bias's gradient sums at a time, before the sums are added in float64.
 BLOCK = 64
 
 
@@ -44,8 +44,11 @@ def _product(
     relu: bool,
     out: Array,
 ) -> None:
-    """``out [rows, columns] = left [rows, terms] @ right [terms, columns]``, with a bias where it
-    has a length. The last tile of rows overlaps the one before it, which is the same thread's."""
+    """Computes ``out [rows, columns] = left [rows, terms] @ right [terms, columns]``, plus bias
+    unless it is empty.
+
+    The last tile of rows overlaps the previous one, which belongs to the same thread.
+    """
     low, high = portion(rows - rows % ROWS, ROWS, thread, threads)
     if thread == threads - 1:
         high = rows
@@ -81,8 +84,11 @@ def forward(
     relu: bool,
     threads: int,
 ) -> None:
-    """``x [R, I]``, ``weight [O, I]``, ``bias [O]``, scratch for the weight turned, ``out [R, O]``
-    by their addresses; a NaN stays one."""
+    """Runs forward on the addresses of ``x [R, I]``, ``weight [O, I]``, ``bias [O]``, scratch for
+    the transposed weight, and ``out [R, O]``.
+
+    NaN propagates through ReLU.
+    """
     rows, terms, columns = sizes
     x = carray(pointer(at[0], like), rows * terms)
     weight = carray(pointer(at[1], like), (columns, terms))
@@ -100,7 +106,8 @@ def forward(
 def input_gradient(
     like: float, at: tuple[int, ...], sizes: tuple[int, int, int], threads: int
 ) -> None:
-    """``grad [R, O]``, ``weight [O, I]``, ``dx [R, I]`` by their addresses."""
+    """Computes the input gradient on the addresses of ``grad [R, O]``, ``weight [O, I]`` and
+    ``dx [R, I]``."""
     rows, terms, columns = sizes
     grad = carray(pointer(at[0], like), rows * terms)
     weight = carray(pointer(at[1], like), terms * columns)
@@ -120,7 +127,7 @@ def _weight_gradient(
     out: Array,
     sums: Array,
 ) -> None:
-    """A thread's rows of ``out``, and the sums of its blocks of the rows of ``grad``."""
+    """Computes one thread's rows of ``out``, and the sums of its blocks of rows of ``grad``."""
     of_row = grad.reshape(rows, height)
     begin, end = portion(len(sums), 1, thread, threads)
     for block in range(begin, end):
@@ -153,7 +160,8 @@ _weight_gradients = on_threads(_weight_gradient)
 def weight_gradient(
     like: float, at: tuple[int, ...], sizes: tuple[int, int, int], threads: int
 ) -> None:
-    """``grad [R, O]``, ``x [R, I]``, ``dweight [O, I]``, ``dbias [O]`` by their addresses."""
+    """Computes the weight gradient on the addresses of ``grad [R, O]``, ``x [R, I]``,
+    ``dweight [O, I]`` and ``dbias [O]``."""
     rows, height, columns = sizes
     grad = carray(pointer(at[0], like), rows * height)
     x = carray(pointer(at[1], like), rows * columns)
@@ -170,24 +178,26 @@ def weight_gradient(
 
 
 def _threads(sizes: tuple[int, int, int]) -> int:
-    """As many products take as long as a pass over one number in two vectors of them."""
+    """Returns the number of threads, counting ``2 * LANES`` multiplications as one number of a
+    pass."""
     rows, terms, columns = sizes
     return threads_for(rows * terms * columns // (2 * LANES))
 
 
 def product_serves(rows: int, terms: int, columns: int) -> bool:
-    """Whether a product over rows is made here."""
+    """Returns whether a product over rows is computed here."""
     return rows >= ROWS and columns % LANES == 0 and terms * columns <= MOST_WEIGHTS
 
 
 def layer_serves(rows: int, terms: int, columns: int) -> bool:
-    """Whether a layer's forward is made here."""
+    """Returns whether a layer's forward is computed here."""
     few = terms * columns <= MOST_TURNED and rows * terms * columns <= MOST_PRODUCTS
     return few and product_serves(rows, terms, columns)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """``x @ weight.T + bias``, with ReLU if asked, of sizes that :func:`layer_serves`."""
+    """Computes ``x @ weight.T + bias``, with ReLU if requested, for sizes that
+    :func:`layer_serves`."""
     rows, terms, columns = x.size(0), x.size(1), weight.size(0)
     out, turned = x.new_empty(rows, columns), x.new_empty(terms, columns)
     x, weight = x.contiguous(), weight.contiguous()
@@ -198,7 +208,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor
 
 
 def gradient_of_input(grad: Tensor, weight: Tensor) -> Tensor:
-    """``grad @ weight``, of sizes that :func:`product_serves`."""
+    """Computes ``grad @ weight``, for sizes that :func:`product_serves`."""
     grad, weight = grad.contiguous(), weight.contiguous()
     rows, terms, columns = grad.size(0), grad.size(1), weight.size(1)
     out = grad.new_empty(rows, columns)
@@ -208,12 +218,12 @@ def gradient_of_input(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def weight_serves(height: int, columns: int) -> bool:
-    """Whether the gradient of a weight ``[O, I]`` is made here."""
+    """Returns whether the gradient of a weight ``[O, I]`` is computed here."""
     return height % ROWS == 0 and columns % LANES == 0 and height * columns <= MOST_WEIGHTS
 
 
 def gradient_of_weight(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """``grad.T @ x`` and ``grad.sum(0)``, of sizes that :func:`weight_serves`."""
+    """Computes ``grad.T @ x`` and ``grad.sum(0)``, for sizes that :func:`weight_serves`."""
     grad, x = grad.contiguous(), x.contiguous()
     rows, height, columns = grad.size(0), grad.size(1), x.size(1)
     out, dbias = grad.new_empty(height, columns), grad.new_empty(height)

@@ -1,9 +1,9 @@
-"""``linear`` on CUDA: torch's products, and ReLU's mask and the bias's gradient in one pass. What
-is small enough goes by :mod:`staticgraph.kernels.linear.small`.
+"""``linear`` on CUDA: torch's products, with ReLU's mask and the bias gradient in one pass.
 
-torch needs a kernel for the mask, one for the sum over rows, and an addition for an input that is
-read twice. Here the mask is applied and summed chunk by chunk, the partial sums are added up in
-order (no atomic addition), and the addition is the product's own (``addmm``).
+Small layers are handled by :mod:`staticgraph.kernels.linear.small` instead. torch needs a kernel
+for the mask, one for the sum over rows, and an addition for an input that is read twice. Here the
+mask is applied and summed chunk by chunk, the partial sums are added in order (no atomic addition),
+and the addition is part of the product (``addmm``).
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -39,7 +39,7 @@ def masked_sums_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program: the gradient under ReLU's mask, and its sum, for a chunk of rows in a block of
+    """One program: the gradient under ReLU's mask, and its sum, for a chunk of rows and a block of
     columns."""
     chunk = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -58,7 +58,8 @@ def masked_sums_kernel(
 
 
 def masked_sums(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """``grad`` where ``out`` is above zero, and its sum over the rows; two launches."""
+    """Returns ``grad`` masked to where ``out`` is above zero, and its sum over the rows; two
+    launches."""
     grad = grad.contiguous()
     rows, width = grad.shape
     rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_CHUNKS), ROWS) * ROWS
@@ -81,11 +82,12 @@ def masked_sums(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """As the operator; one launch, ReLU included where there is a bias, else one more for it.
+    """Runs forward in one launch; ReLU without a bias takes a second one.
 
-    ``_addmm_activation`` has no public name; what Inductor's own pass for a linear layer and its
-    ReLU calls on CUDA. cuBLASLt adds the bias and clips in the product's epilogue, in float32 and
-    the half precisions; where it cannot (a single column), torch's fallback is a launch of ReLU.
+    ``_addmm_activation`` has no public name; Inductor's own pass for a linear layer followed by
+    ReLU calls it on CUDA. cuBLASLt adds the bias and clips in the product's epilogue, in float32
+    and the half precisions; where it cannot (a single column), torch falls back to a separate ReLU
+    launch.
     """
     if relu and bias is not None:
         return addmm_activation(bias, x, weight.t(), use_gelu=False)
@@ -96,8 +98,8 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tenso
 def backward(
     grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the operator; two products, and two launches with ReLU, one without, and the casts that
-    mixed dtypes need."""
+    """Runs backward: two products, two launches with ReLU or one without, and the casts that mixed
+    dtypes need."""
     if out is None:
         dbias = grad.sum(0)
     else:

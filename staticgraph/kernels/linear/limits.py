@@ -1,26 +1,26 @@
-"""Which linear layers go by this library's kernels on CUDA, from shapes alone."""
+"""Decides from shapes and dtypes alone which linear layers use this library's kernels on CUDA."""
 
 from __future__ import annotations
 
 import torch
 
-# Rows that one program sums for a tile of the weight's gradient, in at most 32 steps; of more rows
-# several programs do, and one more launch adds them up.
+# Rows that one program sums for a tile of the weight's gradient, in at most 32 steps; more rows are
+# split over several programs, and one more launch adds their results.
 ROWS_A_CHUNK = 1024
-# Beyond 16,384 rows, or 1,024 columns, a product takes longer than its launch, and the library's
-# tiles, which are larger, gain. By count, not measured.
+# Beyond 16,384 rows, or 1,024 columns, a product takes longer than its launch, and torch's larger
+# tiles win. By count, not measured.
 MAX_CHUNKS = 16
 MAX_WIDTH = 1024
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def fits(rows: int, width: int, columns: int, *dtypes: torch.dtype) -> bool:
-    """Whether ``[rows, width] -> [rows, columns]`` of these dtypes is small enough."""
+    """Returns whether ``[rows, width] -> [rows, columns]`` in these dtypes is small enough."""
     small = rows <= MAX_CHUNKS * ROWS_A_CHUNK and max(width, columns) <= MAX_WIDTH
     return small and FLOATS.issuperset(dtypes)
 
 
 def chunks_of(rows: int) -> tuple[int, int]:
-    """Into how many chunks rows are cut for the sums over rows, and rows a chunk."""
+    """Returns the number of chunks for sums over rows, and the rows per chunk."""
     chunks = max(1, -(-rows // ROWS_A_CHUNK))
     return chunks, -(-max(rows, 1) // (64 * chunks)) * 64

@@ -1,7 +1,7 @@
-"""``linear`` as an operator of torch: tiles or oneDNN on a CPU, torch and Triton on CUDA.
+"""``linear`` as a torch operator: tiles or oneDNN on a CPU, torch and Triton on CUDA.
 
-Operands may have other dtypes than the result: they are rounded to its dtype as autocast would
-round them, and gradients come back in their own.
+Operands may differ in dtype from the result: they are rounded to the result's dtype as autocast
+would do, and each gradient has the dtype of its operand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from staticgraph.kernels.register import differentiable_once, operator
 
 
 def _onednn() -> Any:
-    """Inductor's CPU lowering of a linear layer: private, so asked for and never assumed."""
+    """Returns Inductor's CPU lowering of a linear layer, or None; the operator is private and may
+    be missing."""
     if not torch.backends.mkldnn.is_available():
         return None
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -28,20 +29,23 @@ ONEDNN = _onednn()
 
 
 def available() -> bool:
-    """Whether this torch has oneDNN's linear operator."""
+    """Returns whether this torch has oneDNN's linear operator."""
     return ONEDNN is not None
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, post: str = "none") -> Tensor:
-    """``a @ b.T + bias`` and perhaps ReLU; either operand may be a transposed view."""
+    """Computes ``a @ b.T + bias``, optionally with ReLU; either operand may be a transposed
+    view."""
     assert ONEDNN is not None
     return ONEDNN(a, _dense(b), bias, post, [], "")
 
 
 def _dense(b: Tensor) -> Tensor:
-    """The second operand without gaps between its rows or columns. oneDNN has no fast loop for one
-    with gaps, such as a slice of a wider weight: ``[128, 64]`` of ``[128, 192]`` took 590 ms for
-    0.2 (one CPU core, 2026-11-22)."""
+    """Returns the second operand without gaps between its rows or columns.
+
+    oneDNN has no fast loop for a strided operand such as a slice of a wider weight: ``[128, 64]``
+    of ``[128, 192]`` took 590 ms instead of 0.2 (one CPU core, 2026-11-22).
+    """
     return b if b.is_contiguous() or b.t().is_contiguous() else b.contiguous()
 
 
@@ -74,9 +78,12 @@ def _backward_on_cpu(
 
 
 def _weights_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """``grad.T @ x`` of large weights by oneDNN, which copies a first operand that is transposed,
-    so that the narrower one comes first: 823 rows of 600 and 300 take 1.4 ms for 2.2, the
-    transposition of what comes out included (one CPU core, 2026-11-22)."""
+    """Computes ``grad.T @ x`` for large weights with oneDNN.
+
+    oneDNN copies a transposed first operand, so the narrower one comes first: 823 rows of 600 and
+    300 take 1.4 ms instead of 2.2, including the transposition of the result (one CPU core,
+    2026-11-22).
+    """
     if grad.size(1) <= x.size(1):
         return _product(grad.t(), x.t())
     return _product(x.t(), grad.t()).t().contiguous()
@@ -94,14 +101,14 @@ def _backward_of_casts(
 
 
 def launches(x: Tensor, weight: Tensor, dtype: torch.dtype, relu: bool, biased: bool) -> int:
-    """What a layer gives a CUDA device forward."""
+    """Number of CUDA launches of a layer's forward."""
     if by_library(x, weight, dtype):
         return 2 if relu and not biased else 1
     return 1
 
 
 def backward_launches(grad: Tensor, x: Tensor, weight: Tensor, relu: bool) -> int:
-    """And backward."""
+    """Number of CUDA launches of a layer's backward."""
     if not fits(*_shape(x, weight), grad.dtype, x.dtype, weight.dtype):
         return 3 + relu
     return 1 if chunks_of(x.size(0))[0] == 1 else 2
@@ -112,7 +119,8 @@ def _shape(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
 
 
 def by_library(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether forward on CUDA is torch's product: nothing to cast, or too large for ours."""
+    """Returns whether forward on CUDA is torch's product: no cast needed, or too large for the
+    Triton kernel."""
     if x.dtype == weight.dtype == dtype:
         return True
     return not fits(*_shape(x, weight), x.dtype, weight.dtype, dtype)
@@ -155,11 +163,11 @@ _backward = operator(
 
 
 class Linear(torch.autograd.Function):
-    """The derivative; the input may be handed on to whoever reads it next."""
+    """Autograd function of ``linear``; the input may be handed on to its next reader."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        """``[N, out]`` as the operator gives it; ``x`` too, where it is handed on."""
+        """Returns the operator's ``[N, out]``, and ``x`` if it is handed on."""
         x, weight, bias, relu, dtype, handed_on = inputs
         out = _forward(x, weight, bias, relu, dtype)
         ctx.save_for_backward(x, weight, out if relu else None)
@@ -169,7 +177,8 @@ class Linear(torch.autograd.Function):
     @staticmethod
     @differentiable_once("linear")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of ``x``, weight and bias; to the first that of ``x`` handed on is added."""
+        """Returns the gradients of ``x``, weight and bias; the first includes the gradient of the
+        ``x`` handed on."""
         into = grads[1] if ctx.handed_on else None
         dx, dweight, dbias = _backward(grads[0], *ctx.saved_tensors, into)
         return dx, dweight, dbias if ctx.needs_input_grad[2] else None, None, None, None
@@ -183,18 +192,18 @@ def linear(
     relu: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``x @ weight.T + bias``, with ReLU if asked.
+    """Computes ``x @ weight.T + bias``, with ReLU if requested.
 
     Args:
         x: ``[R, I]``.
         weight: ``[O, I]``.
         bias: ``[O]``, in the dtype of ``weight``.
         relu: apply ReLU in the same pass.
-        dtype: of the result, to which operands are rounded before they are multiplied; that of
-            ``x`` where None. Sums are float32.
+        dtype: dtype of the result, to which operands are rounded before they are multiplied; None
+            for that of ``x``. Sums are float32.
 
     Returns:
-        ``[R, O]``, differentiable once. The same bits every time.
+        ``[R, O]``, differentiable once. Bitwise deterministic.
     """
     dtype = dtype or x.dtype
     x, weight, bias = _cast_if_large(x.contiguous(), weight, bias, dtype)
@@ -209,8 +218,11 @@ def linear_handed_on(
     relu: bool = False,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`linear`, and ``x`` to be read from now on: whatever gradient comes back through it is
-    added by the product, where autograd would need an operation of its own."""
+    """Returns :func:`linear`, and ``x`` for its next reader.
+
+    Later code should read the returned ``x`` instead of the one passed in: the product in backward
+    adds the gradient that arrives through it, which autograd would do in a separate operation.
+    """
     dtype = dtype or x.dtype
     given, weight, bias = _cast_if_large(x.contiguous(), weight, bias, dtype)
     if given.dtype != x.dtype:
@@ -221,7 +233,8 @@ def linear_handed_on(
 def _cast_if_large(
     x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Operands of the library's products in its dtype, so that they are cast once and kept so."""
+    """Casts the operands of torch's own products to ``dtype``, so that they are cast once and saved
+    that way."""
     if x.device.type != "cuda" or not by_library(x, weight, dtype):
         return x, weight, bias
     return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -1,4 +1,4 @@
-"""What :func:`linear` means: torch's own linear layer, and ReLU."""
+"""Reference for :func:`linear`: torch's own linear layer, and ReLU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ def linear_reference(
     relu: bool,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Differentiable, on any device. Args: as :func:`staticgraph.kernels.linear`."""
+    """Computes ``linear``; differentiable, on any device.
+
+    Arguments as in :func:`staticgraph.kernels.linear`.
+    """
     dtype = dtype or x.dtype
     out = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
     return out.relu() if relu else out

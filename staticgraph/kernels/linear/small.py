@@ -1,14 +1,14 @@
-"""``linear`` of few rows in Triton: a backward in one launch, and mixed precision without casts.
+"""``linear`` of few rows in Triton: backward in one launch, and mixed precision without casts.
 
-The problem: backward of a linear layer is a product for the input, one for the weight, a sum for
-the bias, ReLU's mask before all of them: four or five launches, each shorter than its launch. And
-under autocast every weight, bias and gradient is cast, a launch each. Here a program is one tile of
-the input's or of the weight's gradient; it masks what it reads, the weight's first tiles add up the
-bias's on the way, and operands are cast in registers. Up to :data:`ROWS_A_CHUNK` rows a tile of the
-weight's gradient is summed by one program; of more rows by one a chunk, and a second launch adds
-the chunks up in order. No atomic addition.
+The problem: the backward of a linear layer is a product for the input, one for the weight, a sum
+for the bias, and ReLU's mask before all of them: four or five launches, each shorter than its
+launch overhead. Under autocast every weight, bias and gradient is also cast, one launch each. Here
+a program computes one tile of the input's or of the weight's gradient. It masks what it reads, the
+weight's first tiles sum the bias gradient on the way, and operands are cast in registers. Up to
+:data:`ROWS_A_CHUNK` rows, one program sums a tile of the weight's gradient; with more rows there is
+one program per chunk, and a second launch adds the chunks in order. No atomic addition.
 
-What it does not do: float64, and shapes beyond :func:`fits`, where the library's products gain.
+Not supported: float64, and shapes beyond :func:`fits`, for which torch's products are faster.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -26,7 +26,7 @@ from torch import Tensor
 from staticgraph.kernels.launch import product, wide_like
 from staticgraph.kernels.linear.limits import chunks_of
 
-# Sides of a tile of results, and what a program multiplies at a time.
+# Sides of a tile of results, and the depth that a program multiplies per step.
 ROWS, COLUMNS, SIDE, STEP = 32, 64, 32, 32
 
 
@@ -47,7 +47,8 @@ def forward_tile(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Writes rows ``r``, columns ``o``; the tile as it is written, in its own dtype."""
+    """Computes and writes rows ``r``, columns ``o``; returns the tile as written, in the output
+    dtype."""
     narrow = out.dtype.element_ty
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, WIDTH, STEP):
@@ -90,7 +91,7 @@ def forward_kernel(
 
 @triton.jit
 def masked(grad, out, r, o, last, OUT: tl.constexpr, RELU: tl.constexpr):
-    """The gradient of rows ``r`` up to ``last``, columns ``o``, before ReLU."""
+    """Loads the gradient of rows ``r`` up to ``last``, columns ``o``, under ReLU's mask."""
     here = (r < last)[:, None] & (o < OUT)[None, :]
     at = r[:, None] * OUT + o[None, :]
     found = tl.load(grad + at, mask=here, other=0)
@@ -116,7 +117,7 @@ def input_tile(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """A tile of the input's gradient, rows by columns."""
+    """Computes a tile of the input's gradient, rows by columns."""
     across: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     r = (tile // across) * ROWS + tl.arange(0, ROWS)
     i = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
@@ -150,8 +151,8 @@ def weight_tile(
     SIDE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """A tile of the weight's gradient over a chunk of rows; the first of each row of tiles adds up
-    the bias's as well."""
+    """Computes a tile of the weight's gradient over a chunk of rows; the first tile of each row of
+    tiles also sums the bias gradient."""
     high: tl.constexpr = (OUT + SIDE - 1) // SIDE
     across: tl.constexpr = (WIDTH + SIDE - 1) // SIDE
     chunk = tile // (high * across)
@@ -197,7 +198,8 @@ def backward_kernel(
     SIDE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """``of_input`` programs have tiles of the input's gradient, the others of the weight's."""
+    """One program: a tile of the input's gradient for the first ``of_input`` programs, of the
+    weight's gradient for the others."""
     tile = tl.program_id(0)
     if tile < of_input:
         input_tile(
@@ -221,8 +223,8 @@ def join_kernel(
     OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: a block of numbers of the weight's gradient, or of the bias's, the sum over all
-    chunks in their order."""
+    """One program: a block of numbers of the weight or bias gradient, the sum over all chunks in
+    order."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if tl.program_id(0) * BLOCK < SIZE:
         total = tl.load(weights + at, mask=at < SIZE, other=0)
@@ -240,7 +242,7 @@ def join_kernel(
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
 ) -> Tensor:
-    """As the operator; one launch, which rounds as though operands had been cast to ``dtype``."""
+    """Runs forward in one launch, rounding as if operands had been cast to ``dtype``."""
     rows, (high, width) = x.size(0), weight.shape
     out = x.new_empty(rows, high, dtype=dtype)
     forward_kernel[(triton.cdiv(max(rows, 1), ROWS), triton.cdiv(high, COLUMNS))](
@@ -264,7 +266,7 @@ def forward(
 def backward(
     grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the operator; one launch, two where rows are several chunks."""
+    """Runs backward in one launch, or two if rows form several chunks."""
     grad = grad.contiguous()
     into = None if into is None else into.contiguous()
     rows, (high, width) = x.size(0), weight.shape
@@ -305,5 +307,5 @@ def backward(
 
 
 def _options() -> dict[str, Any]:
-    # Two stages: the next step's operands are fetched while this one's are multiplied.
+    # Two stages: the next step's operands are loaded while the current ones are multiplied.
     return {"num_warps": 4, "num_stages": 2}

@@ -1,8 +1,8 @@
-"""A linear layer that takes the statistics of what it writes, for the BatchNorm that follows.
+"""A linear layer that computes the statistics of its output, for the BatchNorm that follows.
 
 The problem: a norm of more than a thousand rows begins with a launch and a pass over rows that the
-product before it has just held. Here the product's epilogue writes mean and squared deviations of
-each of its tiles of rows, which ``batch_norm(partial=...)`` joins.
+product before it has just held in registers. Here the product's epilogue writes the mean and
+squared deviations of each of its tiles of rows, which ``batch_norm(partial=...)`` merges.
 """
 
 from staticgraph.kernels.linear_statistics.op import (

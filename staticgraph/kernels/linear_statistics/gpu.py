@@ -1,10 +1,10 @@
-"""``linear_statistics`` in Triton: the product of :mod:`staticgraph.kernels.linear.small`, and
+"""``linear_statistics`` in Triton: the product of :mod:`staticgraph.kernels.linear.small`, plus the
 statistics of each tile while it is in registers.
 
-A program has one tile of rows, whole: more rows are higher tiles, not more of them, so that the
-norm joins no more of them than it has chunks (:mod:`staticgraph.kernels.batch_norm.partials`).
-Statistics are of the values as rounded, so that the norm sees exactly what it normalises, and a
-column's two numbers are written by the one program that has them: no atomic addition.
+A program holds one whole tile of rows. More rows make tiles taller, not more numerous, so the norm
+merges no more of them than it has chunks (:mod:`staticgraph.kernels.batch_norm.partials`).
+Statistics are of the rounded values, so they describe exactly what the norm normalises, and a
+column's two numbers are written by the one program that computes them: no atomic addition.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -62,10 +62,10 @@ def forward_kernel(
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, count: Tensor, relu: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """As the operator; one launch.
+    """Runs the operator in one launch.
 
     Raises:
-        ValueError: float64, of which this product has no sums.
+        ValueError: a dtype is float64, which this product does not support.
     """
     if not FLOATS.issuperset({x.dtype, weight.dtype, dtype}):
         raise ValueError(
@@ -90,7 +90,8 @@ def forward(
         RELU=relu,
         ROWS=tile,
         COLUMNS=COLUMNS,
-        # Of the highest tile smaller steps: three blocks of a multiprocessor's registers, not two.
+        # Smaller steps for the tallest tile: three blocks fit a multiprocessor's registers, not
+        # two.
         STEP=STEP if tile > 64 else STEP * 4 // dtype.itemsize,
         num_warps=8 if tile > 64 else 4,
         num_stages=2,

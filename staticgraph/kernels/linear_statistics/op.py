@@ -1,7 +1,7 @@
-"""``linear_statistics`` as an operator of torch: the reference on a CPU, Triton on CUDA.
+"""``linear_statistics`` as a torch operator: the reference on a CPU, Triton on CUDA.
 
-Its derivative is that of the linear layer: statistics have none, since the norm that reads them has
-the derivative by the rows that they are of.
+Its derivative is that of the linear layer. Statistics have no gradient: the norm that reads them
+differentiates with respect to the rows that they describe.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _forward = operator(
 
 
 class LinearStatistics(torch.autograd.Function):
-    """The linear layer's derivative."""
+    """Autograd function of ``linear_statistics``, with the linear layer's derivative."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        """``[N, out]`` and partial statistics as the operator gives them; ``x`` too, where it is
-        handed on."""
+        """Returns the operator's ``[N, out]`` and partial statistics, and ``x`` if it is handed
+        on."""
         x, weight, bias, count, relu, dtype, handed_on = inputs
         out, partial = _forward(x, weight, bias, count, relu, dtype)
         ctx.save_for_backward(x, weight, out if relu else None)
@@ -56,7 +56,7 @@ class LinearStatistics(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """As of the linear layer; statistics carry no gradient."""
+        """Returns the gradients of the linear layer; statistics have none."""
         into = grads[2] if ctx.handed_on else None
         if grads[0] is None:
             return into, *(None,) * 6
@@ -73,21 +73,23 @@ def linear_statistics(
     relu: bool = False,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`staticgraph.kernels.linear`, and the statistics of its result by tiles of rows.
+    """Computes :func:`staticgraph.kernels.linear`, and the statistics of its result per tile of
+    rows.
 
     Args:
         x: ``[R, I]``.
         weight: ``[O, I]``.
         bias: ``[O]``, in the dtype of ``weight``.
-        count: 0-dim int64; the first ``count`` rows are real, the others take no part.
-        relu: apply ReLU in the same pass; statistics are of what it leaves.
-        dtype: of the result, to which operands are rounded before they are multiplied; that of
-            ``x`` where None. Sums are float32.
+        count: 0-dim int64; the first ``count`` rows are real, the others are left out of the
+            statistics.
+        relu: apply ReLU in the same pass; statistics are of the values after it.
+        dtype: dtype of the result, to which operands are rounded before they are multiplied; None
+            for that of ``x``. Sums are float32.
 
     Returns:
         ``[R, O]``, differentiable once, and ``[tiles, 2, O]`` float32 (float64 for float64) without
-        a gradient: mean and sum of squared deviations of the real rows of each tile, of the values
-        as rounded, for ``batch_norm(partial=...)``. The same bits every time.
+        a gradient: mean and sum of squared deviations of the real rows of each tile, of the rounded
+        values, for ``batch_norm(partial=...)``. Bitwise deterministic.
     """
     return LinearStatistics.apply(
         x.contiguous(), weight, bias, count, relu, dtype or x.dtype, False
@@ -103,6 +105,8 @@ def linear_statistics_handed_on(
     relu: bool = False,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`linear_statistics`, and ``x`` to be read from now on, as
-    :func:`staticgraph.kernels.linear.linear_handed_on` gives it."""
+    """Returns :func:`linear_statistics`, and ``x`` for its next reader.
+
+    See :func:`staticgraph.kernels.linear.linear_handed_on`.
+    """
     return LinearStatistics.apply(x.contiguous(), weight, bias, count, relu, dtype or x.dtype, True)

@@ -1,4 +1,5 @@
-"""What :func:`linear_statistics` means: torch's own linear layer, and statistics of its result."""
+"""Reference for :func:`linear_statistics`: torch's own linear layer, and statistics of its
+result."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ def linear_statistics_reference(
     relu: bool,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """On any device; the first result is differentiable. Args: as
-    :func:`staticgraph.kernels.linear_statistics`."""
+    """Computes ``linear_statistics`` on any device; the first result is
+    differentiable.
+
+    Arguments as in :func:`staticgraph.kernels.linear_statistics`.
+    """
     out = linear_reference(x, weight, bias, relu, dtype)
     return out, partials_reference(out.detach(), count)

@@ -1,4 +1,4 @@
-"""Attention among neighbours: softmax over the edges into a node, and the weighted sum of rows."""
+"""Attention over neighbours: softmax over the edges into a node, and the weighted sum of rows."""
 
 from staticgraph.kernels.neighbour_attention.op import neighbour_attention
 from staticgraph.kernels.neighbour_attention.reference import neighbour_attention_reference

@@ -1,9 +1,9 @@
-"""``neighbour_attention`` on one core: loops over destinations each way.
+"""``neighbour_attention`` on one core: loops over destinations both ways.
 
-``pair``, ``edge`` and ``own`` are empty where they were not given. Forward takes all scores first,
-then all exponentials in one loop of the vector unit, then the sums. The softmax's shares are kept
-for the way back, since an exponential costs more than reading one. Backward knows ``grad . out`` of
-a node before its edges; it scatters as it goes: one core adds in one order.
+``pair``, ``edge`` and ``own`` are empty if not given. Forward computes all scores first, then all
+exponentials in one vectorised loop, then the sums. The attention weights are kept for backward,
+since an exponential costs more than reading one. Backward computes ``grad . out`` of a node before
+its edges, and scatters as it goes: on one core the order of additions is fixed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _leaky(value: Any, slope: Any) -> Any:
 
 @kernel
 def _turned(pair: Array, place: int, out: Array) -> None:
-    """``out [N, H]`` of ``pair [H, N, 2]``; zeros where there is no pair."""
+    """Writes one side of ``pair [H, N, 2]`` to ``out [N, H]``; zeros without a pair."""
     nodes, heads = out.shape
     for i in range(nodes):
         for h in range(heads):
@@ -53,7 +53,8 @@ def forward(
     share: Array,
     own_share: Array,
 ) -> None:
-    """Every element of ``out [N, H, C]``, ``share [E, H]`` and ``own_share [N, H]`` is written."""
+    """Runs forward; writes every element of ``out [N, H, C]``, ``share [E, H]`` and
+    ``own_share [N, H]``."""
     nodes, heads, width = x.shape
     kind = x.dtype.type
     zero, one, tilt, lowest = kind(0), kind(1), kind(slope), kind(-np.inf)
@@ -140,7 +141,10 @@ def backward(
     dedge: Array,
     down: Array,
 ) -> None:
-    """``dx`` comes zeroed; every element of ``dpair``, ``dedge`` and ``down`` is written."""
+    """Runs backward.
+
+    ``dx`` must be zeroed; every element of ``dpair``, ``dedge`` and ``down`` is written.
+    """
     nodes, heads, width = x.shape
     kind = x.dtype.type
     zero, one, tilt = kind(0), kind(1), kind(slope)
@@ -169,7 +173,7 @@ def backward(
         for e in range(row_ptr[i], row_ptr[i + 1]):
             j = src[e]
             for h in range(heads):
-                part = share[e, h]  # zero of an edge that is a loop
+                part = share[e, h]  # zero for an edge that is a self-loop
                 row, other = (i * heads + h) * width, (j * heads + h) * width
                 for c in range(width):
                     dx[j, h, c] += part * grad[i, h, c]

@@ -1,10 +1,10 @@
-"""``neighbour_attention`` in Triton: one program a node, no atomic addition.
+"""``neighbour_attention`` in Triton: one program per node, no atomic addition.
 
-Forward is two passes over the edges into a node: the softmax's largest score and sum, from the
-scores alone, then the shares and the weighted sum. Backward walks the edges out of a node by the
-transpose, which gives the gradient of its row, of its part as a source, and of each edge's score;
-a second launch adds the edges' up by destination. The gradient of a score needs ``grad . (x_j -
-out_i)`` alone, since the shares' own mean of ``grad . x`` is ``grad . out``.
+Forward makes two passes over the edges into a node: the softmax's maximum and sum, from the scores
+alone, then the weights and the weighted sum. Backward walks the edges out of a node through the
+transpose, which gives the gradient of its row, of its score term as a source, and of each edge's
+score; a second launch sums the edges' score gradients by destination. The gradient of a score needs
+only ``grad . (x_j - out_i)``, since the mean of ``grad . x`` under the weights is ``grad . out``.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -34,7 +34,7 @@ def score_of(
     EDGED: tl.constexpr,
     zero,
 ):
-    """``[HEADS]``: before the leaky ReLU."""
+    """Returns the scores ``[HEADS]`` of an edge, before the leaky ReLU."""
     value = zero
     known = h < heads
     if PAIRED:
@@ -69,7 +69,8 @@ def forward_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the row of node ``i``, all heads, and the shares of the edges into it."""
+    """One program: the output row of node ``i``, all heads, and the weights of the edges into
+    it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -92,8 +93,8 @@ def forward_kernel(
         value = tl.where(value > 0, value, slope * value)
         if LOOPS:
             value = tl.where(j == i, -float("inf"), value)
-        more = tl.where(largest > value, largest, value)  # a NaN stays one
-        # Equal to the largest is one, also where both are minus infinity.
+        more = tl.where(largest > value, largest, value)  # NaN propagates
+        # If equal to the maximum the factor is one, also where both are minus infinity.
         total = total * tl.where(largest == more, 1, tl.exp(largest - more))
         total += tl.where(value == more, 1, tl.exp(value - more))
         largest = more
@@ -145,8 +146,8 @@ def sources_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the gradients of node ``j``'s row, all heads, of its part in scores as a source,
-    and of the scores of the edges out of it."""
+    """One program: the gradients of node ``j``'s row, all heads, of its score term as a source, and
+    of the scores of the edges out of it."""
     j = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -197,8 +198,8 @@ def targets_kernel(
     WIDE: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """One program: the gradient of node ``i``'s part in scores as a target, the sum over the edges
-    into it."""
+    """One program: the gradient of node ``i``'s score term as a target, summed over the edges into
+    it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     known = h < heads
@@ -223,7 +224,7 @@ def forward(
     loops: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the operator; one launch."""
+    """Runs forward in one launch."""
     out = torch.empty_like(x, dtype=dtype)
     share = wide_like(x, len(src), heads)
     own_share = wide_like(x, len(x) if loops else 0, heads)
@@ -263,10 +264,10 @@ def backward(
     slope: float,
     loops: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the operator; two launches, one where no pair was given."""
+    """Runs backward in two launches, or one without a pair."""
     dx = torch.empty_like(x)
     dpair = x.new_empty(0) if pair is None else torch.empty_like(pair)
-    dedge = share.new_empty(len(dst), heads)  # wide: it is added up again
+    dedge = share.new_empty(len(dst), heads)  # in the accumulation dtype, since it is summed again
     down = share.new_empty(len(x) if loops else 0, heads)
     options = _options(x, pair, edge, own, heads, loops)
     sources_kernel[(len(x),)](

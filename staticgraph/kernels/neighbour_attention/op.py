@@ -1,9 +1,9 @@
-"""``neighbour_attention`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative.
+"""``neighbour_attention`` as a torch operator: CPU kernel, Triton kernel, shapes, derivative.
 
-Stock ``GATConv`` removes self-loops, appends one a node, gathers two scores an edge, adds, takes
-the leaky ReLU, a softmax of four scatters and gathers, gathers the rows, multiplies, scatters. Here
-that is one operator over the batch's own edges: with ``loops`` an edge from a node to itself is
-left out and each node attends to itself once.
+Stock ``GATConv`` removes self-loops, appends one per node, gathers two scores per edge, adds them,
+applies the leaky ReLU, computes a softmax of four scatters and gathers, gathers the rows,
+multiplies and scatters. Here that is one operator over the batch's own edges: with ``loops``, edges
+from a node to itself are skipped and each node attends to itself once.
 
 Source: Velickovic et al. 2018, arXiv 1710.10903.
 """
@@ -123,7 +123,7 @@ def _fake_backward(grad, x, out, share, own_share, pair, *_):
 def _setup(ctx, inputs, output):
     *tensors, ctx.heads, ctx.slope, ctx.loops, _ = inputs
     ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # no zeros for the shares, which have no derivative
+    ctx.set_materialize_grads(False)  # no zeros for the attention weights, which have no gradient
     ctx.save_for_backward(*output, *tensors)
 
 
@@ -190,25 +190,27 @@ def neighbour_attention(
     slope: float = 1.0,
     loops: bool = True,
 ) -> Tensor:
-    """``out[i] = sum over e into i of softmax(leaky_relu(score))[e] x[src[e]]``, head by head.
+    """Computes ``out[i] = sum over e into i of softmax(leaky_relu(score))[e] x[src[e]]`` per head.
 
-    The score of an edge from ``j`` to ``i`` is ``pair[h, j, 0] + pair[h, i, 1] + edge[e, h]``, the
-    softmax goes over the edges into ``i``.
+    The score of an edge from ``j`` to ``i`` is ``pair[h, j, 0] + pair[h, i, 1] + edge[e, h]``; the
+    softmax is over the edges into ``i``.
 
     Args:
-        x: ``[N, H * C]``; half precisions are added up in float32.
+        x: ``[N, H * C]``; half precisions are accumulated in float32.
         src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
         heads: ``H``.
-        pair: ``[H, N, 2]``, what a node adds as a source and as a destination; None for nothing.
-        edge: ``[E, H]``, what an edge adds; None for nothing.
-        own: ``[N, H]``, what the loop of a node adds in the place of ``edge``; None for nothing.
-        slope: of the leaky ReLU below zero; 1 leaves scores as they are.
-        loops: every node attends to itself once, edges from a node to itself are left out.
+        pair: ``[H, N, 2]``, a node's score terms as a source and as a destination; None for
+            nothing.
+        edge: ``[E, H]``, an edge's score term; None for nothing.
+        own: ``[N, H]``, the score term of a node's self-loop, in place of ``edge``; None for
+            nothing.
+        slope: of the leaky ReLU below zero; 1 leaves scores unchanged.
+        loops: every node attends to itself once, and edges from a node to itself are skipped.
 
     Returns:
-        ``[N, H * C]`` in the promoted dtype of ``x`` and the scores; zero where a node has no
-        edges and no loop. Differentiable once in ``x``, ``pair``, ``edge`` and ``own``. The same
-        bits every time.
+        ``[N, H * C]`` in the promoted dtype of ``x`` and the scores; zero for a node without edges
+        or self-loop. Differentiable once in ``x``, ``pair``, ``edge`` and ``own``. Bitwise
+        deterministic.
 
     Raises:
         ValueError: ``own`` without ``loops``, or heads that do not divide the columns.
@@ -239,7 +241,7 @@ def neighbour_attention(
 
 
 def _shares(x: Tensor, src: Tensor, heads: int, loops: bool) -> tuple[Tensor, Tensor]:
-    """Memory for the shares of edges and of loops."""
+    """Allocates the attention weights of edges and of self-loops."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     return (
         torch.empty(src.size(0), heads, dtype=dtype, device=x.device),
@@ -248,7 +250,7 @@ def _shares(x: Tensor, src: Tensor, heads: int, loops: bool) -> tuple[Tensor, Te
 
 
 def _array(value: Tensor | None, dtype: torch.dtype, dims: int) -> Any:
-    """As NumPy sees it, in the precision of the sums; an empty one for None."""
+    """Returns the tensor as a NumPy array in the accumulation dtype; an empty one for None."""
     if value is None:
         return torch.empty((0,) * dims, dtype=dtype).numpy()
     return value.detach().to(dtype).numpy()

@@ -1,4 +1,4 @@
-"""What :func:`neighbour_attention` means, in eager torch, head by head and edge by edge."""
+"""Reference for :func:`neighbour_attention` in eager torch, with one row per edge and head."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def neighbour_attention_reference(
     slope: float,
     loops: bool,
 ) -> Tensor:
-    """Differentiable, on any device; sums in float32 (float64 for float64).
+    """Computes ``neighbour_attention``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.neighbour_attention`; edges in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.neighbour_attention`; edges in any order.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     nodes, score = len(x), x.new_zeros(len(src), heads, dtype=wide)

@@ -1,4 +1,4 @@
-"""The largest message of the neighbours, column by column."""
+"""The largest message from a node's neighbours, column by column."""
 
 from staticgraph.kernels.neighbour_max.op import neighbour_max
 from staticgraph.kernels.neighbour_max.reference import neighbour_max_reference

@@ -1,7 +1,7 @@
-"""``neighbour_max`` on one core: destination by destination, nothing of size ``[E, F]`` between.
+"""``neighbour_max`` on one core: destination by destination, nothing of size ``[E, F]`` in between.
 
-``edge`` is empty where messages are the rows themselves, and ReLU of their sum where it is given.
-Backward scatters as it goes: one core adds in one order.
+``edge`` is empty if messages are the rows themselves; otherwise a message is the ReLU of row plus
+edge. Backward scatters as it goes: on one core the order of additions is fixed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from staticgraph.store.columns import Array
 
 @kernel
 def _relu(value: Any, zero: Any) -> Any:
-    """A NaN stays one."""
+    """Applies ReLU; NaN propagates."""
     return zero if value <= zero else value
 
 
 @kernel
 def forward(x: Array, edge: Array, src: Array, row_ptr: Array, out: Array) -> None:
-    """Every element of ``out`` is written."""
+    """Runs forward; writes every element of ``out``."""
     width, zero, edged = x.shape[1], x.dtype.type(0), edge.shape[0] > 0
     for i in range(len(x)):
         first, last = row_ptr[i], row_ptr[i + 1]
@@ -48,7 +48,7 @@ def backward(
     dx: Array,
     dedge: Array,
 ) -> None:
-    """``dx`` comes zeroed, every element of ``dedge`` is written."""
+    """Runs backward; ``dx`` must be zeroed, and every element of ``dedge`` is written."""
     width, zero, one, edged = x.shape[1], x.dtype.type(0), x.dtype.type(1), edge.shape[0] > 0
     share = np.empty(width, x.dtype)
     for i in range(len(x)):

@@ -1,7 +1,7 @@
-"""``neighbour_max`` in Triton: one program a node, edges in order, no atomic operation.
+"""``neighbour_max`` in Triton: one program per node, edges in order, no atomic operation.
 
-Backward is two launches: by destination, what each of the equal largest messages gets, and by
-source through the transpose, who they were.
+Backward is two launches: by destination, the gradient that each of the tied largest messages gets,
+and by source through the transpose, which messages those were.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -63,14 +63,16 @@ def shares_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: of node ``i``'s gradient, what each of the equal largest messages gets, and,
-    where messages are sums, what the largest was before it was rounded."""
+    """One program: the part of node ``i``'s gradient that each of the tied largest messages gets.
+
+    If messages are sums, it also stores the maximum before it was rounded.
+    """
     i = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
     first = tl.load(row_ptr + i).to(tl.int64)
     last = tl.load(row_ptr + i + 1).to(tl.int64)
-    if EDGED:  # the result was rounded to its dtype; who was largest is asked of the sums
+    if EDGED:  # the result was rounded to its dtype, so the maximum is recomputed from the sums
         best = tl.zeros([BLOCK], WIDE)
         for e in range(first, last):
             value = tl.load(x + tl.load(src + e) * width + f, mask=inside, other=0).to(WIDE)
@@ -130,7 +132,7 @@ def backward_kernel(
 
 
 def forward(x: Tensor, edge: Tensor | None, src: Tensor, row_ptr: Tensor) -> Tensor:
-    """As the operator; one launch."""
+    """Runs forward in one launch."""
     out = torch.empty_like(x)
     given = x if edge is None else edge
     forward_kernel[(len(x),)](x, given, src, row_ptr, out, x.size(1), **_options(x, edge))
@@ -148,7 +150,7 @@ def backward(
     col_ptr: Tensor,
     transpose: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """As the operator; two launches."""
+    """Runs backward in two launches."""
     dx, share = torch.empty_like(x), wide_like(x, *x.shape)
     dedge = x.new_empty(0) if edge is None else torch.empty_like(edge)
     largest = out if edge is None else torch.empty_like(share)

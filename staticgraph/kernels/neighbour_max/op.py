@@ -1,4 +1,4 @@
-"""``neighbour_max`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative."""
+"""``neighbour_max`` as a torch operator: CPU kernel, Triton kernel, shapes, derivative."""
 
 from __future__ import annotations
 
@@ -103,18 +103,19 @@ def neighbour_max(
     col_ptr: Tensor,
     transpose: Tensor,
 ) -> Tensor:
-    """``out[i] = largest over edges e into i of x[src[e]]``, or of ``ReLU(x[src[e]] + edge[e])``.
+    """Computes ``out[i] = largest over edges e into i of x[src[e]]``, or of
+    ``ReLU(x[src[e]] + edge[e])``.
 
-    Equal largest values share the gradient as :func:`staticgraph.kernels.segment_max` says.
+    Ties share the gradient as in :func:`staticgraph.kernels.segment_max`.
 
     Args:
         x: ``[N, F]``.
-        edge: ``[E, F]``, or None where the messages are the rows themselves.
+        edge: ``[E, F]``, or None if the messages are the rows themselves.
         src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
 
     Returns:
-        ``[N, F]``, zero where no edge ends; differentiable once in ``x`` and ``edge``. The same
-        bits every time.
+        ``[N, F]``, zero for a node without incoming edges; differentiable once in ``x`` and
+        ``edge``. Bitwise deterministic.
     """
     if edge is not None:
         dtype = torch.promote_types(x.dtype, edge.dtype)
@@ -123,7 +124,7 @@ def neighbour_max(
 
 
 def _array(value: Tensor | None, dtype: torch.dtype) -> Any:
-    """As NumPy sees it, in a precision that numba knows; an empty one for None."""
+    """Returns the tensor as a NumPy array in a dtype that numba supports; an empty one for None."""
     if value is None:
         return torch.empty((0, 0), dtype=dtype).numpy()
     return value.detach().to(dtype).numpy()

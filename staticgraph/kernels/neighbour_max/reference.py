@@ -1,4 +1,4 @@
-"""What :func:`neighbour_max` means, in eager torch."""
+"""Reference for :func:`neighbour_max` in eager torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 def neighbour_max_reference(x: Tensor, edge: Tensor | None, src: Tensor, dst: Tensor) -> Tensor:
-    """Differentiable, on any device; torch's own ``scatter_reduce``, from where equal values share
-    a gradient.
+    """Computes ``neighbour_max`` with torch's ``scatter_reduce``, differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.neighbour_max`; edges in any order.
+    The way ties share a gradient is that of ``scatter_reduce``. Arguments as in
+    :func:`staticgraph.kernels.neighbour_max`; edges in any order.
     """
     rows = x.index_select(0, src)
     rows = rows if edge is None else (rows + edge).relu()

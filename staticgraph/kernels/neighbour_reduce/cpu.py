@@ -1,16 +1,16 @@
-"""``neighbour_reduce`` on one core: a loop over destinations each way, rows of one message in the
-first-level cache and nothing of size ``[E, F]``.
+"""``neighbour_reduce`` on one core: a loop over destinations per direction, one message at a time.
 
-Each step of a message is a loop of its own over its columns, over few enough arrays for LLVM to
-prove that they do not overlap and use the vector unit. Spread is added up around the first message
-of a node, which keeps the digits that a mean of squares would lose. Backward computes the messages
-again and scatters as it goes: one core adds in one order. Measured (one of 2 shared cores,
-2026-11-22, 1,800 nodes, 3,700 edges): see ``docs/rewrites.md``. Both functions are long because
-more of them in inlined parts took time (the same, 2026-11-23): of what is done once a node a tenth,
-where the maximum is all that is asked for; of what is done for every edge a quarter and more.
+The rows of a message stay in the L1 cache, and nothing has size ``[E, F]``. Each step of a message
+is a separate loop over its columns, over few enough arrays for LLVM to prove that they do not
+overlap and vectorise it. The variance is accumulated around the first message of a node, which
+keeps the digits that a mean of squares would lose. Backward recomputes the messages and scatters as
+it goes: on one core the order of additions is fixed. Measured (one of 2 shared cores, 2026-11-22,
+1,800 nodes, 3,700 edges): see ``docs/rewrites.md``. Both functions are long because moving more of
+them to inlined functions cost time (same machine, 2026-11-23): a tenth for the per-node work if
+only the maximum is requested, a quarter and more for the per-edge work.
 
 Operands that were not given are one row of zeros, which is read for every edge; ``code`` is empty
-where edge ``e`` reads row ``e``. ``kinds`` are places in
+if edge ``e`` reads row ``e``. ``kinds`` are indices into
 :data:`staticgraph.kernels.neighbour_reduce.reference.REDUCTIONS`.
 """
 
@@ -31,15 +31,18 @@ LEAST_VARIANCE = 1e-5
 
 @inlined
 def _sum(source: Array, j: int, target: Array, i: int, edge: Array, r: int, value: Array) -> None:
-    """A message before its activation."""
+    """Computes a message before its activation."""
     for f in range(len(value)):
         value[f] = source[j, f] + target[i, f] + edge[r, f]
 
 
 @inlined
 def _activate(value: Array, activation: int, slope: Any, zero: Any, one: Any) -> None:
-    """In place, in a loop of one array: where the activation was asked about around a loop over all
-    operands, that ran without the vector unit, and a layer took three times as long."""
+    """Applies the activation in place, in a loop over a single array.
+
+    When the activation was selected around a loop over all operands, that loop was not vectorised,
+    and a layer took three times as long.
+    """
     width = len(value)
     if activation == RELU:
         for f in range(width):
@@ -72,7 +75,7 @@ def _rise(
     one: Any,
     given: Array,
 ) -> None:
-    """A gradient times the derivative of the activation."""
+    """Multiplies a gradient by the derivative of the activation, in place."""
     width = len(given)
     if activation == RELU:
         for f in range(width):
@@ -118,7 +121,7 @@ def forward(
     edged: bool,
     out: Array,
 ) -> None:
-    """Every element of ``out [T, N, R, F / T]`` is written."""
+    """Runs forward; writes every element of ``out [T, N, R, F / T]``."""
     towers, nodes, _, part = out.shape
     width, kind = towers * part, out.dtype.type
     zero, one, tilt, least_variance = kind(0), kind(1), kind(slope), kind(LEAST_VARIANCE)
@@ -227,8 +230,11 @@ def backward(
     dtarget: Array,
     dedge: Array,
 ) -> None:
-    """``dsource`` comes zeroed, and so does ``dedge`` where edges have a code; every element of
-    ``dtarget``, and of ``dedge`` else, is written. Those that are empty are left alone."""
+    """Runs backward.
+
+    ``dsource`` must be zeroed, and so must ``dedge`` if edges have a code; every element of
+    ``dtarget``, and of ``dedge`` without a code, is written. Empty gradients are not touched.
+    """
     towers, nodes, _, part = out.shape
     width, kind = towers * part, out.dtype.type
     zero, one, two, tilt = kind(0), kind(1), kind(2), kind(slope)

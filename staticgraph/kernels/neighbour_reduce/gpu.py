@@ -1,6 +1,9 @@
-"""``neighbour_reduce`` on CUDA: rows of all edges in stock operations, their sums and largest by
-the row pointers in the kernels of :mod:`staticgraph.kernels.segments`, so that nothing is added up
-in an order of its own. No rewrite takes it there: a compiler joins what leads to a sum."""
+"""``neighbour_reduce`` on CUDA: stock operations for the rows of all edges, segment kernels for the
+reductions.
+
+Sums and maxima go by row pointer (:mod:`staticgraph.kernels.segments`), so the order of additions
+is fixed. No rewrite uses this path: a compiler fuses the operations that lead to a sum.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Operands = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class EdgeReductions:
-    """Where edges lead, and reductions by it."""
+    """The ends of the edges, and reductions over the edges into each node."""
 
     src: Tensor
     dst: Tensor
@@ -26,19 +29,19 @@ class EdgeReductions:
         self.src, self.dst, self.row_ptr = src, dst, row_ptr
 
     def sum(self, rows: Tensor, mean: bool = False) -> Tensor:
-        """Of each node's edges."""
+        """Sums, or averages, rows over each node's edges."""
         return segments.sum_forward(rows.contiguous(), self.row_ptr, mean)
 
     def max(self, rows: Tensor) -> Tensor:
-        """Of each node's edges, zero of none."""
+        """Takes the maximum of rows over each node's edges; zero without edges."""
         return segments.max_forward(rows.contiguous(), self.row_ptr)
 
     def variance(self, rows: Tensor) -> Tensor:
-        """Around each node's own mean."""
+        """Computes the variance of rows over each node's edges, around the node's own mean."""
         return self.sum((rows - self.of(self.sum(rows, mean=True))).square(), mean=True)
 
     def of(self, values: Tensor) -> Tensor:
-        """What each edge's destination has."""
+        """Gathers the values of each edge's destination."""
         return values.index_select(0, self.dst)
 
 
@@ -51,7 +54,7 @@ def forward(
     names: list[str],
     towers: int,
 ) -> Tensor:
-    """As the operator, in the precision of the sums."""
+    """Runs forward, with the result in the accumulation dtype."""
     rows = activated(_rows(operands, code, edges), activation, slope)
     found = [_reduced(rows, edges, name) for name in names]
     together = torch.stack([one.view(len(one), towers, -1) for one in found])
@@ -92,7 +95,7 @@ def backward(
     names: list[str],
     towers: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the operator; ``ends`` are the column pointers and the edges by source."""
+    """Runs backward; ``ends`` are ``col_ptr`` and ``transpose``."""
     before = _rows(operands, code, edges)
     rows = activated(before, activation, slope)
     given = torch.zeros_like(rows)
@@ -115,7 +118,7 @@ def backward(
 def _returned(
     grad: Tensor, found: Tensor, rows: Tensor, edges: EdgeReductions, name: str
 ) -> Tensor:
-    """What comes back to each message from one reduction."""
+    """Computes the gradient of each message from one reduction."""
     if name == "sum":
         return edges.of(grad)
     share = 1 / edges.row_ptr.diff().clamp(min=1).to(rows.dtype)[:, None]

@@ -1,9 +1,10 @@
-"""``neighbour_reduce`` as an operator of torch: CPU kernel, CUDA by segments, shapes, derivative.
+"""``neighbour_reduce`` as a torch operator: CPU kernel, segment kernels on CUDA, shapes,
+derivative.
 
-A layer of one's own sums ``silu(x[src] + e)``; PNA takes mean, least, largest and standard
-deviation of one message. In stock operations each is a gather, an activation, a scatter, and twice
-that on the way back, over tensors of all edges. Here a message is made, used for every reduction
-and forgotten.
+A custom layer may sum ``silu(x[src] + e)``; PNA takes mean, minimum, maximum and standard deviation
+of one message. In stock operations each of these is a gather, an activation and a scatter, and
+twice that in backward, over tensors of all edges. Here a message is computed, used for every
+reduction and discarded.
 
 Source: Corso et al. 2020, arXiv 2004.05718.
 """
@@ -76,7 +77,7 @@ def _read(
     slope: float,
     kinds: Sequence[int],
 ) -> tuple[Any, ...]:
-    """What both loops read, in the order of their arguments."""
+    """Returns the inputs that both loops share, in the order of their arguments."""
     some = some_of(*operands)
     wide = torch.promote_types(some.dtype, torch.float32)
     return (
@@ -141,11 +142,12 @@ _forward = operator(
 
 
 class NeighbourReduce(torch.autograd.Function):
-    """The derivative, from the messages made again and the results in the precision of the sums."""
+    """Autograd function of ``neighbour_reduce``; backward recomputes the messages, and uses the
+    results in the accumulation dtype."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """The reductions side by side as the operator gives them, in the inputs' dtype."""
+        """Returns the operator's reductions side by side, in the inputs' dtype."""
         *tensors, activation, slope, kinds, towers = inputs
         wide = _forward(*tensors, activation, slope, kinds, towers)
         ctx.save_for_backward(wide, *tensors)
@@ -156,7 +158,7 @@ class NeighbourReduce(torch.autograd.Function):
     @staticmethod
     @differentiable_once("neighbour_reduce")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of source, target, edge and what else is wanted."""
+        """Returns the gradients of source, target and edge that are needed."""
         found = _backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.options)
         return *asked_of(ctx, found), *(None,) * 10
 
@@ -177,31 +179,34 @@ def neighbour_reduce(
     slope: float = 0.01,
     towers: int = 1,
 ) -> Tensor:
-    """Reductions, over the edges ``e`` into a node ``i``, of one message,
-    ``activation(source[src[e]] + target[i] + edge[e])``.
+    """Reduces one message per edge, ``activation(source[src[e]] + target[i] + edge[e])``, in
+    several ways at once.
+
+    The reductions are over the edges ``e`` into each node ``i``.
 
     Args:
-        source: ``[N, F]``, what a node gives its neighbours; None for nothing.
-        target: ``[N, F]``, what a node adds to what it gets; None for nothing.
-        edge: ``[E, F]``, what an edge adds; None for nothing. One of the three is needed.
+        source: ``[N, F]``, a node's term in the messages it sends; None for nothing.
+        target: ``[N, F]``, a node's term in the messages it receives; None for nothing.
+        edge: ``[E, F]``, an edge's term; None for nothing. At least one of the three is required.
         src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
-        reductions: of :data:`staticgraph.kernels.neighbour_reduce.REDUCTIONS`: ``sum``, ``mean``,
-            ``min``, ``max``, ``var`` (of the population) and ``std``, which is 0 up to a variance
-            of 1e-5 as PyG's is. Equal least or largest messages share the gradient as in
+        reductions: names from :data:`staticgraph.kernels.neighbour_reduce.REDUCTIONS`: ``sum``,
+            ``mean``, ``min``, ``max``, ``var`` (of the population) and ``std``, which is 0 up to a
+            variance of 1e-5 as in PyG. Tied smallest or largest messages share the gradient as in
             :func:`staticgraph.kernels.segment_max`.
         code: ``[E]`` int64; edge ``e`` then reads row ``code[e]`` of ``edge [V, F]``.
-        activation: of :data:`staticgraph.kernels.neighbour_reduce.ACTIVATIONS`: ``none``,
+        activation: a name from :data:`staticgraph.kernels.neighbour_reduce.ACTIVATIONS`: ``none``,
             ``relu``, ``leaky_relu``, ``silu`` or ``sigmoid``.
         slope: of the leaky ReLU below zero.
-        towers: equal parts ``T`` of the columns, each of which has its results together.
+        towers: number ``T`` of equal parts of the columns; the results of each part are contiguous.
 
     Returns:
         ``[T, N, R * F / T]``: for each tower and node the ``R`` reductions one after another, in
-        the dtype of the operands; zero where a node has no edges. Half precisions are added up in
-        float32. Differentiable once. The same bits every time.
+        the dtype of the operands; zero for a node without edges. Half precisions are accumulated in
+        float32. Differentiable once. Bitwise deterministic.
 
     Raises:
-        ValueError: no operand, an unknown name, or towers that do not divide the columns.
+        ValueError: no operand or no reduction is given, a name is unknown, or the towers do not
+            divide the columns.
     """
     given = [one for one in (source, target, edge) if one is not None]
     if not given:
@@ -243,13 +248,13 @@ def _gradient(value: Tensor | None, wide: torch.dtype, zero: bool = False) -> Te
 
 
 def _array(value: Tensor | None, wide: torch.dtype, width: int) -> Any:
-    """As NumPy sees it; a row of zeros for None."""
+    """Returns the tensor as a NumPy array; a row of zeros for None."""
     if value is None:
         return torch.zeros(1, width, dtype=wide).numpy()
     return value.detach().to(wide).numpy()
 
 
 def _parted(value: Tensor, kinds: Sequence[int]) -> Any:
-    """``[T, N, R * F / T]`` -> ``[T, N, R, F / T]``."""
+    """Reshapes ``[T, N, R * F / T]`` to a ``[T, N, R, F / T]`` NumPy array."""
     towers, nodes, columns = value.shape
     return value.view(towers, nodes, len(kinds), columns // len(kinds)).numpy()

@@ -1,4 +1,4 @@
-"""What :func:`neighbour_reduce` means, in eager torch, as PyG's aggregations compute it."""
+"""Reference for :func:`neighbour_reduce` in eager torch, as PyG's aggregations compute it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from staticgraph.kernels.message import message_reference, some_of
 
 ACTIVATIONS = ("none", "relu", "leaky_relu", "silu", "sigmoid")
 REDUCTIONS = ("sum", "mean", "min", "max", "var", "std")
-# Below this variance PyG's standard deviation is zero, and has no gradient.
+# Up to this variance PyG's standard deviation is zero, and has no gradient.
 LEAST_VARIANCE = 1e-5
 
 
 def activated(rows: Tensor, activation: str, slope: float) -> Tensor:
-    """``rows`` under one of :data:`ACTIVATIONS`."""
+    """Applies one of :data:`ACTIVATIONS` to ``rows``."""
     if activation == "leaky_relu":
         return F.leaky_relu(rows, slope)
     functions = {"relu": torch.relu, "silu": F.silu, "sigmoid": torch.sigmoid}
@@ -38,9 +38,10 @@ def neighbour_reduce_reference(
     reductions: Sequence[str],
     towers: int,
 ) -> Tensor:
-    """Differentiable, on any device; sums in float32 (float64 for float64).
+    """Computes ``neighbour_reduce``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.neighbour_reduce`; edges in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.neighbour_reduce`; edges in any order.
     """
     rows = activated(message_reference(source, target, edge, code, src, dst), activation, slope)
     found = [_reduced(rows, dst, nodes, reduction) for reduction in reductions]

@@ -1,4 +1,4 @@
-"""Gather along edges, transform, and add up by destination, in one pass each way."""
+"""Gather along edges, transform, and sum by destination, in one pass per direction."""
 
 from staticgraph.kernels.neighbour_sum.op import each_edge, neighbour_sum, neighbour_sum_handed_on
 from staticgraph.kernels.neighbour_sum.reference import neighbour_sum_reference

@@ -1,15 +1,14 @@
 """``neighbour_sum`` on the CPU: two loops over the edges, nothing of size ``[E, F]`` in between.
 
 Forward goes destination by destination, backward source by source through the transpose, so every
-row of the result is written by one place. Each transform has a loop of its own, with few enough
-arrays for LLVM to prove that they do not overlap and use the vector unit. Measured (one of 2 shared
-CPU cores, 2026-11-20, 3,295 nodes, 7,093 edges, 64 columns, GINE's transform over a table of 60
-rows): 0.07 ms forward and 0.12 ms backward, against 0.25 and 0.44 ms for gather, add, relu and
-scatter in torch.
+row of the result is written by one thread. Each transform has its own loop, with few enough arrays
+for LLVM to prove that they do not overlap and vectorise it. Measured (one of 2 shared CPU cores,
+2026-11-20, 3,295 nodes, 7,093 edges, 64 columns, GINE's transform over a table of 60 rows): 0.07 ms
+forward and 0.12 ms backward, against 0.25 and 0.44 ms for gather, add, relu and scatter in torch.
 
-In all of them ``edge`` is ``[V, F]``, or ``[V, 1]`` with one number an edge, and ``code`` is empty
-where edge ``e`` reads row ``e``, and ``weight`` where every message weighs one.
-``into_x`` and ``into_edge`` are what the gradients start from; empty for zero.
+In all loops, ``edge`` is ``[V, F]``, or ``[V, 1]`` with one number per edge; ``code`` is empty if
+edge ``e`` reads row ``e``, and ``weight`` is empty if every message has weight one. ``into_x`` and
+``into_edge`` are the initial values of the gradients; empty for zero.
 """
 
 from __future__ import annotations
@@ -31,8 +30,10 @@ from staticgraph.store.columns import Array
 
 @kernel
 def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, ...]:
-    """``x, edge, code, weight, src, row_ptr, out`` by their addresses; ``sizes`` are ``N, F``,
-    those of ``edge``, of ``code``, of ``weight`` and of ``src``."""
+    """Returns ``x, edge, code, weight, src, row_ptr, out`` as arrays at their addresses.
+
+    ``sizes`` are ``N, F``, and the sizes of ``edge``, ``code``, ``weight`` and ``src``.
+    """
     nodes, width, entries, columns, codes, weights, edges = sizes
     number, small = np.int64(0), np.int32(0)
     return (
@@ -136,7 +137,7 @@ _copies, _multiplies, _relu_adds = on_threads(_copy), on_threads(_multiply), on_
 def copy(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
-    """Sums of ``x[src]``."""
+    """Sums ``x[src]`` over the edges into each node."""
     x, _, _, _, src, row_ptr, out = _operands(like, at, sizes)
     _copies(threads, (x, src, row_ptr, out, scale, mean))
 
@@ -145,7 +146,7 @@ def copy(
 def multiply(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
-    """Sums of ``x[src] * edge``."""
+    """Sums ``x[src] * edge`` over the edges into each node."""
     x, edge, code, _, src, row_ptr, out = _operands(like, at, sizes)
     _multiplies(threads, (x, edge, code, src, row_ptr, out, scale, mean))
 
@@ -154,7 +155,7 @@ def multiply(
 def relu_add(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
-    """Sums of ``weight * ReLU(x[src] + edge)``; a NaN stays one."""
+    """Sums ``weight * ReLU(x[src] + edge)`` over the edges into each node; NaN propagates."""
     _relu_adds(threads, (*_operands(like, at, sizes), scale, mean))
 
 

@@ -1,5 +1,8 @@
-"""The backward loops of :mod:`staticgraph.kernels.neighbour_sum.cpu`, source by source; edges that
-read one table add to it by pieces of the sources (:mod:`staticgraph.kernels.table_sum.pieces`)."""
+"""The backward loops of :mod:`staticgraph.kernels.neighbour_sum.cpu`, source by source.
+
+If edges read a shared table, its gradient is accumulated per piece of the sources
+(:mod:`staticgraph.kernels.table_sum.pieces`).
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,13 @@ from staticgraph.store.columns import Array
 
 @kernel
 def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, ...]:
-    """``grad, x, edge, code, dst, row_ptr, col_ptr, transpose, into_x, into_edge, dx, dedge`` by
-    their addresses; ``sizes`` are ``N, F``, those of ``edge``, of ``code`` and of ``dst``, and the
-    rows of ``into_x`` and ``into_edge``. The last address and size are those of ``weight``, which
-    :func:`_weights` reads."""
+    """Returns the operands as arrays at their addresses.
+
+    These are ``grad, x, edge, code, dst, row_ptr, col_ptr, transpose, into_x, into_edge, dx,
+    dedge``. ``sizes`` are ``N, F``, the sizes of ``edge``, ``code`` and ``dst``, and the rows of
+    ``into_x`` and ``into_edge``. The last address and size are those of ``weight``, which
+    :func:`_weights` reads.
+    """
     nodes, width, entries, columns, codes, edges, on_nodes, on_edges, _ = sizes
     number, small = np.int64(0), np.int32(0)
     return (
@@ -40,7 +46,7 @@ def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple
 
 @kernel
 def _weights(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
-    """What messages are multiplied by; empty where that is one."""
+    """Returns the factors of the messages; empty if all are one."""
     return carray(pointer(at[12], like), sizes[8])
 
 
@@ -223,8 +229,10 @@ _relu_adds = on_threads(_relu_add)
 
 @kernel
 def _pieces(edge: Array, code: Array, threads: int) -> tuple[Array, int]:
-    """A table a piece of the sources, of no rows where each edge has its own, and how many pieces
-    there are."""
+    """Returns one table per piece of the sources, and the number of pieces.
+
+    The tables have no rows if each edge has its own row.
+    """
     coded = len(code) > 0
     tables = of_pieces(len(code), edge if coded else edge[:0])
     return tables, len(tables) if coded else threads
@@ -232,7 +240,7 @@ def _pieces(edge: Array, code: Array, threads: int) -> tuple[Array, int]:
 
 @kernel
 def _add_up(tables: Array, code: Array, into_edge: Array, dedge: Array) -> None:
-    """The pieces' tables, where edges read one, and what was handed on."""
+    """Adds the pieces' tables, if edges read one, and the gradient of the edges handed on."""
     if len(code) > 0:
         join(tables, dedge)
     if len(into_edge) > 0:
@@ -243,7 +251,7 @@ def _add_up(tables: Array, code: Array, into_edge: Array, dedge: Array) -> None:
 def copy_backward(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
-    """``dedge`` is left alone."""
+    """Runs backward of ``copy``; ``dedge`` is not touched."""
     operands = _operands(like, at, sizes)
     grad, dst, row_ptr, col_ptr, transpose = operands[0], *operands[4:8]
     into_x, dx = operands[8], operands[10]
@@ -254,7 +262,7 @@ def copy_backward(
 def multiply_backward(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
-    """Every row of ``dx`` and ``dedge`` is written."""
+    """Runs backward of ``multiply``; every row of ``dx`` and ``dedge`` is written."""
     operands = _operands(like, at, sizes)
     edge, code, into_x, into_edge, dx, dedge = *operands[2:4], *operands[8:]
     tables, pieces = _pieces(edge, code, threads)
@@ -268,7 +276,8 @@ def multiply_backward(
 def weighed_backward(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
-    """Of numbers without a gradient, one an edge: ``dedge`` is left alone."""
+    """Runs backward of ``multiply`` with one number per edge and no gradient for it; ``dedge`` is
+    not touched."""
     operands = _operands(like, at, sizes)
     grad, edge, code, dst, row_ptr = operands[0], *operands[2:6]
     col_ptr, transpose, into_x, dx = *operands[6:9], operands[10]
@@ -280,7 +289,7 @@ def weighed_backward(
 def relu_add_backward(
     like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
-    """Every row of ``dx`` and ``dedge`` is written."""
+    """Runs backward of ``relu_add``; every row of ``dx`` and ``dedge`` is written."""
     operands = _operands(like, at, sizes)
     edge, code, into_x, into_edge, dx, dedge = *operands[2:4], *operands[8:]
     tables, pieces = _pieces(edge, code, threads)

@@ -1,9 +1,10 @@
-"""``neighbour_sum`` in Triton: one program a node, edges in order, no atomic addition.
+"""``neighbour_sum`` in Triton: one program per node, edges in order, no atomic addition.
 
-Forward walks the edges into a node by ``row_ptr``; backward the edges out of it by ``col_ptr`` and
-``transpose``, and writes each edge's own gradient on the way, since every edge leaves one node. A
-table that edges share (``code``) then takes the edges' gradients by the same matrix product as
-:mod:`staticgraph.kernels.table_sum`. Everything is added up in float32 (float64 for float64).
+Forward walks the edges into a node by ``row_ptr``. Backward walks the edges out of it by
+``col_ptr`` and ``transpose``, and writes each edge's own gradient on the way, since every edge
+leaves exactly one node. The gradient of a table that edges share (``code``) is then summed from the
+edges' gradients by the matrix product of :mod:`staticgraph.kernels.table_sum`. Sums are float32
+(float64 for float64).
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -161,7 +162,7 @@ def forward(
     transform: str,
     mean: bool,
 ) -> Tensor:
-    """As the operator; one launch."""
+    """Runs forward in one launch."""
     dtype = x.dtype if edge is None else torch.promote_types(x.dtype, edge.dtype)
     out, columns = torch.empty_like(x, dtype=dtype), block(x.size(1))
     forward_kernel[(len(x),)](
@@ -198,14 +199,14 @@ def backward(
     mean: bool,
     each: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As the operator; one launch, three where edges share a table and ``each`` is not asked."""
+    """Runs backward in one launch, or three if edges share a table and ``each`` is false."""
     dx, columns = torch.empty_like(x), block(x.size(1))
     into_x = None if into_x is None else into_x.contiguous()
     into_edge = None if into_edge is None else into_edge.contiguous()
     if edge is None:
         dedge = x.new_empty(0)
     else:
-        # An edge's share of a table's gradient stays wide until it is added up.
+        # An edge's part of a table's gradient stays in the accumulation dtype until it is summed.
         dtype = edge.dtype if code is None else torch.promote_types(edge.dtype, torch.float32)
         dedge = edge.new_empty(len(dst), *edge.shape[1:], dtype=dtype)
     into_each = into_edge if code is None or each else None

@@ -1,8 +1,8 @@
-"""``neighbour_sum`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative.
+"""``neighbour_sum`` as a torch operator: CPU kernel, Triton kernel, shapes, derivative.
 
-What is read here is often read again: by the next layer's sum (the edges' table), by a residual
-(the nodes). Autograd would add their gradients up, an operation each time. So the operator hands
-its operands on, and whatever gradient comes back through them is where its own sums begin.
+Its operands are often read again: the edge table by the next layer's sum, the nodes by a residual
+connection. Autograd would add their gradients in one operation each. So the operator can hand its
+operands on, and uses the gradients that arrive through them as the initial values of its own sums.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from staticgraph.kernels.threads import threads_for
 
 
 class Summed(NamedTuple):
-    """A sum over neighbours, and its operands for whoever reads them next.
+    """A sum over neighbours, and its operands for their next reader.
 
     Attributes:
         out: ``[N, F]``.
-        x: the nodes that were given.
-        edge: the edge operand that was given, ``each`` where that was given, or None.
+        x: the nodes that were passed in.
+        edge: the edge operand that was passed in, or ``each`` if that was, or None.
     """
 
     out: Tensor
@@ -84,7 +84,7 @@ def _backward_on_cpu(
     each: bool,
 ) -> tuple[Tensor, Tensor]:
     dtype, types = common(x, edge), (x.dtype, x.dtype if edge is None else edge.dtype)
-    if each:  # the kernel's own way of edges that each have a row
+    if each:  # the kernel handles edges that each have a row
         assert edge is not None
         assert code is not None
         edge, code = edge.index_select(0, code), None
@@ -121,7 +121,7 @@ def _backward_on_cuda(grad, x, edge, code, src, *rest):
     from staticgraph.kernels.neighbour_sum import gpu
 
     given: list[Any] = list(rest)
-    if given[-3] == "weighed":  # there is no loop of its own
+    if given[-3] == "weighed":  # the GPU has no separate kernel for it
         given[-3] = "multiply"
     return gpu.backward(grad, x, edge, code, *given)
 
@@ -153,13 +153,15 @@ _backward = operator(
 
 
 class NeighbourSum(torch.autograd.Function):
-    """The derivative; ``handed`` tells which operands are handed on: "", "x", "xe". The gradient of
-    edges goes to ``each`` where it is given, else to the edge operand."""
+    """Autograd function of ``neighbour_sum``; ``handed`` tells which operands are handed on: "",
+    "x", "xe".
+
+    The gradient of edges goes to ``each`` if it is given, otherwise to the edge operand.
+    """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        """``[N, F]`` as the operator gives it; ``x``, and the edges' rows, too, where they are
-        handed on."""
+        """Returns the operator's ``[N, F]``, and ``x`` and the edge rows if they are handed on."""
         *tensors, each, transform, mean, handed = inputs
         ctx.save_for_backward(*tensors)
         ctx.transform, ctx.mean, ctx.handed, ctx.each = transform, mean, handed, each is not None
@@ -174,13 +176,14 @@ class NeighbourSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once("neighbour_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of ``x`` and of the edges' rows; each with that of what was handed on."""
+        """Returns the gradients of ``x`` and of the edge rows, each including that of the operand
+        handed on."""
         into_x = grads[1] if ctx.handed else None
         into_edge = grads[2] if ctx.handed == "xe" else None
         transform, weight = ctx.transform, ctx.saved_tensors[1]
         wanted = ctx.needs_input_grad[1] or ctx.each
         if transform == "multiply" and weight.dim() == 1 and not wanted:
-            transform = "weighed"  # what nobody asks for is most of the arithmetic
+            transform = "weighed"  # the unneeded weight gradient is most of the arithmetic
         dx, dedge = _backward(
             grads[0], *ctx.saved_tensors, into_x, into_edge, transform, ctx.mean, ctx.each
         )
@@ -192,12 +195,13 @@ class NeighbourSum(torch.autograd.Function):
 
 
 class EachEdge(torch.autograd.Function):
-    """The rows of a table that edges read, one an edge, as a place for their gradients alone."""
+    """Autograd function that stands for the table rows that edges read, one per edge, to collect
+    their gradients."""
 
     @staticmethod
     def forward(ctx: Any, edge: Tensor, code: Tensor) -> Tensor:
-        """``[E, F]`` without memory: a place in autograd's graph for the rows of a table that edges
-        share."""
+        """Returns ``[E, F]`` without memory: a node in autograd's graph for the table rows that
+        edges share."""
         ctx.save_for_backward(code)
         ctx.entries, ctx.dtype = edge.size(0), edge.dtype
         wide = torch.promote_types(edge.dtype, torch.float32)
@@ -206,22 +210,24 @@ class EachEdge(torch.autograd.Function):
     @staticmethod
     @differentiable_once("neighbour_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The table's gradient ``[V, F]``, the edges' added up by their codes."""
+        """Returns the table's gradient ``[V, F]``, the edges' gradients summed by their codes."""
         (code,) = ctx.saved_tensors
         return table_gradient(grads[0], code.view(-1, 1), None, ctx.entries).to(ctx.dtype), None
 
 
 def each_edge(edge: Tensor, code: Tensor) -> Tensor:
-    """Where several sums read one table by one ``code``, each would add its edges' gradients up by
-    entry; handed from sum to sum as :func:`neighbour_sum_handed_on` takes it, they are added edge
-    by edge, and by entry once, here.
+    """Returns a placeholder that collects the edge gradients of several sums over one table.
+
+    If several sums read one table by the same ``code``, each would reduce its edges' gradients by
+    table entry. With the placeholder passed from sum to sum as ``each`` of
+    :func:`neighbour_sum_handed_on`, they accumulate edge by edge, and are reduced by entry once.
 
     Args:
         edge: ``[V, F]``.
         code: ``[E]`` int64.
 
     Returns:
-        ``[E, F]`` float32 (float64 of float64) that has no values, only a gradient.
+        ``[E, F]`` float32 (float64 for float64) that has no values, only a gradient.
     """
     return EachEdge.apply(edge, code)
 
@@ -241,29 +247,32 @@ def neighbour_sum(
     transform: str = "copy",
     mean: bool = False,
 ) -> Tensor:
-    """``out[i] = (1 + self_eps) x[i] + sum over edges e into i of transform(x[src[e]], edge[e])``,
-    each message times its weight where there are weights.
+    """Computes ``out[i] = (1 + self_eps) x[i] + sum over edges e into i of transform(x[src[e]],
+    edge[e])``.
+
+    With ``weight``, each message is multiplied by its weight.
 
     Args:
-        x: ``[N, F]`` float32, float64, or bfloat16 and float16, which are added up in float32.
+        x: ``[N, F]`` float32, float64, bfloat16 or float16; half precisions are accumulated in
+            float32.
         edge: ``[E, F]``, or ``[E]`` with ``transform="multiply"``; None with ``"copy"``.
         src, dst: ``[E]`` int64, both ends of the edges, sorted by ``dst``.
-        row_ptr, col_ptr, transpose: ``[N + 1]``, ``[N + 1]``, ``[E]`` int32, as
-            :class:`staticgraph.batches.slots.slots.SlotLayout` describes them.
+        row_ptr, col_ptr, transpose: ``[N + 1]``, ``[N + 1]``, ``[E]`` int32, as described in
+            :class:`staticgraph.batches.slots.slots.SlotLayout`.
         code: ``[E]`` int64; edge ``e`` then reads row ``code[e]`` of ``edge [V, F]``.
         self_eps: 0-dim or ``[1]``, GIN's epsilon; None leaves ``x[i]`` out.
-        weight: ``[E]``, with ``relu_add``, what each message is multiplied by (OGB's GCN); without
+        weight: ``[E]``, the factor of each message (OGB's GCN); only with ``relu_add``, and without
             a gradient.
         transform: ``copy`` (GIN, SAGE), ``multiply`` (GCN) or ``relu_add`` (GINE).
         mean: divide the sum by the number of edges into ``i``, at least 1.
 
     Returns:
-        ``[N, F]`` in the dtype that ``x`` and ``edge`` have in common, differentiable once in both
-        and in ``self_eps``. The same bits every time.
+        ``[N, F]`` in the promoted dtype of ``x`` and ``edge``, differentiable once in both and in
+        ``self_eps``. Bitwise deterministic.
 
     Raises:
-        ValueError: an unknown transform, an edge operand where none, or one, is needed, weights of
-            another transform, or weights with a gradient.
+        ValueError: an unknown transform, an edge operand that the transform does not take, a
+            missing one, weights with another transform, or weights that require a gradient.
     """
     x, edge, weight = _checked(x, edge, weight, transform)
     pointers = (src, dst, row_ptr, col_ptr, transpose)
@@ -287,13 +296,15 @@ def neighbour_sum_handed_on(
     transform: str = "copy",
     mean: bool = False,
 ) -> Summed:
-    """:func:`neighbour_sum`, and its operands to be read from now on instead of those given.
+    """Returns :func:`neighbour_sum`, and its operands for their next reader.
+
+    Later code should read the returned operands instead of those passed in.
 
     Args:
-        edge_too: hand on the edge operand as well; only where something reads it, since an operand
-            that nothing reads brings back a gradient of zeros, an operation more.
-        each: as :func:`each_edge` gives it, or the sum before; it is then what is handed on for the
-            edges, and the table itself gets no gradient from here.
+        edge_too: hand on the edge operand as well. Set it only if something reads that operand: an
+            unused one brings back a gradient of zeros, which costs an operation.
+        each: from :func:`each_edge`, or from the previous sum; it is then handed on in place of the
+            edge operand, and the table itself gets no gradient from this sum.
     """
     x, edge, weight = _checked(x, edge, weight, transform)
     handed = "xe" if edge_too and edge is not None else "x"
@@ -324,25 +335,26 @@ def _checked(
 
 
 def common(x: Tensor, edge: Tensor | None) -> torch.dtype:
-    """The dtype of a sum."""
+    """Returns the dtype of a sum."""
     return x.dtype if edge is None else torch.promote_types(x.dtype, edge.dtype)
 
 
 def each_like(edge: Tensor, src: Tensor) -> Tensor:
-    """Room for a gradient an edge, in the dtype in which gradients are added up."""
+    """Allocates one gradient row per edge, in the accumulation dtype."""
     wide = torch.promote_types(edge.dtype, torch.float32)
     return edge.new_empty(src.size(0), *edge.shape[1:], dtype=wide)
 
 
 def _of_eps(grad: Tensor, x: Tensor, self_eps: Tensor) -> Tensor:
-    """The gradient of what the nodes' own rows are scaled by, in one pass over both."""
+    """Computes the gradient of the factor of the nodes' own rows, in one pass over both
+    operands."""
     wide = torch.promote_types(grad.dtype, torch.promote_types(x.dtype, torch.float32))
     found = torch.dot(grad.to(wide).reshape(-1), x.to(wide).reshape(-1))
     return found.to(self_eps.dtype).view(self_eps.shape)
 
 
 def _rows(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """An operand of edges as ``[V, F]`` or ``[V, 1]``."""
+    """Returns an edge operand as ``[V, F]`` or ``[V, 1]``."""
     value = plain(value, dtype)
     return value.unsqueeze(1) if value is not None and value.dim() == 1 else value
 

@@ -1,4 +1,4 @@
-"""What a row of a sum over neighbours starts from, forward and backward."""
+"""The initial value of a row in a sum over neighbours, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from staticgraph.store.columns import Array
 
 @inlined
 def own_term(rows: Array, i: int, scale: float, out: Array) -> None:
-    """``out[i] = scale * rows[i]``; zero where the scale is, whatever stands in the row."""
+    """Sets ``out[i] = scale * rows[i]``; zero if the scale is zero, even where the row is not
+    finite."""
     zero, factor = rows.dtype.type(0), rows.dtype.type(scale)
     if scale == 0.0:
         for f in range(rows.shape[1]):

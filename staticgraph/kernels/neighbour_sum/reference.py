@@ -1,4 +1,4 @@
-"""What :func:`neighbour_sum` means, in eager torch: gather, transform, add up by destination."""
+"""Reference for :func:`neighbour_sum` in eager torch: gather, transform, sum by destination."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def neighbour_sum_reference(
     mean: bool,
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Differentiable, on any device; sums in float32 (float64 for float64).
+    """Computes ``neighbour_sum``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.neighbour_sum`; edges in any order.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.neighbour_sum`; edges in any order.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     values = x.to(wide)

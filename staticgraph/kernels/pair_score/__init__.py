@@ -1,4 +1,4 @@
-"""The attention score of GATv2: a product with the leaky ReLU of two rows' sum."""
+"""GATv2's attention score: a dot product with the leaky ReLU of the sum of two rows."""
 
 from staticgraph.kernels.pair_score.op import pair_score
 from staticgraph.kernels.pair_score.reference import pair_score_reference

@@ -1,6 +1,7 @@
-"""``pair_score`` on one core: one loop over destinations each way, nothing of size ``[E, H * C]``.
+"""``pair_score`` on one core: one loop over destinations per direction, nothing of size
+``[E, H * C]``.
 
-``edge`` and ``own`` are empty where they were not given.
+``edge`` and ``own`` are empty if not given.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ def _weighed(
     zero: Any,
     value: Array,
 ) -> None:
-    """``weight * leaky_relu(left[j] + right[i] + more[r])``, all heads in a row: one loop without a
-    branch that could not go to the vector unit, which is ten times as fast."""
+    """Writes ``weight * leaky_relu(left[j] + right[i] + more[r])``, all heads in one row.
+
+    It is a single loop that can be vectorised, which makes it ten times as fast.
+    """
     for f in range(len(value)):
         part = left[j, f] + right[i, f] + more[r, f]
         value[f] = weight[f] * (part if part > zero else slope * part)
@@ -36,7 +39,7 @@ def _weighed(
 
 @inlined
 def _summed(value: Array, sums: Array, row: int) -> None:
-    """The columns of each head."""
+    """Sums the columns of each head."""
     heads = sums.shape[1]
     width = len(value) // heads
     for h in range(heads):
@@ -56,7 +59,7 @@ def forward(
     score: Array,
     loop: Array,
 ) -> None:
-    """Every element of ``score [E, H]`` and ``loop [N, H]`` is written."""
+    """Runs forward; writes every element of ``score [E, H]`` and ``loop [N, H]``."""
     nodes, heads, width = left.shape
     zero, tilt = left.dtype.type(0), left.dtype.type(slope)
     edged, owned, columns = len(edge) > 0, len(own) > 0, heads * width
@@ -93,7 +96,10 @@ def backward(
     dedge: Array,
     down: Array,
 ) -> None:
-    """``dleft``, ``dright`` and ``dweight`` come zeroed; the others are written."""
+    """Runs backward.
+
+    ``dleft``, ``dright`` and ``dweight`` must be zeroed; every element of the others is written.
+    """
     nodes, heads, width = left.shape
     zero, tilt = left.dtype.type(0), left.dtype.type(slope)
     edged, owned = edge.shape[0] > 0, own.shape[0] > 0

@@ -1,7 +1,7 @@
-"""``pair_score`` in Triton: one program a node, no atomic addition.
+"""``pair_score`` in Triton: one program per node, no atomic addition.
 
 Forward walks the edges into a node. Backward walks them once by destination (gradients of ``right``
-and ``own``, and each node's share of the weight's, which torch then adds up) and once by source
+and ``own``, and each node's part of the weight gradient, which torch then sums) and once by source
 (gradients of ``left`` and ``edge``).
 """
 
@@ -38,7 +38,7 @@ def forward_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the scores, all heads, of node ``i``'s own loop and of the edges into it."""
+    """One program: the scores, all heads, of node ``i``'s self-loop and of the edges into it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -85,8 +85,8 @@ def targets_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the gradient of node ``i``'s row as a target, of its loop's, and its part of the
-    weight's."""
+    """One program: the gradients of node ``i``'s row as a target and of its self-loop's row, and
+    its part of the weight gradient."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -178,7 +178,7 @@ def forward(
     row_ptr: Tensor,
     slope: float,
 ) -> tuple[Tensor, Tensor]:
-    """As the operator; one launch."""
+    """Runs forward in one launch."""
     heads, width = weight.shape
     score, loop = left.new_empty(len(src), heads), left.new_empty(len(left), heads)
     forward_kernel[(len(left),)](
@@ -214,7 +214,7 @@ def backward(
     transpose: Tensor,
     slope: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As the operator; two launches and torch's sum over the nodes."""
+    """Runs backward in two launches plus torch's sum over the nodes."""
     heads, width = weight.shape
     dleft, dright = torch.empty_like(left), torch.empty_like(right)
     dweight = wide_like(left, len(left), heads, width)

@@ -1,8 +1,8 @@
-"""``pair_score`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative.
+"""``pair_score`` as a torch operator: CPU kernel, Triton kernel, shapes, derivative.
 
-GATv2 puts the nonlinearity between the sum of two rows and the product with the attention vector,
-so that a score is no longer the sum of one number a node, and stock code makes four arrays of
-``[E, H * C]`` for it. Here a score is made in registers, and made again on the way back.
+GATv2 applies the nonlinearity between the sum of two rows and the product with the attention
+vector, so a score is no longer the sum of one number per node, and stock code allocates four arrays
+of ``[E, H * C]`` for it. Here a score is computed in registers, and recomputed in backward.
 
 Source: Brody, Alon and Yahav 2022, arXiv 2105.14491.
 """
@@ -178,21 +178,21 @@ def pair_score(
     own: Tensor | None = None,
     slope: float,
 ) -> tuple[Tensor, Tensor]:
-    """``weight[h] . leaky_relu(left[src] + right[dst] + edge)`` of every edge and head.
+    """Computes ``weight[h] . leaky_relu(left[src] + right[dst] + edge)`` for every edge and head.
 
     Args:
-        left, right: ``[N, H * C]``, what a node gives as a source and as a destination; half
-            precisions are added up in float32.
+        left, right: ``[N, H * C]``, a node's row as a source and as a destination; half precisions
+            are accumulated in float32.
         weight: ``[H, C]``.
         src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
         edge: ``[E, H * C]``, or None for nothing.
-        own: ``[N, H * C]``, what stands for ``edge`` on the loop of a node; None for nothing.
+        own: ``[N, H * C]``, replaces ``edge`` for a node's self-loop; None for nothing.
         slope: of the leaky ReLU below zero.
 
     Returns:
-        ``[E, H]`` of the edges and ``[N, H]`` of the loops, in the promoted dtype of the rows;
-        differentiable once in ``left``, ``right``, ``weight``, ``edge`` and ``own``. The same bits
-        every time.
+        ``[E, H]`` for the edges and ``[N, H]`` for the self-loops, in the promoted dtype of the
+        rows; differentiable once in ``left``, ``right``, ``weight``, ``edge`` and ``own``. Bitwise
+        deterministic.
     """
     dtype = torch.promote_types(left.dtype, right.dtype)
     for value in (edge, own):
@@ -212,7 +212,7 @@ def pair_score(
 
 
 def _rows(value: Tensor | None, dtype: torch.dtype, heads: int) -> Any:
-    """``[R, H, C]`` as NumPy sees it, in the precision of the sums; an empty one for None."""
+    """Returns ``[R, H, C]`` as a NumPy array in the accumulation dtype; an empty one for None."""
     if value is None:
         return torch.empty((0, 0, 0), dtype=dtype).numpy()
     return value.detach().to(dtype).view(len(value), heads, value.size(1) // heads).numpy()

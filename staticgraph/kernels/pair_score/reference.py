@@ -1,4 +1,4 @@
-"""What :func:`pair_score` means, in eager torch."""
+"""Reference for :func:`pair_score` in eager torch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ def pair_score_reference(
     dst: Tensor,
     slope: float,
 ) -> tuple[Tensor, Tensor]:
-    """Differentiable, on any device; sums in float32 (float64 for float64).
+    """Computes ``pair_score``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.pair_score`; edges in any order.
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.pair_score`;
+    edges in any order.
     """
     wide = torch.promote_types(left.dtype, torch.float32)
     heads, width = weight.shape
 
     def score(rows: Tensor) -> Tensor:
-        """``[n, H * C]`` to ``[n, H]``, in the dtype of the operands."""
+        """Reduces ``[n, H * C]`` to ``[n, H]``, in the dtype of the operands."""
         active = F.leaky_relu(rows, slope).view(-1, heads, width)
         return (active * weight.to(wide)).sum(-1).to(left.dtype)
 

@@ -1,4 +1,4 @@
-"""Sum, mean, maximum and softmax over rows that stand together, such as the nodes of a graph."""
+"""Sum, mean, maximum and softmax over contiguous segments of rows, such as the nodes of a graph."""
 
 from staticgraph.kernels.segments.op import segment_max, segment_softmax, segment_sum
 from staticgraph.kernels.segments.reference import (

@@ -1,5 +1,5 @@
-"""The reductions of segments on one core: rows of a segment stand together, so one pass or two each
-way are enough."""
+"""Segment reductions on one core: the rows of a segment are contiguous, so one or two passes per
+direction suffice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from staticgraph.store.columns import Array
 
 @kernel
 def sum_forward(values: Array, ptr: Array, mean: bool, out: Array) -> None:
-    """Every element of ``out`` is written."""
+    """Computes the sum or mean of each segment; writes every element of ``out``."""
     width = values.shape[1]
     one = values.dtype.type(1)
     for s in range(len(out)):
@@ -30,7 +30,8 @@ def sum_forward(values: Array, ptr: Array, mean: bool, out: Array) -> None:
 
 @kernel
 def sum_backward(grad: Array, ptr: Array, mean: bool, dvalues: Array) -> None:
-    """Every element of ``dvalues`` is written: segments cover all rows."""
+    """Runs backward through the sum; writes every element of ``dvalues``, since segments cover all
+    rows."""
     width = grad.shape[1]
     one = grad.dtype.type(1)
     for s in range(len(grad)):
@@ -45,7 +46,7 @@ def sum_backward(grad: Array, ptr: Array, mean: bool, dvalues: Array) -> None:
 
 @kernel
 def max_forward(values: Array, ptr: Array, out: Array) -> None:
-    """Every element of ``out`` is written."""
+    """Computes the maximum of each segment; writes every element of ``out``."""
     width = values.shape[1]
     for s in range(len(out)):
         first, last = ptr[s], ptr[s + 1]
@@ -59,7 +60,8 @@ def max_forward(values: Array, ptr: Array, out: Array) -> None:
 
 @kernel
 def max_backward(grad: Array, values: Array, out: Array, ptr: Array, dvalues: Array) -> None:
-    """Every element of ``dvalues`` is written: segments cover all rows."""
+    """Runs backward through the maximum; writes every element of ``dvalues``, since segments cover
+    all rows."""
     width, zero, one = values.shape[1], values.dtype.type(0), values.dtype.type(1)
     share = np.empty(width, values.dtype)
     for s in range(len(out)):
@@ -77,7 +79,8 @@ def max_backward(grad: Array, values: Array, out: Array, ptr: Array, dvalues: Ar
 
 @kernel
 def softmax_forward(values: Array, ptr: Array, out: Array) -> None:
-    """Every element of ``out`` is written: segments cover all rows."""
+    """Computes the softmax over each segment; writes every element of ``out``, since segments cover
+    all rows."""
     width, zero, one = values.shape[1], values.dtype.type(0), values.dtype.type(1)
     best, total = np.empty(width, values.dtype), np.empty(width, values.dtype)
     for s in range(len(ptr) - 1):
@@ -101,7 +104,7 @@ def softmax_forward(values: Array, ptr: Array, out: Array) -> None:
 
 @kernel
 def softmax_backward(grad: Array, out: Array, ptr: Array, dvalues: Array) -> None:
-    """Every element of ``dvalues`` is written."""
+    """Runs backward through the softmax; writes every element of ``dvalues``."""
     width, zero = grad.shape[1], grad.dtype.type(0)
     mean = np.empty(width, grad.dtype)
     for s in range(len(ptr) - 1):

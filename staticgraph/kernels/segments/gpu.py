@@ -1,4 +1,4 @@
-"""The reductions of segments in Triton: one program a segment, rows in blocks, no atomics."""
+"""Segment reductions in Triton: one program per segment, rows in blocks, no atomics."""
 
 # Launching a Triton function, with its options by name, is not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -26,7 +26,7 @@ def sum_forward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the sum, or mean, of segment ``s``."""
+    """One program: the sum or mean of segment ``s``."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s)
@@ -53,7 +53,7 @@ def sum_backward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the gradients of segment ``s``'s rows, which are all the same."""
+    """One program: the gradients of segment ``s``'s rows, which are all equal."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s)
@@ -70,14 +70,14 @@ def sum_backward_kernel(
 
 
 def sum_forward(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
-    """As the operator; one launch."""
+    """Runs the operator in one launch."""
     out = values.new_empty(len(ptr) - 1, values.size(1))
     sum_forward_kernel[(len(out),)](values, ptr, out, values.size(1), MEAN=mean, **_options(values))
     return out
 
 
 def sum_backward(grad: Tensor, ptr: Tensor, rows: int, mean: bool) -> Tensor:
-    """As the operator; one launch."""
+    """Runs the operator in one launch."""
     dvalues = grad.new_empty(rows, grad.size(1))
     sum_backward_kernel[(len(grad),)](
         grad.contiguous(), ptr, dvalues, grad.size(1), MEAN=mean, **_options(grad)
@@ -95,14 +95,14 @@ def max_forward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the largest value a column of segment ``s``; NaN where one is, 0 of an empty
-    one."""
+    """One program: the maximum per column of segment ``s``; NaN if any value is, 0 for an empty
+    segment."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s).to(tl.int64)
     last = tl.load(ptr + s + 1).to(tl.int64)
     best = tl.zeros([BLOCK], WIDE) - float("inf")
-    strange = tl.zeros([BLOCK], tl.int32)  # NaN, which a maximum of hardware drops
+    strange = tl.zeros([BLOCK], tl.int32)  # columns with a NaN, which tl.max drops
     for start in range(first, last, ROWS):
         r = start + tl.arange(0, ROWS)
         here = (r < last)[:, None] & (f < width)[None, :]
@@ -127,8 +127,7 @@ def max_backward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the gradients of segment ``s``'s rows, divided evenly among equal largest
-    values."""
+    """One program: the gradients of segment ``s``'s rows, divided evenly among tied maxima."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s).to(tl.int64)
@@ -151,14 +150,14 @@ def max_backward_kernel(
 
 
 def max_forward(values: Tensor, ptr: Tensor) -> Tensor:
-    """As the operator; one launch."""
+    """Runs the operator in one launch."""
     out = values.new_empty(len(ptr) - 1, values.size(1))
     max_forward_kernel[(len(out),)](values, ptr, out, values.size(1), **_options(values))
     return out
 
 
 def max_backward(grad: Tensor, values: Tensor, out: Tensor, ptr: Tensor) -> Tensor:
-    """As the operator; one launch."""
+    """Runs the operator in one launch."""
     dvalues = torch.empty_like(values)
     max_backward_kernel[(len(out),)](
         grad, values, out, ptr, dvalues, values.size(1), **_options(values)
@@ -235,14 +234,14 @@ def softmax_backward_kernel(
 
 
 def softmax_forward(values: Tensor, ptr: Tensor) -> Tensor:
-    """As the operator; one launch."""
+    """Runs the operator in one launch."""
     out = torch.empty_like(values)
     softmax_forward_kernel[(len(ptr) - 1,)](values, ptr, out, values.size(1), **_options(values))
     return out
 
 
 def softmax_backward(grad: Tensor, out: Tensor, ptr: Tensor) -> Tensor:
-    """As the operator; one launch."""
+    """Runs the operator in one launch."""
     dvalues = torch.empty_like(out)
     softmax_backward_kernel[(len(ptr) - 1,)](grad, out, ptr, dvalues, out.size(1), **_options(out))
     return dvalues

@@ -1,4 +1,4 @@
-"""The reductions of segments as operators of torch: CPU and Triton kernels, shapes, derivatives."""
+"""Segment reductions as torch operators: CPU and Triton kernels, shapes, derivatives."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ _sum_backward = operator(
 
 
 class SegmentSum(torch.autograd.Function):
-    """The derivative, by the rows."""
+    """Autograd function of ``segment_sum``."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """``[S, F]`` as the operator gives it."""
+        """Returns the operator's ``[S, F]``."""
         values, ptr, ctx.mean = inputs
         ctx.save_for_backward(ptr)
         ctx.rows = values.size(0)
@@ -67,21 +67,21 @@ class SegmentSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once("segment_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The gradient of the values, ``[rows, F]``."""
+        """Returns the gradient of the values, ``[R, F]``."""
         (ptr,) = ctx.saved_tensors
         return _sum_backward(grads[0], ptr, ctx.rows, ctx.mean), None, None
 
 
 def segment_sum(values: Tensor, ptr: Tensor, *, mean: bool = False) -> Tensor:
-    """``out[s] = sum of values[ptr[s]:ptr[s + 1]]``: sum and mean pooling without atomics.
+    """Computes ``out[s] = sum of values[ptr[s]:ptr[s + 1]]``: sum and mean pooling without atomics.
 
     Args:
-        values: ``[R, F]``; half precisions are added up in float32.
-        ptr: ``[S + 1]`` int64 ascending from 0 to ``R``; as ``batch.ptr`` of a static batch.
-        mean: divide by the rows of the segment, at least 1.
+        values: ``[R, F]``; half precisions are accumulated in float32.
+        ptr: ``[S + 1]`` int64, ascending from 0 to ``R``, such as ``batch.ptr`` of a static batch.
+        mean: divide by the number of rows of the segment, at least 1.
 
     Returns:
-        ``[S, F]``, differentiable once. The same bits every time.
+        ``[S, F]``, differentiable once. Bitwise deterministic.
     """
     return SegmentSum.apply(values.contiguous(), ptr, mean)
 
@@ -138,18 +138,19 @@ _max = operator(
 
 
 def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
-    """``out[s] = largest of values[ptr[s]:ptr[s + 1]]``, column by column; zero for no rows.
+    """Computes ``out[s] = largest of values[ptr[s]:ptr[s + 1]]`` per column; zero for an empty
+    segment.
 
-    Equal largest values share the gradient as torch's ``scatter_reduce(include_self=False)``, on
-    which PyG's pools rest, shares it: evenly, and where the largest is exactly zero one part of it
-    goes to the zero that the reduction began with.
+    Ties share the gradient as in torch's ``scatter_reduce(include_self=False)``, on which PyG's
+    pooling is based: evenly, and if the maximum is exactly zero, one more part goes to the zero
+    that the reduction was initialised with.
 
     Args:
         values: ``[R, F]``.
-        ptr: ``[S + 1]`` ascending from 0 to ``R``; as ``batch.ptr`` of a static batch.
+        ptr: ``[S + 1]``, ascending from 0 to ``R``, such as ``batch.ptr`` of a static batch.
 
     Returns:
-        ``[S, F]``, differentiable once. The same bits every time.
+        ``[S, F]``, differentiable once. Bitwise deterministic.
     """
     return _max(values.contiguous(), ptr)
 
@@ -204,13 +205,14 @@ _softmax = operator(
 
 
 def segment_softmax(values: Tensor, ptr: Tensor) -> Tensor:
-    """``out[r] = exp(values[r]) / sum of exp(values)`` over the segment of ``r``, by columns.
+    """Computes ``out[r] = exp(values[r]) / sum of exp(values)`` over the segment of row ``r``, per
+    column.
 
     Args:
-        values: ``[R, F]``; half precisions are added up in float32.
-        ptr: ``[S + 1]`` ascending from 0 to ``R``: ``row_ptr`` for edges, ``ptr`` for nodes.
+        values: ``[R, F]``; half precisions are accumulated in float32.
+        ptr: ``[S + 1]``, ascending from 0 to ``R``: ``row_ptr`` for edges, ``ptr`` for nodes.
 
     Returns:
-        ``[R, F]``, differentiable once. The same bits every time.
+        ``[R, F]``, differentiable once. Bitwise deterministic.
     """
     return _softmax(values.contiguous(), ptr)

@@ -1,4 +1,4 @@
-"""What the reductions of segments mean, in eager torch."""
+"""Reference for the segment reductions in eager torch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def segment_sum_reference(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
-    """Differentiable, on any device; sums in float32 (float64 for float64).
+    """Computes ``segment_sum``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.segment_sum`.
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.segment_sum`.
     """
     wide = torch.promote_types(values.dtype, torch.float32)
     rows = torch.arange(len(values), device=values.device)
@@ -24,10 +24,10 @@ def segment_sum_reference(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
 
 
 def segment_max_reference(values: Tensor, ptr: Tensor) -> Tensor:
-    """Differentiable, on any device; torch's own ``scatter_reduce``, from where equal values share
-    a gradient.
+    """Computes ``segment_max`` with torch's ``scatter_reduce``, differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.segment_max`.
+    The way ties share a gradient is that of ``scatter_reduce``. Arguments as in
+    :func:`staticgraph.kernels.segment_max`.
     """
     rows = torch.arange(len(values), device=values.device)
     segment = (torch.searchsorted(ptr, rows, right=True) - 1)[:, None].expand_as(values)
@@ -36,9 +36,10 @@ def segment_max_reference(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 def segment_softmax_reference(values: Tensor, ptr: Tensor) -> Tensor:
-    """Differentiable, on any device; sums in float32 (float64 for float64).
+    """Computes ``segment_softmax``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.segment_softmax`.
+    Sums are float32 (float64 for float64). Arguments as in
+    :func:`staticgraph.kernels.segment_softmax`.
     """
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
     parts = [wide[a:b].softmax(0) for a, b in pairwise(ptr.tolist())]

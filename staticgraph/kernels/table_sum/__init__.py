@@ -1,4 +1,4 @@
-"""Several embedding tables looked up and added at once."""
+"""Several embedding tables looked up and summed at once."""
 
 from staticgraph.kernels.table_sum.op import fold_codes, table_sum
 from staticgraph.kernels.table_sum.reference import table_sum_reference

@@ -1,11 +1,11 @@
 """``table_sum`` in Triton; its backward is a product with a matrix of counts.
 
-Adding gradient rows up by table entry wants a sort or atomic additions. But the tables are small,
-so the matrix that says how often row ``r`` names entry ``v`` can be made block by block in
-registers, and the matrix unit multiplies it with the gradient: partial sums over chunks of rows,
-then their sum in a fixed order. Counts are exact in bfloat16, and a float32 is the sum of three
-bfloat16, so these products lose nothing. At 173 entries (OGB's atoms) and 3,295 rows of 64 that is
-73 megaflop, nothing to a GPU.
+Summing gradient rows by table entry normally takes a sort or atomic additions. But the tables are
+small, so the matrix that counts how often row ``r`` refers to entry ``v`` can be built block by
+block in registers and multiplied with the gradient on the matrix unit: partial sums over chunks of
+rows, then their sum in a fixed order. Counts are exact in bfloat16, and a float32 is the sum of
+three bfloat16, so these products are exact. At 173 entries (OGB's atoms) and 3,295 rows of 64 that
+is 73 megaflop, negligible on a GPU.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -23,10 +23,11 @@ from staticgraph.kernels.launch import block, product, warps, wide, wide_like
 ROWS = 32
 ENTRIES = 64
 COLUMNS = 64
-# How many bfloat16 a number is the exact sum of; and up to where bfloat16 counts, one a column.
+# How many bfloat16 sum up exactly to a number; and the largest count that bfloat16 holds exactly,
+# one per column.
 PIECES = {torch.bfloat16: 1, torch.float32: 3}
 EXACT_COUNTS = 256
-# Partial sums of the backward: enough to fill a GPU, few enough to add up in a moment.
+# Partial sums of the backward: enough to fill a GPU, few enough to add quickly.
 MAX_CHUNKS = 64
 
 
@@ -41,7 +42,7 @@ def forward_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: row ``r``, the sum of one table entry a column of the index; NaN for an index
+    """One program: row ``r``, the sum of one table entry per column of the index; NaN for an index
     outside its table."""
     r = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
@@ -75,7 +76,8 @@ def backward_kernel(
     ENTRIES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One program: what a chunk of rows gives to a block of entries and a block of columns."""
+    """One program: the contribution of a chunk of rows to a block of entries and a block of
+    columns."""
     chunk = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
     f = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
@@ -112,8 +114,7 @@ def join_kernel(
     INTO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: a block of numbers of the table's gradient, the sum over all chunks in their
-    order."""
+    """One program: a block of numbers of the table's gradient, the sum over all chunks in order."""
     size = rows * width
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.load(partial + at, mask=at < size, other=0)
@@ -126,19 +127,20 @@ def join_kernel(
 
 @triton.jit
 def codes_kernel(index, offsets, out, rows, columns, BLOCK: tl.constexpr):
-    """One program: the codes of a block of rows, the columns of the index read as digits."""
+    """One program: the codes of a block of rows, with the columns of the index as mixed-radix
+    digits."""
     r = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     code = tl.zeros([BLOCK], tl.int64)
     for c in range(columns):
         size = tl.load(offsets + c + 1) - tl.load(offsets + c)
         value = tl.load(index + r * columns + c, mask=r < rows, other=0)
-        # An index outside its table must not leave the folded one; see fold_codes.
+        # An index outside its table must not lead outside the folded one; see fold_codes.
         code = code * size + tl.minimum(tl.maximum(value, 0), size - 1)
     tl.store(out + r, code, mask=r < rows)
 
 
 def forward(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
-    """As the operator; one launch."""
+    """Runs forward in one launch."""
     rows, columns = index.shape
     out, columns_block = weight.new_empty(rows, weight.size(1)), block(weight.size(1))
     forward_kernel[(rows,)](
@@ -163,7 +165,7 @@ def backward(
     into: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As the operator, plus ``into``; one table where there are no offsets. Two launches."""
+    """Runs backward, plus ``into``, in two launches; without offsets there is one table."""
     grad = grad.contiguous()
     rows, width = grad.shape
     rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_CHUNKS), ROWS) * ROWS
@@ -192,7 +194,7 @@ def backward(
 
 
 def join(partial: Tensor, into: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The sum of ``partial [chunks, V, F]`` in order, plus ``into``; one launch."""
+    """Sums ``partial [chunks, V, F]`` in order, plus ``into``; one launch."""
     out = partial.new_empty(partial.shape[1:], dtype=dtype)
     join_kernel[(triton.cdiv(out.numel(), 256),)](
         partial,
@@ -203,13 +205,13 @@ def join(partial: Tensor, into: Tensor | None, dtype: torch.dtype) -> Tensor:
         len(partial),
         INTO=into is not None,
         BLOCK=256,
-        num_warps=2,  # four values a thread, 16 bytes
+        num_warps=2,  # four values per thread, 16 bytes
     )
     return out
 
 
 def codes(index: Tensor, offsets: Tensor) -> Tensor:
-    """As the operator; one launch."""
+    """Runs the operator in one launch."""
     rows, columns = index.shape
     out = index.new_empty(rows)
     codes_kernel[(triton.cdiv(rows, 256),)](index, offsets, out, rows, columns, BLOCK=256)

@@ -1,4 +1,4 @@
-"""``table_sum`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative."""
+"""``table_sum`` as a torch operator: CPU kernel, Triton kernel, shapes, derivative."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _on_cpu(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
 
 
 def _check(place: int, index: Tensor, offsets: Tensor) -> None:
-    """``place`` is -1, or that of the first index outside its table."""
+    """Raises if ``place``, the position of the first index outside its table, is not -1."""
     if place < 0:
         return
     row, column = divmod(place, index.size(1))
@@ -75,7 +75,7 @@ _forward = operator(
     cuda=_on_cuda,
     fake=lambda index, offsets, weight: weight.new_empty(index.size(0), weight.size(1)),
 )
-# By table and index; of one table where there are no offsets.
+# The gradient of the stacked tables; without offsets there is one table.
 table_gradient: Callable[..., Tensor] = operator(
     "table_sum_backward(Tensor grad, Tensor index, Tensor? offsets, SymInt entries) -> Tensor",
     cpu=_backward_on_cpu,
@@ -85,11 +85,11 @@ table_gradient: Callable[..., Tensor] = operator(
 
 
 class TableSum(torch.autograd.Function):
-    """The derivative, by the tables."""
+    """Autograd function of ``table_sum``."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """``[R, F]`` as the operator gives it."""
+        """Returns the operator's ``[R, F]``."""
         index, offsets, weight = inputs
         ctx.save_for_backward(index, offsets)
         ctx.entries = weight.size(0)
@@ -98,26 +98,27 @@ class TableSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once("table_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The gradient of the stacked tables, ``[V, F]``."""
+        """Returns the gradient of the stacked tables, ``[V, F]``."""
         index, offsets = ctx.saved_tensors
         return None, None, table_gradient(grads[0], index, offsets, ctx.entries)
 
 
 def table_sum(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
-    """``out[r] = sum over columns c of weight[offsets[c] + index[r, c]]``: several embedding
-    tables, one above the other, looked up and added at once.
+    """Computes ``out[r] = sum over columns c of weight[offsets[c] + index[r, c]]``.
+
+    That is a lookup in several stacked embedding tables, summed.
 
     Args:
-        index: ``[R, C]`` int64, each column counted within its own table.
-        offsets: ``[C + 1]`` int64, where each table begins, and the end of the last.
-        weight: ``[V, F]``, the tables; half precisions are added up in float32.
+        index: ``[R, C]`` int64, each column an index into its own table.
+        offsets: ``[C + 1]`` int64, the start of each table, and the end of the last.
+        weight: ``[V, F]``, the stacked tables; half precisions are accumulated in float32.
 
     Returns:
-        ``[R, F]`` in the dtype of ``weight``, differentiable once in it. The same bits every time.
+        ``[R, F]`` in the dtype of ``weight``, differentiable once in it. Bitwise deterministic.
 
     Raises:
-        IndexError: on a CPU, an index outside its table; the message names it. On CUDA, where an
-            error would end the process, its row of the result is NaN.
+        IndexError: on a CPU, an index is outside its table; the message names it. On CUDA, where an
+            error would end the process, its row of the result is NaN instead.
     """
     return TableSum.apply(index.contiguous(), offsets, weight.contiguous())
 
@@ -143,8 +144,9 @@ _codes = operator(
 
 
 def fold_codes(index: Tensor, offsets: Tensor) -> Tensor:
-    """One number for each row of indices: its place among all combinations, last column fastest,
-    which is the order of ``torch.cartesian_prod``.
+    """Folds each row of indices into one number, its position among all combinations.
+
+    The last column varies fastest, as in ``torch.cartesian_prod``.
 
     Args:
         index: ``[R, C]`` int64, as for :func:`table_sum`.
@@ -154,6 +156,7 @@ def fold_codes(index: Tensor, offsets: Tensor) -> Tensor:
         ``[R]`` int64, below the product of the tables' sizes.
 
     Raises:
-        IndexError: on a CPU, an index outside its table. On CUDA such a row reads another's value.
+        IndexError: on a CPU, an index is outside its table. On CUDA such an index is clamped to its
+            table.
     """
     return _codes(index.contiguous(), offsets)

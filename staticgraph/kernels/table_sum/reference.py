@@ -1,4 +1,4 @@
-"""What :func:`table_sum` means, in eager torch: look up each column in its table, and add."""
+"""Reference for :func:`table_sum` in eager torch: look up each column in its table, and sum."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def table_sum_reference(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
-    """Differentiable, on any device; sums in float32 (float64 for float64).
+    """Computes ``table_sum``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.table_sum`.
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.table_sum`.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     rows = weight.to(wide).index_select(0, (index + offsets[:-1]).view(-1))

@@ -1,4 +1,5 @@
-"""Attention within consecutive runs of rows, one run a graph, without blocks or padding between."""
+"""Attention within contiguous runs of rows, one run per graph, without blocks or padding in
+between."""
 
 from staticgraph.kernels.varlen_attention.op import varlen_attention
 

@@ -1,15 +1,15 @@
-"""``varlen_attention`` as an operator of torch: on CUDA torch's own kernels, on a CPU a loop.
+"""``varlen_attention`` as a torch operator: torch's own kernels on CUDA, a loop on a CPU.
 
-In half precision the kernel is flash attention through torch's public ``varlen_attn``. That takes
-no float32, so float32 goes to memory-efficient attention, which torch has no public name for with
-lengths: ``aten::_efficient_attention_forward`` is called, with the arguments that it has in torch
-2.11 to 2.13, inside an operator of our own. So a compiled step sees fixed shapes and one operator,
-and a version of torch with other arguments fails at this call and nowhere else. Starts stay on the
-device and the longest graph is the bucket's ``M``, a constant: nothing is read by the host.
+Half precisions use flash attention through torch's public ``varlen_attn``. It does not accept
+float32, which goes to memory-efficient attention instead. torch has no public name for that with
+sequence lengths, so ``aten::_efficient_attention_forward`` is called, with its arguments in torch
+2.11 to 2.13, inside an operator of this library. A compiled step therefore sees fixed shapes and
+one operator, and a torch version with other arguments fails at this call and nowhere else. Starts
+stay on the device and the longest graph is the bucket's constant ``M``: the host reads nothing.
 
 Rows after the last start belong to no graph. CUDA kernels leave them, and their gradients,
-unwritten: callers mask both ways with ``torch.where``. There is no dropout and no bias. A second
-derivative is an error.
+unwritten: callers mask both directions with ``torch.where``. There is no dropout and no bias. A
+second derivative raises an error.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from staticgraph.kernels.register import operator
 from staticgraph.kernels.varlen_attention import reference
 
 HALVES = (torch.float16, torch.bfloat16)
-# Rows that the kernel pads its log-sum-exp to; alignment of its backward's loads.
+# Multiple of rows to which the kernel pads its log-sum-exp, for aligned loads in its backward.
 LSE_ROWS = 32
 NO_CAUSAL_MASK = 0
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Attention of each row over the rows of its own graph.
+    """Computes attention of each row over the rows of its own graph.
 
     Args:
-        q: ``[N, heads, D]``; float16, bfloat16 or float32 on CUDA, any float on a CPU.
+        q: ``[N, heads, D]``; float16, bfloat16 or float32 on CUDA, any floating dtype on a CPU.
         k: as ``q``.
         v: as ``q``.
         starts: ``[G + 1]`` int32, ascending from 0; graph ``g`` has rows ``starts[g]`` to
-            ``starts[g + 1]``, and may have none.
-        longest: a bound on the rows of a graph.
+            ``starts[g + 1]``, possibly none.
+        longest: upper bound on the rows of a graph.
 
     Returns:
-        ``[N, heads, D]``; anything at all in rows from ``starts[G]`` on.
+        ``[N, heads, D]``; rows from ``starts[G]`` on are undefined.
     """
     if q.device.type == "cuda" and q.dtype in HALVES:
         from torch.nn.attention.varlen import varlen_attn
@@ -59,7 +59,7 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> tu
 def efficient_forward(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp by torch's memory-efficient attention, on CUDA."""
+    """Returns output and log-sum-exp of torch's memory-efficient attention, on CUDA."""
     out, lse, *_ = operators.efficient_forward(
         q[None],
         k[None],
@@ -107,8 +107,8 @@ def efficient_backward(
     starts: Tensor,
     longest: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of :func:`efficient_forward`, on CUDA."""
-    unread = lse.new_empty((), dtype=torch.int64)  # the random state of a dropout that is not there
+    """Returns the gradients of :func:`efficient_forward`, on CUDA."""
+    unread = lse.new_empty((), dtype=torch.int64)  # the random state of dropout, which is off
     dq, dk, dv, _ = operators.efficient_backward(
         grad.contiguous()[None],
         q[None],

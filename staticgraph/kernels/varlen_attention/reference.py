@@ -1,4 +1,5 @@
-"""A loop over the graphs, forward and backward, by the formulas of softmax attention."""
+"""Reference for ``varlen_attention``: a loop over the graphs, forward and backward, in eager
+torch."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
-    """``[N, heads, D]`` each -> ``[N, heads, D]``; rows after the last start are zero."""
+    """Computes ``[N, heads, D]`` from three such tensors; rows after the last start are zero."""
     out = v.new_zeros(v.shape)
     for begin, end in pairwise(starts.tolist()):
         weights = _weights(q[begin:end], k[begin:end])
@@ -20,7 +21,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, starts: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of :func:`forward` by ``q``, ``k`` and ``v``."""
+    """Computes the gradients of :func:`forward` with respect to ``q``, ``k`` and ``v``."""
     scale = q.shape[-1] ** -0.5
     dq, dk, dv = (t.new_zeros(t.shape) for t in (q, k, v))
     for begin, end in pairwise(starts.tolist()):
@@ -35,5 +36,6 @@ def backward(
 
 
 def _weights(q: Tensor, k: Tensor) -> Tensor:
-    """``[n, heads, D]`` twice -> ``[heads, n, n]``, each row summing to one."""
+    """Returns the attention weights ``[heads, n, n]`` of two ``[n, heads, D]``, each row summing to
+    one."""
     return (torch.einsum("ihd,jhd->hij", q, k) * q.shape[-1] ** -0.5).softmax(-1)

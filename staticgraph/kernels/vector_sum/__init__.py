@@ -1,4 +1,4 @@
-"""Vectors that nodes give along edges, gated and turned into the edge's direction, added up."""
+"""Vector messages along edges: neighbours' vectors, gated, plus scaled edge directions, summed."""
 
 from staticgraph.kernels.vector_sum.op import VectorSums, vector_sum
 from staticgraph.kernels.vector_sum.reference import vector_sum_reference

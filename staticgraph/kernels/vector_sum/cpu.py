@@ -1,9 +1,9 @@
-"""``vector_sum`` on the CPU: a loop over the edges each way, nothing of size ``[E, D, F]``.
+"""``vector_sum`` on the CPU: a loop over the edges per direction, nothing of size ``[E, D, F]``.
 
-Forward goes destination by destination, backward source by source, so that every row is written by
-one place. What gates a message is made a row at a time; each step is a loop of its own over the
-columns, of few enough arrays for LLVM to use the vector unit. ``x`` has no columns where edges
-alone say what a message is weighed by. A place of -1 is none.
+Forward goes destination by destination, backward source by source, so every row is written by one
+thread. The gate of a message is computed one row at a time; each step is a separate loop over the
+columns, of few enough arrays for LLVM to vectorise it. ``x`` has no columns if the factors come
+from the edges alone. An offset of -1 in ``places`` means that the part is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from staticgraph.store.columns import Array
 
 @inlined
 def _product(x: Array, j: int, edge: Array, e: int, at: int, given: bool, out: Array) -> None:
-    """The columns of an edge's row that begin at ``at``, times its source's."""
+    """Multiplies the columns of an edge's row from ``at`` on by those of its source, if
+    ``given``."""
     if given:
         for f in range(len(out)):
             out[f] = x[j, at + f] * edge[e, at + f]
@@ -32,7 +33,7 @@ def _product(x: Array, j: int, edge: Array, e: int, at: int, given: bool, out: A
 def _give_back(
     slope: Array, x: Array, j: int, edge: Array, e: int, at: int, dx: Array, dedge: Array
 ) -> None:
-    """What a product's columns got, to both of its factors."""
+    """Propagates the gradient of a product's columns to both of its factors."""
     for f in range(len(slope)):
         dedge[e, at + f] = slope[f] * x[j, at + f]
     for f in range(len(slope)):
@@ -95,9 +96,11 @@ def forward(
     places: tuple[int, ...],
     threads: int,
 ) -> None:
-    """By the addresses of ``x, edge, vectors, unit, src, row_ptr, out, total``; ``sizes`` are
-    ``N, E, D, F``, the columns of ``edge`` and of ``x``. Every element of the last two is written,
-    of ``total`` where there is a scalar."""
+    """Runs forward on the addresses of ``x, edge, vectors, unit, src, row_ptr, out, total``.
+
+    ``sizes`` are ``N, E, D, F``, and the columns of ``edge`` and of ``x``. Every element of ``out``
+    is written, and of ``total`` if there is a scalar part.
+    """
     nodes, edges, dims, width, columns, given = sizes
     gate, along, scalar = places
     x = carray(pointer(at[0], like), (nodes, given))
@@ -203,10 +206,12 @@ def backward(
     turned: bool,
     threads: int,
 ) -> None:
-    """By the addresses of ``grad, on_total, x, edge, vectors, unit, dst, col_ptr, transpose,
-    dvectors, dedge, dunit, dx``; ``sizes`` as forward takes them. Of ``dedge`` the columns of the
-    three parts are written, of the others every element; of ``dvectors`` and ``dunit`` where
-    ``moved`` and ``turned``."""
+    """Runs backward on the addresses of ``grad, on_total, x, edge, vectors, unit, dst, col_ptr,
+    transpose, dvectors, dedge, dunit, dx``.
+
+    ``sizes`` are as in forward. Of ``dedge`` the columns of the parts are written, of ``dx`` every
+    element, and of ``dvectors`` and ``dunit`` every element if ``moved`` and ``turned``.
+    """
     nodes, edges, dims, width, columns, given = sizes
     gate, along, scalar = places
     shape = nodes, dims, width

@@ -1,9 +1,9 @@
-"""``vector_sum`` as an operator of torch: CPU kernel, shapes, derivative.
+"""``vector_sum`` as a torch operator: CPU kernel, shapes, derivative.
 
-An equivariant layer sends vectors along edges: each neighbour's, gated column by column, and the
-edge's own direction, scaled likewise, beside a scalar message; what scales them is one product of a
-node's row with the edge's filter. In stock operations each of these is a tensor of all edges, three
-times as wide where it is a vector, and again on the way back. There is no kernel of ours on CUDA.
+An equivariant layer sends vectors along edges: each neighbour's vectors, gated column by column,
+and the edge's own direction, scaled per column, next to a scalar message. All factors come from one
+product of a node's row with the edge's filter. In stock operations each of these is a tensor of all
+edges, three times as wide for a vector, and again in backward. There is no CUDA kernel.
 
 Source: Schuett, Unke and Gastegger 2021, arXiv 2102.03150, equations 7 and 8.
 """
@@ -23,11 +23,11 @@ from staticgraph.text.how_many import how_many
 
 
 class VectorSums(NamedTuple):
-    """What comes to each node.
+    """The sums for each node.
 
     Attributes:
         vectors: ``[N, D, F]``.
-        scalars: ``[N, F]``, or None where no scalar was asked for.
+        scalars: ``[N, F]``, or None without a scalar part.
     """
 
     vectors: Tensor
@@ -140,11 +140,11 @@ _backward = operator(
 
 
 class VectorSum(torch.autograd.Function):
-    """The derivative, source by source."""
+    """Autograd function of ``vector_sum``; backward goes source by source."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        """``[N, D, F]`` and ``[N, F]`` as the operator gives them."""
+        """Returns the operator's ``[N, D, F]`` and ``[N, F]``."""
         *tensors, places = inputs
         ctx.save_for_backward(*tensors)
         ctx.places = places
@@ -153,7 +153,7 @@ class VectorSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once("vector_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of vectors, edges, directions and rows of the nodes."""
+        """Returns the gradients of vectors, edges, directions and node rows."""
         moved, turned = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
         found = _backward(*grads, *ctx.saved_tensors, ctx.places, moved, turned)
         return *asked_of(ctx, found), *(None,) * 6
@@ -174,24 +174,28 @@ def vector_sum(
     along: int | None = None,
     scalar: int | None = None,
 ) -> VectorSums:
-    """``out[i, d] = sum over edges e into i of vectors[src[e], d] * gate[e] + unit[e, d] *
-    along[e]``, and the sum of ``scalar[e]``: three parts of ``edge[e] * x[src[e]]``.
+    """Sums vector messages, and optionally scalar messages, over the edges into each node; CPU
+    only.
+
+    Computes ``out[i, d] = sum over edges e into i of vectors[src[e], d] * gate[e] + unit[e, d] *
+    along[e]``, and the sum of ``scalar[e]``, where gate, along and scalar are three parts of
+    ``edge[e] * x[src[e]]``.
 
     Args:
-        vectors: ``[N, D, F]``, such as three columns of space by ``F`` features.
+        vectors: ``[N, D, F]``, such as three spatial dimensions by ``F`` features.
         edge: ``[E, K]``, of which parts of ``F`` columns are read.
         unit: ``[E, D]``, the directions of edges; None without ``along``.
         src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
-        x: ``[N, K]``, what a source's row multiplies the edge's by; None for nothing.
-        gate, along, scalar: the columns of ``edge`` at which each part begins; None where there is
-            none. They do not overlap.
+        x: ``[N, K]``, rows of the sources, multiplied with those of the edges; None for nothing.
+        gate, along, scalar: the column of ``edge`` at which each part begins; None for no part
+            along, or no scalar part. Parts must not overlap.
 
     Returns:
-        Sums in the dtype of ``vectors``; half precisions are added up in float32. Differentiable
-        once in ``vectors``, ``edge``, ``unit`` and ``x``. The same bits every time. On a CPU alone.
+        Sums in the dtype of ``vectors``; half precisions are accumulated in float32. Differentiable
+        once in ``vectors``, ``edge``, ``unit`` and ``x``. Bitwise deterministic.
 
     Raises:
-        ValueError: parts that overlap or reach beyond the columns, or ``along`` without ``unit``.
+        ValueError: parts that overlap or exceed the columns, or only one of ``along`` and ``unit``.
     """
     width = vectors.size(2)
     places = [-1 if place is None else place for place in (gate, along, scalar)]

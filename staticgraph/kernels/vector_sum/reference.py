@@ -1,4 +1,4 @@
-"""What :func:`vector_sum` means, in eager torch, as PaiNN's message is written."""
+"""Reference for :func:`vector_sum` in eager torch, as PaiNN's message is written."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def vector_sum_reference(
     dst: Tensor,
     places: tuple[int, int, int],
 ) -> tuple[Tensor, Tensor | None]:
-    """Differentiable, on any device; sums in float32 (float64 for float64).
+    """Computes ``vector_sum``; differentiable, on any device.
 
-    Args: as :func:`staticgraph.kernels.vector_sum`; ``places`` are those of gate, along and scalar,
-        -1 for none; edges in any order.
+    Sums are float32 (float64 for float64). Arguments as in :func:`staticgraph.kernels.vector_sum`;
+    ``places`` are the offsets of gate, along and scalar, -1 for none; edges in any order.
     """
     wide, width = torch.promote_types(vectors.dtype, torch.float32), vectors.size(2)
     rows = edge.to(wide) if x is None else edge.to(wide) * x.to(wide).index_select(0, src)
