@@ -208,7 +208,7 @@ class MaskedBatchNorm2d(torch.nn.BatchNorm2d):
     """``torch.nn.BatchNorm2d``: statistics over real rows, with the same state.
 
     Which rows are real follows from the leading size, as in :class:`MaskedBatchNorm1d`. Places
-    inside an image are not masked: a block of pairs ``[G, C, M, M]`` is normalised with its padding.
+    inside an image are not masked: a block of pairs ``[G, C, M, M]`` includes its padding.
     """
 
     _staticgraph: BatchContext
