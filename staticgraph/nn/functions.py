@@ -179,7 +179,7 @@ def _aggregate(
         dim_size = ptr.numel() - 1
     elif dim_size is None and index is not None:
         dim_size = context.size_for(index)
-    # Not the stock method: on any error it reads index.max() to explain it.
+    # Not the stock method: on an IndexError or RuntimeError it reads index.max() to explain it.
     call = torch.nn.Module.__call__
     return call(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Rewrites of the captured graph to fused operators: one pattern, condition and replacement a file.
+"""Rewrites of the captured graph: one pattern, condition and replacement per file.
 
 The problem: fused layers by class reach only known classes; in a user's own ``forward`` the ReLU,
 the residual sum, the encoders and every custom ``MessagePassing`` are out of reach. In the graph

@@ -76,7 +76,7 @@ class DenseLayout(NamedTuple):
         return cls(graphs, width, node_of_place.view(-1), place_of_node, occupied)
 
     def reached(self) -> Tensor:
-        """``[1, M]`` bool: the first places, up to the largest group's size, PyG's own width."""
+        """``[1, M]`` bool: places within the largest group's size, the width of PyG's block."""
         widest = self.occupied.sum(1).max().clamp(min=1)
         return (torch.arange(self.width, device=self.occupied.device) < widest)[None]
 

@@ -16,7 +16,7 @@ from staticgraph.nn.context.dense_layout import attendable, placed
 from staticgraph.rewrites.attention.axes import Axes, Dim, Stretch, arguments, moved
 from staticgraph.rewrites.captured_graph.canonical_ops import Call, dtype, is_call, is_method, shape
 
-# The value of a masked score, or of the number added to it: at or below it the weight is zero.
+# Highest value of a masked score, or of a number added to it: its weight is zero in any dtype.
 FORBIDDEN = -1e8
 _BOTH = (operator.and_, torch.logical_and, torch.bitwise_and)
 _EITHER = (operator.or_, torch.logical_or, torch.bitwise_or)

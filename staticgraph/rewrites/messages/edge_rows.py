@@ -46,7 +46,7 @@ def rewrite(captured: Captured) -> None:
 
 
 def _trains(captured: Captured, node: Call) -> bool:
-    """Whether a node has a gradient, and no second one: without it, nothing is gained."""
+    """Whether a node needs a gradient, but no second one; without a gradient nothing is gained."""
     found = tensor(node)
     wanted = found is not None and found.requires_grad
     return wanted and is_float(node) and node not in captured.differentiated

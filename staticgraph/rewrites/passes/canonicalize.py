@@ -123,7 +123,7 @@ def _is_zero(number: Any) -> bool:
 
 
 def _gather(node: Call) -> None:
-    """``x[index]``, ``index_select`` and ``gather`` of rows, ``x[0]``, ``unbind``: one form each."""
+    """Unifies ``x[index]``, ``index_select`` and ``gather`` of rows, ``x[0]`` and ``unbind``."""
     if calls(node, torch.index_select) or is_method(node, "index_select"):
         given = _arguments(node, ("self", "dim", "index"))
         found = None if given is None else tensor(given[0])

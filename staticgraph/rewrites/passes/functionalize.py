@@ -41,7 +41,7 @@ _OPERATORS = {
 } | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
 # Methods that end in "_" and change no value.
 _NO_VALUE = ("requires_grad_", "detach_", "retain_grad_", "share_memory_")
-# Methods that change a tensor's metadata or storage: no plain call is equivalent.
+# Methods without an equivalent plain call, most of which change a tensor's metadata or storage.
 _NO_PLAIN = ("set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_", "copy_")
 
 Memory = frozenset[int]
