@@ -1,4 +1,4 @@
-"""Plain PyG models, as the train command has them."""
+"""Plain PyG models for the train command."""
 
 from staticgraph.models.encoders import CategoryEncoder, NumberEncoder
 from staticgraph.models.graph_model import GraphModel

@@ -1,4 +1,4 @@
-"""The first layers of the zoo: one for integer features, one for floats."""
+"""The first layers of the models: one for integer features, one for floats."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 from staticgraph.store.graph_store import GraphStore
 
-# An integer feature of more values than this is an identifier, not a category: at 64 columns of
+# An integer feature with more values than this is an identifier, not a category: at 64 columns of
 # float32 its table would take 256 MB.
 MAX_CATEGORIES = 1_000_000
 
 
 class CategoryEncoder(nn.Module):
-    """Integer features ``[n, C]`` or ``[n]`` -> ``[n, hidden]``: the sum of one table a column."""
+    """Integer features ``[n, C]`` or ``[n]`` -> ``[n, hidden]``: sum of one table per column."""
 
     def __init__(self, sizes: tuple[int, ...], hidden: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class NumberEncoder(nn.Module):
 
 
 def encoder(store: GraphStore, field: str, hidden: int) -> nn.Module:
-    """The first layer for a field: tables for integers, a linear layer for floats.
+    """Returns the first layer for a field: tables for integers, a linear layer for floats.
 
     Raises:
         ValueError: an integer field has negative values, or too many categories for a table.

@@ -49,7 +49,7 @@ class GraphModel(nn.Module):
             edge_index: ``[2, e]`` int64.
             edge_attr: ``[e, F']`` edge features; ignored by models that use none.
             batch: ``[n]`` int64, each node's graph; None for a single graph.
-            batch_size: graphs in the batch; read off ``batch`` where None.
+            batch_size: graphs in the batch; read from ``batch`` if None.
 
         Returns:
             ``[batch_size, num_outputs]``.

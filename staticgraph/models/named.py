@@ -1,7 +1,7 @@
-"""What is named on a command line as ``module:name``: a model's builder, a loss.
+"""Resolves ``module:name`` on a command line: a model's builder, or a loss.
 
-A module of the present folder is found, as ``python -m`` finds it. What is wrong with a name is one
-line that says which option it was given to.
+Modules in the current folder are found, as with ``python -m``. Every error is a one-line message
+that says which option the name was given to.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ WITHOUT_DATA = "it is built from the data, and only a plan was given"
 
 
 def is_spec(name: str) -> bool:
-    """Whether a name is ``module:name``, and no model of the zoo."""
+    """Whether a name is ``module:name`` rather than a built-in model."""
     return ":" in name
 
 
 def named(spec: str, option: str) -> Any:
-    """What ``module:name`` names.
+    """Returns the object that ``module:name`` names.
 
     Args:
         spec: the name.
-        option: what it was given to, such as ``--model``, for messages.
+        option: the option it was given to, such as ``--model``, for messages.
 
     Raises:
-        ValueError: it names nothing.
+        ValueError: nothing has that name.
     """
     module, name = require_module(spec, option)
     try:
@@ -52,10 +52,10 @@ def named(spec: str, option: str) -> Any:
 
 
 def function_named(spec: str, option: str) -> Any:
-    """A function by name.
+    """Returns a function by name.
 
     Raises:
-        ValueError: it names nothing that can be called.
+        ValueError: nothing callable has that name.
     """
     found = named(spec, option)
     if not callable(found):
@@ -64,10 +64,10 @@ def function_named(spec: str, option: str) -> Any:
 
 
 def made(name: str, store: GraphStore | None, option: str = "--model") -> Module:
-    """The model of a name: one of the zoo in its own sizes, or :func:`built`.
+    """Returns the model of a name: a built-in one in its default sizes, or :func:`built`.
 
     Raises:
-        ValueError: it names no model, or one that is built from data, of which there is none.
+        ValueError: it names no model, or the model is built from data and ``store`` is None.
     """
     if is_spec(name):
         return built(name, store, option)
@@ -83,11 +83,12 @@ def made(name: str, store: GraphStore | None, option: str = "--model") -> Module
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """What ``module:build`` names: looked at, and not called yet.
+    """The builder that ``module:build`` names, inspected but not called yet.
 
     Attributes:
-        spec: the name; option: what it was given to, for messages.
-        build: gives the model.
+        spec: the name.
+        option: the option it was given to, for messages.
+        build: returns the model.
         takes_data: whether it is called with the store.
     """
 
@@ -97,10 +98,11 @@ class Builder:
     takes_data: bool
 
     def __call__(self, store: GraphColumns | None) -> Module:
-        """The model.
+        """Builds the model.
 
         Raises:
-            ValueError: it takes the data and there is none, or it gives no ``torch.nn.Module``.
+            ValueError: it takes the data but ``store`` is None, or it does not return a
+                ``torch.nn.Module``.
         """
         if self.takes_data and store is None:
             raise ValueError(f"{self.option} {self.spec}: {WITHOUT_DATA}")
@@ -115,10 +117,10 @@ class Builder:
 
 
 def builder_of(spec: str, option: str = "--model") -> Builder:
-    """What ``module:build`` names.
+    """Returns the builder that ``module:build`` names.
 
     Raises:
-        ValueError: it names nothing that can be called with the data alone, or with nothing.
+        ValueError: it is not callable with the data alone or without arguments.
     """
     build: Any = named(spec, option)
     name = spec.partition(":")[2]
@@ -141,28 +143,28 @@ def builder_of(spec: str, option: str = "--model") -> Builder:
 
 
 def built(spec: str, store: GraphColumns | None, option: str = "--model") -> Module:
-    """The model that ``module:build`` gives: ``build()``, or ``build(store)`` where it takes an
-    argument.
+    """Returns the model that ``module:build`` builds: ``build()``, or ``build(store)`` if it takes
+    an argument.
 
     Raises:
-        ValueError: it names nothing that builds a ``torch.nn.Module`` from the data alone.
+        ValueError: the name does not build a ``torch.nn.Module`` from the data alone.
     """
     return builder_of(spec, option)(store)
 
 
 def built_without_data(spec: str, option: str = "--model") -> Module | None:
-    """What ``module:build`` gives where it takes no data, so that what is wrong with it is said
-    before any data is read; None where it takes the data, or for a model of the zoo.
+    """Builds the model of ``module:build`` if it takes no data, so that errors are reported before
+    any data is read; None if it takes the data, or for a built-in model.
 
     Raises:
-        ValueError: it names nothing that builds a ``torch.nn.Module``.
+        ValueError: the name does not build a ``torch.nn.Module``.
     """
     builder = builder_of(spec, option) if is_spec(spec) else None
     return None if builder is None or builder.takes_data else builder(None)
 
 
 def require_trainable(model: Module, name: str) -> None:
-    """Refuses to train a model in which nothing can be.
+    """Refuses to train a model without trainable parameters.
 
     Raises:
         ValueError: no parameter has ``requires_grad``.
@@ -172,10 +174,10 @@ def require_trainable(model: Module, name: str) -> None:
 
 
 def _arguments_needed(build: Any) -> list[str]:
-    """Names of what has no default."""
+    """Names of the parameters without a default."""
     try:
         parameters = inspect.signature(build).parameters.values()
-    except (TypeError, ValueError):  # of a class in C, which does not tell
+    except (TypeError, ValueError):  # a class implemented in C without a signature
         return []
     several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     return [p.name for p in parameters if p.default is p.empty and p.kind not in several]

@@ -1,13 +1,14 @@
-"""The models of the train command: a small zoo of plain PyG models.
+"""The models of the train command: a small set of plain PyG models.
 
-They know nothing of padding, buckets or this library's batches: ``build`` reads from a store only
-what the first layer must know (widths of float features, table sizes of integer ones), and
+They are independent of padding, buckets and this library's batches: ``build`` reads from a store
+only what the first layer needs (widths of float features, table sizes of integer ones), and
 ``forward`` takes tensors. Trained through :class:`staticgraph.StaticGraphRunner` or through PyG's
-own ``DataLoader`` they are the same model, which is how the two are compared.
+own ``DataLoader`` they are the same model, so that the two can be compared.
 
-Every model is encoder, ``layers`` convolutions, pooling over the graph, and a head of two layers.
-Between convolutions stand BatchNorm, ReLU and a residual sum (Dwivedi et al. 2020, "Benchmarking
-Graph Neural Networks"); GPS layers (Rampasek et al. 2022) bring norms and sums of their own.
+Every model is an encoder, ``layers`` convolutions, pooling over the graph, and a head of two
+layers. Each convolution is followed by BatchNorm, ReLU and a residual sum (Dwivedi et al. 2020,
+"Benchmarking Graph Neural Networks"); GPS layers (Rampasek et al. 2022) have their own norms and
+sums.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def build(
         layers: convolutions.
         num_outputs: columns of the result.
         heads: attention heads of ``gps`` and ``gat``; must divide ``hidden``.
-        dropout: between layers; a GPS layer drops attention weights, too.
+        dropout: between layers; in a GPS layer, after its two branches and in its MLP.
         pool: ``mean`` or ``add``, over the nodes of a graph.
 
     Raises:
@@ -90,7 +91,7 @@ def build(
 
 
 def convolution(name: str, hidden: int, heads: int, dropout: float, reads_edges: bool) -> nn.Module:
-    """One stock layer of ``hidden`` columns in and out."""
+    """Returns one stock layer with ``hidden`` columns in and out."""
     if name == "gcn":
         return GCNConv(hidden, hidden)
     if name == "gat":

@@ -1,4 +1,4 @@
-"""Layers whose result padding would change, or whose shape depends on data, made static."""
+"""Static forms of layers whose result depends on padding or whose shapes depend on data."""
 
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.convert import context_of, convert

@@ -1,13 +1,13 @@
-"""``with sg.bound(model, batch):`` a model over a batch of fixed shape, in a loop of one's own.
+"""``with sg.bound(model, batch):`` runs a model on a batch of fixed shape in a custom loop.
 
-The problem: a step of one's own (two optimizers, a penalty, a framework's ``training_step``) calls
-the model itself, and its layers, which are given tensors alone, cannot know which rows are padding.
-Inside the block they do, in this thread: converted layers and PyG's functions see the batch, and
-afterwards what was seen before. Forward and backward, in eager, and under ``torch.compile`` of the
-user's own.
+The problem: a custom training step (two optimizers, a penalty, a framework's ``training_step``)
+calls the model directly, and its layers, which receive only tensors, cannot know which rows are
+padding. Inside the block they can, in this thread: converted layers and PyG's functions see the
+batch; when the block ends, the previous state is restored. This covers forward and backward, in
+eager mode and under the user's own ``torch.compile``.
 
-What comes out has the batch's physical rows, padding last: take the loss with
-:func:`staticgraph.masked_mean`, or of ``out[batch.graph_mask]``.
+The output has the batch's physical rows, padding last: compute the loss with
+:func:`staticgraph.masked_mean`, or from ``out[batch.graph_mask]``.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from staticgraph.nn.convert import context_of
 
 
 class bound:
-    """As a ``with`` block: inside, ``model`` runs on ``batch`` with its padding left out.
+    """Context manager inside which ``model`` runs on ``batch`` and ignores its padding.
 
     Args:
         model: any PyG model; its layers are made static in place, once, as
             :func:`staticgraph.convert` does. A model compiled with ``torch.compile(model,
-            dynamic=False)`` compiles once a bucket.
-        batch: as a :class:`staticgraph.StaticLoader` gives it.
-        fixed: the layers see no real counts, as in a compiled step, so that nothing depends on
-            them; by default where ``model`` is compiled. Say True where a function around the
-            model is compiled.
+            dynamic=False)`` compiles once per bucket.
+        batch: a batch from a :class:`staticgraph.StaticLoader`.
+        fixed: hide the real counts from the layers, as in a compiled step, so that nothing depends
+            on them. Defaults to whether ``model`` is compiled; pass True where a function around
+            the model is compiled.
 
-    The block gives the batch, as an object on which the model may set attributes. A backward may
-    stand inside or behind it; where the model checkpoints activations, and is not itself what is
-    called, inside.
+    ``with ... as`` gives a copy of the batch on which the model may set attributes. The backward
+    may run inside the block or after it; it must run inside if the model checkpoints activations
+    and is called through something other than ``model`` itself.
 
     Raises:
-        TypeError: the batch is none of fixed shape.
-        ValueError: the model reads row pointers, and the batch carries none.
+        TypeError: the batch is not a :class:`staticgraph.StaticBatch`.
+        ValueError: the model reads row pointers, but the batch carries none.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class bound:
 
 
 def _remember(module: torch.nn.Module, given: Any, out: Any) -> None:
-    """A backward that runs parts of the forward again finds the batch."""
+    """Lets a backward that recomputes parts of the forward find the batch."""
     if torch.is_grad_enabled() and not traced_here():
         remember([leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)])
 

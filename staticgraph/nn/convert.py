@@ -1,7 +1,7 @@
-"""Exchange of layers, in place and by class: same parameters, same names, same hooks.
+"""In-place conversion of layers by changing their class: same parameters, names and hooks.
 
-A layer keeps its ``state_dict`` keys and its identity (an optimizer made before goes on working);
-only its class changes, to one that asks the shared :class:`BatchContext` for the present batch.
+A layer keeps its ``state_dict`` keys and its identity (an existing optimizer keeps working); only
+its class changes, to one that gets the current batch from the shared :class:`BatchContext`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ def convert(
 ) -> torch.nn.Module:
     """Makes the layers of a model static and inert to padding, in place, and returns the model.
 
-    Outside the runner the model computes what it did before. Converting twice does nothing more.
+    Outside the runner the model computes what it did before. Converting twice has no further
+    effect.
 
     Args:
         model: any PyG model.
-        kernels: also put this library's fused kernels under the layers that have them (see
+        kernels: also use this library's fused kernels in the layers that have them (see
             :mod:`staticgraph.nn.fused`); batches must then be made with ``pointers=True``.
-            ``"all"`` is to use those as well that were measured to be slower than the stock layer;
-            at present there are none.
+            ``"all"`` also uses kernels measured to be slower than the stock layer; currently no
+            kernel is, so it equals True.
         attention: the path of attention among the nodes of each graph: ``dense`` (one block as
             wide as the largest graph), ``size-classed`` (a few blocks by size), ``flex`` (tiles of
-            a document mask), ``varlen`` (a sequence a graph), ``kernel`` (this library's own, one
-            launch each way), or ``auto``, which is what a model has that was never told: the
-            cheapest that is possible here, on CUDA with ``kernels`` our own; see
-            :mod:`staticgraph.sizes.attention`.
+            a document mask), ``varlen`` (one sequence per graph), ``kernel`` (this library's own,
+            one launch each for forward and backward), or ``auto``: the path that was timed as
+            fastest, else the one estimated as cheapest, on CUDA with ``kernels`` usually this
+            library's own; see :mod:`staticgraph.sizes.attention`. None keeps the model's setting,
+            initially ``auto``.
 
     Raises:
-        ValueError: no such path of attention, or another value of ``kernels``.
+        ValueError: unknown attention path, or an invalid value of ``kernels``.
     """
     if kernels not in (False, True, "all"):
         raise ValueError(f"kernels={kernels!r}; choose one of False, True, 'all'")
@@ -53,8 +55,11 @@ def convert(
 
 
 def context_of(model: torch.nn.Module) -> BatchContext:
-    """The context that a model's converted layers share; converts the model if need be, and makes
-    PyG's functions ask for the present batch."""
+    """Returns the context that a model's converted layers share.
+
+    Converts layers that are not converted yet, and makes PyG's functions dispatch on the current
+    batch.
+    """
     install()
     forms = STATIC_FORMS | REFUSED_FORMS
     static = tuple(forms.values())
@@ -65,7 +70,7 @@ def context_of(model: torch.nn.Module) -> BatchContext:
     for module in model.modules():
         form = form_of(type(module), forms)
         if form is not None:
-            with suppress(TypeError):  # another layout of memory: it stays what it is
+            with suppress(TypeError):  # incompatible object layout: the class stays as it is
                 module.__class__ = form
         if isinstance(module, static) or hasattr(module, "_staticgraph"):
             module.__dict__["_staticgraph"] = context

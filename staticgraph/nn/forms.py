@@ -1,4 +1,4 @@
-"""Which layers are exchanged: each stock class and its static form, or the form that refuses it."""
+"""Which layers are converted: each stock class and its static form, or the form that refuses it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ from staticgraph.nn.pool.dense import StaticDMoNPooling
 from staticgraph.nn.pool.select import StaticSAGPooling, StaticTopKPooling
 from staticgraph.nn.refused import refused_forms
 
-# Stock layer -> its static form. A subclass gets a class of both: see nn.subclasses.
+# Stock layer -> its static form. A subclass gets a class derived from both: see nn.subclasses.
 STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.BatchNorm1d: MaskedBatchNorm1d,
     torch.nn.BatchNorm2d: MaskedBatchNorm2d,

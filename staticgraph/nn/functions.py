@@ -1,12 +1,12 @@
-"""Functions of PyG that read a shape from data, given the shape instead, while a batch is bound.
+"""Static forms of PyG functions that read a shape from data, used while a batch is bound.
 
 ``global_add_pool(x, batch)`` finds the number of graphs with ``int(batch.max()) + 1``: a host read
-that no CUDA graph records. ``remove_self_loops`` indexes with a mask. Each of these has an equal of
-fixed shape once the bucket is known. They are on an allow-list (here and in the
+that no CUDA graph records. ``remove_self_loops`` indexes with a mask. Once the bucket is known,
+each of these has an equivalent of fixed shape. They are on an allow-list (here and in the
 ``static_functions`` of the modules next to this one), and :func:`install` makes each of them
-dispatch (:mod:`staticgraph.nn.context.dispatch`): in a thread where a batch is bound it is the
-static form, in every other it is PyG's own. Nothing is rewritten that is not on the list: rewriting
-every mask generically compiles TopKPooling into garbage.
+dispatch (:mod:`staticgraph.nn.context.dispatch`): in a thread where a batch is bound it runs the
+static form, in any other thread PyG's own code. Functions that are not on the list are never
+rewritten: a generic rewrite of every mask would compile TopKPooling into garbage.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _installed = False
 
 
 def install() -> None:
-    """Makes PyG's listed functions dispatch, once in a process; called by every conversion."""
+    """Makes PyG's listed functions dispatch, once per process; called by every conversion."""
     global _installed
     if _installed:
         return
@@ -45,8 +45,10 @@ def install() -> None:
 
 
 def static_functions() -> Functions:
-    """The list: each function of PyG, and its equal of fixed shape, which takes the context of the
-    model that runs before the arguments."""
+    """Maps each listed function of PyG to its equivalent of fixed shape.
+
+    The static form takes the context of the running model, followed by the function's arguments.
+    """
     return {
         scatter: _scatter,
         softmax: _softmax,
@@ -66,7 +68,7 @@ def static_functions() -> Functions:
     }
 
 
-# ---------------------------------------------------------------- told how many there are
+# ---------------------------------------------------------------- with a given number of groups
 
 _stock_scatter = stock(scatter)
 _stock_maybe_num_nodes = stock(maybe_num_nodes)
@@ -127,8 +129,11 @@ def _maybe_num_nodes(context: BatchContext, edge_index: Any, num_nodes: int | No
 
 
 def _pool(function: Callable[..., Tensor], reduce: str, fill: float) -> Callable[..., Tensor]:
-    """A global pool. Called without ``batch`` it is one row of all nodes, of which padding is no
-    part; with the batch's own it is a pass over each graph where the model has kernels."""
+    """Makes the static form of a global pool.
+
+    Without ``batch`` it pools all real nodes into one row. With the batch's own vector it makes one
+    pass over each graph if the model uses kernels.
+    """
     own = stock(function)
 
     def static_pool(
@@ -167,17 +172,17 @@ def _aggregate(
     dim: int = -2,
     **kwargs: Any,
 ) -> Tensor:
-    """PyG's base class of aggregations reads their number off the index."""
+    """Gives ``dim_size`` to an aggregation, whose base class would read it from the index."""
     if index is None and ptr is None:
         return _stock_aggregate(self, x, index, ptr, dim_size, dim, **kwargs)
     if dim_size is None and ptr is not None:
         dim_size = ptr.numel() - 1
     elif dim_size is None and index is not None:
         dim_size = context.size_for(index)
-    # Not the stock method: it answers any RuntimeError with a look at index.max().
+    # Not the stock method: on an IndexError or RuntimeError it reads index.max() to explain it.
     call = torch.nn.Module.__call__
     return call(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
 
 
 def _assert_nothing(context: BatchContext, self: Aggregation, index: Tensor | None) -> None:
-    """Batch vectors and destinations of a static batch ascend by construction."""
+    """Skips the check: batch vectors and destinations of a static batch ascend by construction."""

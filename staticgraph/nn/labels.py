@@ -1,7 +1,7 @@
-"""Layers that carry known labels along: written through a mask in PyG, chosen by it here.
+"""Layers that propagate known labels: PyG writes through a mask, the static forms use ``where``.
 
-``x[mask] += emb(y[mask])`` makes as many rows as the mask has True; a ``where`` over all rows gives
-the same numbers in a shape that is known.
+``x[mask] += emb(y[mask])`` produces as many rows as the mask has True entries; a ``where`` over all
+rows gives the same numbers in a known shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class StaticMaskLabel(MaskLabel):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-        """``x`` ``[N, F]`` with an embedding of ``y`` ``[N]`` int64 where ``mask`` ``[N]`` bool."""
+        """Adds the embedding of ``y`` ``[N]`` int64 to ``x`` ``[N, F]`` where ``mask`` ``[N]`` bool
+        (or concatenates it)."""
         if self._staticgraph.batch is None or mask.dtype != torch.bool:
             return super().forward(x, y, mask)
         known = torch.where(mask[:, None], self.emb(torch.where(mask, y, 0)), 0)
@@ -42,10 +43,10 @@ class StaticLabelPropagation(LabelPropagation):
         edge_weight: Tensor | None = None,
         post_step: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """``y`` ``[N, classes]``, known where ``mask`` ``[N]`` bool; the same, propagated.
+        """Propagates ``y`` ``[N, classes]``, known where ``mask`` ``[N]`` bool; the same shape.
 
         Raises:
-            NotStatic: ``y`` are classes ``[N]``, whose number only their values tell.
+            NotStatic: ``y`` holds classes ``[N]``; their number could only be read from the values.
         """
         if self._staticgraph.batch is not None:
             if y.dtype == torch.long and y.size(0) == y.numel():

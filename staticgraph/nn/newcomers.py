@@ -1,8 +1,8 @@
-"""Layers that a model was given after it was made static: a new head, another block half way.
+"""Detects layers added after a model was made static: a new head, another block during training.
 
-Layers are exchanged when a runner is made. One that is registered later is plain PyG's, over
-padding rows too, and nothing looks wrong. Torch tells of every registration of a module
-(:mod:`staticgraph.nn.registrations`); whoever keeps a model static asks here whether there was one.
+Layers are converted when a runner is made. One that is registered later is PyG's stock layer, which
+also runs over padding rows, without any visible error. Torch reports every registration of a module
+(:mod:`staticgraph.nn.registrations`); code that keeps a model static checks here for new ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from staticgraph.nn.registrations import watch
 
 
 class Newcomers:
-    """Whether a model has been given layers.
+    """Tracks whether layers were added to a model.
 
     Args:
         model: watched from now on, with all of its modules.
@@ -29,15 +29,15 @@ class Newcomers:
         self.seen()
 
     def seen(self) -> bool:
-        """Takes note of the modules as they are now; whether they are of other kinds, or at other
-        places, than before."""
-        self.came = False  # first: what comes meanwhile is news
+        """Records the modules as they are now; returns whether their types or paths have changed
+        since the last call."""
+        self.came = False  # first, so that a registration during this call is not lost
         watch(self._model.modules(), self)
         before = self._kinds
         self._kinds = [(path, type(module)) for path, module in self._model.named_modules()]
         return self._kinds != before
 
     def registered(self, layer: bool) -> None:
-        """As torch tells it."""
+        """Called by :mod:`staticgraph.nn.registrations` at each registration."""
         if layer:
             self.came = True

@@ -1,8 +1,8 @@
-"""What of PyG has no static form, refused by name instead of compiled into garbage.
+"""Layers and functions of PyG that have no static form, refused by name with an explanation.
 
-Each entry says what to use instead. Inside the runner a call raises NotStatic; outside nothing is
-changed. Functions are exchanged like those of :mod:`staticgraph.nn.functions`, layers by a forward
-that refuses, so that the message names the layer and not an operation deep within.
+Each entry says what to use instead. Inside the runner a call raises NotStatic; outside, nothing
+changes. Functions dispatch like those of :mod:`staticgraph.nn.functions`; layers get a forward that
+refuses, so that the message names the layer and not an operation deep inside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HIERARCHY = "use TopKPooling or SAGPooling, which have a static form"
 _IN_DATASET = "do it once, in a transform of the data set, before the store is built"
 _SAMPLE = "draw the sample outside the model and pass it in as a field of the batch"
 
-# Layer of torch_geometric.nn -> what keeps it from fixed shapes, and what to do.
+# Layer of torch_geometric.nn -> why its shapes cannot be fixed, and what to use instead.
 REFUSED_LAYERS: dict[str, tuple[str, str]] = {
     "ASAPooling": ("its clusters are a sparse product of unknown size", _HIERARCHY),
     "PANPooling": ("its score is a sparse matrix of unknown size", _HIERARCHY),
@@ -39,7 +39,7 @@ REFUSED_LAYERS: dict[str, tuple[str, str]] = {
     "MeshCNNConv": ("it takes four edges per node in order, which padding breaks", "use EdgeConv"),
 }
 
-# Function -> what keeps it from fixed shapes, and what to do.
+# Function -> why its shapes cannot be fixed, and what to use instead.
 REFUSED_FUNCTIONS: dict[Callable[..., Any], tuple[str, str]] = {
     utils.contains_self_loops: ("it reads a number off the data", _IN_DATASET),
     utils.unbatch: ("the sizes of its results are data", "keep the batch vector, or pool over it"),
@@ -65,7 +65,7 @@ REFUSED_FUNCTIONS: dict[Callable[..., Any], tuple[str, str]] = {
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """For each refused function one that says so."""
+    """Maps each refused function to one that raises NotStatic."""
     return {
         function: _refusing(function.__name__, *why) for function, why in REFUSED_FUNCTIONS.items()
     }
@@ -80,9 +80,12 @@ def _refusing(name: str, reason: str, remedy: str) -> Callable[..., Any]:
 
 
 def unheard_hooks(model: torch.nn.Module) -> dict[str, str]:
-    """For each module with hooks on its messages (``register_message_forward_hook`` and the like),
-    by its path: why it is refused. PyG calls them in eager and leaves them out, in silence, while
-    torch.compile traces, so that the compiled model would compute something else."""
+    """Maps the path of each module with message hooks (``register_message_forward_hook`` and
+    similar) to why it is refused.
+
+    PyG calls these hooks in eager mode and silently skips them while torch.compile traces, so the
+    compiled model would compute something else.
+    """
     found = {}
     for path, module in model.named_modules():
         kind = message_hooks(module) if isinstance(module, pyg.MessagePassing) else None
@@ -96,8 +99,10 @@ def unheard_hooks(model: torch.nn.Module) -> dict[str, str]:
 
 
 def caching_layers(model: torch.nn.Module) -> dict[str, str]:
-    """For each layer that keeps the first batch's normalisation, by its path: why it is refused. A
-    batch of another size would make PyG raise; fixed shapes would hide that it is another batch."""
+    """Maps the path of each layer that caches the first batch's normalisation to why it is refused.
+
+    PyG would raise for a batch of another size; with fixed shapes the error would go unnoticed.
+    """
     return {
         path: f"{type(module).__name__}(cached=True) would go on with the first batch's edges: "
         "pass cached=False"
@@ -107,7 +112,7 @@ def caching_layers(model: torch.nn.Module) -> dict[str, str]:
 
 
 def refused_forms() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
-    """For each refused layer a subclass whose forward, inside the runner, says so."""
+    """Maps each refused layer to a subclass whose forward raises NotStatic inside the runner."""
     forms = {}
     for name, (reason, remedy) in REFUSED_LAYERS.items():
         stock = getattr(pyg, name, None)
@@ -120,7 +125,7 @@ def _refused_form(
     stock: type[torch.nn.Module], name: str, reason: str, remedy: str
 ) -> type[torch.nn.Module]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the stock layer outside a batch; inside one it raises NotStatic."""
+        """Runs the stock layer outside a batch; raises NotStatic inside one."""
         # GroupAddRev(disable=True) is an ordinary layer.
         if self._staticgraph.batch is None or getattr(self, "disable", False):
             return stock.forward(self, *args, **kwargs)

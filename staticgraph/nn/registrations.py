@@ -1,11 +1,11 @@
-"""What torch tells of a model's modules: one of them is given a parameter, a buffer or a layer.
+"""Tells listeners when a module of a model gets a new parameter, buffer or submodule.
 
-Torch calls hooks of the whole process at each registration of any module. One set of them stands
-here, made when the first model is watched. Who listens is kept by module, weakly: a model that
-nobody keeps is not kept here, nor is a listener that nobody keeps.
+Torch has process-wide hooks that run at each registration on any module. This module installs one
+set of them when the first model is watched. Listeners are stored per module, weakly: neither a
+model nor a listener is kept alive from here.
 
-Modules may be built, and watched, in several threads: what a hook reads is never changed, only
-exchanged for another, so that no registration waits for a lock.
+Modules may be built and watched in several threads: the tuples that a hook reads are never changed,
+only replaced, so that no registration waits for a lock.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from torch.nn.modules import module as torch_module
 
 
 class Listener(Protocol):
-    """Who is told."""
+    """An object that is told of registrations."""
 
     def registered(self, layer: bool) -> None:
-        """A watched module is given something, in whichever thread.
+        """Called when something is registered on a watched module, in any thread.
 
         Args:
-            layer: it is a module; else a parameter or a buffer.
+            layer: whether it is a module; otherwise it is a parameter or a buffer.
         """
         ...
 
 
 _LISTENERS: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[Listener], ...]]
 _LISTENERS = weakref.WeakKeyDictionary()
-_CHANGING = threading.RLock()  # a collection of garbage inside may end a model, and build another
+_CHANGING = threading.RLock()  # reentrant: garbage collection inside may run code that registers
 _HOOKS: list[Any] = []
 
 
 def watch(modules: Iterable[nn.Module], listener: Listener) -> None:
-    """Tells a listener of every registration in some modules from now on; in one that was watched
-    for it before, once as well.
+    """Tells a listener of every registration on some modules from now on.
+
+    Watching a module again for the same listener has no further effect.
 
     Args:
-        modules: each alone; what they contain is watched where it is among them.
-        listener: told for as long as somebody keeps it.
+        modules: watched individually; submodules are watched only if they are included.
+        listener: told for as long as something else keeps it alive.
     """
     new = weakref.ref(listener)
     with _CHANGING:

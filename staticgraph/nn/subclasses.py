@@ -1,16 +1,16 @@
-"""Static forms of subclasses: a user's own BatchNorm is a BatchNorm still.
+"""Static forms of subclasses, such as a user's own BatchNorm.
 
-A mapping says which static form takes the place of which stock layer. A subclass of a stock layer
-gets a class of its own, made here: ``type(name, (Subclass, Form), {})``, whose order of methods is
-subclass, static form, stock layer. What the subclass overrides stays its own; what it inherits, and
-what it reaches through ``super()``, is the static form's.
+A mapping says which static form replaces which stock layer. A subclass of a stock layer gets its
+own class, made here: ``type(name, (Subclass, Form), {})``, whose method resolution order is
+subclass, static form, stock layer. Methods that the subclass overrides stay its own; methods that
+it inherits, or calls through ``super()``, are the static form's.
 
-A class that torch makes to parametrize a module (``weight_norm``) is made again over the static
-form, so that the parametrization can be removed as ever.
+A class that torch makes to parametrize a module (``weight_norm``) is rebuilt on top of the static
+form, so that the parametrization can still be removed.
 
-What it does not reach: a subclass that writes the whole forward itself, or that calls the stock
-class by name (``BatchNorm1d.forward(self, x)``). Those run as they are, and the runner's check of
-padding (:mod:`staticgraph.checking.padding_check`) finds what padding does to them.
+Not covered: a subclass that writes the whole forward itself, or that calls the stock class by name
+(``BatchNorm1d.forward(self, x)``). Those run unchanged, and the runner's padding check
+(:mod:`staticgraph.checking.padding_check`) detects the effect of padding on them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ _STOCK = "_staticgraph_stock"
 def form_of(
     kind: type[torch.nn.Module], forms: Forms, made: bool = True
 ) -> type[torch.nn.Module] | None:
-    """The static form of a layer's class, told by its nearest ancestor that has one.
+    """Returns the static form of a layer's class, found through its nearest ancestor that has one.
 
     Args:
         kind: a stock layer, or a subclass of one.
         forms: stock layer -> its static form.
-        made: give a subclass the class made for it; else the form that this class rests on.
+        made: for a subclass, return the class made for it; otherwise the form that this class is
+            based on.
 
     Returns:
-        None where there is nothing to exchange: no ancestor has one, the class is static
-        already, or Python allows no class of both.
+        None where there is nothing to convert: no ancestor has a form, the class is static
+        already, or Python allows no class with both bases.
     """
     stock = next((ancestor for ancestor in kind.__mro__ if ancestor in forms), None)
     if stock is None or (made and issubclass(kind, forms[stock])):
@@ -53,15 +54,17 @@ def form_of(
 
 
 def _parametrized(kind: type[torch.nn.Module]) -> bool:
-    """Whether torch made this class, to give a module a parametrization."""
+    """Whether torch made this class to parametrize a module."""
     return getattr(vars(kind).get("__getstate__"), "__module__", "") == parametrize.__name__
 
 
 def _parametrized_again(
     kind: type[torch.nn.Module], form: type[torch.nn.Module] | None
 ) -> type[torch.nn.Module] | None:
-    """The same over the static form, with the properties in the class itself and the form as its
-    base, where ``remove_parametrizations`` looks for them."""
+    """The parametrized class rebuilt on the static form.
+
+    It has the properties itself and the form as its base, as ``remove_parametrizations`` expects.
+    """
     if form is None:
         return None
     own = {n: member for n, member in vars(kind).items() if n not in ("__dict__", "__weakref__")}
@@ -71,7 +74,7 @@ def _parametrized_again(
 def _joined(
     kind: type[torch.nn.Module], form: type[torch.nn.Module]
 ) -> type[torch.nn.Module] | None:
-    """The class of both, made once a class."""
+    """The class derived from both, made once per ``kind``."""
     for known in type.__subclasses__(kind):
         if vars(known).get(_STOCK) is kind:
             return known
@@ -86,13 +89,13 @@ def _joined(
     meta: Any = type(kind)
     try:
         return meta(f"Static{kind.__name__}", (kind, form), members)
-    except Exception:  # a metaclass or an __init_subclass__ of the user's may refuse in any way
+    except Exception:  # the user's metaclass or __init_subclass__ may raise anything
         return None
 
 
 def _reduced(self: torch.nn.Module, protocol: Any) -> tuple[Any, ...]:
-    """How such a layer is pickled: by the user's class, which a reader can import, and made static
-    again when it is read."""
+    """Pickles such a layer by the user's class, which a reader can import; unpickling makes it
+    static again."""
     _, _, *rest = object.__reduce_ex__(self, protocol)
     return _made_again, (vars(type(self))[_STOCK],), *rest
 

@@ -1,4 +1,4 @@
-"""What of a model was rewritten, and what stood in the way elsewhere, by the model's own lines."""
+"""What was rewritten in a model, and what prevented it elsewhere, by the model's own lines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from staticgraph.text.table import table
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What rewriting made of one step.
+    """The result of rewriting one step.
 
     Attributes:
         done: places that run by an operator of this library.
-        missed: places that nearly do, each with the one thing in the way.
+        missed: places that nearly do, each with the single reason why not.
     """
 
     done: tuple[Rewritten, ...]
@@ -24,7 +24,7 @@ class Explanation:
 
     @classmethod
     def of(cls, captured: Iterable[Captured]) -> Explanation:
-        """Of one graph or several, each place once."""
+        """Collects the places of one graph or several, each place once."""
         done: dict[Rewritten, None] = {}
         missed: dict[Rewritten, None] = {}
         for graph in captured:

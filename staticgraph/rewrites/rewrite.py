@@ -1,4 +1,4 @@
-"""The rewrites in their order, over one captured graph."""
+"""Applies all rewrites, in their order, to one captured graph."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from staticgraph.rewrites.passes.regions import fence_regions
 
 Rewrite = Callable[[Captured], None]
 
-# What takes more of a graph comes before what takes a part of it.
+# Rewrites that match more of a graph come before those that match a part of it.
 ORDER: Sequence[Rewrite] = (
     tables.rewrite,
     small_tables.rewrite,
@@ -71,15 +71,15 @@ ORDER: Sequence[Rewrite] = (
 
 
 def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = ()) -> Captured:
-    """Rewrites a graph of Dynamo's in place, and says what it did.
+    """Rewrites a graph from Dynamo in place, and returns it with a record of what was done.
 
     Args:
-        module: as a backend of ``torch.compile`` gets it.
+        module: the graph as passed to a backend of ``torch.compile``.
         target: what will run it.
-        inputs: as the backend gets them; in a dry run they say what tensors are made of.
+        inputs: the inputs as passed to the backend; in a dry run their fake mode makes tensors.
 
     Raises:
-        NotStatic: a size that the trace was given is of something else.
+        NotStatic: an index of graphs was taken for one of nodes, and given the wrong size.
     """
     fakes = [one for one in inputs if isinstance(one, FakeTensor)]
     captured = Captured(module, target, fakes[0].fake_mode if fakes else None)

@@ -1,1 +1,1 @@
-"""Aggregations whose stock form reads a shape from data, made static."""
+"""Static forms of aggregations whose stock form reads a shape from data."""

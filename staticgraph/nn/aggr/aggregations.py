@@ -1,10 +1,11 @@
-"""PyG's aggregations whose shape or result depends on data, made static.
+"""Static forms of PyG's aggregations whose shape or result depends on data.
 
-Most aggregations only must be told the number of groups, which the function that PyG calls them by
-does (:mod:`staticgraph.nn.functions`). The others: quantiles count with ``bincount``; recurrent
-ones read their result at the last place of a block whose width is the batch's; tree and patch ones
-reduce over that width, so that their result for one graph depends on the largest graph beside it,
-and only a block of exactly that width gives it.
+Most aggregations only need the number of groups, which the static form of ``Aggregation.__call__``
+passes to them (:mod:`staticgraph.nn.functions`). The exceptions are here: quantiles count with
+``bincount``; recurrent aggregations read their result at the last place of a block as wide as the
+batch's largest graph; tree and patch aggregations reduce over that width, so that their result for
+one graph depends on the largest graph in the batch, and only a block of exactly that width gives
+it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from staticgraph.nn.utils.dense_batch import widest
 
 
 class StaticQuantileAggregation(QuantileAggregation):
-    """``QuantileAggregation``: the same two sorts, groups counted into a given number."""
+    """``QuantileAggregation``: the same two sorts, with a given number of groups."""
 
     _staticgraph: BatchContext
 
@@ -88,12 +89,12 @@ class StaticMedianAggregation(MedianAggregation, StaticQuantileAggregation):
         dim_size: int | None = None,
         dim: int = -2,
     ) -> Tensor:
-        """The quantile's, not PyG's."""
+        """Rows ``[N, F]`` to ``[groups, F]``, by the static quantile."""
         return StaticQuantileAggregation.forward(self, x, index, ptr, dim_size, dim)
 
 
 def _at_last_place(context: BatchContext, out: Tensor) -> Tensor:
-    """``[G, M, F]`` -> ``[G, F]``: what stands at the last place of the unpadded batch's block."""
+    """``[G, M, F]`` -> ``[G, F]``: the values at the last place of the unpadded batch's block."""
     if context.batch is None or context.real is not None:
         return out[:, -1]
     largest = context.largest()
@@ -102,7 +103,7 @@ def _at_last_place(context: BatchContext, out: Tensor) -> Tensor:
 
 
 class _Recurrent(Aggregation):
-    """A recurrent network over the block; the result stands at its last place."""
+    """A recurrent network over the block; the result is at its last place."""
 
     _staticgraph: BatchContext
     _network: ClassVar[str]
@@ -125,13 +126,13 @@ class _Recurrent(Aggregation):
 
 
 class StaticLSTMAggregation(_Recurrent, LSTMAggregation):
-    """``LSTMAggregation``; the result stands at the last place of the largest real graph."""
+    """``LSTMAggregation``; the result is at the last place of the largest real graph."""
 
     _network = "lstm"
 
 
 class StaticGRUAggregation(_Recurrent, GRUAggregation):
-    """``GRUAggregation``; the result stands at the last place of the largest real graph."""
+    """``GRUAggregation``; the result is at the last place of the largest real graph."""
 
     _network = "gru"
 
@@ -146,8 +147,8 @@ def _refuse_open_width(layer: Aggregation, context: BatchContext, given: int | N
 
 
 class StaticSortAggregation(SortAggregation):
-    """``SortAggregation``: over a block at least as wide as the rows that it keeps, since PyG reads
-    the number that it fills further rows with."""
+    """``SortAggregation``: over a block of at least ``k`` places, since PyG would otherwise append
+    rows with a fill value that it reads on the host."""
 
     _staticgraph: BatchContext
 
@@ -172,7 +173,7 @@ class StaticLCMAggregation(LCMAggregation):
     _staticgraph: BatchContext
 
     def forward(self, *args: Any, max_num_elements: int | None = None, **kwargs: Any) -> Tensor:
-        """Rows ``[N, F]`` to ``[groups, out]``; the width of the blocks must be given."""
+        """Rows ``[N, F]`` to ``[groups, out]``; a compiled step needs ``max_num_elements``."""
         _refuse_open_width(self, self._staticgraph, max_num_elements)
         return super().forward(*args, max_num_elements=max_num_elements, **kwargs)
 
@@ -190,12 +191,12 @@ class StaticPatchTransformerAggregation(PatchTransformerAggregation):
         max_num_elements: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Rows ``[N, F]`` to ``[groups, out]``, in blocks as wide as the layer finds them from real
-        counts."""
+        """Rows ``[N, F]`` to ``[groups, out]``; a compiled step needs ``max_num_elements``,
+        elsewhere it comes from the real counts."""
         context = self._staticgraph
         _refuse_open_width(self, context, max_num_elements)
         if context.batch is not None and max_num_elements is None:
-            max_num_elements = widest(context, index) + 1  # as the layer finds it from the counts
+            max_num_elements = widest(context, index) + 1  # as the layer computes it from counts
         return super().forward(x, index, *args, max_num_elements=max_num_elements, **kwargs)
 
 
@@ -215,9 +216,9 @@ class StaticEquilibriumAggregation(EquilibriumAggregation):
         return self.softplus(self.lamb) * mean
 
     def init_output(self, dim_size: int) -> Tensor:
-        """Zeros ``[groups, out]`` to begin with, which require a gradient."""
+        """Zeros ``[groups, out]`` to start from, which require a gradient."""
         if self._staticgraph.batch is None:
             return super().init_output(dim_size)
-        # A result of an operation: torch.compile traces no new leaf that requires a gradient.
+        # Result of an operation: torch.compile traces no new leaf tensor that requires a gradient.
         zeros = torch.zeros(dim_size, self.output_dim, device=self.lamb.device)
         return zeros + 0 * self.lamb.float()

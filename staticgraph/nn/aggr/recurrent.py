@@ -1,10 +1,10 @@
 """LSTM and GRU as unrolled cells, so that a compiled step contains their operations.
 
-``torch.compile`` does not trace ``torch.nn.LSTM`` and ``torch.nn.GRU``. Inside a compiled step the
-same weights run step by step here; outside, the stock kernel does. Equations as in torch's
-documentation of the two layers.
+``torch.compile`` does not trace ``torch.nn.LSTM`` and ``torch.nn.GRU``. Inside a compiled step this
+module applies the same weights step by step; outside it, the stock kernel runs. Equations as in
+torch's documentation of the two layers.
 
-What it does not do: packed sequences, projections (``proj_size``), and sequences so long that the
+Not supported: packed sequences, projections (``proj_size``), and sequences so long that the
 unrolled step would take minutes to compile.
 """
 
@@ -19,7 +19,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.text.how_many import how_many
 
-# Steps times layers times directions; each is about ten operations of the compiled step.
+# Steps times layers times directions; each is about ten operations in the compiled step.
 MAX_UNROLLED = 128
 
 

@@ -1,13 +1,13 @@
-"""Pools that attend among the nodes of each graph, over the bucket's blocks by size.
+"""Pooling layers that attend among the nodes of each graph, in the bucket's blocks by size.
 
 ``SetTransformerAggregation`` (Lee et al. 2019, arXiv 1810.00825) and ``GraphMultisetTransformer``
-(Baek et al. 2021, arXiv 2102.11533) lay all graphs out in one block as wide as the largest, and
-project every place of it. A graph's result does not depend on the width, so the same modules run
-over one block after another, by PyG's own forward, and the graphs come back in their order.
+(Baek et al. 2021, arXiv 2102.11533) lay out all graphs in one block as wide as the largest, and
+project every place of it. A graph's result does not depend on the width, so PyG's own forward runs
+on one block after another, and the results are returned in the original order of the graphs.
 
-Only the two dense paths exist here: seed vectors attend to nodes as well, and belong to no graph,
-so ``flex`` and ``varlen`` have no sequence for them. Who asks for one of these has it in the layers
-that can, and the cheaper of the dense ones here.
+Only the two dense paths exist here: seed vectors also attend to nodes but belong to no graph, so
+``flex`` and ``varlen`` have no sequence for them. If another path is requested, layers that support
+it use it, and these pools use the cheaper of the dense ones.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ SEEDS = AttentionSetting(extra_keys="it pools by seed vectors")
 
 
 def pooling_path(capacity: Capacity, asked: str) -> AttentionPath:
-    """The dense path of these pools in a bucket."""
+    """Returns the dense path of these pools in a bucket."""
     return attention_path(capacity, "auto" if SEEDS.forbids(asked) else asked, SEEDS)
 
 
 def _blocks_for(
     context: BatchContext, x: Tensor, index: Tensor | None, dim_size: int | None, given: Any
 ) -> ClassedLayout | None:
-    """The blocks, where the pool is over the nodes of the batch's graphs and blocks pay."""
+    """The blocks, if the pool is over the nodes of the batch's graphs and blocks by size pay off;
+    else None."""
     if context.batch is None or given is not None or x.dim() != 2:
         return None
     batch = context.present
@@ -46,14 +47,14 @@ def _blocks_for(
 
 
 class _ByBlocks:
-    """PyG's forward over blocks that are given, in place of one that it would make."""
+    """Runs PyG's forward on given blocks instead of the single block that it would make."""
 
     _staticgraph: BatchContext
 
     def to_dense_batch(
         self, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """A block and its mask as they are, if that is what they are."""
+        """Returns a block and its mask unchanged; anything else is laid out by PyG."""
         if index is not None and index.dtype == torch.bool:
             return x, index
         return super().to_dense_batch(x, index, *args, **kwargs)  # pyright: ignore
@@ -67,7 +68,7 @@ class _ByBlocks:
         dim: int = -2,
         max_num_elements: int | None = None,
     ) -> Tensor:
-        """Rows ``[N, F]`` to ``[groups, C]``, block by block where there are several."""
+        """Rows ``[N, F]`` to ``[groups, C]``, block by block in the size-classed layout."""
         pool = super().forward  # pyright: ignore
         layout = _blocks_for(self._staticgraph, x, index, dim_size, max_num_elements)
         if layout is None:

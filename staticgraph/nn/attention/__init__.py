@@ -1,1 +1,1 @@
-"""Attention over all nodes, and among those of each graph, made static."""
+"""Static forms of attention over all nodes and among the nodes of each graph."""

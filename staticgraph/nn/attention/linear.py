@@ -1,11 +1,11 @@
-"""Attention layers over dense blocks whose stock result depends on how wide the block is.
+"""Attention layers over dense blocks whose stock result depends on the width of the block.
 
-Performer's normaliser sums a kernel over all places of a row, empty ones included (a zero key still
-counts ``epsilon``), SGFormer adds ``M`` times the values: their result for one graph depends on the
-largest graph beside it. To equal PyG on the unpadded batch, places beyond the largest *real* graph
-must not count. Where the block is exactly that wide (outside a compiled step) nothing is to do.
-Formulas: Choromanski et al. 2021, equation 4; Wu et al. 2023 (SGFormer), equation 6; Deng et al.
-2024 (Polynormer), equation 7, each as in PyG 2.8.
+Performer's normaliser sums a kernel over all places of a row, including empty ones (a zero key
+still counts ``epsilon``); SGFormer adds ``M`` times the values: their result for one graph depends
+on the largest graph in the batch. To equal PyG on the unpadded batch, places beyond the largest
+*real* graph must not count. Where the block is exactly that wide (outside a compiled step), the
+stock layer runs. Formulas: Choromanski et al. 2021, equation 4; Wu et al. 2023 (SGFormer), equation
+6; Deng et al. 2024 (Polynormer), equation 7, each as in PyG 2.8.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class StaticPerformerAttention(PerformerAttention):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``[graphs, width, F]`` to the same; places beyond what the largest graph has take no
-        part."""
+        """``[graphs, width, F]`` to the same; places beyond the largest real graph do not
+        contribute."""
         context = self._staticgraph
         if context.batch is None or context.real is not None:
             return super().forward(x, mask)
@@ -60,8 +60,8 @@ class StaticSGFormerAttention(SGFormerAttention):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``[graphs, width, F]`` to ``[graphs, width, C]``; places beyond what the largest graph
-        has take no part."""
+        """``[graphs, width, F]`` to ``[graphs, width, C]``; places beyond the largest real graph do
+        not contribute."""
         context = self._staticgraph
         if context.batch is None or context.real is not None:
             return super().forward(x, mask)
@@ -85,8 +85,8 @@ class StaticPolynormerAttention(PolynormerAttention):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``[graphs, width, F]`` to the same; places beyond what the largest graph has take no
-        part."""
+        """``[graphs, width, F]`` to the same; places beyond the largest real graph do not
+        contribute."""
         context = self._staticgraph
         if context.batch is None or context.real is not None:
             return super().forward(x, mask)

@@ -1,9 +1,9 @@
-"""Attention among the nodes of each graph, by whichever path the bucket has; one name for all.
+"""Attention among the nodes of each graph by any of the bucket's paths, behind one interface.
 
-Queries, keys and values come as rows of nodes and leave as rows of nodes, so a layer knows nothing
-of blocks, tiles or starts. Which path it is, is arithmetic on the bucket and on where the layer
-runs (:mod:`staticgraph.sizes.attention`); every path gives what ``dense`` gives, forward and
-backward, and zeros on padding nodes.
+Queries, keys and values are rows of nodes, and so is the result, so a layer does not deal with
+blocks, tiles or sequence starts. The path follows from the bucket's sizes and from where the layer
+runs (:mod:`staticgraph.sizes.attention`); every path gives the same result as ``dense``, forward
+and backward, and zeros on padding nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def setting_of(
     compiled: bool,
     kernels: bool = False,
 ) -> AttentionSetting:
-    """What of a layer and its surroundings rules paths out."""
+    """Collects the properties of a layer and its surroundings that rule paths out."""
     extra = "bias_k and bias_v give each graph a key" if attn.bias_k is not None else ""
     if attn.add_zero_attn:
         extra = "add_zero_attn gives each graph a key"
@@ -49,7 +49,7 @@ def setting_of(
 
 
 def attend(context: BatchContext, attn: torch.nn.MultiheadAttention, x: Tensor) -> Tensor:
-    """``[N, C]`` -> ``[N, C]``: what the layer gives each node over the nodes of its graph."""
+    """``[N, C]`` -> ``[N, C]``: the layer's attention of each node over the nodes of its graph."""
     rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
     setting = setting_of(
         attn,
@@ -103,7 +103,7 @@ def by_blocks(
     rows: Tensor,
     dropout: float,
 ) -> Tensor:
-    """``[N, 3 * C]`` -> ``[N, C]``: as :func:`_blocked`, by this library's own gathers."""
+    """``[N, 3 * C]`` -> ``[N, C]``: like :func:`_blocked`, with this library's own gathers."""
     layout = context.classed(name)
     masks = context.once(("attention masks", name, rows.dtype), lambda: _added(layout, rows.dtype))
     places = (layout.node_of_place, layout.place_of_node)
@@ -122,7 +122,7 @@ def attend_blocks(
     dropout: float,
 ) -> Tensor:
     """Attention of ``rows`` ``[N, 3 * C]`` in blocks of ``shapes`` (graphs, width), each with a
-    mask that is added to its scores; ``[N, C]``."""
+    mask that is added to its scores; returns ``[N, C]``."""
     blocks = qkv_blocks(rows, node_of_place, place_of_node, shapes, heads)
 
     def weighed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -134,8 +134,8 @@ def attend_blocks(
 
 
 def _added(layout: ClassedLayout, dtype: torch.dtype) -> list[Tensor]:
-    """A layout's masks as what is added to scores: attention makes it of a boolean mask in every
-    layer, here it is made once for all."""
+    """A layout's masks in the additive form, made once for all layers: attention would convert a
+    boolean mask in every layer."""
     masks = [attendable[:, None, None, :] for attendable in layout.attendable]
     return [torch.zeros_like(m, dtype=dtype).masked_fill(~m, -torch.inf) for m in masks]
 
@@ -169,7 +169,7 @@ def _blocked(
 
 
 def _more(rows: Tensor, bias: Tensor | None) -> Tensor:
-    """One more key for every graph: a learned one, or, of a mask, one that all may attend to."""
+    """Appends one key for every graph: a learned one, or, to a mask, one that all may attend to."""
     if bias is None:
         return F.pad(rows, (0, 1), value=True)
     graphs, heads, _, columns = rows.shape
@@ -184,10 +184,10 @@ def _flex(context: BatchContext, qkv: Tensor) -> Tensor:
 
 
 def _varlen(context: BatchContext, qkv: Tensor) -> Tensor:
-    """``[N, 3, heads, D]`` -> ``[N, heads, D]`` over one sequence a graph.
+    """``[N, 3, heads, D]`` -> ``[N, heads, D]`` with one sequence per graph.
 
     Padding nodes belong to no sequence, and the kernel writes nothing there, forward or backward:
-    what memory held may be NaN, so both ways are selected and not multiplied.
+    the uninitialised memory may hold NaN, so both directions use ``where``, not a product.
     """
     real = context.present.node_mask[:, None, None]
     q, k, v = torch.where(real[:, None], qkv, 0).unbind(1)

@@ -1,1 +1,1 @@
-"""What a layer knows of the batch that runs through it."""
+"""What a layer knows about the current batch."""

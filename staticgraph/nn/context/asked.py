@@ -1,9 +1,9 @@
-"""What a model's layers ask about rows while its sizes are varied on purpose.
+"""Records what a model's layers ask about row counts in a run whose sizes are varied on purpose.
 
-A tensor's leading size says what its rows are only if that size came from the batch. Over a batch
-of other sizes the two kinds part: rows of the batch change in number along with it, a table of the
-model's own keeps its number. :mod:`staticgraph.steps.rows.provenance` runs a model over such a
-batch once; what the layers ask meanwhile is noted here. A step is never noted.
+A tensor's leading size tells what its rows are only if that size came from the batch. A batch of
+other sizes separates the two cases: rows of the batch change in number with it, while a table of
+the model's own keeps its size. :mod:`staticgraph.steps.rows.provenance` runs a model once on such a
+batch; the layers' queries during that run are recorded here. An actual step is never recorded.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from torch import Tensor
 
 from staticgraph.internals.dispatch import traced_here
 
-# On a norm that was seen to run over a tensor of the model's own: no row of it is padding. Its
-# class has it too: the guard of a captured step on an attribute that is not there is answered by
-# an error, of a microsecond a norm and call.
+# Set on a norm that was seen to run over a tensor of the model's own, none of whose rows is
+# padding. The class has the attribute too: in a captured step, a guard on a missing attribute goes
+# through an exception, which costs a microsecond per norm and call.
 APART = "_staticgraph_apart"
 
 
 class NeedsStems(Exception):
-    """Whether a tensor stems from the batch must be known, and is not followed in this run."""
+    """Raised where a run must know which tensors stem from the batch, but does not track it."""
 
 
 class Asked:
-    """The questions of one run.
+    """The queries of one run.
 
     Args:
-        stems: tells whether a tensor was computed from the batch; None where that is not followed.
+        stems: tells whether a tensor was computed from the batch; None where that is not tracked.
 
     Attributes:
-        unknown: leading sizes that were asked about and belong to nothing in the batch, each with
-            the layer that asked.
-        norms: of each norm over rows of the batch, the level, where rows are one value each.
-        uncounted: norms over rows of which the host does not know how many are real, as those that
-            a pool chose, where rows are one value each.
+        unknown: queried leading sizes that belong to nothing in the batch, each with the layer that
+            asked.
+        norms: the levels of the rows that each norm ran over, for norms with one value per channel
+            in each row.
+        uncounted: norms over rows whose real count the host does not know, such as those selected
+            by a pool; again with one value per channel in each row.
         apart: norms over tensors of the model's own.
     """
 
@@ -50,14 +51,14 @@ class Asked:
         self.apart: set[torch.nn.Module] = set()
 
     def size(self, size: int) -> None:
-        """Notes a size that belongs to nothing."""
+        """Records a size that belongs to nothing in the batch."""
         self.unknown.setdefault(size, _asking())
 
     def norm(self, norm: torch.nn.Module, value: Tensor, known: bool, level: str | None) -> bool:
-        """Notes a norm over a tensor; True where the tensor is the model's own.
+        """Records a norm over a tensor; returns True if the tensor is the model's own.
 
         Raises:
-            NeedsStems: it is not known yet which tensors are the model's own.
+            NeedsStems: this run does not track which tensors are the model's own.
         """
         if known:
             if value[0].numel() == value.shape[1]:
@@ -89,5 +90,5 @@ ASKED: ContextVar[Asked | None] = ContextVar("asked", default=None)
 
 
 def asked() -> Asked | None:
-    """Where to note; None in a step, and while one is compiled."""
+    """The record to write to; None in an actual step, and while one is compiled."""
     return None if traced_here() else ASKED.get()

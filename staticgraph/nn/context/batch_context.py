@@ -1,14 +1,14 @@
-"""What a converted layer knows of the batch that runs through it.
+"""What a converted layer knows about the batch that runs through it.
 
 A layer such as BatchNorm is called with a tensor alone, yet must know which of its rows are real,
-and a pool must know how many graphs there are without reading it off the data. One named object,
-shared by the converted layers of one model, carries the model's settings, and gives access to the
-batch that is bound in this thread (:mod:`staticgraph.nn.context.present`) and to a register of the
-row counts that occur in it: ``N`` rows are nodes, ``E`` edges, ``G`` graphs, and whoever makes
-others (self-loops added, nodes selected by a pool) registers theirs. Where no batch is bound (the
-model is used outside the runner) every layer behaves as it did before.
+and a pool must know the number of graphs without reading it from the data. One object, shared by
+the converted layers of one model, holds the model's settings and gives access to the batch that is
+bound in this thread (:mod:`staticgraph.nn.context.present`) and to a register of the row counts
+that occur in it: ``N`` rows are nodes, ``E`` edges, ``G`` graphs, and layers that make other rows
+(added self-loops, nodes selected by a pool) register theirs. Where no batch is bound (the model is
+used outside the runner), every layer behaves as it did before.
 
-Invariant: the register is a function of shapes alone, so the same in every step of a bucket.
+Invariant: the register is a function of shapes alone, so it is the same in every step of a bucket.
 """
 
 from __future__ import annotations
@@ -42,29 +42,30 @@ EDGE_GRAPHS = (
 
 
 class BatchContext:
-    """One model's settings, and the batch that is present in the thread that asks, or none."""
+    """One model's settings, and access to the batch that is bound in the calling thread, if any."""
 
     __slots__ = ("apart", "attention", "kernels")
 
     def __init__(self) -> None:
         self.attention: AttentionChoice = AttentionChoice()
-        # Leading sizes of the model's own, each with the layer that asked about it.
+        # Leading sizes of the model's own tensors, each with the layer that asked about it.
         self.apart: dict[int, str] = {}
         self.kernels: bool = False
 
     def enter(self, batch: StaticBatch, leaves: bool = False) -> None:
-        """Makes ``batch`` the present one of this thread; :meth:`leave` ends it, and what was
-        present before is so again. With ``leaves`` the forward is traced to be rewritten."""
+        """Binds ``batch`` in this thread until :meth:`leave`, which restores the previous batch.
+
+        With ``leaves``, the forward is being traced to be rewritten.
+        """
         bind(self, batch, rows_of_batch(batch), leaves)
 
     def leave(self) -> None:
-        """Ends the last :meth:`enter` of this context in this thread; nothing where there is
-        none."""
+        """Ends the last :meth:`enter` of this context in this thread; does nothing without one."""
         unbind(self)
 
     @property
     def batch(self) -> StaticBatch | None:
-        """The batch that is bound in this thread, by whichever model; None outside of a step."""
+        """The batch that is bound in this thread, by any model; None outside of a step."""
         binding = present()
         return None if binding is None else binding.batch
 
@@ -86,7 +87,7 @@ class BatchContext:
 
     @property
     def present(self) -> StaticBatch:
-        """The batch, which must be there."""
+        """The batch that is bound in this thread; there must be one."""
         batch = self.batch
         assert batch is not None, "no batch is bound"
         return batch
@@ -97,11 +98,11 @@ class BatchContext:
         return self.present.real
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make`` gives, made once a forward and kept for the layers after.
+        """Returns the result of ``make``, computed once per forward and kept for later layers.
 
         Args:
-            key: tells it from other things that are kept.
-            make: gives something of the batch alone, without a derivative.
+            key: identifies the result.
+            make: computes something from the batch alone, without a derivative.
         """
         made = self._made
         if key not in made:
@@ -111,7 +112,7 @@ class BatchContext:
     # ------------------------------------------------------------------ rows
 
     def register(self, size: int, rows: RowKind) -> None:
-        """Says what tensors of leading size ``size`` are from now on in this forward."""
+        """Declares what tensors of leading size ``size`` are in the rest of this forward."""
         assert self._rows is not None
         known = self._rows.get(size)
         if known is not None and known.counted is not None:
@@ -119,15 +120,17 @@ class BatchContext:
         self._rows[size] = rows
 
     def free_size(self, at_least: int, asker: torch.nn.Module) -> int:
-        """The smallest row count from ``at_least`` on that means nothing yet; where a backward runs
-        a layer again (activation checkpointing), the one that it had in the forward.
+        """Returns the smallest row count from ``at_least`` on that has no meaning yet.
+
+        Where a backward runs a layer again (activation checkpointing), it is the count that the
+        layer got in the forward.
 
         Args:
             at_least: the fewest rows.
-            asker: the layer that makes such rows, and registers them before it asks again.
+            asker: the layer that makes such rows, and registers them before its next call.
 
         Raises:
-            NotStatic: in a backward, of a layer that was called more than once over as many rows.
+            NotStatic: in a backward, if the layer was called more than once with as many rows.
         """
         binding = present()
         assert binding is not None
@@ -149,21 +152,21 @@ class BatchContext:
         return size
 
     def may_become(self, size: int, what: str) -> bool:
-        """Whether tensors of this leading size can be registered as ``what``: they mean nothing
-        yet, or the same. Asks for no tensor's rows, so nothing is noted of the size."""
+        """Whether tensors of this leading size can be registered as ``what``: the size has no
+        meaning yet, or this one. A recorded run takes no note of the query."""
         assert self._rows is not None
         known = self._rows.get(size)
         return known is None or known.what == what
 
     def lay_out(self, groups: int, width: int, places: Callable[[], Tensor] | None = None) -> None:
-        """Says that tensors of leading size ``groups * width`` may be blocks laid out flat, as a
-        norm over ``x.view(groups * width, -1)`` gets them.
+        """Declares that tensors of leading size ``groups * width`` may be flattened blocks, as
+        passed to a norm over ``x.view(groups * width, -1)``.
 
         Args:
-            groups: the batch's graphs, or what stands for them.
+            groups: the batch's graphs, or other groups.
             width: places in each.
-            places: gives ``[groups, width]`` bool, the places that plain PyG's block would have;
-                all of real groups where None. Called if a norm asks.
+            places: returns ``[groups, width]`` bool, the places that plain PyG's block would have;
+                if None, all places of real groups. Called only if a norm asks.
         """
         rows = self._known_rows(groups)
         if rows is None:
@@ -178,8 +181,8 @@ class BatchContext:
         self._made["places", groups * width] = make
 
     def _known_rows(self, size: int) -> RowKind | None:
-        """What is registered of a size, or a dense block laid out flat."""
-        binding = present()  # once: a trace follows every call
+        """The meaning of a size: registered rows, or a dense block laid out flat."""
+        binding = present()  # looked up once: tracing follows every call
         assert binding is not None
         rows = binding.rows.get(size)
         if rows is None and ("places", size) in binding.made:
@@ -187,10 +190,10 @@ class BatchContext:
         return rows
 
     def _check_apart_from_places(self, size: int) -> None:
-        """Refuses to tell rows of the batch from a dense block of as many places.
+        """Refuses a size that is both rows of the batch and a dense block of as many places.
 
         Raises:
-            NotStatic: a size is both.
+            NotStatic: the size is both.
         """
         assert self._rows is not None
         rows = self._rows.get(size)
@@ -202,10 +205,11 @@ class BatchContext:
             )
 
     def find_rows(self, size: int) -> RowKind | None:
-        """What tensors of this leading size are, or None.
+        """Returns what tensors of this leading size are, or None if it has no meaning.
 
         Raises:
-            NotStatic: rows of the bucket and rows that no bucket changes are as many.
+            NotStatic: rows of the bucket have the same count as a tensor whose size is the same in
+                every bucket.
         """
         rows, noted = self._known_rows(size), asked()
         if noted is not None:
@@ -220,11 +224,11 @@ class BatchContext:
         return rows
 
     def rows_of(self, value: Tensor) -> RowKind:
-        """What the rows of a tensor are, told by its leading size.
+        """Returns what the rows of a tensor are, judged by its leading size.
 
         Raises:
-            NotStatic: the leading size is none of those that occur in this batch, or a size of
-                the model's own.
+            NotStatic: the leading size does not occur in this batch, or is also a size of the
+                model's own.
         """
         assert self._rows is not None
         rows = self.find_rows(value.shape[0]) if value.dim() else None
@@ -237,8 +241,8 @@ class BatchContext:
         return rows
 
     def rows_under(self, norm: torch.nn.Module, value: Tensor) -> RowKind | None:
-        """What the rows are that a norm takes its statistics over; None where the tensor is the
-        model's own, such as a table of parameters.
+        """Returns what the rows are over which a norm computes its statistics; None if the tensor
+        is the model's own, such as a table of parameters.
 
         Raises:
             NotStatic: as :meth:`rows_of`.
@@ -258,11 +262,11 @@ class BatchContext:
         return self.rows_of(value).mask
 
     def column_mask(self, value: Tensor) -> Tensor:
-        """:meth:`mask_of`, shaped ``[R, 1, ...]`` to go with the tensor."""
+        """:meth:`mask_of`, reshaped to ``[R, 1, ...]`` to broadcast over the tensor."""
         return self.mask_of(value).view(-1, *(1,) * (value.dim() - 1))
 
     def real_rows(self, rows: RowKind) -> int | None:
-        """How many leading rows are real, as a host number where it is known."""
+        """Returns how many leading rows are real, as a host number; None if it is not known."""
         if self.real is None or rows.counted is None:
             return None
         return self.real.of(rows.counted)
@@ -270,13 +274,13 @@ class BatchContext:
     # ------------------------------------------------------------------ groups
 
     def size_for(self, index: Tensor) -> int:
-        """How many groups an index without a given size names, without reading it.
+        """Returns how many groups an index without a given size names, without reading its values.
 
-        A vector over nodes names graphs, one over edges nodes.
+        A vector over nodes names graphs, one over edges names nodes.
 
         Raises:
             NotStatic: it is neither, so that only its values could tell; or it is over edges and
-                names their graphs. A trace, which has no values, is asked afterwards
+                names their graphs. A trace has no values, so there the latter is checked afterwards
                 (:mod:`staticgraph.rewrites.aggregation.edge_graphs`).
         """
         rows = self.find_rows(index.size(0)) if index.dim() == 1 else None
@@ -291,7 +295,7 @@ class BatchContext:
         return rows.groups
 
     def _names_graphs(self, index: Tensor) -> bool:
-        """Whether an index over edges is ``batch[edge_index[0]]``, where its values are at hand."""
+        """Whether an index over edges is ``batch[edge_index[0]]``, if its values are available."""
         if traced_here() or leaves() or type(index) is not Tensor:
             return False
         tensors = self.present.tensors()
@@ -305,7 +309,7 @@ class BatchContext:
         return any(torch.equal(index, batch[end]) for end in ends)
 
     def num_nodes_for(self, edge_index: Any) -> int:
-        """How many nodes an ``edge_index`` ``[2, e]`` connects.
+        """Returns how many nodes an ``edge_index`` ``[2, e]`` connects.
 
         Raises:
             NotStatic: its number of edges belongs to nothing in this batch.
@@ -323,19 +327,19 @@ class BatchContext:
     # ------------------------------------------------------------------ dense blocks
 
     def dense(self) -> DenseLayout:
-        """Where each node stands in a ``[graphs, M]`` block; made once a forward."""
+        """The place of each node in a ``[graphs, M]`` block; made once per forward."""
         return self.once("dense", lambda: DenseLayout.of(self.present))
 
     def attention_path(self, setting: AttentionSetting | None) -> AttentionPath:
-        """How attention goes in the present bucket, of a layer in this setting.
+        """Returns the path of attention in the current bucket, for a layer in this setting.
 
         Raises:
-            NotStatic: a path was asked for that is impossible there.
+            NotStatic: the requested path is impossible there.
         """
         return self.attention.path_in(self.present.capacity, setting)
 
     def classed(self, name: str) -> ClassedLayout:
-        """Where each node stands in the blocks of ``dense`` or ``size-classed``; made once a
+        """The place of each node in the blocks of ``dense`` or ``size-classed``; made once per
         forward."""
         present = self.present
         return self.once(
@@ -344,19 +348,21 @@ class BatchContext:
         )
 
     def documents(self) -> DocumentLayout:
-        """Which nodes may attend to which, and in which tiles; made once a forward."""
+        """Which nodes may attend to which, and in which tiles; made once per forward."""
         return self.once("documents", lambda: DocumentLayout.of(self.present))
 
     def starts(self) -> Tensor:
-        """``[G + 1]`` int32: where each real graph's nodes begin; padding graphs have none, so the
-        last entry is the number of real nodes. Made once a forward."""
+        """``[G + 1]`` int32: the first node of each real graph, made once per forward.
+
+        Padding graphs have no nodes, so the last entry is the number of real nodes.
+        """
         return self.once(
             "starts", lambda: torch.minimum(self.present.ptr, self.present.num_real_nodes).int()
         )
 
     def block(self, index: Tensor, groups: int, width: int) -> DenseLayout:
-        """Where each row that ``index`` puts into one of ``groups`` stands in a block of so many
-        rows and ``width`` places; kept for :meth:`find_block` until the forward is over.
+        """Returns the place of each row that ``index`` assigns to a group, in a block of ``groups``
+        rows and ``width`` places; kept for :meth:`find_block` until the forward ends.
 
         Args:
             index: ``[R]`` int64, ascending.
@@ -375,12 +381,12 @@ class BatchContext:
         return block
 
     def find_block(self, shape: torch.Size) -> DenseLayout | None:
-        """The block of this shape that :meth:`block` made last."""
+        """Returns the block of this shape that :meth:`block` made last, or None."""
         assert self._blocks is not None
         return self._blocks.get((shape[0], shape[1])) if len(shape) == 2 else None
 
     def largest(self) -> int | Tensor:
-        """Nodes of the largest real graph: a host number where it is known, else 0-dim int64."""
+        """Nodes of the largest real graph: a host number if known, else a 0-dim int64 tensor."""
         batch = self.present
         if batch.real is not None:
             return max(1, batch.real.largest)
@@ -389,5 +395,5 @@ class BatchContext:
 
 
 def context_held(layer: Any) -> BatchContext:
-    """The context that a static layer was given when its model was converted."""
+    """Returns the context that a static layer was given when its model was converted."""
     return layer._staticgraph

@@ -1,10 +1,10 @@
-"""Which kernels layers choose while a step is only looked at, not run for its results.
+"""Which kernels layers choose while a step is only analysed, not run for its results.
 
-The problem: layers choose their kernels by the device of a tensor, and on a CPU by its size, since
-small products gain nothing there. A probe of memory reads steps of several sizes over fake CPU
-tensors that stand for a GPU's, or for larger ones: where small and large go different ways no sum
-of counts fits both. The idea: while :func:`choosing` is entered, layers choose as large batches do,
-and for the device that is meant.
+The problem: layers choose their kernels by the device of a tensor, and on a CPU also by its size,
+since small products gain nothing there. A memory probe runs steps of several sizes on fake CPU
+tensors that stand for tensors on a GPU, or for larger ones: where small and large sizes take
+different paths, no formula in the counts fits both. The idea: inside :func:`choosing`, layers
+choose as they do for large batches, and for the intended device.
 
 Invariant: outside of it, and inside a compiled step, the tensor alone decides.
 """
@@ -31,7 +31,7 @@ _HERE = _Here()
 
 @contextmanager
 def choosing(device: str | None = None) -> Iterator[None]:
-    """Layers called in this thread choose as for large batches; for ``device``, where given."""
+    """Makes layers called in this thread choose as for large batches, for ``device`` if given."""
     before = _HERE.device, _HERE.large
     _HERE.device, _HERE.large = device, True
     try:
@@ -41,12 +41,12 @@ def choosing(device: str | None = None) -> Iterator[None]:
 
 
 def device_type(value: Tensor) -> str:
-    """The type of device to choose a kernel for."""
+    """Returns the device type to choose a kernel for."""
     if traced_here():
         return value.device.type
     return _HERE.device or value.device.type
 
 
 def any_size() -> bool:
-    """Whether what is too small to gain is to be taken as large."""
+    """Whether tensors too small to gain from a kernel are treated as large."""
     return not traced_here() and _HERE.large

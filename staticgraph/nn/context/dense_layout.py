@@ -1,11 +1,11 @@
-"""Nodes of a batch <-> one padded row of nodes per graph, by gathers alone.
+"""Maps nodes of a batch to one padded row of nodes per graph and back, by gathers alone.
 
-Attention among the nodes of each graph wants a block ``[graphs, M, ...]``. Stock ``to_dense_batch``
+Attention among the nodes of each graph needs a block ``[graphs, M, ...]``. Stock ``to_dense_batch``
 reads ``M`` and the number of graphs from the data, and the way back is an index with a mask: two
-host reads a layer. Here both ways are gathers with indices made once a batch, and each is the
-other's derivative, so that forward, backward and second derivatives need neither a scatter nor an
-atomic addition. Padding nodes have no place in the block: one padding graph of 300 padding nodes
-would widen every row. They read a row of zeros instead.
+host reads per layer. Here both directions are gathers with indices made once per batch, and each is
+the other's derivative, so that forward, backward and second derivatives need neither a scatter nor
+an atomic addition. Padding nodes have no place in the block, since one padding graph of 300 padding
+nodes would widen every row. They read a row of zeros instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DenseLayout(NamedTuple):
     Attributes:
         graphs: rows of the block.
         width: ``M``, places in a row.
-        node_of_place: ``[graphs * M]`` int64, the node at each place; ``N`` where there is none.
+        node_of_place: ``[graphs * M]`` int64, the node at each place; ``N`` where it is empty.
         place_of_node: ``[N]`` int64, the place of each node; ``graphs * M`` for padding nodes.
         occupied: ``[graphs, M]`` bool, places that hold a real node.
     """
@@ -38,8 +38,8 @@ class DenseLayout(NamedTuple):
 
     @classmethod
     def of(cls, batch: StaticBatch) -> DenseLayout:
-        """The block of a batch: as large as the bucket allows inside a compiled step, as large as
-        this batch needs where its real counts are known."""
+        """The block of a batch: as large as the bucket allows inside a compiled step, and as large
+        as this batch needs where its real counts are known."""
         graphs, width = batch.num_graphs, batch.capacity.max_graph_nodes
         if batch.real is not None:
             graphs, width = max(1, batch.real.graphs), max(1, batch.real.largest)
@@ -56,14 +56,14 @@ class DenseLayout(NamedTuple):
         graphs: int,
         width: int,
     ) -> DenseLayout:
-        """The block of rows that stand group by group; rows beyond ``width`` are left out.
+        """The block of rows that are sorted by group; rows beyond ``width`` are left out.
 
         Args:
             owner: ``[R]`` int64, the group of each row.
             mask: ``[R]`` bool, which rows are real.
             starts: ``[>= graphs]`` int64, the first row of each group.
             counts: ``[>= graphs]`` int64, real rows of each group.
-            graphs: rows of the block, at least the groups that have real rows.
+            graphs: rows of the block, at least the number of groups that have real rows.
             width: places in a row of the block.
         """
         rows = len(owner)
@@ -76,14 +76,14 @@ class DenseLayout(NamedTuple):
         return cls(graphs, width, node_of_place.view(-1), place_of_node, occupied)
 
     def reached(self) -> Tensor:
-        """``[1, M]`` bool: places that the largest group reaches, as wide as PyG's own block is."""
+        """``[1, M]`` bool: places within the largest group's size, the width of PyG's block."""
         widest = self.occupied.sum(1).max().clamp(min=1)
         return (torch.arange(self.width, device=self.occupied.device) < widest)[None]
 
     @property
     def attendable(self) -> Tensor:
-        """``[graphs, M]`` bool: real nodes, and the first place of a graph that has none, so that
-        no softmax is over nothing."""
+        """``[graphs, M]`` bool: real nodes, and the first place of a graph without any, so that no
+        softmax is over an empty set."""
         first = torch.arange(self.width, device=self.occupied.device) == 0
         return self.occupied | (~self.occupied[:, :1] & first)
 
@@ -102,7 +102,7 @@ class DenseLayout(NamedTuple):
 def places_of(
     index: Tensor, mask: Tensor, groups: int, width: int, whole: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where rows stand that ``index`` puts into groups: ``node_of_place``, ``place_of_node`` and
+    """Places of rows that ``index`` assigns to groups: ``node_of_place``, ``place_of_node`` and
     ``occupied`` of their :class:`DenseLayout`.
 
     Args:
@@ -110,7 +110,7 @@ def places_of(
         mask: ``[R]`` bool, which rows are real.
         groups: rows of the block.
         width: places in each.
-        whole: whether that is known to be wide enough for every group.
+        whole: whether ``width`` is known to be enough for every group; used by rewrites only.
     """
     zeros = index.new_zeros(groups)
     all_rows = zeros.scatter_add(0, index, torch.ones_like(index))
@@ -135,7 +135,7 @@ def attendable_places(occupied: Tensor, real: Tensor) -> Tensor:
 
     Args:
         occupied: ``[groups, width]`` bool.
-        real: ``[groups]`` bool, which groups are no padding.
+        real: ``[groups]`` bool, which groups are real.
     """
     first = torch.arange(occupied.size(1), device=occupied.device) == 0
     return occupied | (~real[:, None] & first)
@@ -172,18 +172,18 @@ def attendable(occupied: Tensor, real: Tensor) -> Tensor:
 class Regather(torch.autograd.Function):
     """``out[i] = rows[index[i]]``, or zero where ``index[i] == len(rows)``.
 
-    ``inverse`` is the same map the other way, so the derivative is a gather as well.
+    ``inverse`` is the same map in the other direction, so the derivative is a gather as well.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-        """``rows[index]``, zeros where the index is one beyond them."""
+        """``rows[index]``, zero where the index is ``len(rows)``."""
         ctx.save_for_backward(index, inverse)
         zero = rows.new_zeros(1, *rows.shape[1:])
         return torch.cat([rows, zero]).index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
-        """The gradient of the rows, gathered by the inverse; nothing is scattered."""
+        """The gradient of the rows, gathered by the inverse without a scatter."""
         index, inverse = ctx.saved_tensors
         return Regather.apply(grads[0], inverse, index), None, None

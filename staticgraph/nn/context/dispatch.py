@@ -1,13 +1,13 @@
-"""A function of PyG that asks, whenever it is called, whether a static form is wanted.
+"""Makes functions of PyG choose, at every call, between their stock code and a static form.
 
 The problem: PyG's functions are bound under hundreds of names, in PyG, in users' modules, in
 closures and containers, and a step needs other functions in their place, but only in its own
-thread and for its own time. The idea: nothing is bound again. The function object stays what and
-where it is, with its name, signature, defaults and place in pickles; only its code is exchanged,
-once, for two lines that look at the present binding of the thread: without one they call the stock
-code, with one the static form. Whoever holds the function, now or later, holds the dispatching one.
+thread and while it runs. The idea: no name is rebound. The function object stays the same, with its
+name, signature, defaults and place in pickles; only its code object is replaced, once, by a few
+lines that look at the current binding of the thread: without one they call the stock code, with one
+the static form. Every existing and future reference to the function therefore dispatches.
 
-Invariants: the stock code is kept as a function of its own (:func:`stock`), which never dispatches,
+Invariants: the stock code is kept as a separate function (:func:`stock`), which never dispatches,
 and ``inspect`` finds PyG's own source, so that ``torch.jit.script`` compiles what it did before.
 """
 
@@ -24,13 +24,13 @@ from staticgraph.nn.context.unbound import look
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_STOCK: dict[int, tuple[FunctionType, FunctionType]] = {}  # by id: the function, its stock code
+_STOCK: dict[int, tuple[FunctionType, FunctionType]] = {}  # by id: the function, its stock copy
 _LOCK = threading.Lock()
-BINDING = "_staticgraph_binding"  # asked for once: a trace follows every call
+BINDING = "_staticgraph_binding"  # the binding is looked up once: tracing follows every call
 
 
 def stock(function: Function) -> Function:
-    """PyG's own code of a function, which does not dispatch: for static forms that call it.
+    """Returns a copy of a PyG function that never dispatches, for static forms that call it.
 
     Raises:
         TypeError: it is not a plain Python function.
@@ -57,8 +57,8 @@ def stock(function: Function) -> Function:
 
 
 def dispatch(function: Callable[..., Any], static: Callable[..., Any]) -> None:
-    """From now on ``function(...)`` is ``static(context, ...)`` where a batch is bound, and what it
-    was elsewhere. Done once; a second time changes nothing."""
+    """Makes ``function(...)`` call ``static(context, ...)`` where a batch is bound, and its stock
+    code elsewhere. A second call for the same function changes nothing."""
     own = stock(function)
     assert isinstance(function, FunctionType)
     with _LOCK:
@@ -71,7 +71,7 @@ def dispatch(function: Callable[..., Any], static: Callable[..., Any]) -> None:
 
 
 def _dispatching(code: CodeType, present: str, look: str, stock: str, static: str) -> CodeType:
-    """Code with the parameters of ``code`` that passes them on."""
+    """Builds code with the parameters of ``code`` that dispatches and passes them on."""
     given, only = code.co_argcount, code.co_kwonlyargcount
     names = list(code.co_varnames)
     positional, keywords, rest = names[:given], names[given : given + only], names[given + only :]

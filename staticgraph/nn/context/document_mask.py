@@ -1,16 +1,16 @@
-"""Attention over all nodes of a batch as one sequence, with a mask that says who is whose.
+"""Attention over all nodes of a batch as one sequence, with a mask of which graph each belongs to.
 
 torch's ``flex_attention`` skips the tiles of 128 by 128 that a block mask leaves out. Its own
-``create_block_mask`` looks at every pair of nodes to find them; here nodes stand graph by graph, so
-the tiles that a tile of queries needs are a run, from where its first node's graph begins to where
-its last node's graph ends. Both ends are two gathers in the batch, so the block mask is made inside
-the recorded step, of fixed shape, with nothing read by the host. As a relation it is symmetric, so
-the transposed lists that the backward wants are the same lists.
+``create_block_mask`` looks at every pair of nodes to find them; here nodes are ordered by graph, so
+the key tiles that a tile of queries needs are contiguous, from where its first node's graph begins
+to where its last node's graph ends. Both ends are two gathers from the batch, so the block mask is
+made inside the recorded step, with a fixed shape and no host read. The relation is symmetric, so
+the transposed lists that the backward needs are the same lists.
 
-Invariant: a real node attends to the nodes of its graph, a padding node to itself alone: finite,
-and never seen by another. What it does not do: dropout, and second derivatives. On a CPU torch
-refuses the backward (2.11 to 2.13), so there the reference below takes its place, which obeys the
-mask and the list of tiles both, over ``N * N`` entries.
+Invariant: a real node attends to the nodes of its graph, a padding node only to itself, so its
+result is finite and no other node reads it. Not supported: dropout and second derivatives. On a CPU
+torch refuses the backward (2.11 to 2.13), so there a reference replaces it, which obeys both the
+mask and the list of tiles, over ``N * N`` entries.
 
 Source: Dong et al. 2024, Flex Attention, arXiv 2412.05496.
 """
@@ -36,7 +36,7 @@ class DocumentLayout(NamedTuple):
     Attributes:
         document: ``[N]`` int32, the graph of a real node, ``G + i`` for padding node ``i``.
         tiles: ``[1, 1, R]`` int32, how many tiles of keys each of the ``R`` tiles of queries needs.
-        keys: ``[1, 1, R, R]`` int32, which, the needed ones first.
+        keys: ``[1, 1, R, R]`` int32, the indices of these tiles, the needed ones first.
     """
 
     document: Tensor
@@ -45,7 +45,7 @@ class DocumentLayout(NamedTuple):
 
     @classmethod
     def of(cls, batch: StaticBatch) -> DocumentLayout:
-        """The mask of a batch, of the bucket's shape whatever it holds."""
+        """The mask of a batch; its shape depends on the bucket alone."""
         nodes, owner = batch.num_nodes, batch.batch
         own = torch.arange(nodes, device=owner.device)
         document = torch.where(batch.node_mask, owner, batch.num_graphs + own)
@@ -61,12 +61,12 @@ class DocumentLayout(NamedTuple):
         )
 
     def block_mask(self) -> BlockMask:
-        """As ``flex_attention`` takes it; every list is given, so nothing is derived."""
+        """The mask for ``flex_attention``; every list is given, so it derives none."""
         document = self.document
         nodes = len(document)
 
         def same(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            """Whether a query and a key are nodes of one graph."""
+            """Whether a query and a key are nodes of the same graph."""
             return document[query] == document[key]
 
         return BlockMask(
@@ -84,7 +84,7 @@ class DocumentLayout(NamedTuple):
         )
 
     def allowed(self) -> Tensor:
-        """``[N, N]`` bool: pairs within the listed tiles that the mask lets through."""
+        """``[N, N]`` bool: pairs within the listed tiles that the mask allows."""
         nodes, rows = len(self.document), self.tiles.shape[-1]
         listed = torch.arange(rows, device=self.tiles.device) < self.tiles[0, 0, :, None]
         held = torch.zeros_like(listed).scatter(1, self.keys[0, 0].long(), listed)
@@ -106,18 +106,18 @@ class DocumentLayout(NamedTuple):
 
 @cache
 def _compiled_alone() -> Any:
-    """``flex_attention`` for a step that is not compiled, which else would lay out all ``N * N``
-    scores; for any number of nodes, so that the buckets share one compile."""
+    """``flex_attention`` compiled for steps that are not, which would otherwise materialise all
+    ``N * N`` scores; for any number of nodes, so that the buckets share one compilation."""
     return torch.compile(flex_attention, fullgraph=True, dynamic=True)
 
 
 class _Shapes(torch.autograd.Function):
-    """What ``flex_attention`` holds on CUDA, without arithmetic: for the memory probe, whose
-    tensors have no data and cannot be compiled."""
+    """Allocates what ``flex_attention`` does on CUDA, without arithmetic: for the memory probe,
+    whose tensors have no data and cannot be compiled."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """``[graphs, heads, N, D]`` of no values; keeps what the real one keeps."""
+        """``[1, heads, N, D]`` without values; saves what the real kernel saves."""
         out = q.new_empty(q.shape)
         lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -125,7 +125,7 @@ class _Shapes(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients in the shapes of queries, keys and values, of no values."""
+        """Gradients in the shapes of queries, keys and values, without values."""
         q, k, v, _, lse = ctx.saved_tensors
         delta = lse.new_empty(lse.shape)
         dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))

@@ -1,14 +1,14 @@
-"""Steps that a traced graph shows as one call: what it will be rewritten from.
+"""Functions that a traced graph keeps as one call, so that rewrites can recognise them.
 
 The problem: a norm over real rows, a softmax over neighbours or GCN's normalisation is twenty small
 operations in a traced step, and a pattern of twenty operations breaks with the next version of
 torch or PyG. The idea: while a step is traced to be rewritten (:mod:`staticgraph.rewrites`), the
 static forms of this library call a *leaf*: a function of tensors and numbers that torch.compile
-keeps whole, as one node that says what it means. Where no rewrite takes it up, the leaf runs as it
-is, or the compiler looks inside.
+keeps as a single node which states its meaning. Where no rewrite matches it, the leaf runs as it
+is, or the compiler traces into it.
 
-Invariant: a leaf computes what stands in its place elsewhere, to rounding, and nothing in it
-depends on what is bound.
+Invariant: a leaf computes what the static form computes without it, up to rounding, and nothing in
+it depends on what is bound.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def leaf(function: Function) -> Function:
 
 
 def leaves() -> bool:
-    """Whether a step is being traced to be rewritten, so that leaves are wanted."""
+    """Whether a step is being traced to be rewritten, so that leaves should be called."""
     binding = present()
     return binding is not None and binding.leaves
 
@@ -49,8 +49,8 @@ def batch_facts(
     col_ptr: Tensor,
     transpose: Tensor,
 ) -> Tensor:
-    """Names the batch's own arrays in the traced graph; computes nothing. In a graph that was
-    rewritten it no longer stands."""
+    """Names the batch's own arrays in the traced graph and computes nothing; a rewritten graph no
+    longer contains it."""
     return counts.view(-1)
 
 

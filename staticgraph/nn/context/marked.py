@@ -1,8 +1,8 @@
-"""Tensors that mean something more as an index: a subclass over a tensor of any kind.
+"""Marks tensors that have a special meaning as an index: a subclass over a tensor of any kind.
 
-``Tensor.as_subclass`` takes plain tensors alone: a fake tensor, which is what a probe runs on, is a
-subclass already and has one Python object for ever. There the mark is a class of both, put on an
-alias; what is computed from it is of the tensor's own kind again, as everywhere.
+``Tensor.as_subclass`` accepts plain tensors alone: a fake tensor, as used by a probe, is a subclass
+already and is tied to one Python object. There, the mark is a class derived from both, set on an
+alias; results computed from it have the tensor's own type again, as elsewhere.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ Kind = TypeVar("Kind", bound=Tensor)
 
 
 def marked(tensor: Tensor, kind: type[Kind]) -> Kind:
-    """The same values as one of ``kind``, a subclass of Tensor with ``__torch_function__`` alone.
+    """Returns the same values as an instance of ``kind``.
 
     Args:
-        tensor: any shape and dtype; itself it stays as it is.
-        kind: has no attributes of its own and is told apart by :func:`isinstance`.
+        tensor: any shape and dtype; it stays unchanged itself.
+        kind: a subclass of Tensor that defines only ``__torch_function__``, has no attributes of
+            its own and is recognised by :func:`isinstance`.
     """
     if type(tensor) is Tensor:
         return tensor.as_subclass(kind)

@@ -1,17 +1,17 @@
-"""The batch that runs in this thread, and the model's context it belongs to.
+"""The batch that is bound in this thread, and the model context it belongs to.
 
 A function of PyG is called with tensors alone, in whatever thread the model runs, and must find the
-batch of just that forward: another thread may run another batch through the same layers, and a
-teacher's forward runs inside a student's. So what is bound stands on a stack that each thread has
-for itself: entering a batch puts a :class:`Binding` on it, leaving takes it off, and the innermost
-one is what layers and functions see.
+batch of exactly that forward: another thread may run another batch through the same layers, and a
+teacher's forward may run inside a student's. Bindings are therefore kept on a stack per thread:
+entering a batch pushes a :class:`Binding`, leaving pops it, and layers and functions see the
+innermost one.
 
 It is a ``threading.local`` and not a ``ContextVar``, because torch.compile traces (and guards, in
-the thread that calls) the one and stops at the other.
+the calling thread) the former and breaks at the latter.
 
-Backward is the exception: on CUDA it runs in threads of autograd's own, and activation
-checkpointing runs parts of the forward again there. :func:`remember` ties a binding to the results
-of its forward; while a backward from them runs, its operations see that binding in any thread.
+Backward is the exception: on CUDA it runs in autograd's own threads, and activation checkpointing
+runs parts of the forward again there. :func:`remember` ties a binding to the results of its
+forward; while a backward from them runs, its operations see that binding in any thread.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from staticgraph.internals.dispatch import current_graph_task, traced_here
 
 
 class Binding:
-    """A batch that is bound, and what was made for it since.
+    """A bound batch, and what has been made for it since.
 
     Attributes:
-        context: of the model that entered it
+        context: the context of the model that entered it
             (:class:`staticgraph.nn.context.batch_context.BatchContext`), whose settings PyG's
             functions follow.
         batch: the batch.
         rows: the register of row counts.
-        made: what is made once a forward.
+        made: results that are made once per forward.
         blocks: dense blocks by their shape.
-        before: what was bound in this thread when it was entered.
-        task: the backward inside of which it was entered; -1 for none.
+        before: the binding of this thread when this one was entered, or None.
+        task: the graph task of the backward in which it was entered; -1 for none.
         leaves: whether the forward is traced to be rewritten; see
             :mod:`staticgraph.nn.context.leaf`.
-        again: what runs is a part of a forward that has ended, in its backward.
+        again: whether the running code is part of a finished forward, repeated in its backward.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class _Here(threading.local):
 
 
 _HERE = _Here()
-# By the number that autograd gives a running backward; an entry ends with its graph.
+# By autograd's id of a running backward; an entry lives as long as its graph.
 _OF_TASK: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()
 
 
@@ -99,13 +99,13 @@ def present() -> Binding | None:
 
 
 def bind(context: Any, batch: StaticBatch, rows: Any, leaves: bool = False) -> None:
-    """Makes a batch the present one of this thread."""
+    """Binds a batch in this thread."""
     task = -1 if traced_here() else current_graph_task()
     _HERE.binding = Binding(context, batch, rows, _HERE.binding, task, leaves)
 
 
 def unbind(context: Any) -> None:
-    """Takes off the innermost binding that ``context`` entered, and what stands above it."""
+    """Removes the innermost binding that ``context`` entered, and all bindings inside it."""
     binding = _HERE.binding
     while binding is not None and binding.context is not context:
         binding = binding.before
@@ -114,11 +114,11 @@ def unbind(context: Any) -> None:
 
 
 class Restored:
-    """As a ``with`` block: afterwards is bound what was bound before, whatever happened inside.
+    """Context manager that restores the previous binding at its end, whatever happened inside.
 
     Args:
-        nothing: inside, nothing is bound at first, so that a compiled function, whose guards say
-            so, may be called from within another model's forward.
+        nothing: start with nothing bound inside, so that a compiled function whose guards require
+            that can be called from within another model's forward.
     """
 
     __slots__ = ("_before", "_nothing")
@@ -136,12 +136,12 @@ class Restored:
 
 
 def remember(results: list[Tensor]) -> None:
-    """While a backward from one of these tensors runs, the present binding is present in it."""
+    """Makes the current binding visible in any backward that starts from one of these tensors."""
     binding = _HERE.binding
     results = [result for result in results if result.requires_grad and not result.is_leaf]
     if binding is None or not results:
         return
-    # Without the lease: a result that is kept must not keep a slot of the loader.
+    # Without the lease: a kept result must not keep a slot of the loader in use.
     arrays = dict(binding.batch.tensors())
     batch = StaticBatch(binding.batch.layout, arrays, binding.batch.real)
     kept = Binding(binding.context, batch, binding.rows, None, -1)
@@ -149,7 +149,7 @@ def remember(results: list[Tensor]) -> None:
     kept.again = True
 
     def enter(_: Tensor) -> None:
-        """When a backward pass begins: the batch is the one of its graph task."""
+        """Ties the binding to the graph task of the backward that begins."""
         _OF_TASK[current_graph_task()] = kept
 
     for result in results:

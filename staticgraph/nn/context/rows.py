@@ -1,11 +1,11 @@
-"""What the rows of a tensor are, told by its leading size: the register of a batch at its start.
+"""What the rows of a tensor are, judged by its leading size: the initial register of a batch.
 
 Whether a size is the batch's at all, and not that of a tensor of the model's own, is decided in
 :mod:`staticgraph.nn.context.asked`.
 
 The physical sizes of a bucket all differ, so a size says whether rows are nodes, edges, graphs, the
 rows of an axis, or the nodes or edges of one type. Layers that put all types into one tensor
-(HGTConv, ``to_homogeneous``) make rows of their sum; the planner keeps that sum apart as well.
+(HGTConv, ``to_homogeneous``) make rows of their sum; the planner keeps that sum distinct as well.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class RowKind(NamedTuple):
     Attributes:
         what: a word for messages.
         mask: ``[R]`` bool, True on real rows.
-        groups: how many groups an index over these rows names (nodes name graphs, edges nodes, of
-            two types those they lead to); None where there is nothing above.
+        groups: how many groups an index over these rows names (nodes name graphs, edges name nodes,
+            edges between two types name nodes of the destination type); None where there is no
+            level above.
         counted: the level in :class:`RealCounts` whose rows these are, real ones first; None for
             rows that the batch did not come with.
-        widest: the most real rows that a group can have; None where nothing bounds it.
-        ends: how many rows an index ``[2, R]`` over these names, where that is not ``groups``: an
-            axis's own vector names graphs, its index fields mostly nodes. 0 where unknown.
+        widest: the most real rows that a group can have; None if unbounded.
+        ends: how many rows an index ``[2, R]`` over these names, if that is not ``groups``: an
+            axis's own vector names graphs, its index fields mostly nodes. 0 if unknown.
     """
 
     what: str
@@ -43,7 +44,7 @@ class RowKind(NamedTuple):
 
 
 def rows_of_batch(batch: StaticBatch) -> dict[int, RowKind]:
-    """Every row count that a batch comes with."""
+    """Returns the meaning of every row count that a batch comes with."""
     graphs, schema = batch.num_graphs, batch.layout.schema
     rows: dict[int, RowKind] = {}
     if schema.hetero:
@@ -70,7 +71,7 @@ def rows_of_batch(batch: StaticBatch) -> dict[int, RowKind]:
 
 
 def _rows_of_edges(batch: StaticBatch) -> RowKind:
-    """Edges of one kind; where they join two levels no number of nodes is that of both."""
+    """Edges of one kind; if they join two different levels, no single number of nodes is right."""
     schema = batch.layout.schema
     groups, ends = batch.num_nodes, None
     if schema.two_sided:
@@ -89,7 +90,7 @@ def _rows_of_axis(batch: StaticBatch, axis: Axis) -> RowKind:
 
 
 def _ends(batch: StaticBatch, axis: Axis) -> int | None:
-    """The rows that the ``[2, R]`` index fields of an axis count; 0 if they do not count alike."""
+    """The rows that the ``[2, R]`` index fields of an axis refer to; 0 if they refer to several."""
     if axis.kind != "rows":
         return None
     fields = [f for f in batch.layout.schema if f.level == axis.name and f.is_index]

@@ -1,10 +1,11 @@
-"""Attention blocks whose cost follows the sizes of the graphs: a few widths, not the largest.
+"""Attention blocks whose cost follows the sizes of the graphs: a few widths instead of one.
 
-Which blocks a bucket has is arithmetic (:mod:`staticgraph.sizes.attention`); here nodes are
-carried into them and back.
+Which blocks a bucket has is pure arithmetic (:mod:`staticgraph.sizes.attention`); this module moves
+nodes into them and back.
 
-Invariant: every real node has exactly one place; padding nodes have none and read zeros. The two
-ways are gathers, each the other's derivative, as in :mod:`staticgraph.nn.context.dense_layout`.
+Invariant: every real node has exactly one place; padding nodes have none and read zeros. Both
+directions are gathers, each the other's derivative, as in
+:mod:`staticgraph.nn.context.dense_layout`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class ClassedLayout(NamedTuple):
 
     Attributes:
         blocks: their shapes.
-        node_of_place: ``[P]`` int64, the node at each place; ``N`` where there is none.
+        node_of_place: ``[P]`` int64, the node at each place; ``N`` where it is empty.
         place_of_node: ``[N]`` int64, the place of each node; ``P`` for padding nodes.
-        graph_by_size: ``[G]`` int64, the graphs by falling size; rows of the blocks follow it.
-        place_by_size: ``[G]`` int64, the way back.
+        graph_by_size: ``[G]`` int64, the graphs by descending size, the order of the blocks' rows.
+        place_by_size: ``[G]`` int64, the inverse permutation.
         attendable: for each block ``[graphs, width]`` bool: real nodes, and the first place of a
-            graph that has none, so that no softmax is over nothing.
+            graph without any, so that no softmax is over an empty set.
     """
 
     blocks: tuple[AttentionBlock, ...]
@@ -41,14 +42,14 @@ class ClassedLayout(NamedTuple):
 
     @classmethod
     def of(cls, batch: StaticBatch, path: AttentionPath) -> ClassedLayout:
-        """The places of a batch's nodes: in the bucket's blocks, or, where its real counts are
-        known, in as much of each as these counts need."""
+        """Computes the places of a batch's nodes: in the bucket's blocks, or, if its real counts
+        are known, in the part of each block that these counts need."""
         blocks = _clipped(path.blocks, batch)
         counts = torch.where(batch.graph_mask, batch.ptr.diff(), 0)
         order = counts.argsort(descending=True, stable=True)
         starts = batch.ptr[:-1]
         nodes, attendable, offset = [], [], 0
-        base = torch.zeros_like(order)  # by falling size: where a graph's places begin
+        base = torch.zeros_like(order)  # by descending size: where a graph's places begin
         by_size = torch.arange(len(order), device=order.device)
         for block in blocks:
             graphs = order[block.first : block.first + block.graphs]
@@ -68,7 +69,7 @@ class ClassedLayout(NamedTuple):
         return cls(blocks, node_of_place, place, order, place_by_size, tuple(attendable))
 
     def to_blocks(self, rows: Tensor) -> list[Tensor]:
-        """``[N, ...]`` -> one ``[graphs, width, ...]`` a block, zeros where there is no node."""
+        """``[N, ...]`` -> one ``[graphs, width, ...]`` per block, zeros at empty places."""
         flat = Regather.apply(rows, self.node_of_place, self.place_of_node)
         pieces = flat.split([block.places for block in self.blocks])
         return [
@@ -77,12 +78,12 @@ class ClassedLayout(NamedTuple):
         ]
 
     def to_nodes(self, blocks: list[Tensor]) -> Tensor:
-        """One ``[graphs, width, ...]`` a block -> ``[N, ...]``, zeros on padding nodes."""
+        """One ``[graphs, width, ...]`` per block -> ``[N, ...]``, zeros on padding nodes."""
         flat = torch.cat([block.flatten(0, 1) for block in blocks])
         return Regather.apply(flat, self.place_of_node, self.node_of_place)
 
     def to_graphs(self, blocks: list[Tensor]) -> Tensor:
-        """One ``[graphs, ...]`` a block -> ``[G, ...]``, zeros where a block has no row."""
+        """One ``[graphs, ...]`` per block -> ``[G, ...]``, zeros for graphs without a row."""
         flat = torch.cat(blocks)
         rows = len(flat)
         index = torch.where(self.place_by_size < rows, self.place_by_size, rows)

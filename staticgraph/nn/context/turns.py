@@ -1,11 +1,11 @@
-"""Which block a loop over blocks is at, forward and backward, for whoever watches.
+"""Reports which block a loop over blocks is at, forward and backward, to a watching probe.
 
-The problem: what is live while one block of several is computed depends on how many came before and
-are yet to come, so a probe of memory must know at which it is; and backward goes through them again
-without any loop. The idea: layers run their blocks by :func:`in_turn`, which says before each
-whose turn it is; hooks on what a block gives and takes say so in the backward.
+The problem: what is live while one of several blocks is computed depends on how many came before it
+and how many follow, so a memory probe must know which block is running; the backward visits them
+again without any loop. The idea: layers run their blocks through :func:`in_turn`, which reports
+each block before it runs; hooks on a block's inputs and outputs report it in the backward.
 
-Invariant: where nobody watches, and inside a compiled step, it is a loop and nothing else.
+Invariant: without a watcher, and inside a compiled step, it is a plain loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from staticgraph.internals.dispatch import traced_here
 
 
 class Turn(NamedTuple):
-    """``block`` of the ``loop``-th loop that ran since watching began; in its backward or not."""
+    """``block`` of the ``loop``-th loop since watching began; ``backward`` if in its backward."""
 
     loop: int
     backward: bool
@@ -43,8 +43,8 @@ _HERE = _Here()
 
 @contextmanager
 def watched(tell: Tell) -> Iterator[None]:
-    """Tells of every turn of loops in this thread and in their backward, in any thread; None where
-    a loop has ended."""
+    """Reports every turn of loops in this thread, and of their backward in any thread, to ``tell``;
+    None where a loop has ended."""
     before = _HERE.tell, _HERE.loops
     _HERE.tell, _HERE.loops = tell, 0
     try:
@@ -54,7 +54,7 @@ def watched(tell: Tell) -> Iterator[None]:
 
 
 def in_turn(body: Callable[..., Tensor], blocks: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
-    """What ``body`` gives of each block's tensors, one after another."""
+    """Returns the results of ``body`` on each block's tensors, one after another."""
     if traced_here() or _HERE.tell is None:
         return [body(*tensors) for tensors in blocks]
     return list(_told(body, blocks, _HERE.tell))
@@ -69,7 +69,7 @@ def _told(
         out = body(*tensors)
         if out.requires_grad:
             out.register_hook(partial(_say, tell, Turn(loop, True, number)))
-            if number == 0:  # the last in the backward
+            if number == 0:  # the last block in the backward
                 for tensor in tensors:
                     if tensor.requires_grad:
                         tensor.register_hook(partial(_say, tell, None))

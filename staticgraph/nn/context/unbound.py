@@ -1,10 +1,10 @@
-"""A layer that meets a batch of fixed shape where no batch is bound: padding would take part.
+"""Warns if a layer runs on a batch of fixed shape that is not bound, so that padding takes part.
 
-PyG's functions know a batch by what is bound in their thread. In a loop of a user's own nothing is,
-unless it says ``with sg.bound(model, batch):``; the layers then do what plain PyG does, over padded
-rows as over real ones, and nothing looks wrong. So the functions that dispatch look, where nothing
-is bound, whether an index that they are given stands in a batch's memory, and warn, once a model,
-by name.
+PyG's functions find a batch through what is bound in their thread. In a user's own loop nothing is
+bound unless it uses ``with sg.bound(model, batch):``; the layers then do what plain PyG does, over
+padding rows as well as real ones, without any visible error. So dispatching functions check, where
+nothing is bound, whether an index argument lies in a batch's memory, and warn once per model, by
+name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _WARNED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def look(name: str, *given: object) -> None:
-    """Warns where a module calls a function of PyG with an index of a batch that is not bound.
+    """Warns if a module calls a function of PyG with an index of a batch that is not bound.
 
     Args:
-        name: the function's.
-        given: its arguments.
+        name: the function's name.
+        given: the function's arguments.
     """
     if traced_here():
         return
@@ -40,10 +40,10 @@ def look(name: str, *given: object) -> None:
 
 def _warn(name: str) -> None:
     layers, frame = _running()
-    if not layers or frame is None:  # a function called by the user: it may mean the padded rows
+    if not layers or frame is None:  # called directly by the user, possibly on the padded rows
         return
     model, layer = layers[-1], layers[0]
-    if isinstance(layer, torch.fx.GraphModule):  # captured where the batch was bound
+    if isinstance(layer, torch.fx.GraphModule):  # captured while the batch was bound
         return
     if model in _WARNED:
         return
@@ -61,7 +61,7 @@ def _warn(name: str) -> None:
 
 
 def _running() -> tuple[list[torch.nn.Module], FrameType | None]:
-    """The modules that run, innermost first, and the frame that called the outermost."""
+    """The running modules, innermost first, and the frame that called the outermost."""
     layers: list[torch.nn.Module] = []
     caller: FrameType | None = None
     frame: FrameType | None = sys._getframe(1)

@@ -1,1 +1,1 @@
-"""Convolutions whose stock form reads a shape from data, made static."""
+"""Static forms of convolutions whose stock form reads a shape from data."""

@@ -1,8 +1,8 @@
-"""Layers that weigh by degree, or by whether an edge is a loop, without an index by mask.
+"""Layers that depend on a node's degree, or on whether an edge is a self-loop, without masks.
 
-Stock PyG picks the nodes of a degree with a mask, once for each, and writes the diagonal through
-one. Here every choice is made over all rows with ``torch.where``: a node keeps what its degree's
-layer gave, and the weight of an edge is changed where its ends are the same node.
+Stock PyG selects the nodes of each degree with a mask, and writes the diagonal through one. Here
+every choice is made over all rows with ``torch.where``: a node keeps the result of its degree's
+layer, and the weight of an edge is changed where it is a self-loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn import ChebConv, ClusterGCNConv, MFConv
-from torch_geometric.nn.conv import cheb_conv  # the binding that is exchanged in a step
+from torch_geometric.nn.conv import cheb_conv  # the binding that is replaced in a step
 from torch_geometric.utils import degree
 
 from staticgraph.nn.context.batch_context import BatchContext
@@ -25,8 +25,8 @@ class StaticMFConv(MFConv):
     _staticgraph: BatchContext
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
-        """``[N, F]`` to ``[N, out]``: every degree's layers over all nodes, of which each keeps its
-        own."""
+        """``[N, F]`` to ``[N, out]``: every degree's layers run over all nodes, and each node keeps
+        the result for its degree."""
         if self._staticgraph.batch is None or not isinstance(edge_index, Tensor):
             return super().forward(x, edge_index, size)
         x = (x, x) if isinstance(x, Tensor) else x
@@ -43,7 +43,7 @@ class StaticMFConv(MFConv):
 
 
 class StaticChebConv(ChebConv):
-    """``ChebConv``: one is taken off the weight of every self-loop by a ``where``."""
+    """``ChebConv``: one is subtracted from the weight of every self-loop without a mask."""
 
     _staticgraph: BatchContext
 
@@ -75,12 +75,12 @@ class StaticChebConv(ChebConv):
 
 
 class StaticClusterGCNConv(ClusterGCNConv):
-    """``ClusterGCNConv``: the diagonal is enhanced where an edge is a loop, by a ``where``."""
+    """``ClusterGCNConv``: the diagonal is enhanced where an edge is a self-loop, by ``where``."""
 
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
-        """``[N, F]`` to ``[N, out]``; removed self-loops stay, without weight."""
+        """``[N, F]`` to ``[N, out]``; removed self-loops stay as edges of the last node."""
         context = self._staticgraph
         if context.batch is None or not isinstance(edge_index, Tensor):
             return super().forward(x, edge_index)

@@ -1,9 +1,9 @@
 """GPSConv whose global attention has fixed shapes.
 
 Stock ``GPSConv`` (Rampasek et al. 2022, arXiv 2205.12454) calls ``to_dense_batch`` without sizes
-and then indexes with a mask: two host reads a layer, so a CUDA graph cannot record it. Here the
+and then indexes with a mask: two host reads per layer, so a CUDA graph cannot record it. Here the
 projections run over nodes and not over the empty places of a block, the weights are those of the
-layer's own ``MultiheadAttention``, and the path between is chosen for the bucket
+layer's own ``MultiheadAttention``, and the attention path is chosen per bucket
 (:mod:`staticgraph.nn.attention.paths`).
 """
 
@@ -27,8 +27,8 @@ class StaticGPSConv(GPSConv):
     """``GPSConv``: attention over fixed shapes, with the same state.
 
     Raises:
-        NotStatic: attention other than multi-head or Performer, keys and values of sizes of their
-            own, hooks on it, or a path that was asked for and is impossible here.
+        NotStatic: attention other than multi-head or Performer, separate key and value sizes, hooks
+            on the attention, or a requested path that is impossible here.
     """
 
     _staticgraph: BatchContext
@@ -36,11 +36,10 @@ class StaticGPSConv(GPSConv):
     def forward(
         self, x: Tensor, edge_index: Any, batch: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
-        """``[N, F]`` to the same; attention within each graph, by the way that the batch's sizes
-        choose.
+        """``[N, F]`` to the same; attention within each graph, on the path chosen for the bucket.
 
         Raises:
-            NotStatic: without ``batch`` the attention would join all graphs.
+            NotStatic: called without ``batch``, so the attention would join all graphs.
         """
         if self._staticgraph.batch is None:
             return super().forward(x, edge_index, batch, **kwargs)

@@ -1,4 +1,4 @@
-"""Convolutions over hyperedges, whose number stock PyG reads off their index."""
+"""Convolutions over hyperedges, whose number stock PyG reads from their index."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class StaticHypergraphConv(HypergraphConv):
         hyperedge_attr: Tensor | None = None,
         num_edges: int | None = None,
     ) -> Tensor:
-        """``[N, F]`` to ``[N, out]``; as many hyperedges as what they carry has rows, or as there
-        are nodes."""
+        """``[N, F]`` to ``[N, out]``; the number of hyperedges is ``num_edges``, else the number of
+        rows of their weights or attributes, else the number of nodes."""
         if self._staticgraph.batch is not None and num_edges is None:
             carried = hyperedge_weight if hyperedge_weight is not None else hyperedge_attr
             num_edges = x.size(0) if carried is None else carried.size(0)

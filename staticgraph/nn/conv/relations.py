@@ -1,9 +1,9 @@
 """Layers with weights chosen by a relation or a type, without an index by mask.
 
-Stock PyG picks the edges of a relation, or the rows of a type, with a mask, once for each. Here
-every choice is made over all rows with ``torch.where``: an edge of another relation becomes an edge
-of the last node, which is always padding, and a row of another type keeps what it had. The work
-grows with the number of relations, as it does in a recorded step in any case.
+Stock PyG selects the edges of each relation, or the rows of each type, with a mask. Here every
+choice is made over all rows with ``torch.where``: an edge of another relation becomes an edge of
+the last node, which is always padding, and a row of another type keeps its value. The work grows
+with the number of relations, as it does in a recorded step in any case.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _stock_rgcn = stock(RGCNConv.forward)
 
 
 def static_masked_edge_index(context: BatchContext, edge_index: Any, edge_mask: Tensor) -> Any:
-    """``[2, E]`` with the edges outside of the mask between the last padding node and itself."""
+    """``[2, E]``, with edges outside of the mask moved to the last node, which is padding."""
     if not isinstance(edge_index, Tensor):
         return _stock_masked_edge_index(edge_index, edge_mask)
     return torch.where(edge_mask, edge_index, context.num_nodes_for(edge_index) - 1)
@@ -34,8 +34,8 @@ def static_masked_edge_index(context: BatchContext, edge_index: Any, edge_mask: 
 def static_rgcn(
     context: BatchContext, self: RGCNConv, x: Any, edge_index: Any, edge_type: Any = None
 ) -> Tensor:
-    """``RGCNConv.forward``, relation by relation; PyG's counts the edges of each on the host to
-    choose between that and one kernel over all."""
+    """``RGCNConv.forward``, relation by relation; PyG counts the edges of each relation on the host
+    to choose between this and one kernel for all."""
     if self.num_blocks is not None or not isinstance(edge_index, Tensor):
         return _stock_rgcn(self, x, edge_index, edge_type)
     source = x[0] if isinstance(x, tuple) else x
@@ -51,7 +51,7 @@ def static_rgcn(
         given = {"edge_type_ptr": None, "size": (len(source), len(target))}
         if target.is_floating_point():
             out = out + self.propagate(edges, x=source, **given) @ weight[relation]
-        else:  # numbers of nodes: the weights are an embedding
+        else:  # node numbers: the weights are an embedding
             out = out + self.propagate(edges, x=weight[relation, source], **given)
     if self.root is not None:
         out = out + (target @ self.root if target.is_floating_point() else self.root[target])
@@ -59,7 +59,7 @@ def static_rgcn(
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """PyG's choice of edges, and of a kernel, and their equals of fixed shape."""
+    """Maps PyG's selection of edges, and RGCN's forward, to equivalents of fixed shape."""
     return {masked_edge_index: static_masked_edge_index, RGCNConv.forward: static_rgcn}
 
 
@@ -69,8 +69,8 @@ class StaticFiLMConv(FiLMConv):
     _staticgraph: BatchContext
 
     def forward(self, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
-        """``[N, F]`` to ``[N, out]``: every relation over all edges, those of others put on
-        padding."""
+        """``[N, F]`` to ``[N, out]``: every relation over all edges, with those of other relations
+        moved to padding."""
         context = self._staticgraph
         if context.batch is None or self.num_relations <= 1 or not isinstance(edge_index, Tensor):
             return super().forward(x, edge_index, edge_type)
@@ -93,8 +93,8 @@ class StaticHeteroLinear(HeteroLinear):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, type_vec: Tensor) -> Tensor:
-        """``[N, F]`` to ``[N, out]``: every type's weight over all rows, of which each keeps its
-        own."""
+        """``[N, F]`` to ``[N, out]``: every type's weight over all rows, and each row keeps the
+        result for its type."""
         if self._staticgraph.batch is None:
             return super().forward(x, type_vec)
         out = x.new_zeros(len(x), self.out_channels)
@@ -104,15 +104,15 @@ class StaticHeteroLinear(HeteroLinear):
 
 
 class StaticRGATConv(RGATConv):
-    """``RGATConv``; the softmax within relations picks edges by mask and is refused."""
+    """``RGATConv``; the softmax within relations, which selects edges by mask, is refused."""
 
     _staticgraph: BatchContext
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the stock layer.
+        """Runs the stock layer.
 
         Raises:
-            NotStatic: attention within a relation indexes edges with a mask.
+            NotStatic: attention is within relations, which indexes edges with a mask.
         """
         within = self.attention_mechanism == "within-relation"
         if self._staticgraph.batch is not None and within:

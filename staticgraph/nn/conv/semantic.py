@@ -1,7 +1,7 @@
 """Attention among relations, over the real nodes of a type.
 
-HANConv weighs its metapaths by a mean over all nodes of a type (Wang et al. 2019, equation 7), in
-which padding would take part: it is the one place in PyG's heterogeneous convolutions where rows of
+HANConv weights its metapaths by a mean over all nodes of a type (Wang et al. 2019, equation 7),
+which would include padding: it is the only place in PyG's heterogeneous convolutions where rows of
 different graphs meet. Here the mean is over the real rows.
 """
 
@@ -21,19 +21,19 @@ from staticgraph.nn.context.batch_context import BatchContext
 def static_group(
     context: BatchContext, xs: list[Tensor], q: nn.Parameter, k_lin: nn.Module
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The relations' rows ``[N, F]`` weighed by their meaning: the sum ``[N, F]``, and the weights
-    ``[relations]``, from means over real nodes."""
+    """Combines the relations' rows ``[N, F]`` by semantic attention: returns the sum ``[N, F]`` and
+    the weights ``[relations]``, from means over real nodes."""
     if not xs:
         return None, None
     mask = context.mask_of(xs[0])
     out = torch.stack(xs)
     keys = torch.where(mask[:, None], torch.tanh(k_lin(out)), 0)
-    # No node at all: PyG's mean is NaN, but then no row is there for it to stand in.
+    # Without any real node PyG's mean is NaN, but then it has no row to write it to.
     mean = keys.sum(1) / mask.sum().clamp(min=1)
     weights = F.softmax((q * mean).sum(-1), dim=0)
     return (weights.view(-1, 1, 1) * out).sum(0), weights
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """PyG's function and its equal that leaves padding out."""
+    """Maps PyG's function to its equivalent that leaves padding out."""
     return {group: static_group}

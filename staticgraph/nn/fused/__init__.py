@@ -1,13 +1,13 @@
-"""Stock layers with this library's kernels under them, exchanged in place and by class.
+"""Stock layers that call this library's kernels, converted in place by changing their class.
 
-The problem: a GINE layer is a gather, a sum, a ReLU and a scatter over ``[E, F]``, each a kernel
-and a pass over memory of its own; a BatchNorm, a ReLU and a residual sum are three more. The idea:
-the layers whose arithmetic has a fused operator in :mod:`staticgraph.kernels` change their class to
-a subclass that calls it. Parameters, names, hooks and results stay (results to rounding).
+The problem: a GINE layer is a gather, a sum, a ReLU and a scatter over ``[E, F]``, each a separate
+kernel and pass over memory; a BatchNorm, a ReLU and a residual sum are three more. The idea: layers
+whose arithmetic has a fused operator in :mod:`staticgraph.kernels` change their class to a subclass
+that calls it. Parameters, names, hooks and results stay (results up to rounding).
 
-Invariant: where a fused form cannot serve (another aggregation, edges that are not the batch's own,
-no batch bound) it runs the stock code, and :func:`fused_layers` says where and why. What it does
-not do: second derivatives; models that need forces must stay without.
+Invariant: where a fused form does not apply (another aggregation, edges that are not the batch's
+own, no batch bound) it runs the stock code, and :func:`fused_layers` says where and why. Second
+derivatives are not supported, so models that compute forces must not use it.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ FORMS: tuple[type, ...] = (
     FusedMaxAggregation,
     FusedSoftmaxAggregation,
 )
-# What a form takes the place of: the class that it extends. Only that exact class is exchanged.
+# Maps the stock class that each form extends to the form. Only that exact class is converted.
 BY_STOCK: dict[type[Any], type[Any]] = {form.__bases__[-1]: form for form in FORMS}
 
 
 class FusedLayer(NamedTuple):
-    """One layer with a kernel under it: its name in the model, its form, and why it last ran the
-    stock code, or None where it did not."""
+    """One layer that has a fused form: its name in the model, the form, and why it last ran the
+    stock code, or None if it did not."""
 
     name: str
     form: str
@@ -73,14 +73,14 @@ class FusedLayer(NamedTuple):
 
 
 def fuse(model: torch.nn.Module, context: BatchContext) -> None:
-    """Exchanges, in place, the layers of a converted model that have a fused form."""
+    """Converts, in place, the layers of a converted model that have a fused form."""
     context.kernels = True
     inner = {
         id(module.aggr_module) for module in model.modules() if isinstance(module, MessagePassing)
     }
     for number, module in enumerate(model.modules()):
         if id(module) in inner:
-            continue  # the layer's own fused form does what it does
+            continue  # covered by the layer's own fused form
         form = BY_STOCK.get(type(module)) or encoder_form(module)
         if form is not None:
             module.__class__ = form
@@ -90,7 +90,7 @@ def fuse(model: torch.nn.Module, context: BatchContext) -> None:
 
 
 def fused_layers(model: torch.nn.Module) -> Iterator[FusedLayer]:
-    """The layers of a model that have kernels under them, and what the last forward made of it."""
+    """Yields the layers of a model that have a fused form, and how the last forward ran them."""
     for name, module in model.named_modules():
         if isinstance(module, (*FORMS, FusedEncoder)):
             reason = getattr(module, "stock_reason", None)

@@ -1,5 +1,5 @@
 """GINE, GIN, SAGE and GraphConv over destination-sorted edges: one operator instead of four and a
-scatter. Sum, mean and max are exchanged."""
+scatter, for sum, mean and max aggregation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def obstacle(
     node_dim: int = -2,
     aggr: tuple[str, ...] = ALL,
 ) -> str | None:
-    """Why a layer cannot run fused on these arguments; None where it can."""
+    """Returns why a layer cannot run fused on these arguments; None if it can."""
     if batch is None:
         return "no batch is bound: it ran outside the runner"
     if edge_index is not batch.edge_index:
@@ -49,7 +49,7 @@ def obstacle(
 def summed(
     batch: StaticBatch, x: Tensor, edge: Tensor | None, conv: MessagePassing, **options: Any
 ) -> Tensor:
-    """The layer's sum, mean or max over the batch's edges; options as :func:`neighbour_sum` has."""
+    """The layer's sum, mean or max over the batch's edges; options as in :func:`neighbour_sum`."""
     where = _pointers(batch)
     if conv.aggr == "max":
         return neighbour_max(x, edge, *where)
@@ -64,8 +64,11 @@ def _pointers(batch: StaticBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tenso
 def handing_on(
     conv: Any, x: Tensor, edge_index: Any, edges: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """A layer's result, and its input to be read from now on: what reads it after the layer sends
-    its gradient through the layer's own sums instead of an addition."""
+    """A layer's result, and its input for later readers to use instead.
+
+    The gradient of these readers is then added inside the layer's own backward sums, without a
+    separate addition.
+    """
     if isinstance(conv, (FusedGINEConv, FusedGINConv)) and unhooked(conv):
         found = conv.handing_on(x, edge_index, edges)
         if found is not None:
@@ -96,13 +99,13 @@ class FusedGINEConv(Fused, GINEConv):
         elif self.aggr != "max" and (fold := folded(edge_attr)) is not None:
             edge, code = fold
         if edge.size(-1) != x.size(-1):
-            return super().forward(x, edge_index, edge_attr, size)  # PyG's own message says it
+            return super().forward(x, edge_index, edge_attr, size)  # raises PyG's own error
         return self.nn(_with_self(self, batch, x, edge, code=code, transform="relu_add"))
 
     def handing_on(
         self, x: Tensor, edge_index: Any, edges: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
-        """As :func:`handing_on`; None where the stock code, or another pass, must run."""
+        """As the function :func:`handing_on`; None if the stock code or another path must run."""
         batch = self.batch
         plain = self.lin is None and self.aggr != "max"
         if not plain or edges is None or obstacle(self, batch, x, edge_index, None) is not None:
@@ -141,7 +144,7 @@ class FusedGINConv(Fused, GINConv):
     def handing_on(
         self, x: Tensor, edge_index: Any, edges: Tensor | None
     ) -> tuple[Tensor, Tensor] | None:
-        """As :func:`handing_on`; None where the stock code, or another pass, must run."""
+        """As the function :func:`handing_on`; None if the stock code or another path must run."""
         batch = self.batch
         plain = self.aggr != "max" and edges is None
         if not plain or obstacle(self, batch, x, edge_index, None) is not None:
@@ -157,19 +160,19 @@ class FusedGINConv(Fused, GINConv):
 def _with_self(
     conv: GINConv | GINEConv, batch: StaticBatch, x: Tensor, edge: Tensor | None, **options: Any
 ) -> Tensor:
-    """``(1 + eps) x_i`` goes into the same pass of a sum."""
+    """The aggregation plus ``(1 + eps) x_i``; for a sum or mean, both in the same pass."""
     if conv.aggr == "max":
         return summed(batch, x, edge, conv, **options) + (1 + conv.eps) * x
     return summed(batch, x, edge, conv, self_eps=conv.eps, **options)
 
 
 class FusedSAGEConv(Fused, SAGEConv):
-    """``W1 x_i + W2 mean x_j`` (Hamilton et al. 2017, arXiv 1706.02216): the mean is ours."""
+    """``W1 x_i + W2 mean x_j`` (Hamilton et al. 2017, arXiv 1706.02216), with a fused mean."""
 
     reads_pointers = True
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        """``[N, F]`` summed, or meaned, over neighbours in one operator."""
+        """``[N, F]`` aggregated over neighbours in one operator."""
         batch = self.batch
         x = _sources(batch, kwargs["x"])
         if not self.use(obstacle(self, batch, x, edge_index, size)):
@@ -179,12 +182,12 @@ class FusedSAGEConv(Fused, SAGEConv):
 
 
 class FusedGraphConv(Fused, GraphConv):
-    """``W1 x_i + W2 sum w_ij x_j`` (Morris et al. 2019, arXiv 1810.02244): the sum is ours."""
+    """``W1 x_i + W2 sum w_ij x_j`` (Morris et al. 2019, arXiv 1810.02244), with a fused sum."""
 
     reads_pointers = True
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        """``[N, F]`` summed over neighbours, weighed where there are weights, in one operator."""
+        """``[N, F]`` aggregated over neighbours, weighted if there are weights, in one operator."""
         batch, weight = self.batch, kwargs["edge_weight"]
         x = _sources(batch, kwargs["x"])
         reason = obstacle(self, batch, x, edge_index, size)
@@ -202,7 +205,7 @@ class FusedGraphConv(Fused, GraphConv):
 
 
 def _sources(batch: StaticBatch | None, x: Any) -> Any:
-    """Of a pair whose halves are the batch's nodes the first; forward adds the other."""
+    """The first of a pair, if it has one row per node of the batch; forward adds the other."""
     if isinstance(x, tuple) and batch is not None and len(x[0]) == batch.num_nodes:
         return x[0]
     return x

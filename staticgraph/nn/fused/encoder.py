@@ -1,10 +1,10 @@
-"""Sums of embedding tables in one lookup, and small ones folded into a single table.
+"""Sums of embedding tables in one lookup; small tables are folded into a single one.
 
-OGB's atoms are a sum over nine tables, its bonds a sum over three: twelve lookups, twelve scatters
-back. Here the tables stand one above the other and one operator adds them. Where they have few
-combinations (5 x 6 x 2 = 60 for bonds) the sums themselves are one small table, and a message
-passing layer that meets the result reads rows of that table instead of ``[E, F]`` of memory; its
-gradient is 60 rows, too.
+OGB's atom encoder is a sum over nine tables, its bond encoder a sum over three: twelve lookups, and
+twelve scatters in the backward. Here the tables are concatenated and one operator sums the rows.
+Where the tables have few combinations (5 x 6 x 2 = 60 for bonds), the sums themselves form one
+small table, and a message passing layer that receives the result reads rows of that table instead
+of ``[E, F]`` of memory; its gradient has 60 rows, too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from staticgraph.models.encoders import CategoryEncoder
 from staticgraph.nn.fused.layer import Fused
 
 # Combinations up to which summed tables are folded: at 64 columns of float32 the folded table is
-# 64 KiB, which stays in the second-level cache of a CPU core and of a GPU's.
+# 64 KiB, which stays in the second-level cache of a CPU core and of a GPU.
 MAX_FOLDED = 256
 
-# Encoders of other packages that do the same arithmetic, by qualified name, and the attribute that
-# lists their tables. Named, not imported: the package need not be there.
+# Encoders of other packages with the same arithmetic, by qualified name, and the attribute that
+# lists their tables. Named, not imported: the package need not be installed.
 TABLES_OF = {
     "ogb.graphproppred.mol_encoder.AtomEncoder": "atom_embedding_list",
     "ogb.graphproppred.mol_encoder.BondEncoder": "bond_embedding_list",
@@ -35,7 +35,7 @@ _forms: dict[type, type] = {}
 
 
 class FoldedEdges(NamedTuple):
-    """Edges that share the rows of a small table, not written out.
+    """Edge features that are rows of a small table, without materialising ``[E, F]``.
 
     Attributes:
         rows: ``[V, F]``.
@@ -47,19 +47,19 @@ class FoldedEdges(NamedTuple):
 
     @property
     def value(self) -> Tensor:
-        """``[E, F]``, a row per edge."""
+        """``[E, F]``, one row per edge."""
         return self.rows.index_select(0, self.code)
 
 
 class FusedEncoder(Fused):
-    """Mixed into an encoder class; ``tables_attribute`` names its list of embeddings."""
+    """Mixin for an encoder class; ``tables_attribute`` names its list of embeddings."""
 
     tables_attribute: str
     _fused_offsets: Tensor
     _fused_combinations: Tensor | None
 
     def forward(self, values: Tensor) -> Tensor:
-        """``[R, columns]`` int64 to ``[R, F]``; the folded table goes along with it, for a
+        """``[R, columns]`` int64 to ``[R, F]``; the folded table is attached to the result for a
         convolution."""
         found = self.folding(values)
         if not isinstance(found, FoldedEdges):
@@ -70,7 +70,7 @@ class FusedEncoder(Fused):
         return out
 
     def folding(self, values: Tensor) -> Tensor | FoldedEdges:
-        """The encoded rows, left folded where the tables have few combinations."""
+        """The encoded rows, in folded form if the tables have few combinations."""
         tables = getattr(self, self.tables_attribute)
         reason = None if self.batch is not None else "no batch is bound: it ran outside the runner"
         if any(_special(table) for table in tables):
@@ -85,8 +85,10 @@ class FusedEncoder(Fused):
         return FoldedEdges(table_sum(combinations, offsets, weight), fold_codes(index, offsets))
 
     def prepare(self) -> None:
-        """Where each table begins, and every combination of entries if they are few: buffers that
-        move with the module and stay out of its state."""
+        """Registers the offset of each table, and all combinations of entries if they are few.
+
+        Both are buffers that move with the module and are not part of its state.
+        """
         assert isinstance(self, torch.nn.Module)
         tables = getattr(self, self.tables_attribute)
         sizes = [table.num_embeddings for table in tables]
@@ -106,12 +108,12 @@ class FusedCategoryEncoder(FusedEncoder, CategoryEncoder):
 
 
 def folded(value: Tensor) -> FoldedEdges | None:
-    """The table that a fused encoder made the rows of; None where it did not."""
+    """Returns the folded table that a fused encoder attached to its result, or None."""
     return getattr(value, "_staticgraph_fold", None)
 
 
 def encoder_form(module: torch.nn.Module) -> type | None:
-    """The fused form of an encoder, or None where it is none."""
+    """Returns the fused form of an encoder, or None if the module is not one."""
     stock = type(module)
     if stock is CategoryEncoder:
         return FusedCategoryEncoder

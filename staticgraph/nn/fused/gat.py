@@ -1,11 +1,11 @@
 """GAT and GATv2 over the batch's own edges: scores, softmax and weighted sum in registers.
 
 Stock layers rebuild the edges with self-loops and make a dozen arrays of ``[E + N, ...]``. Here the
-loop of a node is a term of the softmax that reads the node's own row (:func:`neighbour_attention`),
-edges that are loops already are left out, as PyG's ``remove_self_loops`` leaves them out, and what
-an edge adds to a score is one product with a folded matrix.
+self-loop of a node is a term of the softmax that reads the node's own row
+(:func:`neighbour_attention`), existing self-loops are left out, as by PyG's ``remove_self_loops``,
+and an edge's contribution to a score is one product with a folded matrix.
 
-What it does not do: dropout of attention weights in training, and returning them.
+Not supported: dropout of attention weights in training, and returning them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from staticgraph.nn.fused.layer import Fused
 
 
 class _Attending(Fused):
-    """What the two layers share."""
+    """The code that both layers share."""
 
     reads_pointers = True
 
@@ -53,7 +53,7 @@ class _Attending(Fused):
         return None
 
     def _loop_attr(self, batch: StaticBatch, edge_attr: Tensor) -> Tensor:
-        """``[E, D]`` -> ``[N, D]``: what PyG gives the loop that it adds to each node."""
+        """``[E, D]`` -> ``[N, D]``: the attributes that PyG gives the self-loops that it adds."""
         assert isinstance(self, GATConv | GATv2Conv)
         fill, size = self.fill_value, (batch.num_nodes, edge_attr.size(1))
         if fill is None or isinstance(fill, int | float):
@@ -62,7 +62,7 @@ class _Attending(Fused):
             return fill.to(edge_attr).view(-1, *fill.shape[-1:]).expand(size)
 
         def make() -> tuple[Tensor, Tensor]:
-            """``[E, 1]`` which edges are no loops; ``[N, 1]`` one over how many a node has."""
+            """``[E, 1]``: whether an edge is no self-loop; ``[N, 1]``: one over their count."""
             kept = (batch.edge_index[0] != batch.edge_index[1]).unsqueeze(1)
             count = segment_sum(kept.to(edge_attr.dtype), batch.row_ptr)
             return kept, count.clamp(min=1).reciprocal()
@@ -72,7 +72,7 @@ class _Attending(Fused):
         return total * share if fill == "mean" else total
 
     def _finished(self, out: Tensor, residual: Tensor | None) -> Tensor:
-        """Heads side by side or their mean; the residual sum; the bias."""
+        """Concatenates or averages the heads, then adds the residual and the bias."""
         assert isinstance(self, GATConv | GATv2Conv)
         if not self.concat:
             out = out.view(-1, self.heads, self.out_channels).mean(dim=1)
@@ -92,7 +92,7 @@ class FusedGATConv(_Attending, GATConv):
         return_attention_weights: bool | None = None,
     ) -> Any:
         """``[N, F]`` to ``[N, H * C]``, or ``[N, C]``: softmax and weighted sum in one operator."""
-        edges = None if self.lin_edge is None else edge_attr  # which stock code does not read
+        edges = None if self.lin_edge is None else edge_attr  # the stock code ignores it, too
         reason = self._obstacle(x, edge_index, edges, size, return_attention_weights)
         if reason is None and self.lin is None:
             reason = "sources and destinations have weights of their own"
@@ -129,10 +129,10 @@ class FusedGATConv(_Attending, GATConv):
     def _edges(
         self, batch: StaticBatch, edge_attr: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """``[E, H]`` and ``[N, H]``: what edges and loops add to their scores.
+        """``[E, H]`` and ``[N, H]``: what edges and self-loops add to their scores.
 
-        The product with the attention vector is taken of the weights, ``[H, D]``, and not of what
-        they make of the edges, ``[E, H * C]``.
+        The product with the attention vector is applied to the weights, ``[H, C, D]``, and not to
+        the projected edges, ``[E, H * C]``.
         """
         if edge_attr is None:
             return None, None
@@ -157,7 +157,7 @@ class FusedGATv2Conv(_Attending, GATv2Conv):
         return_attention_weights: bool | None = None,
     ) -> Any:
         """``[N, F]`` to ``[N, H * C]``, or ``[N, C]``: scores in one operator, softmax and weighted
-        sum in one."""
+        sum in another."""
         reason = self._obstacle(x, edge_index, edge_attr, None, return_attention_weights)
         if not self.use(reason):
             return super().forward(x, edge_index, edge_attr, return_attention_weights)
@@ -201,5 +201,5 @@ class FusedGATv2Conv(_Attending, GATv2Conv):
 
 
 def full_precision(rows: Tensor) -> torch.autocast:
-    """Scores are small, and autocast would round them: stock code adds them up in float32."""
+    """Disables autocast, which would round the small scores: stock code adds them in float32."""
     return torch.autocast(rows.device.type, enabled=False)

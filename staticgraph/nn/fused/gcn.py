@@ -1,10 +1,10 @@
-"""GCN over the batch's own edges: self-loops and normalisation without making them edges.
+"""GCN over the batch's own edges: self-loops and normalisation without materialising them.
 
-Stock ``GCNConv`` appends a loop a node to ``edge_index``, sums weights by destination, takes roots,
-gathers them twice, multiplies, gathers the features, multiplies, scatters: in every layer again.
-Here the degrees come from the row pointers once a forward (:func:`gcn_degrees`), all layers share
-them, and a layer is its product and one operator (:func:`gcn_sum`). Loops that the data has keep
-their weight, as PyG's ``add_remaining_self_loops`` keeps it.
+Stock ``GCNConv`` appends one self-loop per node to ``edge_index``, sums weights by destination,
+takes roots, gathers them twice, multiplies, gathers the features, multiplies and scatters, all in
+every layer. Here the degrees come from the row pointers once per forward (:func:`gcn_degrees`) and
+are shared by all layers; a layer is its product and one operator (:func:`gcn_sum`). Existing
+self-loops keep their weight, as in PyG's ``add_remaining_self_loops``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FusedGCNConv(Fused, GCNConv):
     reads_pointers = True
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
-        """``[N, F]`` to ``[N, out]``: loops, normalisation and sum in one operator."""
+        """``[N, F]`` to ``[N, out]``: self-loops, normalisation and sum in one operator."""
         batch = self.batch
         if not self.use(self._obstacle(batch, x, edge_index, edge_weight)):
             return super().forward(x, edge_index, edge_weight)
@@ -57,7 +57,7 @@ class FusedGCNConv(Fused, GCNConv):
     def _obstacle(
         self, batch: StaticBatch | None, x: Any, edge_index: Any, edge_weight: Tensor | None
     ) -> str | None:
-        # The largest of weighted messages has no fused form.
+        # The maximum of weighted messages has no fused form.
         aggr = SUM if self.normalize else ALL if edge_weight is None else (*SUM, "mean")
         reason = obstacle(self, batch, x, edge_index, None, aggr=aggr)
         if reason is not None:
@@ -71,13 +71,13 @@ class FusedGCNConv(Fused, GCNConv):
     def _degrees(
         self, batch: StaticBatch, x: Tensor, edge_weight: Tensor | None
     ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Weights of edges, inverse roots of degrees, weights of loops; once a forward."""
-        # PyG fills with 2 (improved) only where there are weights to fill among.
+        """Edge weights, inverse roots of degrees and self-loop weights, made once per forward."""
+        # PyG fills with 2 (improved) only if there are edge weights.
         fill = 2.0 if self.improved and edge_weight is not None else 1.0
         like = torch.empty(0, dtype=x.dtype, device=x.device)
 
         def make() -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
-            """The weights as given and as used, then ``[N]`` roots and loops."""
+            """The weights as given and as used, then ``[N]`` inverse roots and loop weights."""
             weight = edge_weight
             if weight is not None:
                 # The degree is raised to -1/2: a negative one would give NaN in the padding.
@@ -89,6 +89,6 @@ class FusedGCNConv(Fused, GCNConv):
 
         key = ("gcn", fill, self.add_self_loops, x.dtype, edge_weight is None)
         given, weight, root, own = self._staticgraph.once(key, make)
-        if given is not edge_weight:  # a layer with weights of its own
+        if given is not edge_weight:  # a layer with other weights
             _, weight, root, own = make()
         return weight, root, own

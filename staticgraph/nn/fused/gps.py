@@ -1,7 +1,7 @@
-"""GPS with its gathers, residual sums and norms joined (Rampasek et al. 2022, arXiv 2205.12454).
+"""GPS with fused gathers, residual sums and norms (Rampasek et al. 2022, arXiv 2205.12454).
 
-The static form of the layer is kept; here attention is one kernel over rows of nodes, or queries,
-keys and values go from nodes to the attention block in one pass, and every sum stands inside the
+This extends the layer's static form; here attention is one kernel over rows of nodes, or queries,
+keys and values go from nodes to the attention block in one pass, and every sum is computed in the
 norm before or after it.
 """
 
@@ -21,7 +21,7 @@ from staticgraph.nn.fused.layer import Fused
 from staticgraph.nn.fused.linear import FusedSequential, product, product_handing_on
 from staticgraph.nn.fused.norm import FusedBatchNorm1d
 
-# The layer's own dropouts: two after its parts, and the weights of attention.
+# The layer's dropout sites: 0 and 1 after its two branches, 2 for the attention weights.
 ATTENTION_SITE = 2
 
 
@@ -31,7 +31,7 @@ class FusedGPSConv(Fused, StaticGPSConv):
     def forward(
         self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, **kwargs: object
     ) -> Tensor:
-        """``[N, F]`` to the same, residual sums and norms joined."""
+        """``[N, F]`` to the same, with residual sums and norms fused."""
         norms = self._norms()
         plain = not kwargs.keys() - {"edge_attr"}
         if not self.use(self._obstacle(batch, norms)) or not plain:
@@ -93,7 +93,8 @@ class FusedGPSConv(Fused, StaticGPSConv):
         site: int,
         more: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """``residual + norm(dropout(h) + x)``, and ``x`` to be read from now on, if ``more``."""
+        """``residual + norm(dropout(h) + x)``, and ``x`` for later readers (see
+        :func:`handing_on`), replaced if ``more``."""
         p = self.dropout
         if self.training and 0 < p < 1:
             dropped = self.dropped(h, site, p, residual=x)
@@ -105,8 +106,8 @@ class FusedGPSConv(Fused, StaticGPSConv):
         return norm.joined(h, addend=x, residual=residual), x
 
     def _attended(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``[N, C]`` -> ``[N, C]``: multi-head attention among the nodes of each graph; and ``x``,
-        to be read from now on."""
+        """``[N, C]`` -> ``[N, C]``: multi-head attention among the nodes of each graph; and ``x``
+        for later readers (see :func:`handing_on`)."""
         attn, context = self.attn, self._staticgraph
         assert isinstance(attn, torch.nn.MultiheadAttention)
         setting = setting_of(
@@ -127,7 +128,7 @@ class FusedGPSConv(Fused, StaticGPSConv):
 
 
 def _inner(norm: torch.nn.Module | None) -> FusedBatchNorm1d | None:
-    """The fused norm inside PyG's BatchNorm; None where there is another, or a hook to call."""
+    """The fused norm inside PyG's BatchNorm; None if it is another norm, or has hooks to call."""
     if not isinstance(norm, BatchNorm) or norm.allow_single_element:
         return None
     inner = norm.module

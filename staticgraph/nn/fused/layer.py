@@ -1,4 +1,4 @@
-"""What every fused layer has: the batch, and the reason for running the stock code."""
+"""The base of every fused layer: the current batch, and the reason for running the stock code."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from staticgraph.nn.context.leaf import leaves
 
 
 class Fused:
-    """Mixed into a stock layer's subclass; ``_staticgraph`` is set when a model is converted."""
+    """Mixin for a stock layer's subclass; ``_staticgraph`` is set when a model is converted."""
 
     _staticgraph: BatchContext
     stock_reason: str | None = None
-    # The layer's place in its model, set when it is converted: what tells apart whose randomness
-    # is whose where all draw one seed.
+    # The layer's number in its model, set when it is converted: it separates the random streams of
+    # layers that share one seed.
     _number: int = 0
 
     @property
     def batch(self) -> StaticBatch | None:
-        """The present batch; None outside the runner."""
+        """The batch that is bound in this thread; None outside the runner."""
         return self._staticgraph.batch
 
     def dropped(
         self, x: Tensor, site: int, p: float, *, relu: bool = False, residual: Tensor | None = None
     ) -> Tensor:
-        """``residual + dropout(relu(x))`` in one pass; ``site`` below 256 tells the layer's own
-        dropouts apart."""
+        """``residual + dropout(relu(x))`` in one pass; ``site`` below 256 distinguishes the layer's
+        own dropouts."""
         return dropout_sum(x, residual, self.seed(x.device), self.site(site), p=p, relu=relu)
 
     def seed(self, device: torch.device) -> Tensor:
-        """``[1]`` int64, which all layers of a forward share."""
+        """``[1]`` int64, shared by all layers of a forward."""
         return self._staticgraph.once("dropout seed", lambda: draw_seed(device))
 
     def site(self, own: int) -> int:
-        """The number of one of the layer's dropouts, ``own`` below 256, in its model."""
+        """Returns the number, unique in the model, of the layer's dropout ``own`` (below 256)."""
         return self._number * 256 + own
 
     def prepare(self) -> None:
-        """Called once, after the class was exchanged, to note what the stock layer chose."""
+        """Called once after the class was changed, to set up what the fused form needs."""
 
     def use(self, reason: str | None) -> bool:
-        """Notes why the stock code runs; True where there is no reason to.
+        """Records why the stock code runs; returns True if the fused form can run.
 
-        A compiled step notes nothing: what it reads and writes would become its guards.
+        A compiled step records nothing: attributes that it reads and writes would become guards.
         """
         if not torch.compiler.is_compiling():
             self.stock_reason = reason
-        elif leaves():  # the traced graph is rewritten, which knows more than the class
+        elif leaves():  # the traced graph is rewritten, with more knowledge than the class has
             return False
         return reason is None

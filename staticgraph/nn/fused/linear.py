@@ -1,5 +1,5 @@
-"""A linear layer with its ReLU: by oneDNN on a CPU (float32, outside a compiled step), on CUDA with
-the mask and the bias's gradient in one pass."""
+"""A linear layer with its ReLU: through oneDNN on a CPU (float32, outside a compiled step); on CUDA
+with the mask and the bias's gradient in one pass."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class FusedLinear(Fused, torch.nn.Linear):
         return linear(input, self.weight, self.bias, dtype=autocast(input))
 
     def handing_on(self, input: Tensor, relu: bool) -> tuple[Tensor, Tensor] | None:
-        """The layer, with ReLU if asked, and its input to be read from now on; None where stock
-        code or hooks must run."""
+        """The layer, with ReLU if requested, and its input for later readers (see
+        :func:`staticgraph.nn.fused.conv.handing_on`); None if stock code or hooks must run."""
         if not unhooked(self) or not self.use(self._obstacle(input)):
             return None
         return linear_handed_on(input, self.weight, self.bias, relu=relu, dtype=autocast(input))
 
     def with_relu(self, input: Tensor) -> Tensor | None:
-        """ReLU of the layer in one operator; None where stock code or hooks must run."""
+        """The layer with ReLU in one operator; None if stock code or hooks must run."""
         if not unhooked(self) or not self.use(self._obstacle(input)):
             return None
         return linear(input, self.weight, self.bias, relu=True, dtype=autocast(input))
@@ -48,7 +48,7 @@ class FusedLinear(Fused, torch.nn.Linear):
 
 
 def linear_obstacle(input: Tensor, weight: Tensor) -> str | None:
-    """Why a product runs as torch's own; None where ours gains."""
+    """Returns why a product runs as torch's own; None where this library's operator gains."""
     device = device_type(input)
     cast = torch.is_autocast_enabled(input.device.type)
     if input.dim() != 2 or (input.dtype != weight.dtype and not cast):
@@ -68,17 +68,17 @@ def linear_obstacle(input: Tensor, weight: Tensor) -> str | None:
 
 
 def autocast(x: Tensor) -> torch.dtype:
-    """What autocast would give torch's own linear layer; our operator is none that it knows, and
-    casts as it reads."""
+    """The dtype in which torch's own linear layer would run; autocast does not know this library's
+    operator, which therefore casts its inputs itself."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class FusedSequential(Fused, torch.nn.Sequential):
-    """Takes the place of ``torch.nn.Sequential``: a linear layer and the ReLU after it are one."""
+    """Takes the place of ``torch.nn.Sequential``: fuses a linear layer and the ReLU after it."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """As its layers in turn, those joined that have an operator together."""
+        """Runs the layers in turn; adjacent layers with a common operator are fused."""
         return self._rest(input, 0)
 
     def _rest(self, input: Tensor, at: int) -> Tensor:
@@ -97,7 +97,8 @@ class FusedSequential(Fused, torch.nn.Sequential):
         return input
 
     def handing_on(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """The sequence, and its input to be read from now on."""
+        """The result, and the input for later readers (see
+        :func:`staticgraph.nn.fused.conv.handing_on`)."""
         modules = list(self)
         if len(modules) > 0 and isinstance(modules[0], FusedLinear) and unhooked(self):
             relu = _relu_follows(modules, 0)
@@ -127,7 +128,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def product_handing_on(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same, and ``x`` to be read from now on."""
+    """:func:`product`, and ``x`` for later readers (see
+    :func:`staticgraph.nn.fused.conv.handing_on`)."""
     if linear_obstacle(x, weight) is None:
         return linear_handed_on(x, weight, bias, dtype=autocast(x))
     return F.linear(x, weight, bias), x

@@ -1,4 +1,4 @@
-"""BatchNorm over the real rows, in one operator each way; ReLU and sums go along."""
+"""BatchNorm over the real rows, one operator each for forward and backward; fuses ReLU and sums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
         addend: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """``residual + relu(norm(input + addend))``; all but the norm where asked for."""
+        """``residual + relu(norm(input + addend))``; everything but the norm is optional."""
         count = self._count(input)
         if count is None:
             input = input if addend is None else input + addend
@@ -46,7 +46,8 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
     def handing_on(
         self, input: Tensor, addend: Tensor, residual: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """``residual + norm(input + addend)``, and the addend to be read from now on."""
+        """``residual + norm(input + addend)``, and the addend for later readers (see
+        :func:`staticgraph.nn.fused.conv.handing_on`)."""
         count = self._count(input)
         if count is None:
             return self.joined(input, addend=addend, residual=residual), addend
@@ -62,7 +63,7 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
         )
 
     def _count(self, input: Tensor) -> Tensor | None:
-        """How many rows are real; None where the stock code must run."""
+        """Returns how many rows are real; None where the stock code must run."""
         batch, count = self.batch, None
         if batch is None:
             reason = "no batch is bound: it ran outside the runner"
@@ -79,7 +80,7 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
         return count if self.use(reason) else None
 
     def _running(self) -> Running | None:
-        """What moves along in training."""
+        """The statistics to update in training; None if there are none."""
         if self.running_mean is None or not self.training:
             return None
         assert self.running_var is not None

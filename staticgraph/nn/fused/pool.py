@@ -1,11 +1,11 @@
-"""Pools and aggregations over the nodes of each graph, which stand together in a static batch.
+"""Pools and aggregations over the nodes of each graph, which are contiguous in a static batch.
 
 Stock pools scatter by the batch vector, with atomic additions on a GPU. The graphs' own pointers
 say where each graph begins, so a pool is one pass over its rows (:mod:`staticgraph.kernels`). The
 functions ``global_add_pool``, ``global_mean_pool`` and ``global_max_pool`` come here through
 :mod:`staticgraph.nn.functions`; aggregation modules change their class.
 
-What it does not do: aggregations inside a message passing layer, whose fused form is the layer's.
+Aggregations inside a message passing layer are not handled here; the layer's fused form does it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from staticgraph.nn.fused.layer import Fused
 def pooled(
     bound: StaticBatch | None, reduce: str, x: Tensor, batch: Tensor | None, size: int | None
 ) -> Tensor | None:
-    """``[N, F]`` -> ``[G, F]`` for ``reduce`` in ``sum``, ``mean``, ``max``; None where stock code
-    must do it."""
+    """``[N, F]`` -> ``[G, F]`` for ``reduce`` in ``sum``, ``mean``, ``max``; None if the stock code
+    must run."""
     if bound is None or obstacle(bound, x, batch, size, -2) is not None:
         return None
     if reduce == "max":
@@ -41,7 +41,7 @@ def pooled(
 def obstacle(
     bound: StaticBatch | None, x: Tensor, index: Tensor | None, size: int | None, dim: int
 ) -> str | None:
-    """Why rows cannot be reduced by the graphs' pointers; None where they can."""
+    """Returns why rows cannot be reduced by the graphs' pointers; None if they can."""
     if bound is None:
         return "no batch is bound: it ran outside the runner"
     if index is None or index is not bound.batch or size not in (None, bound.num_graphs):

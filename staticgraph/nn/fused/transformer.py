@@ -1,8 +1,8 @@
-"""Transformer convolution over the batch's own edges: products of queries and keys, softmax and
-weighted sum in one operator (:func:`dot_attention`), where stock code makes ten arrays of
-``[E, H * C]``.
+"""Transformer convolution over the batch's own edges, with one operator for the attention.
 
-What it does not do: dropout of attention weights in training, and returning them.
+Products of queries and keys, softmax and weighted sum are one operator (:func:`dot_attention`),
+where stock code makes ten arrays of ``[E, H * C]``. Not supported: dropout of attention weights in
+training, and returning them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FusedTransformerConv(Fused, TransformerConv):
         return None
 
     def _beside_the_root(self, out: Tensor, x: Tensor) -> Tensor:
-        """With the node's own row, added or weighed by a gate."""
+        """Adds the node's own row, or mixes it in by a gate."""
         if not self.root_weight:
             return out
         root = self.lin_skip(x)

@@ -1,11 +1,11 @@
 """BatchNorm over the real rows of a padded batch.
 
 Padding rows that enter the mean and the variance change every output and, through the running
-statistics, every later evaluation. Here both are taken over the rows that the batch's mask calls
-real; running statistics, momentum and the unbiased variance come out as in torch on the unpadded
-batch (Ioffe and Szegedy 2015, algorithm 1).
-Padding rows of the output are zero. Over several ranks (``SyncBatchNorm``) sums and counts are of
-the real rows of all ranks, so that a rank with a half-empty batch weighs half.
+statistics, every later evaluation. Here both are computed over the rows that the batch's mask marks
+as real; running statistics, momentum and the unbiased variance equal torch's on the unpadded batch
+(Ioffe and Szegedy 2015, algorithm 1).
+Padding rows of the output are zero. Over several ranks (``SyncBatchNorm``) sums and counts cover
+the real rows of all ranks, so that a rank with a half-empty batch has half the weight.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.leaf import leaf, leaves
 
-# Of the counts that a batch carries, the one that says how many rows of a level are real.
+# The field of a batch that holds the number of real rows of a level.
 COUNTED = {"node": "num_real_nodes", "edge": "num_real_edges", "graph": "num_real_graphs"}
 
-# A buffer of a norm over rows that a pool chose: True once there was one real row. Not part of the
-# model's state.
+# A buffer of a norm over rows that a pool selected: True once there was a single real row. Not part
+# of the model's state.
 SINGLE = "_staticgraph_single"
 
 
 def flag_single_rows(norm: torch.nn.Module, device: torch.device) -> None:
-    """Gives a norm its flag, at an address that stays, where it has none."""
+    """Registers a norm's flag, at a fixed address, unless it has one."""
     if norm._buffers.get(SINGLE) is None:
-        with torch.inference_mode(False):  # steps of training write to it, too
+        with torch.inference_mode(False):  # training steps write to it, too
             flag = torch.zeros((), dtype=torch.bool, device=device)
         norm.register_buffer(SINGLE, flag, persistent=False)
 
 
 def _shapes(input: Tensor) -> tuple[list[int], tuple[int, ...]]:
-    """The dimensions to reduce, and the shape that puts channels back beside them."""
+    """The dimensions to reduce, and the shape that broadcasts channels over the input."""
     dims = [d for d in range(input.dim()) if d != 1]
     return dims, (1, -1, *(1,) * (input.dim() - 2))
 
@@ -54,7 +54,7 @@ def masked_batch_norm(
     """``norm`` of ``input`` ``[R, C, ...]`` with statistics over the rows in ``mask`` ``[R]``.
 
     Args:
-        norm: gives the weights, the options, and the running statistics to update.
+        norm: provides the weights, the options, and the running statistics to update.
         input: any float dtype; statistics are in float32 or wider.
         mask: bool, True on real rows.
         group: a process group to sum statistics over, or None.
@@ -83,8 +83,11 @@ def masked_batch_norm(
 def _update_running(
     norm: torch.nn.modules.batchnorm._BatchNorm, mean: Tensor, var: Tensor, count: Tensor
 ) -> None:
-    """As torch does, which refuses a single value: that, like a batch of padding alone, leaves the
-    statistics as they are. The variance of one value is 0, and says nothing."""
+    """Updates the running statistics as torch does.
+
+    A single value, which torch refuses, leaves them unchanged, as does a batch of padding alone:
+    the variance of one value is 0 and carries no information.
+    """
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
@@ -104,17 +107,17 @@ def _update_running(
 
 
 def check_not_single(input: Tensor, rows: int | None) -> None:
-    """Refuses a norm over one value a channel, as torch does.
+    """Refuses a norm over one value per channel, as torch does.
 
     Raises:
-        ValueError: it is known that one row is real, and has one value a channel.
+        ValueError: only one row is known to be real, and it has one value per channel.
     """
     if rows == 1 and input[0].numel() == input.shape[1]:
         raise ValueError(single_row("BatchNorm", list(input.shape)))
 
 
 def single_row(norm: str, shape: list[int] | None = None) -> str:
-    """The message for a norm over one real row."""
+    """Returns the error message for a norm over one real row."""
     of = f" of a padded input of shape {shape}" if shape else ""
     return (
         f"{norm}: expected more than 1 value per channel when training, got one real row{of}: its "
@@ -127,7 +130,7 @@ def single_row(norm: str, shape: list[int] | None = None) -> str:
 def _over_real_rows(
     norm: MaskedBatchNorm1d | MaskedBatchNorm2d, stock: Callable[[Tensor], Tensor], input: Tensor
 ) -> Tensor:
-    """What a converted layer gives; ``stock`` is the layer's own forward."""
+    """The output of a converted layer; ``stock`` is the layer's own forward."""
     context = norm._staticgraph
     from_batch = norm.training or norm.running_mean is None
     if context.batch is None or not from_batch:
@@ -142,8 +145,8 @@ def _over_real_rows(
             return _as_leaf(norm, input, getattr(context.present, COUNTED[found.counted]))
         return masked_batch_norm(norm, input, found.mask)
     # Outside a compiled step the shapes are free: real rows come first, so the stock kernel
-    # runs over just those: 0.23 ms forward and backward over 3,000 rows of 64 columns where the
-    # masked arithmetic takes 1.5 (one CPU core, 2026-11-20).
+    # runs over just those: 0.23 ms forward and backward over 3,000 rows of 64 columns, where the
+    # masked arithmetic takes 1.5 ms (one CPU core, 2026-11-20).
     out = stock(input[:rows])
     return F.pad(out, (*(0, 0) * (out.dim() - 1), 0, len(input) - rows))
 
@@ -161,7 +164,7 @@ def normed(
     eps: float,
 ) -> Tensor:
     """BatchNorm of ``x`` ``[R, F]`` over its first ``count`` rows, as :func:`masked_batch_norm`,
-    by one operator; moves the running statistics that are given."""
+    in one operator; updates the running statistics, if given."""
     running = None
     if mean is not None and var is not None and tracked is not None:
         running = Running(mean, var, tracked, momentum)
@@ -175,7 +178,7 @@ def _as_leaf(norm: MaskedBatchNorm1d | MaskedBatchNorm2d, input: Tensor, count: 
     momentum, eps = norm.momentum, norm.eps
     if input.dim() == 2:
         return normed(input, norm.weight, norm.bias, count, *moved, momentum, eps)
-    # [R, C, T]: a row has T values a channel, each a row of its own of [R * T, C].
+    # [R, C, T]: a row has T values per channel, each a row of its own in [R * T, C].
     last = input.movedim(1, -1)
     rows, count = last.reshape(-1, last.size(-1)), count * math.prod(last.shape[1:-1])
     out = normed(rows, norm.weight, norm.bias, count, *moved, momentum, eps)
@@ -185,8 +188,8 @@ def _as_leaf(norm: MaskedBatchNorm1d | MaskedBatchNorm2d, input: Tensor, count: 
 class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d``: statistics over real rows, with the same state.
 
-    Which rows are real is told by the leading size: ``[N, C]`` nodes, ``[E, C]`` edges, ``[G, C]``
-    graphs, and what self-loops and pools make of them.
+    Which rows are real follows from the leading size: ``[N, C]`` nodes, ``[E, C]`` edges,
+    ``[G, C]`` graphs, and the rows that self-loops and pools make from these.
 
     Raises:
         NotStatic: the leading size is none of these.
@@ -204,8 +207,8 @@ class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
 class MaskedBatchNorm2d(torch.nn.BatchNorm2d):
     """``torch.nn.BatchNorm2d``: statistics over real rows, with the same state.
 
-    Told by the leading size, as :class:`MaskedBatchNorm1d`; an image of anything else, such as a
-    block of pairs ``[G, C, M, M]``, is normalised with its padding.
+    Which rows are real follows from the leading size, as in :class:`MaskedBatchNorm1d`. Places
+    inside an image are not masked: a block of pairs ``[G, C, M, M]`` includes its padding.
     """
 
     _staticgraph: BatchContext
@@ -220,7 +223,7 @@ class MaskedBatchNorm2d(torch.nn.BatchNorm2d):
 class MaskedSyncBatchNorm(torch.nn.SyncBatchNorm):
     """``torch.nn.SyncBatchNorm``: statistics over the real rows of all ranks.
 
-    Unlike torch's it runs on the CPU as well.
+    Unlike torch's it also runs on the CPU.
     """
 
     _staticgraph: BatchContext
@@ -248,13 +251,13 @@ class MaskedSyncBatchNorm(torch.nn.SyncBatchNorm):
 class MaskedPygBatchNorm(BatchNorm):
     """PyG's ``BatchNorm``: the layer inside is converted.
 
-    Here is only ``allow_single_element``, which must ask for the real rows.
+    Only ``allow_single_element`` is handled here, since it depends on the number of real rows.
     """
 
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, F]`` to the same; a single real row is normed by the running statistics, as PyG
+        """``[N, F]`` to the same; a single real row is normalised by the running statistics, as PyG
         allows."""
         context = self._staticgraph
         if context.batch is None or not self.allow_single_element or not self.training:
@@ -275,11 +278,11 @@ class MaskedPygBatchNorm(BatchNorm):
 
 
 class _Summed(torch.autograd.Function):
-    """The sum over all ranks; its derivative is the sum of theirs."""
+    """The sum over all ranks; its derivative is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
-        """A new tensor with the sum; ``value`` stays."""
+        """Returns a new tensor with the sum; ``value`` is unchanged."""
         ctx.group = group
         total = value.clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(total, group=group)
@@ -287,10 +290,10 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """The sum of all ranks' gradients; none for the group."""
+        """The sum of all ranks' gradients; None for the group."""
         return _Summed.apply(grads[0], ctx.group), None
 
 
 def _summed(value: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
-    """The sum over all ranks, with its derivative."""
+    """The sum over all ranks, differentiable."""
     return _Summed.apply(value, group)  # pyright: ignore[reportReturnType]

@@ -1,10 +1,10 @@
 """PyG's normalisations over the real rows of a padded batch.
 
-Given ``batch`` most of them work graph by graph, so that padding, which has graphs of its own, does
-not reach real rows; they only must be told how many graphs there are. What does need a mask: any of
-them without ``batch`` (all nodes are one set, padding included), and whatever is kept from one
-batch for the next (InstanceNorm's running statistics are a mean over graphs, HeteroBatchNorm's over
-the rows of a type). Formulas as in each layer of PyG 2.8; weights and buffers are theirs.
+Given ``batch``, most of them work graph by graph, so that padding, which has its own graphs, does
+not reach real rows; they only need the number of graphs. A mask is needed by any of them without
+``batch`` (all nodes are one set, padding included), and for state kept from one batch to the next
+(InstanceNorm's running statistics are a mean over graphs, HeteroBatchNorm's over the rows of a
+type). Formulas as in each layer of PyG 2.8, with the same weights and buffers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from staticgraph.nn.context.batch_context import BatchContext
 
 
 def _mean_over_rows(value: Tensor, mask: Tensor) -> Tensor:
-    """``[R, F]`` -> ``[1, F]``, over the rows in ``mask`` ``[R, 1]``."""
+    """``[R, F]`` -> ``[1, F]``, the mean over the rows in ``mask`` ``[R, 1]``."""
     count = mask.sum().clamp(min=1).to(value.dtype)
     return torch.where(mask, value, 0).sum(0, keepdim=True) / count
 
@@ -39,7 +39,7 @@ class StaticLayerNorm(LayerNorm):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
     ) -> Tensor:
-        """``[N, F]`` to the same; over real rows alone where all graphs are normed as one."""
+        """``[N, F]`` to the same; over real rows only where all graphs are normalised as one."""
         context = self._staticgraph
         if context.batch is None or self.mode != "graph":
             return super().forward(x, batch, batch_size)
@@ -84,7 +84,7 @@ class StaticInstanceNorm(InstanceNorm):
         return out
 
     def _update_running(self, mean: Tensor, unbiased: Tensor) -> None:
-        """In place, by the mean over real graphs of ``[G, C]`` means and variances."""
+        """Updates in place by the mean over real graphs of ``[G, C]`` means and variances."""
         assert self.running_mean is not None
         assert self.running_var is not None
         groups = self._staticgraph.column_mask(mean)
@@ -93,7 +93,7 @@ class StaticInstanceNorm(InstanceNorm):
         self.running_var.lerp_(_mean_over_rows(unbiased, groups)[0], momentum)
 
     def _one_instance(self, x: Tensor) -> Tensor:
-        """All nodes are one instance, as torch's ``instance_norm`` over ``[1, C, n]``."""
+        """Treats all nodes as one instance, like torch's ``instance_norm`` over ``[1, C, n]``."""
         mask = self._staticgraph.column_mask(x)
         count = mask.sum()
         mean = _mean_over_rows(x, mask)
@@ -119,7 +119,7 @@ class StaticGraphNorm(GraphNorm):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
     ) -> Tensor:
-        """``[N, F]`` to the same; without ``batch`` padding is a graph of its own."""
+        """``[N, F]`` to the same; without ``batch``, padding is a separate graph."""
         context = self._staticgraph
         if context.batch is None:
             return super().forward(x, batch, batch_size)
@@ -138,7 +138,7 @@ class StaticGraphSizeNorm(GraphSizeNorm):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
     ) -> Tensor:
-        """``[N, F]`` to the same; without ``batch`` padding is a graph of its own."""
+        """``[N, F]`` to the same; without ``batch``, padding is a separate graph."""
         context = self._staticgraph
         if context.batch is None or batch is not None:
             return super().forward(x, batch, batch_size)
@@ -153,7 +153,7 @@ class StaticPairNorm(PairNorm):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
     ) -> Tensor:
-        """``[N, F]`` to the same; over real rows alone where all graphs are normed as one."""
+        """``[N, F]`` to the same; over real rows only where all graphs are normalised as one."""
         context = self._staticgraph
         if context.batch is None or batch is not None:
             return super().forward(x, batch, batch_size)
@@ -173,7 +173,7 @@ class StaticMeanSubtractionNorm(MeanSubtractionNorm):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, dim_size: int | None = None
     ) -> Tensor:
-        """``[N, F]`` to the same; over real rows alone where all graphs are one."""
+        """``[N, F]`` to the same; over real rows only where all graphs are one."""
         context = self._staticgraph
         if context.batch is None or batch is not None:
             return super().forward(x, batch, dim_size)
@@ -183,7 +183,7 @@ class StaticMeanSubtractionNorm(MeanSubtractionNorm):
 
 class StaticHeteroBatchNorm(HeteroBatchNorm):
     """``HeteroBatchNorm``: moments of a type over its real rows; types that do not occur keep
-    their running statistics, without asking the data which do."""
+    their running statistics, without a host read."""
 
     _staticgraph: BatchContext
 
@@ -194,7 +194,7 @@ class StaticHeteroBatchNorm(HeteroBatchNorm):
             return super().forward(x, type_vec)
         mask = context.mask_of(x)
         types = self.num_types
-        with torch.no_grad():  # as the layer itself: its moments carry no gradient
+        with torch.no_grad():  # as in the stock layer, whose moments carry no gradient
             owner = torch.where(mask, type_vec, types)
             counts = scatter(x.new_ones(len(x), 1), owner, 0, types + 1, "sum")[:types]
             safe = counts.clamp(min=1)

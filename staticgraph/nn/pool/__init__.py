@@ -1,1 +1,1 @@
-"""Pools that select or cluster nodes, made static."""
+"""Static forms of pools that select or cluster nodes."""

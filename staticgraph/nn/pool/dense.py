@@ -1,9 +1,9 @@
 """Pools over dense blocks of fixed shape: DiffPool, MinCut, DMoN.
 
-In a bucket's block some graphs are padding: no nodes, no edges. Stock PyG divides by their sums and
-takes the root of them, whose derivative is NaN in every weight, and counts them in the means of its
-auxiliary losses. Here a padding graph gets one node with a loop in place of nothing, so that all of
-it stays finite, and the losses are means over the real graphs, as over the unpadded batch.
+In a bucket's block some graphs are padding: no nodes, no edges. Stock PyG divides by their sums,
+takes the root of them, which makes the gradient of every weight NaN, and counts them in the means
+of its auxiliary losses. Here a padding graph gets one node with a self-loop, so that everything
+stays finite, and the losses are means over the real graphs, as over the unpadded batch.
 
 Source: the formulas are those of torch_geometric.nn.dense (diff_pool, mincut_pool, dmon_pool).
 """
@@ -28,8 +28,8 @@ _EPS = 1e-15  # PyG's, in all three
 
 
 class _Block:
-    """``x`` ``[B, n, F]``, ``adj`` ``[B, n, n]`` and ``mask`` ``[B, n, 1]`` with a loop at the
-    first node of padding graphs, and which graphs are real."""
+    """``x`` ``[B, n, F]``, ``adj`` ``[B, n, n]`` and ``mask`` ``[B, n, 1]``, with a self-loop at
+    the first node of padding graphs, and which graphs are real."""
 
     def __init__(self, real: Tensor, x: Tensor, adj: Tensor, mask: Tensor | None) -> None:
         self.real = real
@@ -39,19 +39,19 @@ class _Block:
         if mask is None:
             mask = x.new_ones(x.shape[:2], dtype=torch.bool)
         mask = mask.view(*x.shape[:2], 1)
-        # The widest real graph: what PyG's block would be wide.
+        # Nodes of the widest real graph: the width that PyG's block would have.
         self.width = torch.where(padding, False, mask).sum(1).max().clamp(min=1)
         self.mask = torch.where(padding, first[:, None], mask).to(x.dtype)
         self.x = torch.where(padding, 0, x) * self.mask
         self.adj = torch.where(padding, (first[:, None] & first).to(adj), adj)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Of ``[B]`` over the real graphs, 0-dim."""
+        """The mean of ``[B]`` values over the real graphs, 0-dim."""
         return torch.where(self.real, values, 0).sum() / self.graphs
 
     @property
     def graphs(self) -> Tensor:
-        """Real graphs, at least 1, 0-dim."""
+        """The number of real graphs, at least 1, 0-dim."""
         return self.real.sum().clamp(min=1)
 
 
@@ -63,8 +63,8 @@ def static_diff_pool(
     mask: Tensor | None = None,
     normalize: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As PyG's: pooled ``[G, clusters, F]``, ``[G, clusters, clusters]`` and two losses, over real
-    graphs."""
+    """PyG's ``dense_diff_pool``: pooled ``[G, clusters, F]``, ``[G, clusters, clusters]`` and two
+    losses, over real graphs."""
     real = _padded(context, x)
     if real is None:
         return _stock_diff_pool(x, adj, s, mask, normalize)
@@ -87,8 +87,8 @@ def static_mincut_pool(
     mask: Tensor | None = None,
     temp: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As PyG's: pooled ``[G, clusters, F]``, ``[G, clusters, clusters]`` and two losses, over real
-    graphs."""
+    """PyG's ``dense_mincut_pool``: pooled ``[G, clusters, F]``, ``[G, clusters, clusters]`` and two
+    losses, over real graphs."""
     real = _padded(context, x)
     if real is None:
         return _stock_mincut_pool(x, adj, s, mask, temp)
@@ -102,7 +102,7 @@ def static_mincut_pool(
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """PyG's dense pools and their equals over a block with padding graphs."""
+    """Maps PyG's dense pools to equivalents over a block with padding graphs."""
     return {
         dense_diff_pool: static_diff_pool,
         dense_mincut_pool: static_mincut_pool,
@@ -133,7 +133,7 @@ class StaticDMoNPooling(DMoNPooling):
         expected = by_cluster.square().sum(1) / 2 / edges
         spectral = -(_trace(out_adj) - expected) / 2 / edges
         sizes = torch.linalg.vector_norm(s.sum(1), dim=1)
-        # PyG divides sizes [B] by nodes [B, 1]: the mean is over all pairs of graphs.
+        # PyG divides sizes [B] by nodes [B, 1], so the mean is over all pairs of graphs.
         shares = block.mean(sizes) * block.mean(1 / block.mask.sum((1, 2)))
         balance = shares * s.size(2) ** 0.5 - 1
         losses = block.mean(spectral), block.mean(_orthogonality(s)), balance
@@ -141,18 +141,18 @@ class StaticDMoNPooling(DMoNPooling):
 
 
 def _padded(context: BatchContext, x: Tensor) -> Tensor | None:
-    """``[B]`` bool, which graphs of a block are real; None if it is not a block of the batch's
+    """``[B]`` bool, which graphs of a block are real; None unless it is a block of the batch's
     graphs, padding included."""
     batch = context.present
     return batch.graph_mask if x.dim() == 3 and x.size(0) == batch.num_graphs else None
 
 
 def static_kl_loss(context: BatchContext, S: Tensor) -> Tensor:  # the name is PyG's
-    """``MemPooling.kl_loss``: the mean over real graphs; its padding graphs have clusters too."""
+    """``MemPooling.kl_loss``: the mean over real graphs; padding graphs have clusters too."""
     real = _padded(context, S)
     if real is None:
         return _stock_kl_loss(S)
-    # Even shares of even clusters: both sides of the divergence are then the same.
+    # Uniform assignment in padding graphs: both sides of the divergence are then the same.
     S = torch.where(real[:, None, None], S, 1 / S.size(2))
     return _stock_kl_loss(S) * len(S) / real.sum().clamp(min=1)
 
@@ -175,7 +175,7 @@ def _orthogonality(s: Tensor) -> Tensor:
 
 
 def _normalised(out_adj: Tensor) -> Tensor:
-    """Without loops, divided by the roots of both degrees."""
+    """Removes self-loops and divides by the square roots of both degrees."""
     loops = torch.eye(out_adj.size(1), dtype=torch.bool, device=out_adj.device)
     out_adj = torch.where(loops, 0, out_adj)
     root = out_adj.sum(2).sqrt()[:, None] + _EPS

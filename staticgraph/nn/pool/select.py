@@ -1,11 +1,11 @@
 """TopKPooling and SAGPooling with as many rows as the bucket could ever need.
 
 How many nodes a pool keeps depends on the sizes of the graphs, so stock pools index with a mask.
-Here the nodes that are kept go to the front of ``K`` rows, where ``K`` is the most that a bucket's
-graphs can have left, in PyG's own order; the rows behind are padding nodes of padding graphs. Edges
-between kept nodes go to the front of ``E'`` rows, the others become edges of the last padding node.
-The new row counts are registered, so that norms, pools and further pooling after this one know
-which rows are real.
+Here the kept nodes are moved to the front of ``K`` rows in PyG's own order, where ``K`` is the most
+that a bucket's graphs can have left; the rows after them are padding nodes of padding graphs. Edges
+between kept nodes are moved to the front of ``E'`` rows, the others become edges of the last
+padding node. The new row counts are registered, so that later norms and pools know which rows are
+real.
 
 Invariant: the first ``k`` of the ``K`` nodes, their order, features, graphs and edges are those
 that PyG computes on the unpadded batch. Among equal scores the first node wins; PyG leaves that
@@ -34,7 +34,7 @@ class Selection(NamedTuple):
     """Which nodes a pool keeps.
 
     Attributes:
-        perm: ``[K]`` int64, the node in each new row; the last padding node where there is none.
+        perm: ``[K]`` int64, the node in each new row; the last padding node in unused rows.
         place: ``[N]`` int64, the new row of each node; ``K - 1`` for nodes that are dropped.
         kept: ``[N]`` bool.
     """
@@ -57,7 +57,7 @@ class StaticTopKPooling(TopKPooling):
         batch: Tensor | None = None,
         attn: Tensor | None = None,
     ) -> Pooled:
-        """As PyG's six results, in shapes that hold what any batch of the bucket keeps."""
+        """Returns PyG's six results, in shapes large enough for any batch of the bucket."""
         if self._staticgraph.batch is None:
             return super().forward(x, edge_index, edge_attr, batch, attn)
         attn = x if attn is None else attn
@@ -77,7 +77,7 @@ class StaticSAGPooling(SAGPooling):
         batch: Tensor | None = None,
         attn: Tensor | None = None,
     ) -> Pooled:
-        """As PyG's six results, in shapes that hold what any batch of the bucket keeps."""
+        """Returns PyG's six results, in shapes large enough for any batch of the bucket."""
         if self._staticgraph.batch is None:
             return super().forward(x, edge_index, edge_attr, batch, attn)
         attn = x if attn is None else attn
@@ -117,7 +117,7 @@ def _scores(select: SelectTopK, attn: Tensor, batch: Tensor, groups: int) -> Ten
     attn = attn.view(-1, 1) if attn.dim() == 1 else attn
     score = (attn * select.weight).sum(dim=-1)
     if select.min_score is None:
-        # Of all its values: over dim=-1 of [1, 1], torch 2.11 traces a norm of shape [1, 1].
+        # Norm of the flat weight: over dim=-1 of [1, 1], torch 2.11 traces a norm of shape [1, 1].
         return select.act(score / torch.linalg.vector_norm(select.weight.flatten()))
     return softmax(score, batch, num_nodes=groups)
 
@@ -143,7 +143,7 @@ def _select(
         kept, order = _best(scores, batch, groups, select.ratio, nodes.mask)
         most, widest = _most(select.ratio, len(scores), groups, nodes.widest)
     count = context.free_size(most + 1, layer)  # and one row for padding
-    # Kept nodes, in order, to the front; the others write a row that is cut off.
+    # Kept nodes, in order, go to the front; the others write a row that is cut off.
     first = kept[order]
     place = torch.where(first, first.cumsum(0) - 1, count)
     last = len(scores) - 1
@@ -157,7 +157,7 @@ def _select(
 def _best(
     scores: Tensor, batch: Tensor, groups: int, ratio: float, real: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The best of each graph, and all nodes ordered by graph and then by falling score."""
+    """The best nodes of each graph, and all nodes ordered by graph and then by descending score."""
     sizes = scatter(torch.ones_like(batch), batch, 0, groups, "sum")
     if ratio >= 1:
         k = sizes.new_full((groups,), int(ratio))
@@ -173,7 +173,7 @@ def _best(
 
 
 def _most(ratio: float, nodes: int, groups: int, widest: int) -> tuple[int, int]:
-    """The most nodes that can be kept in all and in one graph; a graph rounds up by less than 1."""
+    """The most nodes kept in total and in one graph; rounding up adds less than 1 per graph."""
     if ratio >= 1:
         return min(nodes - 1, int(ratio) * (groups - 1)), min(int(ratio), widest)
     in_all = math.floor(ratio * (nodes - 1)) + groups
@@ -187,7 +187,7 @@ def _keep_edges(
     edge_attr: Tensor | None,
     layer: TopKPooling | SAGPooling,
 ) -> tuple[Tensor, Tensor | None]:
-    """The edges between kept nodes, first and in their order; the rest joins the last node."""
+    """Edges between kept nodes first, in their order; the others become edges of the last node."""
     edges, nodes = edge_index.size(1), len(selection.perm)
     real = context.mask_of(edge_index[0])
     kept = real & selection.kept[edge_index[0]] & selection.kept[edge_index[1]]

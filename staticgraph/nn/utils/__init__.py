@@ -1,1 +1,1 @@
-"""PyG's utilities whose stock form reads a shape from data, made static."""
+"""Static forms of PyG's utilities whose stock form reads a shape from data."""

@@ -1,11 +1,11 @@
-"""``to_dense_batch`` and the way back, of fixed shape, for models that call them themselves.
+"""``to_dense_batch`` and its inverse, of fixed shape, for models that call them directly.
 
-The block is as wide as the bucket allows (as wide as the batch needs, outside a compiled step), its
-padding graphs are rows without nodes. The mask that is returned knows the way back: ``h[mask]``,
-which would be an index with as many results as there are nodes, becomes a gather of ``N`` rows with
-zeros on padding. Everywhere else the mask is an ordinary bool tensor. In a padding graph it calls
-the first place real, which holds zeros: attention over nothing at all would be NaN, and NaN times
-the zero gradient of a padded row is NaN in every weight.
+The block is as wide as the bucket allows (outside a compiled step, as wide as the batch needs), and
+its padding graphs are rows without nodes. The returned mask knows the way back: ``h[mask]``, an
+index with as many results as there are nodes, becomes a gather of ``N`` rows with zeros on padding.
+Everywhere else the mask is an ordinary bool tensor. In a padding graph it marks the first place,
+which holds zeros, as real: attention over an empty set would be NaN, and NaN times the zero
+gradient of a padding row is NaN in every weight.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from staticgraph.nn.context.present import present
 
 
 class _DenseMask(Tensor):
-    """A bool tensor whose use as an index is a gather while its batch is present."""
+    """A bool tensor whose use as an index is a gather while its batch is bound."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,10 +49,10 @@ def static_to_dense_batch(
     max_num_nodes: int | None = None,
     batch_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Rows ``[N, F]`` to ``[G, width, F]``, and which places have a node, ``[G, width]`` bool.
+    """Rows ``[N, F]`` to ``[G, width, F]``, and ``[G, width]`` bool, the places that hold a node.
 
     Raises:
-        NotStatic: without ``batch`` all graphs would be one.
+        NotStatic: ``max_num_nodes`` is given without ``batch``, so all graphs would be one.
     """
     if batch is None and max_num_nodes is None:
         mask = context.column_mask(x)
@@ -72,7 +72,7 @@ def static_to_dense_batch(
     if rows is not None:
         mask = (attendable if leaves() else attendable_places)(mask, rows.mask)
     if isinstance(fill_value, Tensor) or fill_value != 0.0:
-        # Not at the first place of a padding graph: the largest of infinities is no number.
+        # Not at the first place of a padding graph: a softmax over infinities alone is NaN.
         empty = ~mask.view(groups, width, *(1,) * (x.dim() - 1))
         dense = torch.where(empty, fill_value, dense)
     return dense, marked(mask, _DenseMask)
@@ -86,10 +86,10 @@ def static_to_dense_adj(
     max_num_nodes: int | None = None,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Edges ``[2, E]`` to ``[G, width, width]``, padding left out.
+    """Edges ``[2, E]`` to ``[G, width, width]``; padding edges are left out.
 
     Raises:
-        NotStatic: without ``batch`` all graphs would be one.
+        NotStatic: called without ``batch``, so all graphs would be one.
     """
     if batch is None:
         raise NotStatic(
@@ -110,15 +110,15 @@ def static_to_dense_adj(
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """PyG's functions between sparse and dense batches and their equals of fixed shape."""
+    """Maps PyG's functions from sparse to dense batches to equivalents of fixed shape."""
     return {to_dense_batch: static_to_dense_batch, to_dense_adj: static_to_dense_adj}
 
 
 def widest(context: BatchContext, index: Tensor) -> int:
-    """The places that a block of these rows must have.
+    """Returns the width that a block of these rows must have.
 
     Raises:
-        NotStatic: nothing bounds how many rows belong together, such as edges of one node.
+        NotStatic: the number of rows per group is unbounded, such as edges of one node.
     """
     rows = context.rows_of(index)
     if rows.widest is None:

@@ -1,8 +1,8 @@
 """``dropout_edge`` of fixed shape: dropped edges become edges of the last node, which is padding.
 
-Stock PyG removes them, so that how many remain is drawn at random, and returns the mask for the
-model to cut its edge attributes with. Here the mask that is returned cuts nothing off, and says
-False where an edge was dropped. The draw is one Bernoulli variable an edge, as PyG's.
+Stock PyG removes them, so that the number that remains is random, and returns the mask with which
+the model selects its edge attributes. Here the returned mask selects every row when used as an
+index, and is False where an edge was dropped. Each edge has its own Bernoulli variable, as in PyG.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def static_dropout_edge(
     force_undirected: bool = False,
     training: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """``[2, E]`` with the dropped edges on padding, and ``[E]`` bool, which stay."""
+    """``[2, E]`` with the dropped edges moved to padding, and ``[E]`` bool, the edges kept."""
     if not training or p == 0.0:
         keep = torch.ones_like(edge_index[0], dtype=torch.bool)
         return edge_index, marked(keep, _DropMask)
@@ -68,12 +68,12 @@ def static_dropout_adj(
     num_nodes: int | None = None,
     training: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """``[2, E]`` with the dropped edges on padding, and the edges' attributes."""
+    """``[2, E]`` with the dropped edges moved to padding, and the edges' attributes."""
     if not training or p == 0.0:
         return edge_index, edge_attr
     return _drop(context, edge_index, p, force_undirected)[0], edge_attr
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """PyG's edge dropout and its equal of fixed shape."""
+    """Maps PyG's edge dropout to equivalents of fixed shape."""
     return {dropout_edge: static_dropout_edge, dropout_adj: static_dropout_adj}

@@ -1,18 +1,18 @@
-"""Sizes that a model reads off the batch's own indices, known without reading.
+"""Sizes that a model reads from the batch's own indices, answered without a host read.
 
 The problem: ``batch[-1].item() + 1``, ``int(edge_index.max()) + 1``, a scatter of torch_scatter
 without ``dim_size``: older models ask the device how many graphs or nodes there are, and a
-recording has no host in it. The idea: while such a model runs, ``batch`` and ``edge_index`` are
-marked. The largest value of a marked index is the last graph or the last node, whatever stands in
-it; what is asked of such a number on the host is a number of the bucket. Views of a marked index
-are marked, so that what broadcasts it first (torch_scatter) is served; anything computed from it is
-a plain tensor.
+recording cannot involve the host. The idea: while such a model runs, ``batch`` and ``edge_index``
+are marked. The largest value of a marked index is the last graph or the last node, whatever its
+values are, so reading it on the host returns a number of the bucket. Views of a marked index are
+marked too, so that code which broadcasts it first (torch_scatter) works; anything else computed
+from it is a plain tensor.
 
-Where a graph begins, ``(batch[1:] - batch[:-1]).nonzero()``, is read off ``ptr``: a row for each
+The graph boundaries ``(batch[1:] - batch[:-1]).nonzero()`` are taken from ``ptr``: one row for each
 graph but the first.
 
-Invariant: the values of marked tensors are those that they had. A model is marked only where it was
-seen to ask (:func:`asks`), so no other model is traced otherwise than before.
+Invariant: the values of marked tensors are unchanged. Indices are marked only for a model that was
+seen to read sizes (:func:`asks`), so no other model is traced differently.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _present() -> StaticBatch | None:
 
 
 class _Number(Tensor):
-    """How many rows the ``levels`` have; of several the most."""
+    """The number of rows of the ``levels``; the largest if there are several."""
 
     levels: ClassVar[tuple[str, ...]] = ()
 
@@ -83,7 +83,7 @@ class _Number(Tensor):
 
 
 class _Last(Tensor):
-    """The largest value of what counts rows of the ``levels``: the last of them."""
+    """The largest value of an index over rows of the ``levels``: the number of the last row."""
 
     levels: ClassVar[tuple[str, ...]] = ()
     number: ClassVar[type[_Number]] = _Number
@@ -110,7 +110,7 @@ def _one_more(args: Any) -> bool:
 
 
 class _Changes(Tensor):
-    """Where ``batch`` goes from one graph to the next."""
+    """Where ``batch`` changes from one graph to the next."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -133,11 +133,11 @@ class _Part(Tensor):
 
 
 class _Vector(Tensor):
-    """An index of rows, one for each of others: one end of each edge."""
+    """A vector that indexes rows, such as one end of each edge."""
 
     last: ClassVar[type[_Last]] = _Last
     ascends: ClassVar[bool] = False
-    # Where every graph has a row, it changes where a graph begins.
+    # If every graph has a row, the vector changes exactly where a graph begins.
     every_graph: ClassVar[bool] = False
 
     @classmethod
@@ -155,7 +155,7 @@ class _Vector(Tensor):
 
 
 class _OfRows(_Vector):
-    """The graph of each row of a type, of which a graph may have none."""
+    """The graph of each row of a level; a graph may have no such rows."""
 
     ascends = True
 
@@ -167,7 +167,7 @@ class _OfNodes(_OfRows):
 
 
 class _Ends(Tensor):
-    """The ends of edges, ``[2, E]``: of each row what it counts."""
+    """The ends of edges, ``[2, E]``; each row of it may index another level."""
 
     last: ClassVar[type[_Last]] = _Last
     source: ClassVar[type[_Vector]] = _Vector
@@ -197,13 +197,13 @@ def _is_view(func: Any, out: Any) -> bool:
     return func in _VIEWS and isinstance(out, Tensor) and out.dtype == torch.int64
 
 
-# The kinds of marked tensors by what they count. Made where a batch is marked first, which is not
-# in a trace: a model is run in eager before it is traced.
+# The marked tensor types by the levels they index. Made when a batch is first marked, which is not
+# in a trace: a model runs in eager mode before it is traced.
 _KINDS: dict[tuple[str, ...], Any] = {}
 
 
 def _kind_of(base: type[Tensor], levels: tuple[str, ...]) -> Any:
-    """``base`` for rows of these levels, with the kinds of what is computed from it."""
+    """``base`` for rows of these levels, with the types of the tensors computed from it."""
     key = (base.__name__, *levels)
     if key not in _KINDS:
         own: dict[str, Any] = {}
@@ -220,8 +220,8 @@ def _kind_of(base: type[Tensor], levels: tuple[str, ...]) -> Any:
 
 
 def with_own_sizes(batch: StaticBatch) -> StaticBatch:
-    """The batch with its own indices marked: ``batch`` and ``edge_index``; where nodes have types,
-    or two kinds, those of each."""
+    """Returns the batch with its own indices marked: ``batch`` and ``edge_index``, or, where nodes
+    have types or are of two kinds, those of each."""
     schema, tensors = batch.layout.schema, batch.tensors()
     kinds: dict[str, Any] = {}
     for _, field in schema.edge_fields:
@@ -236,7 +236,7 @@ def with_own_sizes(batch: StaticBatch) -> StaticBatch:
 
 @contextmanager
 def asks() -> Iterator[list[str]]:
-    """What is asked of marked indices inside."""
+    """Collects the sizes that are read from marked indices inside the block."""
     asked: list[str] = []
     token = _ASKED.set(asked)
     try:

@@ -1,11 +1,11 @@
-"""Self-loops removed and added without a change of shape that depends on data.
+"""Removes and adds self-loops without a data-dependent change of shape.
 
-Stock ``remove_self_loops`` indexes with a mask, so how many edges remain is known only to the data.
-Here a removed loop becomes an edge of the last node, which is always padding, and its attribute
-zero; an added loop has a place of its own behind the edges. The number of rows that comes out is
-one that nothing else in the batch has, so that a norm over messages finds the right mask.
+Stock ``remove_self_loops`` indexes with a mask, so how many edges remain depends on the data. Here
+a removed self-loop becomes an edge of the last node, which is always padding, with attribute zero;
+an added self-loop has its own row after the edges. The resulting number of rows is one that nothing
+else in the batch has, so that a norm over messages finds the right mask.
 
-What it does not do: sparse matrices and ``EdgeIndex`` go to PyG's own functions.
+Sparse matrices and ``EdgeIndex`` are not handled here; they go to PyG's own functions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _stock_gcn_norm = stock(gcn_norm)
 def static_remove_self_loops(
     context: BatchContext, edge_index: Tensor, edge_attr: Tensor | None = None
 ) -> Edges:
-    """``[2, E]`` with self-loops on padding, and the edges' attributes."""
+    """``[2, E']`` with self-loops moved to padding, and the edges' attributes."""
     if not _is_plain(edge_index):
         return _stock_remove_self_loops(edge_index, edge_attr)
     return without_self_loops(context, edge_index, edge_attr)
@@ -58,7 +58,7 @@ def static_add_self_loops(
     fill_value: Any = None,
     num_nodes: Any = None,
 ) -> Edges:
-    """``[2, E + N]``, a loop a node behind the edges, and the attributes."""
+    """``[2, E + N]``, one self-loop per node after the edges, and the attributes."""
     if not _is_plain(edge_index) or not isinstance(num_nodes, int | None):
         own: Callable[..., Edges] = _stock_add_self_loops
         return own(edge_index, edge_attr, fill_value, num_nodes)
@@ -82,7 +82,7 @@ def _plain_fill(value: Any) -> bool:
 def loops_added(
     edge_index: Tensor, edge_attr: Tensor | None, fill_value: Any, nodes: int, size: int
 ) -> Edges:
-    """PyG's ``add_self_loops``; more edges of the last node follow up to ``size``."""
+    """PyG's ``add_self_loops``, filled up to ``size`` with edges of the last node."""
     own: Callable[..., Edges] = _stock_add_self_loops
     out_index, out_attr = own(edge_index, edge_attr, fill_value, nodes)
     spared = _with_spare(out_index, size, nodes - 1)
@@ -96,8 +96,8 @@ def static_add_remaining_self_loops(
     fill_value: Any = None,
     num_nodes: int | None = None,
 ) -> Edges:
-    """``[2, E + N]``, a loop a node behind the edges, those that were there put on padding, and the
-    attributes."""
+    """``[2, E + N]``, one self-loop per node after the edges, with existing self-loops moved to
+    padding, and the attributes."""
     if not _is_plain(edge_index):
         return _stock_add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
     nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
@@ -112,8 +112,8 @@ def static_get_laplacian(
     dtype: torch.dtype | None = None,
     num_nodes: int | None = None,
 ) -> Edges:
-    """As PyG's; removed self-loops have weight zero."""
-    if edge_weight is None:  # ones now, so that removed loops get weight zero and not one
+    """PyG's ``get_laplacian``; removed self-loops have weight zero."""
+    if edge_weight is None:  # ones made here, so that removed self-loops get weight zero, not one
         edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
     return _stock_get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
 
@@ -125,7 +125,7 @@ def static_gcn_norm(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """As PyG's, degrees finite in the padding."""
+    """PyG's ``gcn_norm``, with finite degrees in the padding."""
     rows = context.find_rows(edge_index.size(1)) if _is_plain(edge_index) else None
     if edge_weight is not None and rows is not None:
         # The degree is raised to -1/2: a negative one gives NaN, zero an infinite gradient.
@@ -170,8 +170,8 @@ def gcn_normed(
     dtype: torch.dtype | None,
     size: int,
 ) -> Edges:
-    """PyG's ``gcn_norm`` of edges of which those in ``edge_mask`` are real: one loop a node where
-    asked for, then more edges of the last node up to ``size``."""
+    """PyG's ``gcn_norm`` of edges of which those in ``edge_mask`` are real: with ``loops``, one
+    self-loop per node is added, and edges of the last node fill up to ``size``."""
     if loops:
         edge_index, edge_weight = _remaining(edge_index, edge_weight, edge_mask, fill, nodes)
         edge_index = _with_spare(edge_index, size, nodes - 1)
@@ -182,7 +182,7 @@ def gcn_normed(
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """PyG's functions on self-loops and their equals of fixed shape."""
+    """Maps PyG's functions on self-loops to equivalents of fixed shape."""
     return {
         gcn_norm: static_gcn_norm,
         remove_self_loops: static_remove_self_loops,
@@ -203,8 +203,8 @@ def _is_plain(edge_index: Any) -> bool:
 def without_self_loops(
     context: BatchContext, edge_index: Tensor, edge_attr: Tensor | None
 ) -> Edges:
-    """``[2, e]`` -> ``[2, e']`` with ``e' > e``: loops and the rows added are edges of the last
-    node, with zero for an attribute."""
+    """``[2, e]`` -> ``[2, e']`` with ``e' > e``: self-loops and added rows are edges of the last
+    node, with attribute zero."""
     edges = edge_index.size(1)
     last = context.num_nodes_for(edge_index) - 1
     rows = context.find_rows(edges)
@@ -226,7 +226,7 @@ def without_self_loops(
 def loops_removed(
     edge_index: Tensor, edge_attr: Tensor | None, edge_mask: Tensor, last: int, size: int
 ) -> Edges:
-    """What :func:`without_self_loops` gives of edges of which those in ``edge_mask`` are real."""
+    """:func:`without_self_loops` of edges of which those in ``edge_mask`` are real."""
     loops = edge_index[0] == edge_index[1]
     out_index = _with_spare(torch.where(loops, last, edge_index), size, last)
     if edge_attr is None:
@@ -241,7 +241,7 @@ def with_remaining_self_loops(
     fill_value: Any,
     num_nodes: int,
 ) -> Edges:
-    """One loop a node, which keeps the attribute of a loop that was there, as PyG's does."""
+    """One self-loop per node, which keeps the attribute of an existing self-loop, as in PyG."""
     rows = context.find_rows(edge_index.size(1))
     mask = None if rows is None else rows.mask
     between = rows
@@ -268,7 +268,7 @@ def loops_remaining(
     nodes: int,
     size: int,
 ) -> Edges:
-    """PyG's ``add_remaining_self_loops``; more edges of the last node follow up to ``size``."""
+    """PyG's ``add_remaining_self_loops``, filled up to ``size`` with edges of the last node."""
     out_index, out_attr = _remaining(edge_index, edge_attr, edge_mask, fill_value, nodes)
     spared = _with_spare(out_index, size, nodes - 1)
     return spared, None if out_attr is None else _with_spare_rows(out_attr, size)
@@ -309,8 +309,8 @@ def _registered_loops(
     out_attr: Tensor | None,
     num_nodes: int,
 ) -> Edges:
-    """Edges and the loops behind them under a row count of their own: where something else in the
-    batch has as many rows, more edges of the last node follow, with zero for an attribute."""
+    """Registers edges and the self-loops after them under a row count of their own: where something
+    else in the batch has as many rows, edges of the last node follow, with attribute zero."""
     nodes = context.find_rows(num_nodes)
     if rows is None or nodes is None:
         return out_index, out_attr
@@ -321,7 +321,7 @@ def _registered_loops(
 
 
 def _register(context: BatchContext, rows: RowKind, nodes: int, size: int) -> None:
-    """Says that tensors of ``size`` rows are edges and the loops behind them from now on."""
+    """Declares that tensors of ``size`` rows are edges followed by self-loops."""
     found = context.find_rows(nodes)
     assert found is not None
     mask = torch.cat([rows.mask, found.mask])

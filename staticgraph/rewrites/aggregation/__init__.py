@@ -1,1 +1,1 @@
-"""Sums, means and maxima over neighbours, and over the rows of each graph."""
+"""Rewrites of sums, means and maxima over neighbours, and over the rows of each graph."""

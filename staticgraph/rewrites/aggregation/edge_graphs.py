@@ -1,10 +1,10 @@
-"""Edges pooled by their graph: ``scatter(scores, batch[edge_index[0]])``.
+"""Rewrites edges pooled by their graph: ``scatter(scores, batch[edge_index[0]])``.
 
-Edges are sorted by destination, and so stand together graph by graph: their pointers are the rows'
-at the first node of each graph. Both ends of an edge are of one graph.
+Edges are sorted by destination, so the edges of a graph are contiguous: their pointers are the row
+pointers at the first node of each graph. Both ends of an edge are in the same graph.
 
-Without a size such an index looks, by its length, like one of nodes, and where there are no values
-only the graph can tell: :func:`check` refuses what was given the wrong size.
+Without a size, such an index looks by its length like one of nodes, and where no values are
+available only the captured graph can tell: :func:`check` refuses nodes with the wrong size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check(captured: Captured) -> None:
 
 
 def rewrite(captured: Captured) -> None:
-    """Every sum, mean, largest and softmax over the edges of each graph."""
+    """Rewrites every sum, mean, max and softmax over the edges of each graph."""
     for node in list(captured.graph.nodes):
         if not is_call(node, SCATTER, softmaxed) or not _is_of_edges(captured, node.args[1]):
             continue

@@ -1,10 +1,10 @@
-"""A matrix an edge, as ``NNConv`` has them: ``edge_matrix_sum``.
+"""Rewrites messages with one matrix per edge, as in ``NNConv``: ``edge_matrix_sum``.
 
-``matmul(x[src][:, None], matrices)[:, 0]`` added up or averaged by destination. A layer that is
-called again with the same edges reads the same matrices, whose gradients then meet in the operator
-(:mod:`staticgraph.rewrites.layers.gradient_sums`).
+The pattern is ``matmul(x[src][:, None], matrices)[:, 0]``, summed or averaged by destination. A
+layer that is called again with the same edges reads the same matrices, whose gradients are then
+summed inside the operator (:mod:`staticgraph.rewrites.layers.gradient_sums`).
 
-On a CPU alone: there is no kernel of ours for it on CUDA.
+This runs on a CPU only: the library has no CUDA kernel for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME = "edge_matrix_sum"
 
 
 def rewrite(captured: Captured) -> None:
-    """Every sum and mean of such products by the batch's own destinations."""
+    """Rewrites every sum and mean of such products by the batch's own destinations."""
     if not captured.facts or captured.target.device != "cpu":
         return
     for node in list(captured.graph.nodes):

@@ -1,9 +1,9 @@
-"""GCN's normalisation written out, in the operator of the library's own: ``gcn_sum``.
+"""Rewrites GCN's normalisation written out by hand to this library's operator ``gcn_sum``.
 
-``x[src] * (root[src] * root[dst])[:, None]`` added up, with ``root`` what one makes of degrees; the
-node's own term ``root * root * x`` and the bias behind it, where they follow. A product is read as
-its factors, in whatever order and shape they were multiplied. What is told apart from a weight an
-edge like any other is that one vector stands at both ends: then nothing is computed edge by edge.
+The pattern is the sum of ``x[src] * (root[src] * root[dst])[:, None]``, where ``root`` is computed
+from degrees, optionally followed by the node's own term ``root * root * x`` and a bias. A product
+is read as its factors, in any order and shape. It differs from an ordinary weight per edge in that
+the same vector is gathered at both ends: then nothing needs to be computed per edge.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NAME = "gcn_sum"
 
 
 class Weighed(NamedTuple):
-    """Rows ``[N, F]``, what they are scaled by at both ends, ``N`` numbers, and other weights of
-    the edges, ``E`` numbers each."""
+    """Rows ``[N, F]``, the ``N`` numbers that scale them at both ends, and other weights of the
+    edges, ``E`` numbers each."""
 
     x: Call
     root: Call
@@ -43,7 +43,7 @@ class Weighed(NamedTuple):
 
 
 def rewrite(captured: Captured) -> None:
-    """Every sum by destination of rows that one vector scales at both ends."""
+    """Rewrites every sum by destination of rows that one vector scales at both ends."""
     if not captured.facts:
         return
     for node in list(captured.graph.nodes):
@@ -55,7 +55,7 @@ def rewrite(captured: Captured) -> None:
 
 
 def factors(node: Any) -> list[Any]:
-    """What a product is of: its factors without the views around them."""
+    """Returns the factors of a product, without the views around them."""
     below = under_shape(node)
     if is_call(below, MUL) and isinstance(below.args[1], Node):
         return [one for part in below.args for one in factors(part)]
@@ -128,7 +128,7 @@ def _put(captured: Captured, node: Call, found: Weighed) -> None:
 
 
 def _own_term(node: Call, found: Weighed) -> tuple[Call, bool]:
-    """The sum with ``root * root * x``, where that is all that reads it."""
+    """The sum with ``root * root * x``, if that is the only user of the node; else the node."""
     if not used_once(node):
         return node, False
     total = next(iter(node.users))

@@ -1,4 +1,7 @@
-"""GCN: normalisation, self-loops, weighted sum and bias in one operator, degrees once a forward."""
+"""Rewrites GCN to one operator for normalisation, self-loops, weighted sum and bias.
+
+Degrees are computed once per forward.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ NAME = "gcn_sum"
 
 
 def rewrite(captured: Captured) -> None:
-    """Every sum of rows weighed by ``gcn_norm``."""
+    """Rewrites every sum of rows weighted by ``gcn_norm``."""
     for node in list(captured.graph.nodes):
         if is_call(node, SCATTER) and node.users:
             norm = _norm_of(node.args[1])
@@ -40,7 +43,7 @@ def rewrite(captured: Captured) -> None:
 
 
 def _norm_of(index: Any) -> Call | None:
-    """The normalisation whose destinations these are."""
+    """The normalisation whose destinations these are, or None."""
     index = under_shape(index)
     if not is_call(index, SELECT) or index.args[1:] != (0, 1):
         return None
@@ -73,7 +76,7 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
         captured.miss(NAME, node, reason)
         return
     assert x is not None
-    # PyG fills with 2 (improved) only where there are weights to fill among.
+    # PyG fills with 2 (improved) only if there are edge weights.
     fill = fill if weight is not None else 1.0
     found = tensor(x)
     assert found is not None
@@ -103,7 +106,8 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
 
 
 def _weighed_rows(rows: Any, norm: Call) -> Call | None:
-    """``x`` of ``weight.view(-1, 1) * x[src]`` with the weights and sources of this norm."""
+    """``x`` of ``weight.view(-1, 1) * x[src]`` with the weights and sources of this norm, or
+    None."""
     if not is_call(rows, MUL) or not used_once(rows):
         return None
     for first, second in sides(rows):
@@ -116,7 +120,7 @@ def _weighed_rows(rows: Any, norm: Call) -> Call | None:
 
 
 def _bias(node: Call) -> tuple[Call, Call | None]:
-    """The sum with a bias ``[F]``, and the bias."""
+    """The sum with a bias ``[F]``, and the bias; the node and None if there is none."""
     if used_once(node):
         total = next(iter(node.users))
         if is_call(total, ADD) and shape(total) == shape(node):

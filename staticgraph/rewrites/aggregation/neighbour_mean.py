@@ -1,7 +1,7 @@
-"""A sum over neighbours divided by how many there are, as the one form of a mean.
+"""Rewrites a sum over neighbours divided by their count to the canonical form of a mean.
 
-PyG's fused aggregations count once and divide every sum by that, ``clamp``ed to one; so do people
-who write a mean out.
+PyG's fused aggregations count once and divide every sum by the count, ``clamp``ed to at least one;
+users who write out a mean do the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from staticgraph.rewrites.passes.eliminate import drop_unread
 
 
 def means(captured: Captured) -> None:
-    """Every such quotient; of equal ones one is left."""
+    """Rewrites every such quotient; equal ones are merged."""
     seen: dict[Any, Call] = {}
     for node in list(captured.graph.nodes):
         if not is_call(node, DIV) or not is_call(node.args[0], SCATTER):
@@ -48,11 +48,11 @@ def means(captured: Captured) -> None:
             seen[rows] = captured.before(where, SCATTER, rows, index, 0, groups, "mean", like=where)
         captured.replace(node, seen[rows])
         _drop(captured, count)
-    drop_unread(captured.graph)  # the sums: nothing but means reads them
+    drop_unread(captured.graph)  # the sums, which are read by nothing but means
 
 
 def _count(captured: Captured, node: Call) -> bool:
-    """Whether these are the edges of each node, at least one."""
+    """Whether these are the numbers of edges of each node, clamped to at least one."""
     clamped = under_shape(node)
     least = clamped.kwargs.get("min", clamped.args[1] if len(clamped.args) > 1 else None)
     if not is_method(clamped, "clamp", "clamp_") or least != 1 or set(clamped.kwargs) - {"min"}:
@@ -64,7 +64,7 @@ def _count(captured: Captured, node: Call) -> bool:
 
 
 def _added(captured: Captured, zeros: Any, clamped: Call) -> Call | None:
-    """What adds ones into zeros before they are clamped, where nothing else happens to them."""
+    """The node that adds ones into zeros before they are clamped, if these are the only uses."""
     if not is_method(zeros, "new_zeros") or shape(zeros) != (captured.nodes,):
         return None
     readers = [node for node in captured.graph.nodes if node in zeros.users]
@@ -80,7 +80,7 @@ def _added(captured: Captured, zeros: Any, clamped: Call) -> Call | None:
 
 
 def _drop(captured: Captured, count: Call) -> None:
-    """Takes a count that nothing reads any more, and that is written in place, out of the graph."""
+    """Removes an unread count, which is computed in place, from the graph."""
     if count.users:
         return
     clamped = under_shape(count)

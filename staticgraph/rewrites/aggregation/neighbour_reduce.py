@@ -1,13 +1,14 @@
-"""Several reductions of one message, or of one under an activation, as one operator.
+"""Rewrites several reductions of one message, or one with an activation, to a single operator.
 
-``silu(x[src] + e)`` added up; mean, least, largest and standard deviation of the messages of PNA.
-The message is read as :mod:`staticgraph.rewrites.messages.edge_terms` reads it, linear layers of
-concatenations included; a standard deviation as PyG's aggregations write it, from two means. What
-:mod:`staticgraph.rewrites.aggregation.neighbour_sum` does by itself is left to it. Of any other
-message :mod:`staticgraph.rewrites.messages.edge_rows` takes the rows of both ends.
+Examples are the sum of ``silu(x[src] + e)``, or mean, min, max and standard deviation of the
+messages of PNA. The message is read by :mod:`staticgraph.rewrites.messages.edge_terms`, including
+linear layers of concatenations; a standard deviation is recognised as PyG's aggregations write it,
+from two means. Messages that :mod:`staticgraph.rewrites.aggregation.neighbour_sum` handles alone
+are left to it. For any other message :mod:`staticgraph.rewrites.messages.edge_rows` gathers the
+rows of both ends.
 
-On a CPU alone: there is no kernel of ours for it on CUDA, where each reduction runs by the row
-pointers and a compiler joins what leads to it.
+This runs on a CPU only: the library has no CUDA kernel for it; there each reduction uses the row
+pointers, and a compiler fuses the operations before it.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ _REDUCTIONS = {"sum": "sum", "add": "sum", "mean": "mean", "min": "min", "max": 
 
 
 class Reduced(NamedTuple):
-    """A reduction and the node that has it."""
+    """The name of a reduction, and the node of its result."""
 
     name: str
     node: Call
 
 
 def rewrite(captured: Captured) -> None:
-    """Every message that is reduced by the batch's own destinations."""
+    """Rewrites every message that is reduced by the batch's own destinations."""
     if not captured.facts or captured.target.device != "cpu":
         return
     means(captured)
@@ -105,7 +106,7 @@ def _order(captured: Captured) -> dict[Call, int]:
 
 
 def _under(rows: Call) -> tuple[Any, str, float]:
-    """What an activation is of, its name and its slope."""
+    """The operand of an activation, the activation's name and its slope."""
     name = _ACTIVATIONS.get(rows.target) if rows.op == "call_function" else None
     if is_method(rows, "sigmoid"):
         name = "sigmoid"
@@ -116,7 +117,7 @@ def _under(rows: Call) -> tuple[Any, str, float]:
 
 
 def _reductions(captured: Captured, rows: Call) -> list[Reduced] | None:
-    """All of what reads a message, where that is reductions and nothing else; one of each kind."""
+    """All users of a message, if they are reductions only, one of each kind; else None."""
     found: dict[str, Call] = {}
     squares: list[Call] = []
     for user in rows.users:
@@ -136,17 +137,17 @@ def _reductions(captured: Captured, rows: Call) -> list[Reduced] | None:
         found[spread.name] = spread.node
     mean = found.get("mean")
     if mean is not None and squares and all(_squares(user) for user in mean.users):
-        del found["mean"]  # nothing but the spread asked for it
+        del found["mean"]  # needed only for the variance
     return [Reduced(name, node) for name, node in found.items()]
 
 
 def _squares(user: Call) -> bool:
-    """Whether a reader only squares a mean, for a variance."""
+    """Whether a user only squares a mean, for a variance."""
     return is_call(user, MUL) and user.args[0] is user.args[1] and used_once(user)
 
 
 def _spread(captured: Captured, square: Call, mean: Call | None) -> Reduced | None:
-    """``mean(x * x) - mean(x) ** 2`` and, where that follows, its root as PyG takes it."""
+    """``mean(x * x) - mean(x) ** 2`` and, if it follows, its root in PyG's form; else None."""
     second = next(iter(square.users))
     if mean is None or not _by_destination(captured, second) or second.args[4] != "mean":
         return None
@@ -228,8 +229,8 @@ def _put(
 
 
 def _any_strides(node: Call, besides: Call | None) -> bool:
-    """Whether what reads a node copies it, or makes something new of it that is copied, so that it
-    may stand in memory as it likes; a view could not be taken of that."""
+    """Whether every user copies a node's result, directly or after a product, so that its strides
+    do not matter; a view might not be possible with any strides."""
     readers = [user for user in node.users if user is not besides]
     return all(
         is_cat(user) or (is_call(user, MUL) and all(is_cat(after) for after in user.users))
@@ -238,7 +239,7 @@ def _any_strides(node: Call, besides: Call | None) -> bool:
 
 
 def _together(reduced: list[Reduced]) -> Call | None:
-    """The concatenation of exactly these reductions."""
+    """The concatenation of exactly these reductions, or None."""
     nodes = {one.node for one in reduced}
     for user in reduced[0].node.users:
         if is_cat(user) and len(user.args[0]) == len(nodes) and set(user.args[0]) == nodes:

@@ -1,10 +1,10 @@
-"""Gather, edge term, activation and sum by destination in one pass: ``neighbour_sum``.
+"""Rewrites gather, edge term, activation and sum by destination to one pass: ``neighbour_sum``.
 
-A message is read upwards from the sum: ``x[src]``, ``x[src] * w``, ``relu(x[src] + e)``, the
-last also times a number an edge; with it goes the node's own term, ``(1 + eps) x``. Rows of more
-than one dimension, ``[N, T, F]`` of a window of time, are rows all the same. Any other message is
-computed as it was, and its sum alone runs without atomics, by the row pointers (``segment_sum``);
-by source, ``source_sum``.
+A message is read upwards from the sum: ``x[src]``, ``x[src] * w``, ``relu(x[src] + e)``, the last
+also times one number per edge; the node's own term, ``(1 + eps) x``, is included. Rows of more than
+one dimension, such as ``[N, T, F]`` of a time window, are treated as rows, too. Any other message
+is computed as before, and only its sum uses the row pointers, without atomics (``segment_sum``), or
+by source (``source_sum``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SUMS = ("sum", "add", "mean")
 
 
 class Message(NamedTuple):
-    """What is summed: the nodes, the edge operand, how they meet, and what that is weighed by."""
+    """A message: the nodes, the edge operand, how they are combined, and the result's weight."""
 
     x: Call
     edge: Call | None
@@ -54,7 +54,7 @@ class Message(NamedTuple):
 
 
 def rewrite(captured: Captured) -> None:
-    """Every sum, mean and max by the batch's own destinations."""
+    """Rewrites every sum, mean and max by the batch's own destinations."""
     for node in list(captured.graph.nodes):
         if is_call(node, SCATTER) and node.users:
             _at(captured, node)
@@ -85,11 +85,11 @@ def _at(captured: Captured, node: Call) -> None:
 
 
 def message(captured: Captured, rows: Any) -> Message | str:
-    """How a message is made of nodes and edges, or what of it is not known."""
+    """Reads how a message is made of nodes and edges; a string says what is not known."""
     if not isinstance(rows, Node) or len(shape(rows) or ()) < 2:
         return "a message of other than two dimensions"
     if (x := source(captured, rows)) is not None:
-        return Message(x, None, "copy")  # whoever else reads the rows reads the nodes as well
+        return Message(x, None, "copy")  # other users of the rows do not matter: they read x, too
     if not used_once(rows):
         return "the message is used elsewhere"
     if is_call(rows, MUL):
@@ -113,7 +113,7 @@ def message(captured: Captured, rows: Any) -> Message | str:
 
 
 def _relu_of_sum(captured: Captured, rows: Any) -> Message | None:
-    """``relu(x[src] + e)``."""
+    """``relu(x[src] + e)``, or None."""
     if not is_call(rows, RELU) or not is_call(rows.args[0], ADD) or not used_once(rows.args[0]):
         return None
     for first, second in sides(rows.args[0]):
@@ -124,7 +124,7 @@ def _relu_of_sum(captured: Captured, rows: Any) -> Message | None:
 
 
 def _weighed_message(captured: Captured, rows: Call) -> Message | str:
-    """``relu(x[src] + e)`` times a number an edge."""
+    """``relu(x[src] + e)`` times one number per edge; a string says why it is not."""
     for first, second in sides(rows):
         found = _relu_of_sum(captured, first)
         if found is None or not used_once(first):
@@ -138,12 +138,12 @@ def _weighed_message(captured: Captured, rows: Call) -> Message | str:
 
 
 def _weighed(found: Message) -> bool:
-    """Whether numbers of the edges have a part in what is summed, apart from its activation."""
+    """Whether the edges' numbers weight the summed rows, apart from the activation."""
     return found.transform == "multiply" or found.weight is not None
 
 
 def source(captured: Captured, node: Any) -> Call | None:
-    """What is gathered by the batch's own sources; None where it is anything else."""
+    """Returns the tensor that a node gathers by the batch's own sources; None for other nodes."""
     if not is_call(node, GATHER) or captured.index(node.args[2]) != "src":
         return None
     x = node.args[0]
@@ -200,7 +200,7 @@ def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> None:
 
 
 def _flattened(captured: Captured, node: Call, found: Message, reduce: str) -> None:
-    """The same of rows ``[N, ..., F]``, laid out as ``[N, K]``."""
+    """:func:`_fused` for rows ``[N, ..., F]``, laid out as ``[N, K]``."""
     x, edge = (_flat(captured, node, one) for one in (found.x, found.edge))
     if reduce == "max":
         made = captured.before(node, neighbour_max, x, edge, *captured.pointers)
@@ -215,7 +215,7 @@ def _flattened(captured: Captured, node: Call, found: Message, reduce: str) -> N
 
 
 def _flat(captured: Captured, node: Call, rows: Any) -> Any:
-    """``[R, ..., F]`` -> ``[R, K]``; one number a row stays as it is."""
+    """``[R, ..., F]`` -> ``[R, K]``; one number per row stays as it is."""
     found = tensor(rows)
     if found is None or found.dim() < 3:
         return rows
@@ -225,7 +225,7 @@ def _flat(captured: Captured, node: Call, rows: Any) -> Any:
 
 
 def _own_term(captured: Captured, node: Call, x: Call) -> tuple[Call, Call | None]:
-    """The sum of a node with ``(1 + eps) x``, and eps; the node itself where it has none."""
+    """The sum of a node with ``(1 + eps) x``, and eps; the node itself and None without one."""
     if not used_once(node):
         return node, None
     total = next(iter(node.users))
@@ -248,7 +248,7 @@ def _own_term(captured: Captured, node: Call, x: Call) -> tuple[Call, Call | Non
 
 
 def _by_pointers(captured: Captured, node: Call, reason: str) -> None:
-    """The sum alone, of a message that was computed."""
+    """Rewrites only the sum, of a message that is computed as before."""
     rows, _, _, _, reduce = node.args
     found = tensor(rows)
     if found is None or found.size(0) != captured.edges or found.dim() == 0:
@@ -269,7 +269,7 @@ def _by_pointers(captured: Captured, node: Call, reason: str) -> None:
 
 
 def _by_source(captured: Captured, node: Call) -> None:
-    """A sum or a mean by the sources of the edges."""
+    """Rewrites a sum or a mean by the sources of the edges."""
     rows, _, _, _, reduce = node.args
     found = tensor(rows)
     if found is None or found.dim() == 0 or found.size(0) != captured.edges:
@@ -295,7 +295,7 @@ def _by_source(captured: Captured, node: Call) -> None:
 
 
 def _out_degrees(col_ptr: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[N + 1]`` -> ``[N, 1]``: the edges that leave each node, at least one."""
+    """``[N + 1]`` -> ``[N, 1]``: the number of edges that leave each node, at least one."""
     return col_ptr.diff().clamp(min=1).to(dtype).unsqueeze(1)
 
 

@@ -1,6 +1,6 @@
-"""Sums, means, maxima, softmax and counts over rows that stand together: by their pointers.
+"""Rewrites reductions, softmax and counts over contiguous rows to use their pointers.
 
-The nodes of a graph, and the edges into a node, are neighbours in memory, so a reduction by the
+The nodes of a graph, and the edges into a node, are contiguous in memory, so a reduction by the
 batch vector or by destination is one pass over ``ptr`` or ``row_ptr``, without atomics.
 """
 
@@ -27,12 +27,12 @@ _POINTERS = {"batch": "ptr", "dst": "row_ptr", "src": "col_ptr"}
 
 
 def counts(ptr: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[S + 1]`` -> ``[S]``: the rows of each segment."""
+    """``[S + 1]`` -> ``[S]``: the number of rows of each segment."""
     return ptr.diff().to(dtype)
 
 
 def rewrite(captured: Captured) -> None:
-    """Counts, then reductions by the batch vector, then softmax by either."""
+    """Rewrites counts, reductions by the batch vector, and softmax by batch or destination."""
     for node in list(captured.graph.nodes):
         if not node.users:
             continue
@@ -50,7 +50,7 @@ def _groups(captured: Captured, which: str | None) -> int | None:
 
 
 def _count(captured: Captured, node: Call) -> bool:
-    """Ones added up by an index: a degree, or a graph's nodes."""
+    """Rewrites ones summed by an index: a degree, or a graph's number of nodes."""
     rows, index, _, groups, reduce = node.args
     ones = is_method(rows, "new_ones") or is_call(rows, torch.ones, torch.ones_like)
     which = captured.index(index)
@@ -89,13 +89,13 @@ def _pool(captured: Captured, node: Call) -> None:
 
 
 def reduced(captured: Captured, node: Call, rows: Call, ptr: Call, reduce: str) -> Call:
-    """A sum, mean or largest of rows ``[R, ...]`` that stand together, in the place of a node.
+    """Returns a sum, mean or max of contiguous rows ``[R, ...]``, inserted before a node.
 
     Args:
         captured: the graph.
-        node: what is computed otherwise now.
+        node: the node to be replaced by the result.
         rows: of known shape.
-        ptr: ``[S + 1]``, where each segment begins.
+        ptr: ``[S + 1]``, the first row of each segment.
         reduce: ``sum``, ``add``, ``mean`` or ``max``.
     """
     found = shape(rows)

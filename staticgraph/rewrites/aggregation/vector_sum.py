@@ -1,12 +1,12 @@
-"""Messages of vectors, as equivariant layers send them: ``vector_sum``.
+"""Rewrites messages of vectors, as in equivariant layers: ``vector_sum``.
 
-``v[src] * gate[:, None] + along[:, None] * unit[:, :, None]`` added up by destination, either way
-round and with or without the second term; gate, along and a third part that is added up as it is
-are columns of one product of the source's row with the edge's. Where something else reads that
-product it stays, and its columns are what is read; gate and along that are columns of two things
-are put side by side.
+The pattern is ``v[src] * gate[:, None] + along[:, None] * unit[:, :, None]``, summed by
+destination, in either order and with or without the second term; gate, along and a third part that
+is summed as it is are columns of one product of the source's row with the edge's. Where something
+else reads that product, it is kept, and its columns are read; gate and along that are columns of
+two tensors are concatenated.
 
-On a CPU alone: there is no kernel of ours for it on CUDA.
+This runs on a CPU only: the library has no CUDA kernel for it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class EdgeColumns(NamedTuple):
     """Columns of rows of edges, ``[E, F]``.
 
     Attributes:
-        node: that is them.
-        whole: of which they are columns, ``[E, K]``; themselves where that is nothing wider.
-        place: the column of the whole at which they begin.
+        node: the columns.
+        whole: the tensor ``[E, K]`` whose columns they are; ``node`` itself if there is no wider
+            one.
+        place: the column of ``whole`` at which they begin.
     """
 
     node: Call
@@ -52,7 +53,7 @@ class EdgeColumns(NamedTuple):
 
 
 class VectorMessage(NamedTuple):
-    """Vectors ``[N, D, F]``, what gates them, and what scales the directions ``[E, D]``."""
+    """Vectors ``[N, D, F]``, their gate, and the directions ``[E, D]`` with their factors."""
 
     vectors: Call
     gate: EdgeColumns
@@ -61,7 +62,7 @@ class VectorMessage(NamedTuple):
 
 
 def rewrite(captured: Captured) -> None:
-    """Every sum of such vectors by the batch's own destinations."""
+    """Rewrites every sum of such vectors by the batch's own destinations."""
     if not captured.facts or captured.target.device != "cpu":
         return
     for node in list(captured.graph.nodes):
@@ -93,7 +94,7 @@ def _message(captured: Captured, rows: Any) -> VectorMessage | None:
 
 
 def _alike(found: VectorMessage) -> VectorMessage | None:
-    """The message where its operands have one dtype and its parts do not overlap."""
+    """The message, if its operands have one dtype and its parts do not overlap; else None."""
     parts = [part for part in (found.gate, found.along) if part is not None]
     same = same_dtype(found.vectors, found.unit, *(part.whole for part in parts))
     apart = len({(part.whole, part.place) for part in parts}) == len(parts)
@@ -101,7 +102,7 @@ def _alike(found: VectorMessage) -> VectorMessage | None:
 
 
 def _gated(captured: Captured, rows: Any) -> tuple[Call, EdgeColumns] | None:
-    """``v[src] * gate[:, None]``."""
+    """``v[src] * gate[:, None]``, or None."""
     if not is_call(rows, MUL) or not used_once(rows):
         return None
     sizes = shape(rows) or (0, 0, 0)
@@ -114,7 +115,7 @@ def _gated(captured: Captured, rows: Any) -> tuple[Call, EdgeColumns] | None:
 
 
 def _turned(captured: Captured, rows: Any) -> tuple[EdgeColumns, Call] | None:
-    """``along[:, None] * unit[:, :, None]``."""
+    """``along[:, None] * unit[:, :, None]``, or None."""
     if not is_call(rows, MUL) or not used_once(rows):
         return None
     edges, dims, width = shape(rows) or (0, 0, 0)
@@ -128,7 +129,7 @@ def _turned(captured: Captured, rows: Any) -> tuple[EdgeColumns, Call] | None:
 
 
 def _part(captured: Captured, node: Any, sizes: tuple[int, ...]) -> EdgeColumns | None:
-    """What columns a tensor of these sizes is."""
+    """The columns that a tensor of these sizes is made of."""
     if shape(node) != sizes:
         return None
     below = under_shape(node)
@@ -143,7 +144,7 @@ def _part(captured: Captured, node: Any, sizes: tuple[int, ...]) -> EdgeColumns 
 
 
 def _cut(node: Any) -> bool:
-    """Whether a node cuts a tensor along its last dimension."""
+    """Whether a node splits a tensor along its last dimension."""
     cuts = is_call(node, torch.split, torch.chunk) or is_method(node, "split", "chunk")
     if not cuts or tensor(node.args[0]) is None:
         return False
@@ -185,14 +186,14 @@ def _put(captured: Captured, node: Call, found: VectorMessage) -> None:
 
 
 def _alone(gate: EdgeColumns, parts: list[EdgeColumns]) -> bool:
-    """Whether nothing but these parts, each once, is read of their whole."""
+    """Whether the whole is read through these parts alone, each of them once."""
     if gate.whole is gate.node or not used_once(gate.whole):
         return False
     return len(gate.node.args[0].users) == len(parts) and all(used_once(one.node) for one in parts)
 
 
 def _side_by_side(captured: Captured, anchor: Call, *parts: Call) -> Call:
-    """Columns of edges, ``[E, F]`` each, as ``[E, 2 F]``."""
+    """Concatenates columns of edges, ``[E, F]`` each, to ``[E, 2 F]``."""
     flat = [
         _flat(captured, anchor, one, (captured.edges, (shape(one) or (0,))[-1])) for one in parts
     ]
@@ -204,8 +205,8 @@ def _side_by_side(captured: Captured, anchor: Call, *parts: Call) -> Call:
 def _scalar(
     captured: Captured, node: Call, found: VectorMessage
 ) -> tuple[Call, Call, EdgeColumns] | None:
-    """The sum by destination of a third part of the same rows, which of both sums comes first, and
-    that part; where both can stand at the place of the first."""
+    """The sum by destination of a third part of the same rows, the earlier of both sums, and that
+    part, if both sums can be computed at the place of the earlier one; else None."""
     order = {one: place for place, one in enumerate(captured.graph.nodes)}
     cut = found.gate.node.args[0]
     width = (shape(found.vectors) or (0,))[-1]
@@ -224,7 +225,7 @@ def _scalar(
 
 
 def _factors(captured: Captured, whole: Call) -> tuple[Call | None, Call]:
-    """The rows of sources and of edges whose product this is; itself where it is none."""
+    """The rows of sources and of edges whose product this is; None and the whole otherwise."""
     if is_call(whole, MUL):
         for first, second in sides(whole):
             x = source(captured, first)

@@ -1,13 +1,13 @@
-"""Where the entries of a tensor stand in what it was made of, through views, turns and cuts.
+"""Tracks where the entries of a tensor come from through views, permutations and slices.
 
 Heads of attention are split and joined in twenty spellings: ``view`` and ``transpose``,
-``permute``, ``unflatten``, ``chunk``, the turns inside of ``nn.MultiheadAttention``. What all of
-them do is move entries. So a tensor is described by what each of its dimensions runs over:
-stretches of the axes of its source, the outermost first. A view cuts and joins stretches, a turn
-changes their order, a cut of columns moves their start; two tensors are the same entries in the
-same order where their descriptions are equal, however they were spelled.
+``permute``, ``unflatten``, ``chunk``, the transpositions inside ``nn.MultiheadAttention``. All of
+them only move entries. So a tensor is described by what each of its dimensions runs over:
+stretches of the axes of its source, outermost first. A view splits and joins stretches, a
+permutation changes their order, a slice of columns moves their start; two tensors hold the same
+entries in the same order if their descriptions are equal, however they were spelled.
 
-Invariant: what cannot be described is None, never a guess.
+Invariant: a tensor that cannot be described gives None, never a guess.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     value,
 )
 
-COLUMN = "column"  # the axis that may be cut
+COLUMN = "column"  # the axis that may be sliced
 
 
 class Stretch(NamedTuple):
@@ -50,11 +50,11 @@ class Axes(NamedTuple):
 
     @classmethod
     def of(cls, *named: tuple[str, int]) -> Axes:
-        """Of a source itself: a name and a size a dimension."""
+        """The axes of a source: one name and size per dimension."""
         return cls(tuple(_joined([Stretch(*one)]) for one in named))
 
     def view(self, sizes: Sequence[int]) -> Axes | None:
-        """The same entries in the same order under another shape."""
+        """The same entries in the same order in another shape; None if it cannot be described."""
         left = [stretch for dim in self.dims for stretch in dim]
         dims = []
         for size in sizes:
@@ -85,7 +85,7 @@ class Axes(NamedTuple):
         return Axes(tuple(self.dims[place] for place in places), self.start)
 
     def swap(self, first: int, second: int) -> Axes | None:
-        """Two dimensions in each other's place."""
+        """Swaps two dimensions."""
         order = list(range(len(self.dims)))
         order[first], order[second] = order[second], order[first]
         return self.permute(order)
@@ -107,7 +107,7 @@ class Axes(NamedTuple):
         return Axes(tuple(dims), self.start + first * one.step)
 
     def select(self, dim: int, place: int) -> Axes | None:
-        """One entry of a dimension, which goes."""
+        """One entry of a dimension, which is removed."""
         dim %= len(self.dims)
         size = 1
         for stretch in self.dims[dim]:
@@ -116,7 +116,7 @@ class Axes(NamedTuple):
         return found and Axes(found.dims[:dim] + found.dims[dim + 1 :], found.start)
 
     def expand(self, sizes: Sequence[int]) -> Axes | None:
-        """Dimensions of one entry, and new ones in front, repeated."""
+        """Repeats dimensions of size one, and new leading dimensions."""
         more = len(sizes) - len(self.dims)
         if more < 0:
             return None
@@ -128,7 +128,7 @@ class Axes(NamedTuple):
 
 
 def _joined(stretches: Sequence[Stretch]) -> Dim:
-    """Stretches that follow each other as one, without those of a single entry."""
+    """Merges adjacent stretches and drops those of a single entry."""
     found: list[Stretch] = []
     for one in stretches:
         if one.size == 1:
@@ -157,7 +157,7 @@ _SWAP_CALLS = (torch.transpose, torch.swapaxes, torch.swapdims)
 
 
 def moved(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
-    """The operand of a call that only moves entries, and what becomes of its axes."""
+    """The operand of a call that only moves entries, and the function that maps its axes."""
     sizes = shape(node)
     if sizes is None or not node.args:
         return None
@@ -187,8 +187,8 @@ def moved(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
 
 
 def arguments(node: Call, *names: str | None) -> tuple[Any, ...] | None:
-    """A call's arguments by their names, given by position or by name; None where one is missing
-    or there are more."""
+    """A call's arguments in the order of ``names``, passed by position or by name; None if one is
+    missing or there are more."""
     found = list(node.args)
     for name in names[len(found) :]:
         if name not in node.kwargs:
@@ -198,7 +198,7 @@ def arguments(node: Call, *names: str | None) -> tuple[Any, ...] | None:
 
 
 def _item(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
-    """One of several cuts, or an index of numbers, slices, None and dots."""
+    """One of several chunks, or an index of integers, slices, None and Ellipsis."""
     base, key = node.args
     if isinstance(key, int) and (is_method(base, *_CUTS) or is_call(base, *_CUT_CALLS)):
         single = is_method(base, "unbind") or is_call(base, torch.unbind)

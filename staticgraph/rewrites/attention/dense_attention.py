@@ -1,14 +1,15 @@
-"""Attention written by hand over ``to_dense_batch`` goes graph by graph on a CPU.
+"""Rewrites attention over ``to_dense_batch`` in the user's own code to run graph by graph on a CPU.
 
-The problem: people lay nodes out in a block ``[G, M, C]``, project it, attend under its mask, by
-``scaled_dot_product_attention``, a softmax of their own or ``nn.MultiheadAttention``, and take the
-rows back with the mask. The block is as wide as any batch that fits the bucket may need. The
-idea: a linear layer of a block is the block of a linear layer of rows, and what a masked key or an
-empty place holds is never read. So what leads to queries, keys and values is done to the rows, the
-operator attends to them, and what leads back is done to rows again; no block is left.
+The problem: user code lays nodes out in a block ``[G, M, C]``, projects it, attends under its mask
+(by ``scaled_dot_product_attention``, its own softmax or ``nn.MultiheadAttention``), and reads the
+rows back with the mask. The block is as wide as any batch that fits the bucket may need. The idea:
+a linear layer of a block is the block of a linear layer of rows, and the contents of masked keys
+and empty places are never read. So the operations that lead to queries, keys and values are applied
+to rows, the operator attends to them, and the operations on the way back are applied to rows again;
+no block is left.
 
-What is read of a block is in :mod:`staticgraph.rewrites.attention.dense_blocks`, of scores in
-:mod:`staticgraph.rewrites.attention.dense_scores`, of masks in
+Blocks are read in :mod:`staticgraph.rewrites.attention.dense_blocks`, scores in
+:mod:`staticgraph.rewrites.attention.dense_scores`, masks in
 :mod:`staticgraph.rewrites.attention.key_masks`.
 """
 
@@ -59,7 +60,7 @@ _SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax)
 
 
 def rewrite(captured: Captured) -> None:
-    """Every attention over a block of the batch's own graphs."""
+    """Rewrites every attention over a block of the batch's own graphs."""
     if not captured.facts or captured.target.device != "cpu":
         return
     found = [n for n in captured.graph.nodes if is_call(n, laid_out) and n.users]
@@ -68,7 +69,7 @@ def rewrite(captured: Captured) -> None:
     number = 0
     for node in list(captured.graph.nodes):
         if not node.users or not (_is_attention(node) or _is_softmax(node)):
-            continue  # erased by now, or another operation
+            continue  # erased meanwhile, or another operation
         reader = _Reader(captured)
         try:
             number += reader.attempt(node, number)
@@ -90,20 +91,20 @@ def _is_softmax(node: Call) -> bool:
 
 
 class _Reader:
-    """Reads one attention off a graph, and puts the operator in its place."""
+    """Reads one attention from a graph, and replaces it by the operator."""
 
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
         self.blocks = DenseBlockReader()
         self.scores = ScoreReader(self.blocks)
 
-    # ------------------------------------------------------------------ what is there
+    # ------------------------------------------------------------------ reading
 
     def attempt(self, node: Call, number: int) -> int:
-        """1 where a node was rewritten, 0 where it has nothing to do with a block.
+        """Returns 1 if a node was rewritten, 0 if it has nothing to do with a block.
 
         Raises:
-            OddBlocks: it has, and does not fit.
+            OddBlocks: it is attention over a block, but does not fit.
         """
         if is_call(node, F.multi_head_attention_forward):
             return self._of_module(node, number)
@@ -137,7 +138,7 @@ class _Reader:
         return 1
 
     def _of_module(self, node: Call, number: int) -> int:
-        """``nn.MultiheadAttention``, which a trace keeps as one call."""
+        """Handles ``nn.MultiheadAttention``, which a trace keeps as one call."""
         given = dict(zip(_OF_MODULE, node.args, strict=False)) | node.kwargs
         query, mask = given["query"], key_mask(given.get("key_padding_mask"))
         block = self.blocks.at(query)
@@ -152,7 +153,7 @@ class _Reader:
         dims, groups = block.axes.dims, Axes(block.axes.dims[1:2] + block.axes.dims[:1])
         if len(dims) != 3 or not block.whole_rows:
             raise OddBlocks("its queries, keys and values are not of whole rows of nodes")
-        # Scores are [G, M, M] for each head, and the mask is [G, M] of their keys.
+        # Scores are [G, M, M] per head, and the mask is [G, M] of their keys.
         if mask is None or mask.kind == "keep" or mask.axes != groups:
             raise OddBlocks("its mask is not the one of to_dense_batch")
         dropout = given["dropout_p"] if given.get("training", True) else 0.0
@@ -167,13 +168,13 @@ class _Reader:
         self._emit(node, back, tail, heads, number, dropout)
         return 1
 
-    # ------------------------------------------------------------------ whether it fits
+    # ------------------------------------------------------------------ checks
 
     def _lead(self, q: Any, k: Any, v: Any) -> tuple[int, int]:
-        """Heads and their width.
+        """Returns the number of heads and their width.
 
         Raises:
-            OddBlocks: queries, keys and values are not of the same heads of the same block.
+            OddBlocks: queries, keys and values are not split into the same heads of one block.
         """
         if q is None or k is None or v is None:
             raise OddBlocks("its values are no linear layer of rows of nodes")
@@ -215,7 +216,7 @@ class _Reader:
         if mask is None or not same_places(mask.layout, layout):
             raise OddBlocks("its mask is not the one of to_dense_batch")
 
-    # ------------------------------------------------------------------ what takes its place
+    # ------------------------------------------------------------------ replacement
 
     def _packed(self, scores: DenseScores, values: DenseBlock, heads: tuple[int, int]) -> Any:
         """Rows ``[N, 3 * C]`` as nested tuples."""
@@ -239,7 +240,7 @@ class _Reader:
         return ("beside", *parts)
 
     def _way_back(self, end: Call, block: DenseBlock) -> tuple[Call, Any]:
-        """The node that gives rows of nodes again, and what they are."""
+        """The node that returns to rows of nodes, and the description of these rows."""
         node = end
         while True:
             if len(node.users) != 1:
@@ -288,7 +289,7 @@ class _Reader:
         known: dict[Any, Call] = {}
 
         def make(what: Any) -> Call:
-            """The node of one operand, made once; a node as it is."""
+            """The graph node of one operand, made once; an existing node is returned unchanged."""
             if not isinstance(what, tuple):
                 return what
             if what not in known:
@@ -306,7 +307,7 @@ class _Reader:
             return out
 
         def call(kind: str, *args: Any) -> Call:
-            """The node of one operation on what stands below it."""
+            """The graph node of one operation on its operand."""
             if kind == "beside":
                 return made(captured, back, torch.cat, [make(one) for one in args], 1)
             below, *rest = args
@@ -324,7 +325,7 @@ class _Reader:
         captured.rewrote(NAME, node)
         unread = [*back.all_input_nodes]
         captured.replace(back, new)
-        while unread:  # the weights' dropout draws, so nobody else takes it out
+        while unread:  # drop_unread keeps dropout of the weights, which draws random numbers
             one = unread.pop()
             if not one.users and one.op in ("call_function", "call_method"):
                 unread += one.all_input_nodes

@@ -1,8 +1,8 @@
-"""What of a graph is a block ``[G, M, C]`` of rows of nodes, and what its rows are.
+"""Recognises blocks ``[G, M, C]`` of rows of nodes in a graph, and what their rows are.
 
-A linear layer of a block is the block of a linear layer of rows, so what stands behind
-``to_dense_batch`` can be said of rows: nested tuples, which a rewrite that fits turns into calls,
-and one that does not forgets.
+A linear layer of a block is the block of a linear layer of rows, so operations after
+``to_dense_batch`` can be described on rows: as nested tuples, which a rewrite that fits turns into
+calls, and one that does not discards.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ _PRODUCTS = (torch.matmul, torch.bmm, operator.matmul, Tensor.matmul)
 
 
 class DenseBlock(NamedTuple):
-    """A tensor of a block's entries.
+    """A tensor that holds a block's entries.
 
     Attributes:
-        rows: what its rows are: a node, or a kind of call, its operand's rows and its arguments.
-        axes: where its entries stand in ``[G, M, columns]``.
-        columns: of the rows.
+        rows: the description of its rows: a node, or a tuple of a kind of call, its operand's rows
+            and its arguments.
+        axes: the position of its entries in ``[G, M, columns]``.
+        columns: the number of columns of the rows.
     """
 
     rows: Any
@@ -54,7 +55,7 @@ class DenseBlockReader:
     """Reads the blocks of one layout.
 
     Attributes:
-        layout: the call that placed the nodes, that of the first block that was read.
+        layout: the call that placed the nodes of the first block that was read; None before.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class DenseBlockReader:
         self._known: dict[Call, DenseBlock | None] = {}
 
     def at(self, node: Any) -> DenseBlock | None:
-        """A node as a block of rows; None where it is something else, or of another layout."""
+        """A node as a block of rows; None if it is something else, or of another layout."""
         if node not in self._known:
             self._known[node] = self._read(node)
         return self._known[node]
@@ -94,7 +95,7 @@ class DenseBlockReader:
 
 
 def linear(block: DenseBlock | None, node: Call) -> DenseBlock | None:
-    """A linear layer of a block."""
+    """A linear layer of a block; None unless the block has whole rows."""
     columns = (shape(node) or (0,))[-1]
     if block is None or not block.whole_rows:
         return None
@@ -103,19 +104,19 @@ def linear(block: DenseBlock | None, node: Call) -> DenseBlock | None:
 
 
 def times(block: DenseBlock | None, node: Call) -> DenseBlock | None:
-    """A block times, or divided by, a number."""
+    """A block multiplied or divided by a number."""
     number = node.args[1] if node.target is MUL else 1 / node.args[1]
     return block and block._replace(rows=("times", block.rows, number))
 
 
 def turned(block: DenseBlock | None, turn: Callable[[Axes], Axes | None]) -> DenseBlock | None:
-    """A block's entries moved."""
+    """A block with its entries moved by ``turn``."""
     axes = None if block is None else turn(block.axes)
     return None if block is None or axes is None else block._replace(axes=axes)
 
 
 def without_factor(block: DenseBlock) -> tuple[DenseBlock, float]:
-    """A block, and the number that it was multiplied by."""
+    """A block without the numbers it was multiplied by, and their product."""
     factor, rows = 1.0, block.rows
     while isinstance(rows, tuple) and rows[0] == "times":
         _, rows, by = rows
@@ -124,8 +125,8 @@ def without_factor(block: DenseBlock) -> tuple[DenseBlock, float]:
 
 
 def product(node: Any) -> tuple[Call, Call, list[int], list[int], list[int]] | None:
-    """A product of matrices: its operands, the orders in which they are ``[..., row, summed]`` and
-    ``[..., summed, column]``, and the order of what it gives."""
+    """Reads a matrix product: its operands, the orders in which they are ``[..., row, summed]`` and
+    ``[..., summed, column]``, and the order of the result's dimensions."""
     if is_call(node, *_PRODUCTS) or is_method(node, "matmul", "bmm", "__matmul__"):
         given = arguments(node, "input", "mat2" if is_call(node, torch.bmm) else "other")
         if given is None:
@@ -166,6 +167,6 @@ def _einsum(node: Call) -> tuple[Call, Call, list[int], list[int], list[int]] | 
 
 
 def is_copy(node: Any) -> bool:
-    """Whether a call gives its operand as it is."""
+    """Whether a call returns its operand unchanged."""
     same = is_method(node, "view", "reshape") and shape(node) == shape(node.args[0])
     return same or is_method(node, "contiguous", "clone")

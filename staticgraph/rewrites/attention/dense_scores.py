@@ -1,6 +1,6 @@
-"""What attention over a block does to its scores before it sums values: products, scale, mask.
+"""Reads how attention over a block computes its weights: products, scale, mask.
 
-Read from the softmax upwards, or off the arguments of ``scaled_dot_product_attention``.
+It reads from the softmax upwards, or from the arguments of ``scaled_dot_product_attention``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 
 
 class DenseScores(NamedTuple):
-    """Weights before the softmax: ``q`` and ``k`` with axes ``[..., place, column]``, the number
-    that their product is multiplied by, and the mask of keys."""
+    """Scores before the softmax: ``q`` and ``k`` with axes ``[..., place, column]``, the number
+    by which their product is multiplied, and the mask of keys."""
 
     q: DenseBlock
     k: DenseBlock
@@ -42,7 +42,7 @@ class DenseScores(NamedTuple):
 
 
 class OddBlocks(Exception):
-    """The one thing that stands in the way, and the node that is it."""
+    """The single obstacle to a rewrite, and the node that causes it."""
 
     def __init__(self, reason: str, node: Call | None = None) -> None:
         super().__init__(reason)
@@ -56,16 +56,16 @@ class ScoreReader:
         self.blocks = blocks
 
     def under(self, node: Call) -> DenseScores | None:
-        """What a softmax is over; see :meth:`at`."""
+        """The scores that a softmax is over; see :meth:`at`."""
         return self.at(node, 1.0, None)
 
     def of_operator(
         self, node: Call, q: DenseBlock | None, k: DenseBlock | None
     ) -> tuple[DenseScores, float, Call]:
-        """Of ``scaled_dot_product_attention``: the scores, how much is dropped, and the call.
+        """Reads ``scaled_dot_product_attention``: the scores, the dropout probability, the call.
 
         Raises:
-            OddBlocks: it is causal, has no mask, or is not of rows of nodes.
+            OddBlocks: it is causal, has no mask, or is not over rows of nodes.
         """
         given = dict(node.kwargs)
         for place, name in enumerate(("attn_mask", "dropout_p", "is_causal"), 3):
@@ -87,11 +87,11 @@ class ScoreReader:
         return scores, given.get("dropout_p", 0.0), node
 
     def of_softmax(self, node: Call) -> tuple[float, Call, DenseBlock, list[int]]:
-        """Dropout of the weights, the product with the values, the values, and the order in which
-        it gives its dimensions.
+        """Reads how a softmax is used: the dropout probability of the weights, the product with the
+        values, the values, and the order of the product's dimensions.
 
         Raises:
-            OddBlocks: they are read in a way that is not known.
+            OddBlocks: the weights are used in an unknown way.
         """
         dropout, weights = 0.0, node
         while True:
@@ -114,10 +114,10 @@ class ScoreReader:
         return dropout, user, block, order
 
     def at(self, node: Call, scale: float, mask: Any) -> DenseScores | None:
-        """What a softmax is over; None where no block leads there.
+        """The scores that a softmax is over; None if they do not come from a block.
 
         Raises:
-            OddBlocks: one does, in a form that is not known.
+            OddBlocks: they do, but in an unknown form.
         """
         if is_method(node, "masked_fill") or is_call(node, torch.masked_fill, Tensor.masked_fill):
             given = arguments(node, "input", "mask", "value")
@@ -181,10 +181,10 @@ class ScoreReader:
         return DenseScores(q._replace(axes=first), k._replace(axes=second), scale, found)
 
     def refuse_odd(self, node: Call) -> None:
-        """Says so where a product of blocks leads to a softmax by a way that is not known.
+        """Refuses a product of blocks that leads to a softmax in an unknown way.
 
         Raises:
-            OddBlocks: it does.
+            OddBlocks: there is such a product.
         """
         left, user = [(node, before, 0) for before in node.all_input_nodes], node
         while left:

@@ -1,9 +1,9 @@
-"""Dot-product attention among neighbours as one operator, dot_attention.
+"""Rewrites dot-product attention among neighbours to one operator, dot_attention.
 
-A transformer convolution, PyG's or written by hand. Read upwards from the sum: rows ``v[src]``,
-perhaps with rows of the edges, times the shares that a softmax by destination gives of ``q[dst] .
-k[src]``, which :mod:`staticgraph.rewrites.attention.dot_scores` reads. One head may stand in two
-dimensions.
+It matches a transformer convolution, PyG's or written by hand. Read upwards from the sum: rows
+``v[src]``, possibly plus rows of the edges, times the shares from a softmax by destination of
+``q[dst] . k[src]``, which :mod:`staticgraph.rewrites.attention.dot_scores` reads. A single head may
+be given in two dimensions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NAME = "dot_attention"
 
 
 def rewrite(captured: Captured) -> None:
-    """Every weighted sum by the batch's own destinations whose weights are such a softmax's."""
+    """Rewrites every sum by the batch's own destinations that is weighted by such a softmax."""
     if not captured.facts:
         return
     for node in list(captured.graph.nodes):
@@ -55,10 +55,10 @@ def rewrite(captured: Captured) -> None:
 
 
 def _at(captured: Captured, node: Call) -> None:
-    """
+    """Rewrites one sum, if it is such an attention.
+
     Raises:
-        OddProducts: the weights are a softmax of such products, and something else stands in the
-            way.
+        OddProducts: the weights are a softmax of such products, but something else prevents it.
     """
     message, _, dim, groups, reduce = node.args
     message = under_shape(message)
@@ -118,7 +118,7 @@ def _put(captured: Captured, node: Call, scores: DotScores, values: KeyRows, hea
     with torch.enable_grad():
         new.meta["example_value"] = found.flatten(1)
     flat = shape(new)
-    for user in list(node.users):  # heads joined again, as it gives them
+    for user in list(node.users):  # users that join the heads, as the operator does already
         if is_method(user, *SHAPES) and shape(user) == flat:
             captured.replace(user, new)
     if node.users:

@@ -1,9 +1,9 @@
-"""Scores that are products of a node's query with keys of its neighbours, and rows that edges have.
+"""Reads scores that are products of a node's query with its neighbours' keys.
 
 The product is a sum over columns, an ``einsum`` or a matrix product, scaled anywhere by numbers;
-its operands may have been cut into heads before or after they were gathered, and the keys, as the
-values, may have rows of the edges added. Shapes that keep the order of entries and the edges apart
-change nothing, so all are read under them.
+its operands may have been split into heads before or after they were gathered, and rows of the
+edges may have been added to the keys and to the values. Reshapes that keep the order of entries and
+one row per edge change nothing, so everything is read through them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _MATRIX = (torch.matmul, torch.bmm, operator.matmul)
 
 
 class KeyRows(NamedTuple):
-    """What edges have as keys or values: the nodes' rows that their sources have, and their own,
-    None for none; before any reshape."""
+    """The keys or values of edges, before any reshape: the tensor of nodes that their sources
+    index, and the edges' own rows, or None."""
 
     node: Call
     edge: Call | None
 
 
 class DotScores(NamedTuple):
-    """Of ``scale * query[dst] . keys``."""
+    """The scores ``scale * query[dst] . keys``."""
 
     query: Call
     keys: KeyRows
@@ -49,8 +49,8 @@ class DotScores(NamedTuple):
 
 
 class Product(NamedTuple):
-    """``scale`` times two tensors multiplied with each other and added up by columns, which were
-    the last dimension of ``summed``: ``[E, C]`` or ``[E, H, C]``."""
+    """``scale`` times the product of two tensors, summed over columns, which were the last
+    dimension of ``summed``: ``[E, C]`` or ``[E, H, C]``."""
 
     scale: float
     pair: tuple[Any, ...]
@@ -58,7 +58,7 @@ class Product(NamedTuple):
 
 
 class OddProducts(Exception):
-    """The one thing that stands in the way, and the node that is it."""
+    """The single obstacle to a rewrite, and the node that causes it."""
 
     def __init__(self, reason: str, node: Call) -> None:
         super().__init__(reason)
@@ -66,10 +66,10 @@ class OddProducts(Exception):
 
 
 def scores_of(captured: Captured, node: Any, heads: int) -> DotScores | None:
-    """What a softmax is over; None where no product of a query and a key leads there.
+    """Reads what a softmax is over; None unless it is a product of a query and a key.
 
     Raises:
-        OddProducts: one does, of other rows.
+        OddProducts: it is such a product, but of other rows.
     """
     scale, node = _scaled(node)
     if (shape(node) or ())[:1] != (captured.edges,):
@@ -93,7 +93,7 @@ def scores_of(captured: Captured, node: Any, heads: int) -> DotScores | None:
 
 
 def _scaled(node: Any) -> tuple[float, Any]:
-    """What numbers a tensor of edges is multiplied by, and the tensor, under whatever shape."""
+    """The number that a tensor of edges is multiplied by, and the tensor, under any reshapes."""
     scale = 1.0
     while True:
         node = _uncut(node)
@@ -106,7 +106,7 @@ def _scaled(node: Any) -> tuple[float, Any]:
 
 
 def _product(node: Any) -> Product | None:
-    """A node as such a product."""
+    """A node as such a product, or None."""
     if _adds_columns(node):
         summed = node.args[0] if node.args else node.kwargs["input"]
         scale, product = _scaled(summed)
@@ -122,7 +122,7 @@ def _product(node: Any) -> Product | None:
 
 
 def _adds_columns(node: Any) -> bool:
-    """Whether a node adds up the last of two or three dimensions, however that is said."""
+    """Whether a node sums over the last of two or three dimensions, in any spelling."""
     if not is_method(node, "sum") and not is_call(node, torch.sum):
         return False
     given = dict(zip(("input", "dim", "keepdim"), node.args, strict=False)) | node.kwargs
@@ -147,7 +147,7 @@ def _einsum(node: Call) -> Product | None:
 
 
 def _alike(product: Product) -> Product | None:
-    """Where no operand is broadcast."""
+    """The product, if no operand is broadcast; else None."""
     one, other = map(shape, product.pair)
     same = one is not None and one == other and math.prod(one) == math.prod(product.summed)
     return product if same else None
@@ -166,7 +166,7 @@ def _matrix(node: Call) -> Product | None:
 
 
 def _gathered(captured: Captured, node: Any, place: str) -> Call | None:
-    """``x [N, ...]`` of ``x[index]``, perhaps under another shape, by that end of the edges."""
+    """``x [N, ...]`` of ``x[index]``, possibly reshaped, indexed by that end of the edges."""
     found = shape(node)
     below = node if is_call(node, GATHER) else under_shape(node)
     if found is None or not is_call(below, GATHER) or captured.index(below.args[2]) != place:
@@ -177,7 +177,7 @@ def _gathered(captured: Captured, node: Any, place: str) -> Call | None:
 
 
 def rows_of(captured: Captured, node: Any) -> KeyRows | None:
-    """What a sum of neighbours' rows and of rows of the edges is of; None for any other."""
+    """The terms of a sum of neighbours' rows and rows of the edges; None for any other sum."""
     terms, left = [], [node]
     while left:
         term = left.pop()
@@ -202,7 +202,7 @@ def rows_of(captured: Captured, node: Any) -> KeyRows | None:
 
 
 def _uncut(node: Call) -> Call:
-    """Rows of edges before they were given another shape: the same rows are then the same node."""
+    """Rows of edges before any reshape, so that equal rows are the same node."""
     while is_method(node, *SHAPES):
         below, found = shape(node.args[0]), shape(node)
         if not below or not found or below[0] != found[0]:

@@ -1,8 +1,9 @@
-"""Attention within small graphs goes graph by graph on a CPU: ``graph_attention``.
+"""Rewrites attention within small graphs to run graph by graph on a CPU: ``graph_attention``.
 
-The blocks of a bucket are as wide as any batch that fits it may need, and a graph of twelve nodes
-is computed as one of twenty. Where the graph runs operation by operation on a CPU, our loop over
-graphs computes what there is; past :data:`WIDEST` nodes a graph torch's own products win.
+The blocks of a bucket are as wide as any batch that fits it may need, so a graph of twelve nodes is
+computed as if it had twenty. Where the captured graph runs operation by operation on a CPU, this
+library's loop over graphs computes only real nodes; above :data:`WIDEST` nodes per graph torch's
+own products are faster.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from staticgraph.rewrites.captured_graph.captured import Captured
 from staticgraph.text.how_many import how_many
 
 NAME = "graph_attention"
-# Nodes that a graph of the bucket may have: the loop keeps one row of weights at a time, and among
-# hundreds of nodes nothing is padded that a product of torch's would not win back.
+# The most nodes that a graph of the bucket may have: the loop keeps one row of weights at a time,
+# and with hundreds of nodes torch's faster products outweigh their padding.
 WIDEST = 512
-# Places of the forward's other dropouts are counted from zero.
+# The first dropout site used here; other dropouts of the forward are numbered from zero.
 SITES = 1 << 20
 
 
 def starts_of(ptr: Tensor, counts: Tensor) -> Tensor:
-    """``[G + 1]`` int32 of ``ptr [G + 1]`` and the counts of real nodes: padding has none."""
+    """``[G + 1]`` int32 from ``ptr [G + 1]`` and the real counts; padding graphs have no nodes."""
     return torch.minimum(ptr, counts.view(-1)[0]).int()
 
 
 def rewrite(captured: Captured) -> None:
-    """Every attention in blocks."""
+    """Rewrites every attention in blocks."""
     if not captured.facts or captured.target.device != "cpu":
         return
     number = 0

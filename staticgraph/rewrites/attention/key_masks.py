@@ -1,7 +1,8 @@
-"""Which places of a block attention may look at, however the mask of ``to_dense_batch`` was turned.
+"""Recognises masks of keys that come from ``to_dense_batch``, in any form.
 
-The mask ``[G, M]`` comes as ``mask[:, None, None, :]``, as ``~mask`` for ``masked_fill``, repeated
-for every head, joined with one of queries, or as numbers to add to scores, zero and minus infinity.
+The mask ``[G, M]`` may appear as ``mask[:, None, None, :]``, as ``~mask`` for ``masked_fill``,
+repeated for every head, combined with a mask of queries, or as numbers added to scores, zero and
+minus infinity.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from staticgraph.nn.context.dense_layout import attendable, placed
 from staticgraph.rewrites.attention.axes import Axes, Dim, Stretch, arguments, moved
 from staticgraph.rewrites.captured_graph.canonical_ops import Call, dtype, is_call, is_method, shape
 
-# What a masked score is set to, or has added: below it a weight is zero in any dtype.
+# Highest value of a masked score, or of a number added to it: its weight is zero in any dtype.
 FORBIDDEN = -1e8
 _BOTH = (operator.and_, torch.logical_and, torch.bitwise_and)
 _EITHER = (operator.or_, torch.logical_or, torch.bitwise_or)
@@ -25,8 +26,8 @@ class KeyMask(NamedTuple):
     """A mask of keys.
 
     Attributes:
-        kind: ``keep`` where True attends, ``leave`` where True does not, ``added`` for numbers.
-        axes: where its entries stand in ``[G, M]``.
+        kind: ``keep`` if True attends, ``leave`` if True does not, ``added`` for numbers.
+        axes: the position of its entries in ``[G, M]``.
         layout: the call that placed the nodes in the block.
     """
 
@@ -35,8 +36,10 @@ class KeyMask(NamedTuple):
     layout: Call
 
     def fits(self, queries: Axes) -> bool:
-        """Whether, broadcast over scores ``[..., place, place]`` of queries ``[..., place,
-        column]``, each row is masked by its own graph's places."""
+        """Whether each row of scores ``[..., place, place]`` is masked by its own graph's places.
+
+        The mask is broadcast over the scores; ``queries`` are ``[..., place, column]``.
+        """
         missing = len(queries.dims) - len(self.axes.dims)
         dims: tuple[Dim, ...] = ((),) * missing + self.axes.dims
         if missing < 0 or dims[-1] != queries.dims[-2] or any(one.axis for one in dims[-2]):
@@ -50,13 +53,13 @@ class KeyMask(NamedTuple):
 
 
 def _graphs(one: Stretch) -> tuple[int, str, int]:
-    """A stretch of graphs as it is, and of anything else only its size."""
+    """A stretch of graphs unchanged; of any other stretch only its size."""
     return (one.size, "graph", one.step) if one.axis == "graph" else (one.size, "", 0)
 
 
 def key_mask(node: Any) -> KeyMask | None:
-    """What a node masks; None where it does not come from ``to_dense_batch`` alone."""
-    if not getattr(node, "args", None):  # no node, or all arguments by name
+    """Reads a node as a mask of keys; None unless it comes from ``to_dense_batch`` alone."""
+    if not getattr(node, "args", None):  # not a node, or all arguments by name
         return None
     if is_call(node, attendable):
         layout = node.args[0].args[0] if is_call(node.args[0], operator.getitem) else None
@@ -93,7 +96,7 @@ def _is_inversion(node: Any) -> bool:
 
 
 def _of_pairs(node: Call) -> KeyMask | None:
-    """A mask of keys joined with one of queries, whose empty rows nobody reads."""
+    """A mask of keys combined with a mask of queries, whose empty rows are never read."""
     kind = "keep" if is_call(node, *_BOTH) or is_method(node, "__and__") else "leave"
     masks = [key_mask(one) for one in node.args]
     number = len(shape(node) or ())
@@ -111,7 +114,7 @@ def _of_pairs(node: Call) -> KeyMask | None:
 
 
 def _added(node: Call) -> KeyMask | None:
-    """Zeros where a key counts, and what forbids it elsewhere."""
+    """Zeros where a key counts, and a forbidding number elsewhere."""
     if is_method(node, "masked_fill"):
         given = arguments(node, "input", "mask", "value")
         if given is None:
@@ -143,7 +146,7 @@ def same_places(first: Call, second: Call | None) -> bool:
 
 
 def forbids(number: Any) -> bool:
-    """Whether a score of this number has no weight."""
+    """Whether a score with this value gets no weight."""
     found = number.args[0] if is_number(number) else number
     return isinstance(found, int | float) and found <= FORBIDDEN
 

@@ -1,9 +1,9 @@
-"""Softmax over neighbours and the weighted sum (GAT, GATv2) as one operator, neighbour_attention.
+"""Rewrites softmax over neighbours and weighted sum (GAT, GATv2) to one operator.
 
-Read upwards from the sum: rows ``x[src]`` times the shares that a softmax by destination gives of
-scores. The scores are a sum of one number a node at each end and one an edge, under a leaky ReLU
-(GAT), or a product with the leaky ReLU of both rows' sum (GATv2). Self-loops that were added behind
-the batch's own edges are terms of the nodes themselves.
+The operator is ``neighbour_attention``. Read upwards from the sum: rows ``x[src]`` times the shares
+from a softmax by destination of scores. The scores are a sum of one number per node at each end and
+one per edge, under a leaky ReLU (GAT), or a product with the leaky ReLU of both rows' sum (GATv2).
+Self-loops that were added after the batch's own edges become terms of the nodes themselves.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ NAME = "neighbour_attention"
 
 
 class IndexedEdges(NamedTuple):
-    """What edges a layer's index names.
+    """The edges that a layer's index names.
 
     Attributes:
-        loops: whether one a node was added, the batch's own left out.
-        first: the row at which the loops begin.
-        rows: of a tensor over all of them.
+        loops: whether one self-loop per node was added and existing self-loops were left out.
+        first: the row at which the added self-loops begin.
+        rows: the number of rows of a tensor over all of them.
     """
 
     loops: bool
@@ -58,7 +58,8 @@ class IndexedEdges(NamedTuple):
 
 
 class AdditiveScores(NamedTuple):
-    """GAT's: one number a node and head at each end, ``[N, H]``, one an edge, ``[rows, H]``."""
+    """GAT's scores: one number per node and head at each end, ``[N, H]``, and one per edge,
+    ``[rows, H]``."""
 
     source: Call | None
     destination: Call | None
@@ -67,7 +68,7 @@ class AdditiveScores(NamedTuple):
 
 
 def pair_of(source: Tensor, destination: Tensor) -> Tensor:
-    """``[N, H]`` twice -> ``[H, N, 2]``, as the operator reads them."""
+    """``[N, H]`` twice -> ``[H, N, 2]``, the layout that the operator reads."""
     return torch.stack((source.t(), destination.t()), -1)
 
 
@@ -79,7 +80,7 @@ def pair_by_weights(rows: Tensor, source: Tensor, destination: Tensor) -> Tensor
 
 def edge_by_weights(edge_attr: Tensor, weight: Tensor, attention: Tensor) -> Tensor:
     """``[R, D]``, ``[H * C, D]`` and ``[1, H, C]`` -> ``[R, H]``: the product with the attention
-    vector is taken of the weights, and not of what they make of the edges."""
+    vector is applied to the weights, and not to the projected edges."""
     heads = attention.size(1)
     folded = (weight.view(heads, attention.size(2), -1) * attention.view(heads, -1, 1)).sum(1)
     dtype = torch.promote_types(edge_attr.dtype, folded.dtype)
@@ -88,7 +89,7 @@ def edge_by_weights(edge_attr: Tensor, weight: Tensor, attention: Tensor) -> Ten
 
 
 def rewrite(captured: Captured) -> None:
-    """Every weighted sum by the batch's own destinations whose weights are such a softmax's."""
+    """Rewrites every sum by the batch's own destinations that is weighted by such a softmax."""
     if not captured.facts:
         return
     for node in list(captured.graph.nodes):
@@ -97,8 +98,8 @@ def rewrite(captured: Captured) -> None:
 
 
 def edges_of(captured: Captured, index: Any, place: int) -> tuple[IndexedEdges, Any] | None:
-    """What a vector of sources (0) or destinations (1) goes over, and the pair that it is of; None
-    where it is neither the batch's own nor that with a loop a node."""
+    """The edges that a vector of sources (0) or destinations (1) covers, and the pair it is part
+    of; None unless it is the batch's own, or that with one self-loop per node."""
     index = under_shape(index)
     if captured.index(index) == ("src", "dst")[place]:
         return IndexedEdges(False, captured.edges, captured.edges), captured.facts["edge_index"]
@@ -131,7 +132,7 @@ def _at(captured: Captured, node: Call) -> None:
             shares = shares.args[0]
         if rows is None or not is_call(shares, softmaxed):
             continue
-        if shape(second) != (edges.rows, *(shape(rows) or ())[1:2], 1):  # one number a head
+        if shape(second) != (edges.rows, *(shape(rows) or ())[1:2], 1):  # one number per head
             continue
         reason = None
         if dropped:
@@ -168,12 +169,12 @@ def _rows(captured: Captured, node: Any, pair: Any) -> Call | None:
 def _fuse(
     captured: Captured, node: Call, rows: Call, scores: Any, edges: IndexedEdges, pair: Any
 ) -> str | None:
-    """Puts the operator in; the reason where the scores are none that it knows."""
+    """Inserts the operator; returns the reason if the scores have no known form."""
     heads = shape(rows)[1]  # pyright: ignore[reportOptionalSubscript]
     flat = _flat(captured, node, rows)
     options: dict[str, Any] = {"heads": heads, "loops": edges.loops}
     given = _of_pairs(captured, node, scores, pair, edges, heads)
-    if given is None:  # any score that is one number an edge is a sum of such, of itself alone
+    if given is None:  # any score with one number per edge is a sum, if only of itself
         found = _summed(captured, scores, pair, edges.rows, heads)
         if not isinstance(found, AdditiveScores):
             return found
@@ -233,7 +234,7 @@ def _of_nodes(
     given: tuple[Call, Call],
     edges: IndexedEdges,
 ) -> dict[str, Any]:
-    """``given`` are the rows that are summed, ``[N, H, C]`` and ``[N, H * C]``."""
+    """Operands of GAT's scores; ``given`` are the summed rows, ``[N, H, C]`` and ``[N, H * C]``."""
     options: dict[str, Any] = {}
     rows, flat = given
     if found.source is not None:
@@ -248,7 +249,7 @@ def _of_nodes(
 
 
 def _weight_of(part: Any, rows: Call) -> Call | None:
-    """``att`` of ``(rows * att).sum(-1)``."""
+    """``att`` of ``(rows * att).sum(-1)``, or None."""
     if not _adds_columns(part) or not is_call(part.args[0], MUL):
         return None
     for first, second in sides(part.args[0]):
@@ -259,7 +260,7 @@ def _weight_of(part: Any, rows: Call) -> Call | None:
 
 
 def _adds_columns(node: Any) -> bool:
-    """Whether a node is ``x.sum(-1)`` of three dimensions, however that is said."""
+    """Whether a node is ``x.sum(-1)`` over three dimensions, in any spelling."""
     if not is_method(node, "sum") or len(shape(node.args[0]) or ()) != 3:
         return False
     given = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | node.kwargs
@@ -267,7 +268,7 @@ def _adds_columns(node: Any) -> bool:
 
 
 def _folded(captured: Captured, node: Call, edge: Call) -> Call:
-    """One number an edge and head, with its weights folded where they are a linear layer's."""
+    """One number per edge and head; weights of a linear layer are folded in."""
     if _adds_columns(edge) and is_call(edge.args[0], MUL):
         for first, second in sides(edge.args[0]):
             product, found = under_shape(first), shape(second)
@@ -279,7 +280,7 @@ def _folded(captured: Captured, node: Call, edge: Call) -> Call:
 
 
 def _cut(captured: Captured, node: Call, edge: Call, edges: IndexedEdges) -> dict[str, Any]:
-    """The rows of the edges and those of the loops."""
+    """The rows of the edges and those of the self-loops."""
     if not edges.loops:
         return {"edge": edge}
     first = captured.before(node, torch.narrow, edge, 0, 0, captured.edges, like=edge)

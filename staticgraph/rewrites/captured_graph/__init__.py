@@ -1,1 +1,1 @@
-"""The graph that ``torch.compile`` captured: its canonical operations, and what is known of it."""
+"""The graph that ``torch.compile`` captured: its canonical operations, and facts about it."""

@@ -1,9 +1,9 @@
-"""The few operations that rewrites read a graph in, each in one form.
+"""The few canonical operations in which rewrites read a graph, each in one form.
 
-Dynamo's graph says one thing in many ways: ``x + y`` is an operator, a method, a function or in
-place; a gather is ``x[index]`` or ``index_select``; a sum by an index is ``index_add``,
+Dynamo's graph expresses one operation in many ways: ``x + y`` is an operator, a method, a function
+or in place; a gather is ``x[index]`` or ``index_select``; a sum by an index is ``index_add``,
 ``scatter_add`` into zeros or PyG's ``scatter``. :mod:`staticgraph.rewrites.passes.canonicalize`
-writes all of them in the operations below, and a rewrite knows no others.
+turns all of them into the operations below, and a rewrite knows no others.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from staticgraph.nn.functions import scattered
 
-# A node of torch.fx, whose arguments are typed as all that a graph can hold: what is read off one
-# is told apart by asking.
+# A node of torch.fx. Its arguments are typed as anything that a graph can hold, so values read from
+# a node are checked at run time.
 Call = Any
 
 ADD, SUB, MUL, DIV = torch.add, torch.sub, torch.mul, torch.div
@@ -34,15 +34,15 @@ ACTIVATIONS: dict[Callable[..., Any] | str, str] = {
 }
 LINEAR, DROPOUT, EMBEDDING = F.linear, F.dropout, F.embedding
 GATHER = torch.index_select  # (x, 0, index)
-# (x, dim, place); not torch.select, for which PyG puts a function of its own.
+# (x, dim, place); not torch.select, which PyG replaces by a function of its own.
 SELECT = torch.Tensor.select
 SCATTER = scattered  # (src, index, dim, groups, reduce)
 _SHAPED = (torch.flatten, torch.unsqueeze, torch.squeeze, torch.reshape)
 SHAPES = ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous")
 
 
-# How many arguments a canonical operation has, none of them by keyword: what calls its function in
-# another form, such as torch.add with alpha, is none.
+# The number of arguments of a canonical operation, none of them by keyword: a call of its function
+# in another form, such as torch.add with alpha, is not canonical.
 _ARGUMENTS = {
     **dict.fromkeys((ADD, SUB, MUL, DIV, LEAKY_RELU), 2),
     **dict.fromkeys((RELU, SILU, GELU), 1),
@@ -75,24 +75,24 @@ def is_method(node: Any, *names: str) -> bool:
 
 
 def fence(node: Call) -> None:
-    """Keeps a node out of all rewrites; see :mod:`staticgraph.rewrites.passes.regions`."""
+    """Excludes a node from all rewrites; see :mod:`staticgraph.rewrites.passes.regions`."""
     node.meta["fenced"] = True
 
 
 def is_fenced(node: Any) -> bool:
-    """Whether a node is kept out of all rewrites."""
+    """Whether a node is excluded from all rewrites."""
     return isinstance(node, Node) and bool(node.meta.get("fenced"))
 
 
 def value(node: Any) -> Any:
-    """What Dynamo's trace saw at a node: a tensor without data, a tuple of them, a number."""
+    """The value that Dynamo's trace saw at a node: a fake tensor, a tuple of them, or a number."""
     if not isinstance(node, Node):
         return node
     return node.meta.get("example_value", node.meta.get("val"))
 
 
 def tensor(node: Any) -> Tensor | None:
-    """The tensor without data that a node gives; None where it gives something else."""
+    """The fake tensor of a node's result; None if the result is not a tensor."""
     found = value(node)
     return found if isinstance(node, Node) and isinstance(found, Tensor) else None
 
@@ -110,16 +110,16 @@ def dtype(node: Any) -> torch.dtype | None:
 
 
 def is_float(node: Any) -> bool:
-    """Whether a node gives a tensor of floats."""
+    """Whether a node's result is a floating-point tensor."""
     found = dtype(node)
     return found is not None and found.is_floating_point
 
 
 def storage(of: Tensor) -> int:
-    """A number that two tensors share where they stand in the same memory."""
+    """A number that is equal for two tensors that share memory."""
     try:
         return StorageWeakRef(of.untyped_storage()).cdata
-    except (NotImplementedError, RuntimeError):  # sparse, or a subclass without memory of its own
+    except (NotImplementedError, RuntimeError):  # sparse, or a subclass without its own memory
         return id(of)
 
 
@@ -136,7 +136,7 @@ def under_shape(node: Any) -> Any:
 
 
 def item(node: Any, place: int) -> Any:
-    """The node that takes one item of a node's tuple; None where none does."""
+    """The node that takes one item of a node's tuple, or None."""
     for user in node.users:
         if is_call(user, operator.getitem) and user.args[1] == place:
             return user
@@ -144,12 +144,12 @@ def item(node: Any, place: int) -> Any:
 
 
 def sides(node: Call) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """The two operands of a node, either way round."""
+    """The two operands of a node, in both orders."""
     first, second = node.args[:2]
     return (first, second), (second, first)
 
 
 def said(node: Call) -> str:
-    """What a call is of, in a message."""
+    """The name of what a call calls, for messages."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return str(name)

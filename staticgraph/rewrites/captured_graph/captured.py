@@ -1,5 +1,7 @@
-"""One captured graph while it is rewritten: which of its arrays are the batch's own, where new
-calls go, and what was done, for whoever asks afterwards."""
+"""The state of one captured graph while it is rewritten.
+
+It knows which arrays are the batch's own, inserts new calls, and records what was done.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,14 @@ from staticgraph.rewrites.captured_graph.user_code import differentiated, has_li
 
 
 class Rewritten(NamedTuple):
-    """One place of a model that was rewritten, or that nearly was.
+    """One place of a model that was rewritten, or nearly was.
 
     Attributes:
-        rewrite: its name, which is that of its file.
-        line: where in the user's code; see
+        rewrite: the name of the rewrite, which is that of its file.
+        line: the line in the user's code; see
             :func:`staticgraph.rewrites.captured_graph.user_code.line_of`.
         layer: the module's path, ``""`` in the forward of the model itself.
-        reason: the one thing that stood in the way; None where it was rewritten.
+        reason: the single reason why it was not rewritten; None if it was.
     """
 
     rewrite: str
@@ -52,7 +54,7 @@ class RewriteTarget(NamedTuple):
 
     Attributes:
         device: ``cpu`` or ``cuda``.
-        compiled: whether Inductor compiles it, or it runs as it is.
+        compiled: whether Inductor compiles it; otherwise it runs operation by operation.
     """
 
     device: str
@@ -61,21 +63,21 @@ class RewriteTarget(NamedTuple):
 
 @dataclass(eq=False)
 class Captured:
-    """A graph and what is known of it.
+    """A graph and what is known about it.
 
     Attributes:
-        module: of torch.fx, changed in place.
+        module: the torch.fx module, changed in place.
         target: what runs it.
-        facts: the batch's own arrays by name; empty where the batch carries no row pointers.
-        done: what was rewritten.
-        missed: what nearly was, by the node.
-        relied: the sources, in Dynamo's words, of tensors that a rewrite asked whether they have
-            a gradient.
-        folded: gathers of small tables, and what of them one lookup takes.
-        refused: whether the graph must run as it came.
-        degrees: roots and loops of GCN's normalisation, by its options.
-        made: slices that several places read, by what they are of.
-        fake_mode: of the dry run that this is; None elsewhere.
+        facts: the batch's own arrays by name; empty if the batch carries no row pointers.
+        done: places that were rewritten.
+        missed: places that nearly were, by node.
+        relied: sources, in Dynamo's notation, of tensors for which a rewrite checked whether they
+            have a gradient.
+        folded: gathers of small tables, and the operands of an equivalent single lookup.
+        refused: whether the graph must run unchanged.
+        degrees: inverse roots and self-loop weights of GCN's normalisation, by its options.
+        made: slices that several places read, by what they are slices of.
+        fake_mode: the fake mode of a dry run; None elsewhere.
     """
 
     module: GraphModule
@@ -99,7 +101,7 @@ class Captured:
         self.differentiated: set[Call] = differentiated(self.graph)
 
     def look_again(self) -> None:
-        """Notes of nodes that were put in meanwhile whether their derivative is taken."""
+        """Updates :attr:`differentiated` for nodes inserted since the last call."""
         if self.differentiated:
             self.differentiated = differentiated(self.graph)
 
@@ -111,7 +113,7 @@ class Captured:
     # ------------------------------------------------------------------ what an index is
 
     def index(self, node: Any) -> str | None:
-        """What an index is of the batch's own: ``src``, ``dst`` or ``batch``; None for another."""
+        """Which of the batch's own indices a node is: ``src``, ``dst`` or ``batch``; else None."""
         node = under_shape(node)
         if not self.facts or not isinstance(node, Node):
             return None
@@ -128,7 +130,7 @@ class Captured:
 
     @property
     def pointers(self) -> tuple[Call, Call, Call, Call, Call]:
-        """What the operators over neighbours take behind their operands."""
+        """The arguments that operators over neighbours take after their operands."""
         facts = self.facts
         rest = (facts["row_ptr"], facts["col_ptr"], facts["transpose"])
         return self.end(0), self.end(1), *rest
@@ -155,8 +157,10 @@ class Captured:
         return found.size(0)
 
     def has_gradient(self, node: Any) -> bool:
-        """Whether a gradient by a node is wanted; what it says is guarded, at every parameter and
-        input that the node is made of."""
+        """Whether a gradient with respect to a node is needed.
+
+        The answer is guarded, at every parameter and input that the node is computed from.
+        """
         left, seen = [node], {node}
         while left:
             one = left.pop()
@@ -176,7 +180,7 @@ class Captured:
     # ------------------------------------------------------------------ new calls
 
     def once(self, key: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Call:
-        """A call at the head of the graph, made at the first request and then the same."""
+        """A call at the head of the graph, made at the first request and then reused."""
         made = self._heads
         if key not in made:
             last = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
@@ -193,8 +197,8 @@ class Captured:
         like: Call | None = None,
         **kwargs: Any,
     ) -> Call:
-        """A call right before ``anchor``; what it gives looks like ``like``, which is the anchor
-        itself where nothing is said."""
+        """Inserts a call right before ``anchor``; its metadata is copied from ``like``, by default
+        the anchor."""
         with self.graph.inserting_before(anchor):
             made = self._call(function, args, kwargs)
         shown: Any = anchor if like is None else like
@@ -210,23 +214,23 @@ class Captured:
         return made
 
     def item(self, anchor: Call, of: Call, place: int, like: Call) -> Call:
-        """One item of what a call gives, right before ``anchor``."""
+        """Inserts access to one item of a call's result, right before ``anchor``."""
         return self.before(anchor, operator.getitem, of, place, like=like)
 
     def constant(self, name: str, found: Tensor) -> Call:
-        """A tensor of this library's own in the graph, at its head: given on the CPU, put on the
-        graph's device."""
+        """A constant tensor of this library's own at the head of the graph, given on the CPU and
+        moved to the graph's device."""
         made = self._constants
         if name not in made:
             attribute = f"_staticgraph_{name}"
-            if self.fake_mode is not None:  # a dry run: there is no device to put it on
+            if self.fake_mode is not None:  # a dry run: there is no device to move it to
                 with self.fake_mode:
                     found = self.fake_mode.from_tensor(found).to(self.target.device)
             else:
                 found = found.to(self.target.device)
             self.module.register_buffer(attribute, found, persistent=False)
             sources = getattr(self.module, "_param_name_to_source", None)
-            if sources is not None:  # Inductor asks where each tensor of a graph is from
+            if sources is not None:  # Inductor looks up where each tensor of a graph comes from
                 sources[attribute] = ConstantSource(attribute)
             last = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
             with self.graph.inserting_after(last):
@@ -235,12 +239,12 @@ class Captured:
         return made[name]
 
     def replace(self, old: Call, new: Call) -> None:
-        """Whatever read ``old`` reads ``new``."""
+        """Makes every user of ``old`` use ``new``, and erases ``old``."""
         old.replace_all_uses_with(new)
         self.graph.erase_node(old)
 
     def replace_chain(self, first: Call, last: Call, new: Call) -> None:
-        """The same of a chain of calls, each read by the next alone."""
+        """:meth:`replace` for a chain of calls, each used by the next alone."""
         while last is not first:
             before = next(node for node in last.all_input_nodes if _leads_from(node, first))
             last.replace_all_uses_with(new)
@@ -251,23 +255,26 @@ class Captured:
     # ------------------------------------------------------------------ what was done
 
     def rewrote(self, name: str, node: Call) -> None:
-        """Notes that a rewrite took the place of a node."""
+        """Records that a rewrite replaced a node."""
         self.done.append(Rewritten(name, *line_of(node)))
 
     def miss(self, name: str, node: Call, reason: str, why: Call | None = None) -> None:
-        """Notes the one thing that stood in the way of a rewrite at a node; ``why`` is the node
-        that is that thing, if it is one. The first that says so of a node comes nearest."""
+        """Records the single reason that prevented a rewrite at a node.
+
+        ``why`` is the node that is the reason, if there is one. Only the first reason recorded for
+        a node is kept, since that rewrite came closest.
+        """
         place = node if why is None or not has_line(why) else why
         self.missed.setdefault(node, Rewritten(name, *line_of(place), reason))
 
     def refuse(self, name: str, node: Call, reason: str) -> None:
-        """Notes why nothing of the graph can be rewritten."""
+        """Records why nothing in the graph can be rewritten."""
         self.refused = True
         self.miss(name, node, reason)
 
 
 def _leads_from(node: Call, first: Call) -> bool:
-    """Whether a chain of calls, each read by the next alone, leads from ``first`` to ``node``."""
+    """Whether a chain of calls, each used by the next alone, leads from ``first`` to ``node``."""
     while node is not first:
         if len(first.users) != 1:
             return False
@@ -277,12 +284,12 @@ def _leads_from(node: Call, first: Call) -> bool:
     return True
 
 
-# Of a node's notes, those that say where in a model it stands.
+# The metadata of a node that says where it is in a model.
 PLACE = ("stack_trace", "nn_module_stack")
 _KEPT = ("example_value", "source_fn_stack", *PLACE)
 
 
 def same_dtype(*nodes: Any) -> bool:
-    """Whether all nodes that are tensors have one dtype."""
+    """Whether all given nodes (other than None) have one dtype."""
     found = {dtype(node) for node in nodes if node is not None}
     return len(found) == 1

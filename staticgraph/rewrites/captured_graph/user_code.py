@@ -1,4 +1,4 @@
-"""Where in the user's code a node of the graph stands, and whether it is differentiated there."""
+"""Finds the line of user code that a node comes from, and whether it is differentiated there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.fx import Graph
 from staticgraph.rewrites.captured_graph.canonical_ops import Call
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n\s*(.*)')
-# What PyG writes for each class that passes messages.
+# Files that PyG generates for each class that passes messages.
 _WRITTEN = re.compile(r"_(propagate|edge_updater)_\w+\.py$")
 _HOME = Path(__file__).parents[2]
-# Of torch, of PyG, and what of this library a model is run by: no line of a user's.
+# Folders of torch, of PyG, and of this library that run a model: no lines of the user's.
 _LIBRARIES = (
     *(str(Path(file).parent) for file in (torch.__file__, torch_geometric.__file__) if file),
     *(str(_HOME / room) for room in ("batches", "kernels", "nn", "rewrites", "steps")),
@@ -24,8 +24,11 @@ _LIBRARIES = (
 
 
 def line_of(node: Call) -> tuple[str, str]:
-    """The innermost line of the user's own code that a node came from, as ``file.py:41``, or, where
-    none is his, of the code that it came from; and the path of its layer."""
+    """Returns where a node comes from, and the path of its layer.
+
+    The first is the innermost line of the user's own code, as ``file.py:41``, or, if there is none,
+    of any code.
+    """
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     own = _of_users(frames)
     file, line, _, _ = (own or frames or [("", "", "", "")])[-1]
@@ -43,8 +46,8 @@ def _of_users(frames: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def layer_of(node: Call) -> str:
-    """The path of the innermost module, as in ``model.get_submodule``; of a layer's own aggregation
-    that of the layer."""
+    """The path of the innermost module, as in ``model.get_submodule``; for a layer's own
+    aggregation, that of the layer."""
     stack: Any = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values()]
     if not paths:
@@ -58,8 +61,11 @@ def layer_of(node: Call) -> str:
 
 
 def differentiated(graph: Graph) -> set[Call]:
-    """The nodes whose derivative is taken inside of the graph, so that training by the result takes
-    a second one, which no operator of :mod:`staticgraph.kernels` has."""
+    """Returns the nodes that are differentiated inside the graph.
+
+    Training on the result needs their second derivative, which no operator of
+    :mod:`staticgraph.kernels` has.
+    """
     found: set[Call] = set()
     left = [
         node for node in graph.nodes if node.op == "call_function" and _differentiates(node.target)

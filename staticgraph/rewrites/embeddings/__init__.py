@@ -1,1 +1,1 @@
-"""Sums of embedding tables, and what is computed of their rows."""
+"""Rewrites of sums of embedding tables, and of operations on their rows."""

@@ -1,10 +1,10 @@
-"""What every edge computes from a small table alone is computed of the table.
+"""Applies operations on rows of a small table to the table itself instead of to every edge.
 
 Bonds have a few dozen combinations, whose sums of embeddings are one small table that edges read by
-a code (:mod:`staticgraph.rewrites.embeddings.tables`). A linear layer or an activation of what is
-read, as in an edge encoder, gives the same of the table's rows: 24 rows instead of thousands.
+a code (:mod:`staticgraph.rewrites.embeddings.tables`). A linear layer or an activation of the rows
+that are read, as in an edge encoder, is applied to the table's rows: 24 rows instead of thousands.
 
-On a CPU alone: on CUDA a product of thousands of rows is one launch as well.
+This runs on a CPU only: on CUDA a product of thousands of rows is one launch as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "small_tables"
 
 
 def rewrite(captured: Captured) -> None:
-    """Every linear layer and activation of such rows, one after another."""
+    """Rewrites every linear layer and activation of such rows, one after another."""
     if not captured.facts or captured.target.device != "cpu":
         return
     for node in list(captured.graph.nodes):

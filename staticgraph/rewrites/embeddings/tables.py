@@ -1,10 +1,10 @@
-"""A sum of embedding tables, one a column, as one lookup: ``table_sum``.
+"""Rewrites a sum of embedding tables, one per column, to one lookup: ``table_sum``.
 
-``emb0(x[:, 0]) + emb1(x[:, 1]) + ...`` -> tables one above the other, looked up and added at once.
-Where the tables have few combinations (bonds have 60) the sums themselves are one small table, and
-a sum over neighbours reads rows of that: it looks like a gather of the small table here, which
-:mod:`staticgraph.rewrites.aggregation.neighbour_sum` takes up, and what it leaves becomes one
-lookup again.
+For ``emb0(x[:, 0]) + emb1(x[:, 1]) + ...`` the tables are concatenated, and looked up and summed in
+one call. Where the tables have few combinations (bonds have 60), the sums themselves form one small
+table, and a sum over neighbours reads its rows: here this becomes a gather of the small table,
+which :mod:`staticgraph.rewrites.aggregation.neighbour_sum` picks up; gathers that it leaves become
+one lookup again.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from staticgraph.rewrites.passes.eliminate import drop_twins
 
 NAME = "tables"
 # Combinations up to which summed tables are folded: at 64 columns of float32 the folded table is
-# 64 KiB, which stays in the second-level cache of a CPU core and of a GPU's.
+# 64 KiB, which stays in the second-level cache of a CPU core and of a GPU.
 MAX_FOLDED = 256
 
 
 class Lookup(NamedTuple):
-    """One table and the integers that it is asked with: a column of ``base``, or all of it."""
+    """One table and the integers that index it: a column of ``base``, or all of it."""
 
     node: Call
     base: Call
@@ -48,8 +48,8 @@ class Lookup(NamedTuple):
 
 
 class FoldedLookup(NamedTuple):
-    """What a gather of a small table stands for, to be made one lookup again; without offsets the
-    rows of ``weight`` at ``index [E]``."""
+    """The lookup that a gather of a small table stands for; without offsets it reads the rows of
+    ``weight`` at ``index [E]``."""
 
     index: Call
     offsets: Call | None
@@ -57,7 +57,7 @@ class FoldedLookup(NamedTuple):
 
 
 def rewrite(captured: Captured) -> None:
-    """Joins the sums, the longest first."""
+    """Rewrites the sums, the longest first."""
     for node in reversed(list(captured.graph.nodes)):
         if not (is_call(node, ADD, EMBEDDING)) or not node.users:
             continue
@@ -68,11 +68,11 @@ def rewrite(captured: Captured) -> None:
         terms = _terms(node)
         lookups = [_lookup(captured, term) for term in terms]
         _join(captured, node, terms, lookups)
-    drop_twins(captured.graph)  # the code of one array, which each layer's own tables are read by
+    drop_twins(captured.graph)  # the equal codes of one array, by which each layer reads its tables
 
 
 def unfold(captured: Captured) -> None:
-    """Gathers of small tables that no sum over neighbours took up are one lookup again."""
+    """Turns gathers of small tables that no sum over neighbours picked up into one lookup again."""
     for node, folded in captured.folded.items():
         if node.users:
             index, offsets, weight = folded
@@ -94,7 +94,7 @@ def _same(node: Call) -> bool:
 
 
 def _terms(node: Any) -> list[Any]:
-    """The terms of a sum whose parts nothing else reads."""
+    """The terms of a sum, through partial sums that nothing else reads."""
     if not is_call(node, ADD):
         return [node]
     found: list[Any] = []
@@ -163,8 +163,11 @@ def _join(captured: Captured, node: Call, terms: list[Any], lookups: list[Lookup
 
 
 def _folds(captured: Captured, groups: dict[Call, list[Lookup]], rest: list[Any]) -> bool:
-    """Whether a sum of such tables may be folded. Where something else is added to it no sum over
-    neighbours reads the folded table, which on CUDA would be three launches more."""
+    """Whether a sum of such tables may be folded.
+
+    If something else is added to it, no sum over neighbours reads the folded table, which on CUDA
+    would cost three more launches.
+    """
     return len(groups) == 1 and (not rest or captured.target.device == "cpu")
 
 

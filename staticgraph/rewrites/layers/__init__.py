@@ -1,1 +1,1 @@
-"""Linear layers, BatchNorm and dropout, with what stands around them."""
+"""Rewrites of linear layers, BatchNorm and dropout, with the operations around them."""

@@ -1,7 +1,7 @@
-"""BatchNorm over real rows with what stands around it: the sum before, ReLU and residual after.
+"""Rewrites BatchNorm over real rows with the sum before it, and ReLU and residual after it.
 
-``residual + relu(norm(x + addend))`` is one operator each way. A dropout between ReLU and residual
-belongs to :mod:`staticgraph.rewrites.layers.dropout`, which takes both.
+``residual + relu(norm(x + addend))`` is one operator each for forward and backward. A dropout
+between ReLU and residual belongs to :mod:`staticgraph.rewrites.layers.dropout`, which takes both.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def joined(
 def running_of(
     mean: Tensor | None, var: Tensor | None, tracked: Tensor | None, momentum: float | None
 ) -> Running | None:
-    """The running statistics of a norm; None where it keeps none."""
+    """The running statistics of a norm; None if it keeps none."""
     if mean is None or var is None or tracked is None:
         return None
     return Running(mean, var, tracked, momentum)
 
 
 def rewrite(captured: Captured) -> None:
-    """Every norm."""
+    """Rewrites every norm."""
     for node in list(captured.graph.nodes):
         if is_call(node, normed):
             _at(captured, node)
@@ -103,8 +103,8 @@ def _only_user(node: Call) -> Any:
 
 
 def _updated_between(mean: Any, node: Call, last: Call) -> bool:
-    """Whether another call of the same layer stands between a norm and the end of what it would
-    take: running statistics are updated in the order of the calls."""
+    """Whether another call of the same layer comes between a norm and the end of what it would
+    replace: running statistics must be updated in the order of the calls."""
     while node is not last:
         node = node.next
         if is_call(node, normed, joined) and mean is not None and mean in node.args:

@@ -1,8 +1,8 @@
-"""A linear layer of a concatenation whose parts are one thing at several scales, split.
+"""Splits a linear layer of a concatenation whose parts are one tensor at several scales.
 
-PNA concatenates its aggregations ``a``, and ``a`` times a number a node for every scaler, with the
-node itself: ``linear(cat([x, a, s a]))``. Since ``linear(s a) = s linear(a)``, it is ``x @ W0 +
-a @ W1 + s (a @ W2)``: nothing of that width is written down, and what is read is read once.
+PNA concatenates its aggregations ``a``, and ``a`` times one number per node for every scaler, with
+the node itself: ``linear(cat([x, a, s a]))``. Since ``linear(s a) = s linear(a)``, it equals
+``x @ W0 + a @ W1 + s (a @ W2)``: the wide concatenation is never written, and ``a`` is read once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME = "cat_linear"
 
 
 class ScaledRows(NamedTuple):
-    """``scale * rows``: ``rows [R, K]``, ``scale [R, 1]`` or None for one."""
+    """``scale * rows``: ``rows [R, K]``, ``scale [R, 1]``, or None for one."""
 
     rows: Call
     scale: Call | None
@@ -39,7 +39,7 @@ class ScaledRows(NamedTuple):
 
 
 def rewrite(captured: Captured) -> None:
-    """Every linear layer of which a part is scaled row by row."""
+    """Rewrites every linear layer of which a part is scaled row by row."""
     if captured.target.device != "cpu":
         return
     for node in list(captured.graph.nodes):
@@ -91,7 +91,7 @@ def _at(captured: Captured, node: Call) -> None:
 
 
 def _scaled(node: Any, depth: int = 0) -> bool:
-    """Whether a concatenation has a part that is multiplied, one number a row."""
+    """Whether a concatenation has a part that is multiplied by one number per row."""
     if depth > 4:
         return False
     if is_call(node, SELECT) and node.args[1] == 1 and depth == 0:
@@ -102,7 +102,7 @@ def _scaled(node: Any, depth: int = 0) -> bool:
 
 
 def _product(node: Any) -> tuple[Call, Call] | None:
-    """Rows and what multiplies each of them as a whole."""
+    """Rows and the factor of each row, or None."""
     found = shape(node)
     if not is_call(node, MUL) or found is None:
         return None
@@ -115,7 +115,7 @@ def _product(node: Any) -> tuple[Call, Call] | None:
 def _parts(
     captured: Captured, anchor: Call, node: Any, tower: int | None
 ) -> list[ScaledRows] | None:
-    """What is concatenated, of one tower where ``tower`` says which."""
+    """The parts of a concatenation, for one tower if ``tower`` is given; None if unknown."""
     if is_call(node, SELECT) and tower is None and node.args[1] == 1:
         if len(shape(node.args[0]) or ()) != 3:
             return None
@@ -160,7 +160,7 @@ def _tower(captured: Captured, anchor: Call, node: Any, tower: int) -> Call | No
 
 
 def _split(captured: Captured, anchor: Call, whole: Call, widths: list[int]) -> list[Call]:
-    """Columns of a matrix, cut in one operation, so that one goes back as well."""
+    """Columns of a matrix, split in one operation, so that the backward is one operation, too."""
     if len(widths) == 1:
         return [whole]
     pieces = captured.before(anchor, torch.split, whole, widths, 1, like=whole)

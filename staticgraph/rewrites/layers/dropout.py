@@ -1,7 +1,7 @@
-"""Dropout with the ReLU before and the residual after it: ``dropout_sum``, without a mask.
+"""Rewrites dropout with the ReLU before and the residual after it: ``dropout_sum``, without a mask.
 
-Which values drop is a function of a seed that is drawn once a forward, as
-:mod:`staticgraph.kernels.dropout_sum` says; what ``torch.manual_seed`` promises stays.
+Which values are dropped is a function of a seed that is drawn once per forward, see
+:mod:`staticgraph.kernels.dropout_sum`; the guarantees of ``torch.manual_seed`` still hold.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME = "dropout_sum"
 
 
 def rewrite(captured: Captured) -> None:
-    """Every dropout of a matrix."""
+    """Rewrites every dropout of a matrix."""
     nodes = [node for node in captured.graph.nodes if is_call(node, DROPOUT)]
     for number, node in enumerate(nodes):
         _at(captured, node, number)

@@ -1,12 +1,12 @@
-"""Sums of gradients, inside operators: who reads a tensor again reads it through its first reader.
+"""Sums gradients inside operators: later users of a tensor read it through its first user.
 
-Autograd adds up the gradients of a tensor that is read twice, an operation each time. An operator
-that hands its operand on takes the later readers' gradient where its own sums begin. On CUDA sums
-that read one small table of edges by one code hand on a gradient an edge instead, which is added up
-by entry once; on a CPU that is the same loop.
+Autograd sums the gradients of a tensor that is read twice, with a separate operation each time. An
+operator that hands on its operand starts its own sums from the gradient of the later users. Sums
+that read one small edge table by one code hand on one gradient per edge instead on CUDA, which is
+summed per table entry once; on a CPU both are the same loop.
 
-What reaches no output hands nothing on: the later readers' gradient would come back to its other
-operands as zeros, which an optimizer takes for a gradient (it decays weights by it).
+A node that reaches no output hands nothing on: the gradient of later users would return to its
+other operands as zeros, which an optimizer treats as a gradient (and applies weight decay for).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from staticgraph.rewrites.layers.linear_statistics import measured
 def product_handed_on(
     x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """:func:`staticgraph.rewrites.layers.linear.product`, and ``x`` to be read from now on."""
+    """:func:`staticgraph.rewrites.layers.linear.product`, and ``x`` for later users."""
     return linear_handed_on(x, weight, bias, relu=relu, dtype=autocast(x))
 
 
 def measured_handed_on(
     x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, count: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`staticgraph.rewrites.layers.linear_statistics.measured`, and ``x`` to be read from
-    now on."""
+    """:func:`staticgraph.rewrites.layers.linear_statistics.measured`, and ``x`` for later
+    users."""
     return linear_statistics_handed_on(x, weight, bias, count, relu=relu, dtype=autocast(x))
 
 
@@ -66,15 +66,14 @@ def joined_handed_on(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`staticgraph.rewrites.layers.batch_norm.joined`, and the addend to be read from now
-    on."""
+    """:func:`staticgraph.rewrites.layers.batch_norm.joined`, and the addend for later users."""
     running = running_of(mean, var, tracked, momentum)
     given: Any = {"residual": residual, "running": running}
     return batch_norm_handed_on(x, addend, weight, bias, count, eps=eps, relu=relu, **given)
 
 
 def rewrite(captured: Captured) -> None:
-    """Every operator that can hand an operand on to a later reader."""
+    """Rewrites every operator that can hand an operand on to a later user."""
     order = {node: place for place, node in enumerate(captured.graph.nodes)}
     read = _reaching_an_output(captured)
     tables = _Tables(captured, order, read)
@@ -94,7 +93,7 @@ def rewrite(captured: Captured) -> None:
 
 
 def _reaching_an_output(captured: Captured) -> set[Call]:
-    """The nodes that a gradient can come back to from what the graph gives."""
+    """The nodes that a gradient of the graph's outputs can reach."""
     found: set[Call] = set()
     for node in reversed(list(captured.graph.nodes)):
         if node.op == "output" or (
@@ -107,7 +106,7 @@ def _reaching_an_output(captured: Captured) -> set[Call]:
 
 
 def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
-    """Who reads an operand after a node does."""
+    """The users of an operand after a node."""
     if operand.op in ("placeholder", "get_attr") or not is_float(operand):
         return []
     return [
@@ -118,25 +117,25 @@ def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
 
 
 def _differentiable(user: Call) -> bool:
-    """Whether a gradient can come back from a reader at all: one that none comes from would bring
+    """Whether a gradient can come from a user at all; if none can, handing on to it would bring
     zeros."""
     found = tensor(user)
     return user.op != "output" and (found is None or found.is_floating_point())
 
 
 def edge_by_edge(target: RewriteTarget) -> bool:
-    """Whether gradients of a shared table are better added up edge by edge, and by entry once."""
+    """Whether gradients of a shared table are better summed per edge, and per entry only once."""
     return target.device != "cpu"
 
 
 class _Tables:
-    """Small tables of edges that several sums read by one code, on CUDA."""
+    """Small edge tables that several sums read by one code, on CUDA."""
 
     def __init__(self, captured: Captured, order: dict[Call, int], read: set[Call]) -> None:
         self._captured = captured
         sums = [node for node in captured.graph.nodes if is_call(node, neighbour_sum)]
         sums = [node for node in sums if node in read]
-        # Sums that hand their nodes on anyway: what nothing reads again would bring zeros back.
+        # Sums that hand on their nodes anyway: nodes that nothing reads again would bring zeros.
         ready = [node for node in sums if self._key(node) and _later(node, node.args[0], order)]
         coded = Counter(self._key(node) for node in sums if self._key(node))
         self._left = Counter(map(self._key, ready)) if edge_by_edge(captured.target) else Counter()
@@ -152,7 +151,8 @@ class _Tables:
         return (edge, code) if _floating(edge) else None
 
     def sum(self, node: Call) -> Call | None:
-        """A sum by gradients an edge, and its nodes to be read from now on in it."""
+        """A sum with one gradient per edge, which also returns its nodes for later users; or
+        None."""
         key = self._key(node)
         if not self._left[key]:
             return None

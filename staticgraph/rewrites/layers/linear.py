@@ -1,6 +1,7 @@
-"""A linear layer with the ReLU after it: by oneDNN where the graph runs on a CPU as it is, on CUDA
-with ReLU's mask and the bias's gradient in one pass. On a CPU so are a product written as one,
-``x @ weight + bias``, and the two in a GRU cell, in which torch has a slower library's."""
+"""Rewrites a linear layer with the ReLU after it: by oneDNN where the graph runs operation by
+operation on a CPU, on CUDA with ReLU's mask and the bias's gradient in one pass. On a CPU this
+includes a product written as ``x @ weight + bias``, and the two products of a GRU cell, for which
+torch uses a slower library."""
 
 from __future__ import annotations
 
@@ -33,12 +34,13 @@ _PRODUCTS = (torch.matmul, torch.mm, operator.matmul)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """``relu(x @ weight.T + bias)`` in the dtype of autocast, cast as it is read."""
+    """``relu(x @ weight.T + bias)`` in the dtype of autocast; operands are cast as they are
+    read."""
     return linear(x, weight, bias, relu=relu, dtype=autocast(x))
 
 
 def product_as_written(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """``relu(x @ weight + bias)``, ``weight`` as ``[I, O]``."""
+    """``relu(x @ weight + bias)`` with ``weight`` ``[I, O]``."""
     return linear(x, weight.t(), bias, relu=relu)
 
 
@@ -50,7 +52,7 @@ def gru_cell(
     bias_x: Tensor | None,
     bias_state: Tensor | None,
 ) -> Tensor:
-    """The next state, as ``torch.nn.GRUCell`` defines it."""
+    """Returns the next state, as ``torch.nn.GRUCell`` defines it."""
     reset, update, new = linear(x, weight_x, bias_x).chunk(3, 1)
     of_reset, of_update, of_new = linear(state, weight_state, bias_state).chunk(3, 1)
     reset, update = (reset + of_reset).sigmoid_(), (update + of_update).sigmoid_()
@@ -59,7 +61,7 @@ def gru_cell(
 
 
 def rewrite(captured: Captured) -> None:
-    """Every product of a matrix that gains."""
+    """Rewrites every matrix product that gains from it."""
     for node in list(captured.graph.nodes):
         if is_call(node, LINEAR):
             if _obstacle(captured, node, *node.args) is None:
@@ -89,7 +91,7 @@ def _obstacle(
 
 
 def _as_written(captured: Captured, node: Call) -> None:
-    """Where the second operand is a matrix and what is added to every row is a vector."""
+    """Rewrites a product by a matrix, with a vector that is added to every row, if any."""
     if captured.target.device != "cpu" or len(node.args) != 2 or node.kwargs:
         return
     x, weight = node.args
@@ -121,7 +123,7 @@ def _relu_after(node: Call) -> bool:
 def _at(
     captured: Captured, node: Call, last: Call, function: Callable[..., Tensor], *operands: Call
 ) -> None:
-    """A product that ends at ``last``, and the ReLU after it."""
+    """Rewrites a product that ends at ``last``, with the ReLU after it."""
     relu = _relu_after(last)
     end = next(iter(last.users)) if relu else last
     made = captured.before(end, function, *operands, relu)

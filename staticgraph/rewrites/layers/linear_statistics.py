@@ -1,10 +1,10 @@
-"""A BatchNorm right after a linear layer of ours, on CUDA: its statistics come with the product.
+"""Computes the statistics of a BatchNorm in the linear layer right before it, on CUDA.
 
 A norm of more than :data:`ONE_LAUNCH_ROWS` rows begins with a launch that reads what the product
-before it has just written. Under autocast that product is this library's own, and takes the
-statistics while it holds the rows. Whatever else reads the product reads it as before. Taken from
-:mod:`staticgraph.rewrites.layers.batch_norm` and :mod:`staticgraph.rewrites.layers.linear`, which
-have looked for a derivative in the forward.
+before it has just written. Under autocast that product is this library's own, and can compute the
+statistics while it holds the rows. Other users of the product are unaffected. The operands are
+calls inserted by :mod:`staticgraph.rewrites.layers.batch_norm` and
+:mod:`staticgraph.rewrites.layers.linear`, which have checked for a derivative in the forward.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def measured(
 
 
 def rewrite(captured: Captured) -> None:
-    """Every norm that gains."""
+    """Rewrites every norm that gains from it."""
     if captured.target.device == "cpu":
         return
     order = {node: place for place, node in enumerate(captured.graph.nodes)}
@@ -73,7 +73,7 @@ def _obstacle(node: Call, order: dict[Call, int]) -> str | None:
 
 
 def _moves(count: Call, before: int, order: dict[Call, int]) -> bool:
-    """Whether an item of what is there before can be read before, too."""
+    """Whether the count only selects from earlier nodes, so that it can be moved before."""
     taken = is_call(count, SELECT, operator.getitem)
     return taken and all(order[one] < before for one in count.all_input_nodes)
 

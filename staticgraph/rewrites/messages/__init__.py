@@ -1,1 +1,1 @@
-"""What messages along edges are made of: terms of nodes, edges and self-loops."""
+"""The parts of messages along edges: terms of nodes, edges and self-loops."""

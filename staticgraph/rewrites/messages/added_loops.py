@@ -1,18 +1,19 @@
-"""Self-loops that a layer adds behind the batch's own edges, as terms of the nodes themselves.
+"""Rewrites self-loops that a layer adds after the batch's own edges to terms of the nodes.
 
-The layer of PyG's own tutorial: ``add_self_loops``, a degree, a norm, a weighted sum over edges and
-loops together. Nothing that is sorted by destination fits such an index. But the message along a
-loop is made of the node's own rows, so a sum over both is a sum over the batch's edges, which all
-other rewrites know, and the same message with ``x`` for ``x[src]`` and ``x[dst]``.
+An example is the layer of PyG's own tutorial: ``add_self_loops``, a degree, a norm, a weighted sum
+over edges and self-loops together. The pointers of edges sorted by destination do not fit such an
+index. But the message along a self-loop depends on the node's own rows, so a sum over both is a sum
+over the batch's edges, which all other rewrites know, plus the same message with ``x`` for
+``x[src]`` and ``x[dst]``.
 
-A message is taken apart where all that it is made of row by row is known: gathers by the two ends,
-the attributes that the loops were added to, sums, products, activations, linear layers. Nothing
-else may be: a norm over all messages mixes their rows. Invariant: what stands behind the loops of
-the trace, spare edges of the last node, changes that node alone, which is padding.
+A message is split if every row-wise part of it is known: gathers by the two ends, the attributes
+that the self-loops were added to, sums, products, activations, linear layers. Nothing else is
+allowed: a norm over all messages mixes their rows. Invariant: the rows after the self-loops in the
+trace, spare edges of the last node, change that node alone, which is padding.
 
-What it does not do: the largest of messages (a node without edges has none, and zero is not less
-than its loop), and softmax over edges and loops, which
-:mod:`staticgraph.rewrites.attention.neighbour_attention` takes where PyG's GAT adds them.
+Not supported: the maximum of messages (a node without edges has none, and zero may exceed its
+self-loop), and softmax over edges and self-loops, which
+:mod:`staticgraph.rewrites.attention.neighbour_attention` handles where PyG's GAT adds them.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ _VIEWS = ("view", "reshape", "unsqueeze")
 
 
 class Loops(NamedTuple):
-    """Edges and the loops behind them.
+    """Edges with self-loops after them.
 
     Attributes:
         added: the call of ``add_self_loops``, or of the concatenation.
-        rows: of a tensor over all of them.
-        remaining: whether edges of the batch that are loops already are left out.
+        rows: the number of rows of a tensor over all of them.
+        remaining: whether existing self-loops of the batch are left out.
     """
 
     added: Call
@@ -73,11 +74,11 @@ class Loops(NamedTuple):
 
 
 class _Unknown(Exception):
-    """A part of a message that cannot be taken apart; its argument is the node."""
+    """A part of a message that cannot be split; its argument is the node."""
 
 
 def rewrite(captured: Captured) -> None:
-    """Every sum and mean over the batch's own edges and one loop a node."""
+    """Rewrites every sum and mean over the batch's own edges and one self-loop per node."""
     if not captured.facts:
         return
     parts: dict[tuple[Call, bool], Any] = {}
@@ -88,7 +89,7 @@ def rewrite(captured: Captured) -> None:
 
 
 def end_of(captured: Captured, index: Any) -> tuple[Loops, int] | None:
-    """What a vector over edges and loops is of, and which end it names."""
+    """The edges and self-loops that a vector covers, and which end it names; or None."""
     index = under_shape(index)
     if not is_call(index, SELECT) or index.args[1] != 0 or len(shape(index) or ()) != 1:
         return None
@@ -105,7 +106,7 @@ def _loops_of(captured: Captured, node: Call) -> Loops | None:
 
 
 def _loops(captured: Captured, pair: Any) -> Loops | None:
-    """``add_self_loops`` of the batch's own edges, or loops concatenated by hand."""
+    """``add_self_loops`` of the batch's own edges, or self-loops concatenated by hand."""
     own = captured.facts["edge_index"]
     if is_call(pair, operator.getitem) and pair.args[1] == 0:
         added = pair.args[0]
@@ -140,7 +141,7 @@ def _names_all(captured: Captured, pair: Any) -> bool:
 
 
 def _numbers(captured: Captured, node: Any) -> bool:
-    """``torch.arange(N)``."""
+    """Whether a node is ``torch.arange(N)``."""
     if not is_call(node, torch.arange) or shape(node) != (captured.nodes,):
         return False
     return node.args in ((captured.nodes,), (0, captured.nodes)) and set(node.kwargs) <= {
@@ -185,7 +186,8 @@ def _at(
 
 
 def _between(captured: Captured, node: Call, rows: Call) -> Call:
-    """Rows of edges, those of loops zero; one number a row is weighed before what it weighs."""
+    """Rows of edges with those of self-loops set to zero; in a product of rows and one number per
+    row, the number is set to zero instead."""
     kept = captured.once(
         ("no loops", dtype(rows)), _no_loops, *map(captured.end, (0, 1)), dtype(rows)
     )
@@ -206,12 +208,12 @@ def _column(captured: Captured, node: Call, kept: Call, sizes: tuple[int, ...]) 
 
 
 def _no_loops(src: Tensor, dst: Tensor, kind: torch.dtype) -> Tensor:
-    """``[E]``: one for an edge between two nodes, zero for a loop."""
+    """``[E]``: one for an edge between two nodes, zero for a self-loop."""
     return (src != dst).to(kind)
 
 
 def _edges_and_loop(ptr: Tensor, like: Tensor) -> Tensor:
-    """``[N + 1]`` -> ``[N]``: the edges at each node and its loop."""
+    """``[N + 1]`` -> ``[N]``: the number of edges at each node, plus its self-loop."""
     return ptr.diff().to(like.dtype) + 1
 
 
@@ -222,7 +224,8 @@ def _part(
     own: bool,
     parts: dict[tuple[Call, bool], Any],
 ) -> Any:
-    """What a tensor over edges and loops is on the batch's own edges, or on the loops."""
+    """The part of a tensor over edges and self-loops that belongs to the batch's own edges
+    (``own``), or to the self-loops."""
     if not isinstance(node, Node) or (shape(node) or (0,))[0] != loops.rows:
         return node
     if (node, own) not in parts:
@@ -234,7 +237,7 @@ def _of_part(captured: Captured, node: Any, loops: Loops, own: bool, parts: Any)
     rows = captured.edges if own else captured.nodes
 
     def part(one: Any) -> Any:
-        """What an operand is for the edges alone, or for the loops alone."""
+        """An operand for the edges alone, or for the self-loops alone."""
         return _part(captured, one, loops, own, parts)
 
     if is_fenced(node) or node.meta.get("written"):
@@ -271,7 +274,7 @@ def _of_part(captured: Captured, node: Any, loops: Loops, own: bool, parts: Any)
 
 
 def _view(captured: Captured, node: Call, given: Any, rows: int, loops: Loops) -> Call:
-    """A view that leaves the rows rows."""
+    """A view that keeps the leading dimension."""
     before, after = shape(node.args[0]), shape(node)
     if before is None or after is None or before[0] != loops.rows or after[0] != loops.rows:
         raise _Unknown(node)
@@ -289,21 +292,21 @@ def _broadcasts(one: Call, found: Tensor, loops: Loops) -> bool:
 
 
 def _again(captured: Captured, node: Call, args: Any, kwargs: Any) -> Call:
-    """The same call of other operands."""
+    """The same call with other operands."""
     if node.op == "call_method":
         return _behind(captured, node, getattr(torch.Tensor, str(node.target)), *args, **kwargs)
     return _behind(captured, node, node.target, *args, **kwargs)
 
 
 def _behind(captured: Captured, node: Call, function: Any, *args: Any, **kwargs: Any) -> Call:
-    """A call right behind a node; operands that were put in stand behind theirs."""
+    """Inserts a call right after a node; inserted operands come after their own nodes."""
     return _put(captured, node.next, function, *args, like=node, **kwargs)
 
 
 def _put(
     captured: Captured, anchor: Call, function: Any, *args: Any, like: Any = None, **kwargs: Any
 ) -> Call:
-    """A call right before ``anchor``, what it gives found by calling it."""
+    """Inserts a call right before ``anchor``, and calls it on example values for its result."""
     shown = anchor if like is None else like
     made = captured.before(anchor, function, *args, like=shown, **kwargs)
     made.meta.update({key: shown.meta[key] for key in PLACE if key in shown.meta})

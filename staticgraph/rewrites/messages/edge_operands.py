@@ -1,12 +1,12 @@
-"""Terms of messages, put into the graph as what the operators over edges take.
+"""Inserts terms of messages into the graph as operands of the operators over edges.
 
 A term of a linear layer becomes a product over the rows that it reads, before they are gathered:
-one a node or one an entry of a table instead of one an edge. Products of the same rows share one
-weight, layers of towers that read the same rows are one layer with more columns, and a bias goes to
-nodes where there are any.
+one per node or per table entry instead of one per edge. Products of the same rows share one weight,
+layers of towers that read the same rows become one layer with more columns, and a bias is added to
+nodes if there are any.
 
-The invariant: what the operands give for an edge is what the terms
-(:mod:`staticgraph.rewrites.messages.edge_terms`) add up to.
+Invariant: the operands' values for an edge add up to the sum of the terms
+(:mod:`staticgraph.rewrites.messages.edge_terms`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from staticgraph.rewrites.messages.edge_terms import Terms, UngatheredRows, made
 
 
 class Operands(NamedTuple):
-    """As the operators over edges take them."""
+    """Operands of the operators over edges."""
 
     source: Call | None
     target: Call | None
@@ -30,7 +30,7 @@ class Operands(NamedTuple):
 
 
 def operands(captured: Captured, anchor: Call, towers: list[Terms]) -> Operands:
-    """Puts the products in and gives what they make: towers side by side in the columns."""
+    """Inserts the products and returns the operands, with towers concatenated in the columns."""
     first = towers[0]
     alike = len(towers) > 1 and all(_layout(each) == _layout(first) for each in towers)
     if alike and all(term.weight is not None for term in first.terms):
@@ -60,7 +60,7 @@ def _weight(terms: Terms) -> Call | None:
 
 
 def _joined(captured: Captured, anchor: Call, towers: list[Terms], weights: list[Any]) -> Operands:
-    """Towers that read the same rows are one layer with more columns."""
+    """Merges towers that read the same rows into one layer with more columns."""
     weight = made(captured, anchor, torch.cat, weights, 0)
     biases = ()
     if towers[0].biases:
@@ -109,7 +109,7 @@ def _one(captured: Captured, anchor: Call, terms: Terms) -> Operands:
 
 
 class _Slices:
-    """The columns of each weight, cut once, since what goes back to one is then one operation."""
+    """The columns of each weight, split once, so that its backward is one operation."""
 
     def __init__(self, captured: Captured, anchor: Call, terms: Terms) -> None:
         self._terms = terms
@@ -131,7 +131,7 @@ class _Slices:
                 self._cut[weight, first] = piece
 
     def by_rows(self) -> dict[UngatheredRows, list[tuple[int, Any]]]:
-        """For each kind of rows the signs and weights that it is taken with."""
+        """Maps each kind of rows to the signs and weights that it is used with."""
         found: dict[UngatheredRows, list[tuple[int, Any]]] = {}
         for term in self._terms.terms:
             weight = None if term.weight is None else self._cut[term.weight, term.first]
@@ -160,7 +160,7 @@ def _written_out(captured: Captured, anchor: Call, one: Operands) -> Operands:
 
 
 def _side_by_side(captured: Captured, anchor: Call, parts: Any) -> Call | None:
-    """Columns of all towers; None where none has any."""
+    """Columns of all towers, zeros for towers without any; None if no tower has any."""
     if all(part is None for part in parts):
         return None
     like = next(part for part in parts if part is not None)

@@ -1,11 +1,11 @@
-"""Rows of nodes that edges read, and rows of graphs that nodes read: ``edge_rows``.
+"""Rewrites gathers of nodes' rows by edges, and of graphs' rows by nodes: ``edge_rows``.
 
-``x[src] - x[dst]``, ``mlp(cat([x[dst], x[src], e]))``, ``virtual[batch]``: messages that no other
-rewrite knows begin with a gather, whose way back torch adds up row by row. Edges are sorted by
-destination and nodes by graph, so it is one pass. What is gathered first and multiplied by a weight
-then is multiplied first, node by node.
+Examples are ``x[src] - x[dst]``, ``mlp(cat([x[dst], x[src], e]))`` and ``virtual[batch]``: messages
+that no other rewrite knows begin with a gather, whose backward torch sums row by row. Edges are
+sorted by destination and nodes by graph, so it is one pass. Rows that are gathered and then
+multiplied by a weight are multiplied first, node by node.
 
-On a CPU alone: on CUDA torch's own gathers are joined with what surrounds them.
+This runs on a CPU only: on CUDA torch's own gathers are fused with the operations around them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME = "edge_rows"
 
 
 def rewrite(captured: Captured) -> None:
-    """Sums and products of gathered rows, the longest first, then gathers that are left."""
+    """Rewrites sums and products of gathered rows, the longest first, then remaining gathers."""
     if not captured.facts or captured.target.device != "cpu":
         return
     for node in reversed(list(captured.graph.nodes)):
@@ -46,7 +46,7 @@ def rewrite(captured: Captured) -> None:
 
 
 def _trains(captured: Captured, node: Call) -> bool:
-    """Whether a gradient comes back, once: there is nothing to gain from elsewhere."""
+    """Whether a node needs a gradient, but no second one; without a gradient nothing is gained."""
     found = tensor(node)
     wanted = found is not None and found.requires_grad
     return wanted and is_float(node) and node not in captured.differentiated

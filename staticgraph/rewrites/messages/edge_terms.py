@@ -1,12 +1,11 @@
-"""What the messages of all edges are a sum of: rows of the nodes at both ends, of a small table, of
-the edges themselves.
+"""Reads the messages of all edges as sums of rows of nodes, of a small table, and of edges.
 
 ``x[dst]``, ``x[src] - x[dst]``, ``x[src] + e`` are such sums, and so is a linear layer of
-``cat([x[dst], x[src], e])``: its product splits into one a node at each end and one an edge, which
-are a half or a third of the arithmetic and need no concatenation. Layers with towers (PNA) write
-one such product a tower and stack them; then the towers stand side by side in the columns.
+``cat([x[dst], x[src], e])``: its product splits into one per node at each end and one per edge,
+which take a half or a third of the arithmetic and need no concatenation. Layers with towers (PNA)
+compute one such product per tower and stack them; then the towers are concatenated in the columns.
 
-Terms are read first and put into the graph afterwards, where it is known that they are wanted
+Terms are only read here, and inserted into the graph later, once they are known to be needed
 (:mod:`staticgraph.rewrites.messages.edge_operands`).
 """
 
@@ -32,7 +31,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
 
-# Of a table that many edges read: so many times fewer rows than edges make it worth a code.
+# A table that edges read is small if it has at most 1 / FEWER as many rows as there are edges.
 FEWER = 4
 MOST_DEPTH = 12
 PLACES = ("src", "dst", "edge")
@@ -43,8 +42,8 @@ class UngatheredRows(NamedTuple):
 
     Attributes:
         base: ``[N, K]``, ``[E, K]`` or ``[V, K]``.
-        place: ``src``, ``dst`` or ``edge``, which ends of the edges read them.
-        code: what edges read a small table by; None of other rows.
+        place: ``src``, ``dst`` or ``edge``: by which end edges read them, or their own rows.
+        code: the index by which edges read a small table; None for other rows.
     """
 
     base: Call
@@ -63,7 +62,7 @@ class Term(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """A sum of terms, of ``columns`` columns, and the biases that go with it."""
+    """A sum of terms with ``columns`` columns, and the biases that are added to it."""
 
     terms: tuple[Term, ...]
     biases: tuple[Call, ...]
@@ -71,12 +70,12 @@ class Terms(NamedTuple):
 
     @property
     def split(self) -> bool:
-        """Whether more is known of it than that it has rows of edges."""
+        """Whether any term is more than plain rows of edges."""
         return any(t.rows.place != "edge" or t.rows.code is not None for t in self.terms)
 
 
 def terms_of(captured: Captured, node: Any, depth: int = 0) -> Terms:
-    """The terms of a node of shape ``[E, F]``; itself where nothing more is known."""
+    """Returns the terms of a node of shape ``[E, F]``; the node itself if nothing more is known."""
     found = shape(node) or (0, 0)
     whole = Terms((Term(_rows(captured, node), 1),), (), found[-1])
     if depth > MOST_DEPTH or node in captured.differentiated:
@@ -108,7 +107,7 @@ def _rows(captured: Captured, node: Any) -> UngatheredRows:
 
 
 def is_small(captured: Captured, node: Any) -> bool:
-    """Whether a node gathers, one row an edge, from a table of far fewer rows."""
+    """Whether a node gathers, one row per edge, from a table of far fewer rows."""
     if not captured.facts or not is_call(node, GATHER) or captured.index(node.args[2]) is not None:
         return False
     rows, index = shape(node.args[0]), tensor(node.args[2])
@@ -118,7 +117,7 @@ def is_small(captured: Captured, node: Any) -> bool:
 
 
 def _linear(captured: Captured, node: Call) -> Terms | None:
-    """A linear layer of a concatenation, split by its parts; None where nothing is gained."""
+    """A linear layer of a concatenation, split by its parts; None if nothing is gained."""
     given, weight, bias = node.args
     out = shape(weight)
     if out is None or not _same(node, weight, bias):
@@ -146,7 +145,7 @@ def _columns(term: Term) -> int:
 
 
 def _parts(captured: Captured, anchor: Call, node: Any) -> list[list[Term]] | None:
-    """What is concatenated, each as a sum of rows without weights."""
+    """The parts of a concatenation, each as a sum of rows without weights."""
     if is_cat(node) and len(shape(node) or ()) == 2:
         found: list[list[Term]] = []
         for part in node.args[0]:
@@ -166,7 +165,7 @@ def _parts(captured: Captured, anchor: Call, node: Any) -> list[list[Term]] | No
 
 
 def _slices(captured: Captured, anchor: Call, node: Any, tower: int) -> list[list[Term]] | None:
-    """The same of ``node[:, tower]`` of a node with three dimensions."""
+    """:func:`_parts` of ``node[:, tower]`` for a node with three dimensions."""
     if is_cat(node):
         found: list[list[Term]] = []
         for part in node.args[0]:
@@ -185,8 +184,8 @@ def _slices(captured: Captured, anchor: Call, node: Any, tower: int) -> list[lis
 
 
 def slice_of(captured: Captured, anchor: Call, node: Any, tower: int) -> Call | None:
-    """``node[:, tower]`` of ``[R, T, F]`` as rows of two dimensions, without a copy where towers
-    are the same rows again or stand side by side; None where there is no such tower."""
+    """Returns ``node[:, tower]`` of ``[R, T, F]`` as two-dimensional rows, without a copy if towers
+    repeat the same rows or are adjacent columns; None if there is no such tower."""
     found = shape(node)
     if found is None or len(found) != 3 or not -found[1] <= tower < found[1]:
         return None
@@ -207,7 +206,7 @@ def slice_of(captured: Captured, anchor: Call, node: Any, tower: int) -> Call | 
 
 
 def _remembered(captured: Captured, anchor: Call, key: Any, function: Any, *args: Any) -> Call:
-    """A call right behind its operand, the same for the same key."""
+    """A call right after its operand, made once per key."""
     if key not in captured.made:
         operand = args[0]
         following = operand.next
@@ -226,7 +225,7 @@ def is_cat(node: Any) -> bool:
 
 
 def made(captured: Captured, anchor: Call, function: Any, *args: Any, **kwargs: Any) -> Call:
-    """A call right before ``anchor``, whose tensor without data is found by calling it."""
+    """Inserts a call right before ``anchor``; it is called on fake tensors for its result."""
     new = captured.before(anchor, function, *args, like=anchor, **kwargs)
     with torch.enable_grad():
         new.meta["example_value"] = function(*_values(args), **kwargs)
@@ -241,7 +240,7 @@ def _values(given: Any) -> Any:
 
 
 def stacked(captured: Captured, node: Any) -> list[Terms]:
-    """The terms of a message ``[E, F]``, one; or of ``[E, T, F]``, one a tower."""
+    """The terms of a message ``[E, F]``, as one item; or of ``[E, T, F]``, one item per tower."""
     found = shape(node) or ()
     if len(found) == 2:
         return [terms_of(captured, node)]
@@ -253,5 +252,5 @@ def stacked(captured: Captured, node: Any) -> list[Terms]:
 
 
 def used_once_all(nodes: Any) -> bool:
-    """Whether each is read once."""
+    """Whether each node has a single user."""
     return all(used_once(node) for node in nodes)

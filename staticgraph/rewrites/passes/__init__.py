@@ -1,1 +1,1 @@
-"""What brings a captured graph into canonical form before any operator is put in."""
+"""Passes that bring a captured graph into canonical form before any operator is inserted."""

@@ -1,6 +1,6 @@
-"""One canonical form for what a graph says in many: the pass before all rewrites.
+"""Brings the many forms of an operation into one canonical form: the pass before all rewrites.
 
-Invariant: the graph computes what it did. A form that is not known, and a change in place that
+Invariant: the graph computes the same as before. Unknown forms, and in-place changes that
 :mod:`staticgraph.rewrites.passes.functionalize` left, stay as they are.
 """
 
@@ -49,12 +49,12 @@ _CANONICAL = {
     form: op for table in (_BINARY, _UNARY) for op, forms in table.items() for form in forms
 }
 _REDUCED = {"sum": "sum", "prod": None, "mean": "mean", "amax": "max", "amin": "min"}
-# Give a tensor of their own.
+# Operations whose result is a new tensor.
 _FRESH = (ADD, SUB, MUL, DIV, *_UNARY, F.linear, F.embedding, GATHER, SCATTER)
 
 
 def canonicalize(captured: Captured) -> None:
-    """Rewrites every node of which there is a canonical form."""
+    """Rewrites every node that has a canonical form."""
     for node in list(captured.graph.nodes):
         _alias(node)
     for node in list(captured.graph.nodes):
@@ -66,7 +66,7 @@ def canonicalize(captured: Captured) -> None:
 
 
 def _alias(node: Call) -> None:
-    """What gives its own operand: conversions to the dtype that is there already."""
+    """Bypasses calls that return their operand, such as conversions to its own dtype."""
     if not is_method(node, "to", "long", "float", "double", "type_as", "contiguous"):
         return
     given, found = tensor(node.args[0]), tensor(node)
@@ -113,7 +113,7 @@ def _binary(node: Call) -> None:
 
 
 def _may_stand_for(first: Call, node: Call) -> bool:
-    """Whether a tensor may take the place of its copy."""
+    """Whether a tensor may replace its copy."""
     changes = first.meta.get("written") or node.meta.get("written") or canonical_ops.is_fenced(node)
     return not changes and canonical_ops.is_float(first) and is_call(first, *_FRESH)
 
@@ -123,7 +123,7 @@ def _is_zero(number: Any) -> bool:
 
 
 def _gather(node: Call) -> None:
-    """``x[index]``, ``index_select`` and ``gather`` of rows, ``x[0]``, ``unbind``: a form each."""
+    """Unifies ``x[index]``, ``index_select`` and ``gather`` of rows, ``x[0]`` and ``unbind``."""
     if calls(node, torch.index_select) or is_method(node, "index_select"):
         given = _arguments(node, ("self", "dim", "index"))
         found = None if given is None else tensor(given[0])
@@ -168,7 +168,7 @@ def _gather(node: Call) -> None:
 
 
 def _expanded_gather(node: Call) -> None:
-    """``x.gather(0, index)`` by an index that is a vector again in every column."""
+    """``x.gather(0, index)`` by an index that repeats one vector in every column."""
     given = _arguments(node, ("self", "dim", "index"))
     if given is None or set(node.kwargs) - {"input", "dim", "index"}:
         return
@@ -186,8 +186,8 @@ def _expanded_gather(node: Call) -> None:
 
 
 def _new_dimension(key: tuple[Any, ...], found: Tensor | None) -> int | None:
-    """Where ``x[..., None]`` or ``x[:, None]`` puts the one dimension that it puts in; None where
-    it does something else."""
+    """The position of the one dimension that ``x[..., None]`` or ``x[:, None]`` inserts; None if it
+    does something else."""
     whole = all(one is None or one is Ellipsis or one == slice(None) for one in key)
     if found is None or not whole or key.count(None) != 1 or key.count(Ellipsis) > 1:
         return None
@@ -227,7 +227,7 @@ def _others(captured: Captured, node: Call) -> None:
 
 
 def _reduction(captured: Captured, node: Call) -> None:
-    """Additions into zeros by an index, as PyG's ``scatter``."""
+    """Turns additions into zeros by an index into PyG's ``scatter``."""
     found = None
     if is_method(node, "index_add", "index_add_") or is_call(node, torch.index_add):
         given = _arguments(node, ("self", "dim", "index", "source"))
@@ -265,12 +265,12 @@ def _reduction(captured: Captured, node: Call) -> None:
 
 
 def used_alone(into: Call, node: Call) -> bool:
-    """Whether nothing but ``node`` reads what it adds into."""
+    """Whether ``node`` is the only user of the tensor that it adds into."""
     return list(into.users) == [node]
 
 
 def _expanded(index: Any) -> Call | None:
-    """The vector that an index was broadcast from along the first dimension."""
+    """The vector that an index was broadcast from along the first dimension, or None."""
     while True:
         found = tensor(index)
         if found is None:

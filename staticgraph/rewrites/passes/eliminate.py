@@ -1,4 +1,4 @@
-"""What nobody reads goes, and what is computed twice is computed once."""
+"""Removes calls whose result is never read, and merges duplicate calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     is_fenced,
 )
 
-# Functions without an effect other than their result, and without a draw of random numbers.
+# Functions without side effects that draw no random numbers.
 _PURE = {
     *(
         ADD,
@@ -92,7 +92,7 @@ _PURE_METHODS = {
 
 
 def drop_unread(graph: Graph) -> None:
-    """Removes, from the end, calls without a reader."""
+    """Removes calls without users, from the end of the graph."""
     for node in reversed(list(graph.nodes)):
         if node.users or not is_pure(node):
             continue
@@ -100,7 +100,7 @@ def drop_unread(graph: Graph) -> None:
 
 
 def is_pure(node: Call) -> bool:
-    """Whether a call does nothing but give its result."""
+    """Whether a call has no effect other than its result."""
     if node.meta.get("writes"):
         return False
     if node.op == "call_function":
@@ -111,8 +111,11 @@ def is_pure(node: Call) -> bool:
 
 
 def drop_twins(graph: Graph) -> None:
-    """Joins equal calls on equal operands, which layers of one model and loops over one layer
-    repeat: the network of the edges in a layer that is called three times."""
+    """Merges equal calls on equal operands.
+
+    Layers of one model, and loops over one layer, repeat such calls: the edge network of a layer
+    that is called three times, for example.
+    """
     seen: dict[Any, Call] = {}
     for node in list(graph.nodes):
         once = node.op in ("call_function", "call_method") and is_pure(node)

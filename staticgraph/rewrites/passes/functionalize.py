@@ -1,11 +1,11 @@
-"""Changes in place as plain calls: the pass before all others.
+"""Turns in-place changes into plain calls: the pass before all others.
 
-A rewrite moves a read to where its result is used. That is sound where a tensor, once made, stays
-as it is; ``m = h[src]; h += 1`` is a graph in which it does not. Which nodes share memory is read
-off the storages of Dynamo's trace, so that every view counts, however it was made.
+A rewrite moves a read to the place where its result is used. That is sound if a tensor does not
+change once it is made; ``m = h[src]; h += 1`` is a graph in which it does. Which nodes share memory
+is determined from the storages of Dynamo's trace, so every view counts, however it was made.
 
 Invariant: after this pass either nothing that a rewrite may move reads memory that changes later,
-or ``captured.refused`` is set, and the graph runs as it came.
+or ``captured.refused`` is set, and the graph runs unchanged.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _OPERATORS = {
     getattr(operator, f"i{name}"): getattr(operator, name)
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 } | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
-# End in "_" and change no value.
+# Methods that end in "_" and change no value.
 _NO_VALUE = ("requires_grad_", "detach_", "retain_grad_", "share_memory_")
-# Change what a tensor is, or draw: no plain call gives the same.
+# Methods without an equivalent plain call, most of which change a tensor's metadata or storage.
 _NO_PLAIN = ("set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_", "copy_")
 
 Memory = frozenset[int]
 
 
 def functionalize(captured: Captured) -> None:
-    """Makes changes in place calls that give a new tensor, or changes of a copy, where nothing else
-    sees the change, and refuses the graph where something does."""
+    """Replaces in-place changes by calls that return a new tensor, or by changes of a copy, where
+    nothing else sees the change; refuses the graph where something does."""
     seen, left = [], list(captured.graph.nodes)
     memory = _Memory()
     while left:
@@ -58,7 +58,7 @@ def functionalize(captured: Captured) -> None:
             harmful = _read_before(seen, memory.of_any(written), memory)
             alone = not is_fenced(node) and _alone(written, seen, set(left), memory)
             if alone and _as_plain_call(node, written[0], left, memory):
-                pass  # it stands in the graph as a plain call now
+                pass  # the node is a plain call now
             elif alone and harmful:
                 seen.append(_on_a_copy(captured, node, written[0], left, memory))
             elif harmful:
@@ -78,7 +78,7 @@ def functionalize(captured: Captured) -> None:
 
 
 def written_by(node: Call) -> list[Call]:
-    """The tensors that a call writes to: none for a call that gives a new one."""
+    """Returns the tensors that a call writes to; none for a call that returns a new one."""
     first = node.args[0] if node.args else None
     if node.op == "call_method":
         name = str(node.target)
@@ -106,8 +106,8 @@ def _tensors(nodes: list[Any]) -> list[Call]:
 
 
 def _is_mutating(target: Any) -> bool:
-    """Whether an operator says of itself that it changes an argument: one of the user's, or a
-    Triton kernel of his."""
+    """Whether an operator's schema says that it changes an argument: a custom operator, or a user's
+    Triton kernel."""
     if isinstance(target, OpOverloadPacket):
         return any(_is_mutating(getattr(target, name)) for name in target.overloads())
     if isinstance(target, OpOverload):
@@ -116,7 +116,7 @@ def _is_mutating(target: Any) -> bool:
 
 
 def _asked_in_place(node: Call) -> bool:
-    """Whether a function of Python's that can work in place is asked to."""
+    """Whether a Python function with an ``inplace`` argument is called with it set."""
     return bool(_bound(node).get("inplace", False))
 
 
@@ -133,10 +133,10 @@ def _bound(node: Call) -> dict[str, Any]:
 
 
 class _Memory:
-    """Whose memory each node's tensors stand in, as the graph is read from its head.
+    """Which memory each node's tensors are in, as the graph is read from its head.
 
-    A storage of the trace is one memory until a change in place becomes a plain call: from there on
-    it is another.
+    A storage of the trace is one memory until an in-place change becomes a plain call: from there
+    on it is another.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class _Memory:
         self._of: dict[Call, Memory] = {}
 
     def see(self, node: Call) -> None:
-        """Notes the memory of a node's tensors at its place."""
+        """Records the memory of a node's tensors at its place in the graph."""
         found = set()
         for one in _values(value(node)):
             if _drops_nothing(node):
@@ -154,21 +154,21 @@ class _Memory:
         self._of[node] = frozenset(found)
 
     def of(self, node: Call) -> Memory:
-        """The memory of a node that was seen."""
+        """The memory of a node; empty if it was not seen yet."""
         return self._of.get(node, frozenset())
 
     def of_any(self, nodes: list[Call]) -> Memory:
-        """The memory of several."""
+        """The memory of several nodes."""
         return frozenset().union(*map(self.of, nodes))
 
     def begin(self, node: Call) -> None:
-        """From here on the storage of a node's tensor is new memory."""
+        """Makes the storage of a node's tensor new memory from here on."""
         for one in _values(value(node)):
             self._now[storage(one)] = next(self._number)
 
 
 def _drops_nothing(node: Call) -> bool:
-    """Whether a dropout gives its operand itself, which the trace shows as a tensor of its own."""
+    """Whether a dropout returns its operand itself, which the trace shows as a separate tensor."""
     if not calls(node, F.dropout, torch.dropout) or not isinstance(node.args[0], Node):
         return False
     p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
@@ -185,7 +185,8 @@ def _values(found: Any) -> list[Tensor]:
 
 
 def _alone(written: list[Call], seen: list[Call], later: set[Call], memory: _Memory) -> bool:
-    """Whether what a call writes to was made in the graph, and is read later by its name alone."""
+    """Whether the tensor written to was made in the graph, and later reads use only its own
+    node."""
     if len(written) != 1:
         return False
     old = written[0]
@@ -195,13 +196,13 @@ def _alone(written: list[Call], seen: list[Call], later: set[Call], memory: _Mem
         if other.op in ("placeholder", "get_attr") or len(memory.of(other)) != 1:
             return False
         if other is not old and any(user in later for user in other.users):
-            # What the call itself reads, it reads before it writes.
+            # Reads by the call itself do not matter: it reads before it writes.
             return False
     return True
 
 
 def _read_before(seen: list[Call], target: Memory, memory: _Memory) -> bool:
-    """Whether a call has read memory for its values, and not only for a view of it."""
+    """Whether a call has read memory for its values, and not only to make a view."""
     for reader in seen:
         if written_by(reader) or not memory.of_any(reader.all_input_nodes) & target:
             continue
@@ -211,7 +212,7 @@ def _read_before(seen: list[Call], target: Memory, memory: _Memory) -> bool:
 
 
 def _as_plain_call(node: Call, old: Call, left: list[Call], memory: _Memory) -> bool:
-    """Makes a change in place a call that gives a new tensor, if there is one for it."""
+    """Turns an in-place change into a call that returns a new tensor, if there is one."""
     found = _plain_call(node)
     if found is None:
         return False
@@ -228,7 +229,7 @@ def _as_plain_call(node: Call, old: Call, left: list[Call], memory: _Memory) -> 
 def _on_a_copy(
     captured: Captured, node: Call, old: Call, left: list[Call], memory: _Memory
 ) -> Call:
-    """Lets a call change a copy, which is read from there on."""
+    """Makes a call change a copy, which is read from there on."""
     copy = captured.before(node, torch.clone, old, like=old)
     _reads_from_now(old, copy, [node, *left])
     memory.begin(old)
@@ -244,7 +245,7 @@ def _reads_from_now(old: Call, new: Call, left: list[Call]) -> None:
 
 
 def _plain_call(node: Call) -> tuple[str, Any, tuple[Any, ...], dict[str, Any]] | None:
-    """The call that gives a new tensor for one that changes its operand."""
+    """The call that returns a new tensor and is equivalent to an in-place change, or None."""
     if node.op == "call_method":
         name = str(node.target)
         if name in _NO_PLAIN or not hasattr(Tensor, name[:-1]):
@@ -266,7 +267,7 @@ def _plain_call(node: Call) -> tuple[str, Any, tuple[Any, ...], dict[str, Any]] 
 
 
 def _masked_fill(x: Call, key: Any, number: Any) -> tuple[str, Any, tuple[Any, ...], Any] | None:
-    """``x[mask] = number``, as PyG writes what becomes of an infinite degree."""
+    """``x[mask] = number``, as PyG uses it to replace infinite degrees."""
     mask = tensor(key)
     if mask is None or mask.dtype != torch.bool or shape(key) != shape(x):
         return None
@@ -278,7 +279,7 @@ def _is_number(found: Any) -> bool:
 
 
 def _gives_the_same(old: Call, op: str, target: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the plain call gives what the operand has become: its shape and its dtype."""
+    """Whether the plain call's result has the shape, dtype and strides of the operand."""
     found = tensor(old)
     assert found is not None
     mode = getattr(found, "fake_mode", None)
@@ -299,7 +300,7 @@ def _gives_the_same(old: Call, op: str, target: Any, args: Any, kwargs: Any) -> 
 
 
 def _mark(nodes: list[Call], writers: list[Call], memory: _Memory) -> set[Call]:
-    """Notes at every node whose memory a call writes to that it is so."""
+    """Marks every node whose memory a call writes to, and the calls that write."""
     target = frozenset().union(*(memory.of_any(written_by(node)) for node in writers))
     held = {node for node in nodes if memory.of(node) & target}
     for node in held:

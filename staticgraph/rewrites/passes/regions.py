@@ -1,11 +1,11 @@
-"""Parts of a forward that run in a state of their own: without gradients, under autocast.
+"""Parts of a forward that run in a different state: without gradients, under autocast.
 
-``with torch.no_grad(): s = scatter(...)`` stands in the captured graph as two calls around the
-others. What is inside computes something else than the same calls outside, and a rewrite that drew
-it into a call of the outside would change the gradient. Home is the state that most of the graph
-stands in: a model trained under autocast stands in that. Invariant: no node of another state is a
+``with torch.no_grad(): s = scatter(...)`` appears in the captured graph as two calls around the
+others. Calls inside compute something else than the same calls outside, and a rewrite that merged
+them into a call outside would change the gradient. The home state is the one that most of the graph
+is in: for a model trained under autocast, autocast. Invariant: no node of another state is a
 canonical operation (:func:`staticgraph.rewrites.captured_graph.canonical_ops.is_call`), so that no
-rewrite takes it up.
+rewrite matches it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch.fx import Graph
 from staticgraph.internals.states import enter_autocast, exit_autocast, set_grad_enabled
 from staticgraph.rewrites.captured_graph.canonical_ops import Call, fence
 
-# Names of torch's functions that set a state which this module does not follow.
+# Name prefixes of torch's functions that set a state which this module does not track.
 _OTHERS = ("_set_", "_enter_", "_exit_", "_push_", "_pop_")
 
 
 def fence_regions(graph: Graph) -> None:
-    """Marks what does not stand in the state that most of a graph stands in."""
+    """Fences all nodes that are not in the state that most of the graph is in."""
     states: dict[Call, Any] = {}
     switches = [node for node in graph.nodes if _calls(node, set_grad_enabled)]
-    # A region puts back what it found: the last one what was there at the head of the graph.
+    # A region restores what it found, so the last switch gives the state at the head of the graph.
     gradient: Any = switches[-1].args[0] if switches else None
     entered: list[Any] = []
     for node in graph.nodes:
@@ -38,7 +38,7 @@ def fence_regions(graph: Graph) -> None:
         elif target is exit_autocast and entered:
             entered.pop()
         elif getattr(target, "__name__", "").startswith(_OTHERS):
-            entered.append(node)  # nothing known ends it: the rest stays as it is
+            entered.append(node)  # its end is not known: the rest counts as another state
         elif node.op not in ("placeholder", "get_attr", "output"):
             states[node] = (gradient, *entered)
     if len(set(states.values())) < 2:

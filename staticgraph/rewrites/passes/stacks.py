@@ -1,8 +1,8 @@
-"""What was stacked, read through the stack.
+"""Reads through stacks of tensors.
 
-``torch.stack([row, col])[0]`` is ``row``; of both rows of one pair a stack is the pair, which may
-be the batch's own; and the sum over what was stacked (a table a column, a layer's output a layer)
-is a sum of its parts.
+``torch.stack([row, col])[0]`` is ``row``; a stack of both rows of one pair is the pair, which may
+be the batch's own; and the sum over a stack (one part per table, or per layer) is a sum of its
+parts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
 
-# More parts than a stack of embeddings or layers has are better added by one call.
+# Above this number of parts, more than stacks of embeddings or layers have, one call adds faster.
 MOST = 16
 
 
 def unstack(captured: Captured, node: Call) -> None:
-    """Gives the readers of a node what it takes out of a stack, or puts together again."""
+    """Replaces a node that selects from a stack, rebuilds a pair, or sums over a stack."""
     if is_call(node, SELECT):
         base, dim, place = node.args
         parts = _parts(base, dim)
@@ -41,7 +41,7 @@ def unstack(captured: Captured, node: Call) -> None:
 
 
 def _pair(node: Call) -> None:
-    """Both rows of ``[2, E]``, stacked in their order."""
+    """Replaces a stack of both rows of ``[2, E]``, in their order, by the pair."""
     parts = _parts(node, 0)
     if len(parts) != 2 or not all(is_call(one, SELECT) for one in parts):
         return
@@ -66,7 +66,7 @@ def _sum(captured: Captured, node: Call) -> None:
 
 
 def _parts(node: Any, dim: int) -> list[Any]:
-    """What is stacked along a dimension; nothing where a node is no such call."""
+    """The tensors stacked along a dimension; empty if the node is no such call."""
     found = shape(node)
     if not is_call(node, torch.stack) or found is None or not node.args:
         return []
