@@ -62,8 +62,10 @@ def main(argv: list[str]) -> int:
 
 
 def reported(measure: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """A report, or the error, together with the messages printed meanwhile (how labels were
-    guessed, for example), which the parent process shows."""
+    """A report, or the error, together with the messages printed meanwhile.
+
+    The parent process shows the messages, such as how labels were guessed.
+    """
     from staticgraph.text.progress import heard
 
     with heard() as said:

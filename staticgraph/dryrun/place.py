@@ -1,4 +1,4 @@
-"""Finding the source line behind an operation: the model's, else PyG's, else this library's."""
+"""Finding the source line of an operation: the model's, else PyG's, else this library's."""
 
 from __future__ import annotations
 

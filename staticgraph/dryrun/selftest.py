@@ -15,8 +15,11 @@ from staticgraph.errors import DryRunBroken, DryRunUnavailable
 
 
 def selftest(target: str = "h100", leave_out: str | None = None) -> list[dict[str, Any]]:
-    """Runs the stages; returns for each ``stage``, ``ok``, and on failure ``error``, ``where`` (the
-    line of torch) and ``points`` (the symbols patched for it).
+    """Runs the stages of the self-test.
+
+    Returns:
+        For each stage ``stage``, ``ok``, and on failure ``error``, ``where`` (the line of torch)
+        and ``points`` (the symbols patched for it).
 
     Raises:
         DryRunBroken: torch lacks a symbol; the message names it.

@@ -163,8 +163,10 @@ class Batcher:
         return self._epoch(epoch)[1].rows(self.sizes)
 
     def windows(self, epoch: int) -> IntArray:
-        """``[W]`` ascending step counts of this rank after which the next window of blocks begins;
-        the last is the number of steps."""
+        """The steps of this rank after which the next window of blocks begins, ``[W]`` ascending.
+
+        The last entry is the number of steps.
+        """
         return self._epoch(epoch)[1].windows_of_rank(self.rank)
 
     def epoch_stats(self, epoch: int) -> EpochStats:

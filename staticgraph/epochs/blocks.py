@@ -8,9 +8,9 @@ one window of them must be in memory.
 The bias: two graphs of one block meet in a batch more often than two of different blocks. In a
 store whose graphs are in no particular order this has no effect. Where they are sorted, by label
 for example, a batch's mean label varies as if it were drawn from one window: its variance is that
-of a random batch times ``1 + rho * b / w`` (:func:`spread`), with ``b`` graphs per batch, ``w``
-blocks per window, and ``rho`` the share of the label's variance that lies between blocks: 1 where
-each block has one label.
+of a random batch times ``1 + rho * (b - 1) / w`` (:func:`spread`), with ``b`` graphs per batch,
+``w`` blocks per window, and ``rho`` the share of the label's variance that lies between blocks: 1
+where each block has one label.
 """
 
 from __future__ import annotations

@@ -72,9 +72,11 @@ class Epoch:
         return RankBatches(self, rank, range(len(self)))
 
     def windows_of_rank(self, rank: int) -> IntArray:
-        """``[W]`` ascending step counts of a rank after which the next window begins; the last is
-        the number of steps. The count repeats for a window in which the rank has no batch. A batch
-        belongs to the window in which it begins."""
+        """The steps of a rank after which the next window begins, ``[W]`` ascending.
+
+        The last entry is the number of steps. An entry repeats for a window in which the rank has
+        no batch. A batch belongs to the window in which it begins.
+        """
         own = self.steps[:, rank]
         begins = np.where(own < 0, 0, self._bounds[own])
         reached = np.maximum.accumulate(np.searchsorted(self._windows, begins, side="right"))
@@ -82,8 +84,11 @@ class Epoch:
         return ends if len(ends) else np.array([len(own)])
 
     def rows(self, sizes: IntArray) -> IntArray:
-        """``[S, ranks, 1 + C]`` int64 graphs, nodes, edges and any further component of each batch,
-        from the ``[., C]`` sizes of graphs."""
+        """``[S, ranks, 1 + C]`` int64 graphs, nodes, edges and any further component of each batch.
+
+        Args:
+            sizes: ``[., C]`` sizes of the store's graphs.
+        """
         of_batches = np.zeros((len(self._bounds), 1 + sizes.shape[1]), np.int64)
         of_batches[:-1, 0] = np.diff(self._bounds)
         for first in range(0, len(self._buckets), AT_ONCE):

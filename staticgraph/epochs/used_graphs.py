@@ -25,8 +25,10 @@ AT_ONCE = 1 << 21
 
 
 def narrow_sizes_of(source: Any) -> IntArray:
-    """``[n, C]`` sizes of a store or an array: int64, or as narrow as the store's for many
-    graphs."""
+    """``[n, C]`` sizes of a store or an array, as int64.
+
+    For many graphs, a store's sizes keep the narrow dtype they have there.
+    """
     narrow = getattr(source, "narrow_sizes", None)
     if narrow is not None and len(narrow) >= NARROW_FROM:
         return narrow

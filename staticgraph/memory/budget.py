@@ -225,8 +225,11 @@ class MemoryBudget:
         return replace(self, data_set_bytes=self.data_set_bytes + nbytes)
 
     def with_memory(self, memory: MemoryModel) -> MemoryBudget:
-        """The same cap with a model that predicts the bytes of a step, as returned by
-        :func:`staticgraph.probe`."""
+        """The same cap with a model that predicts the bytes of a step.
+
+        Args:
+            memory: as returned by :func:`staticgraph.probe`.
+        """
         return replace(self, memory=memory)
 
     def breakdown(

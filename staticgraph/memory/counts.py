@@ -58,8 +58,10 @@ def counts_of(
 # A fit needs the blocks of a thousand capacities, again for every form.
 @lru_cache(maxsize=1 << 13)
 def blocks_in(capacity: Capacity, layout: Layout, counted: bool) -> tuple[AttentionBlock, ...]:
-    """The blocks of attention, by descending size; with ``counted``, only as large as real graphs
-    can make them."""
+    """The blocks of attention, by descending size.
+
+    With ``counted``, they are only as large as real graphs can make them.
+    """
     blocks = (AttentionBlock(0, capacity.graphs, capacity.max_graph_nodes),)
     if layout != "dense":
         blocks = attention_path(capacity, layout).blocks

@@ -299,8 +299,10 @@ def _plain(planes: FloatArray) -> tuple[tuple[float, ...], ...]:
 def rows_at(
     capacity: Capacity, terms: Sequence[str], layout: Layout, counted: bool
 ) -> list[list[float]]:
-    """A capacity's counts in the order of ``terms``; once per block's turn where terms need it,
-    else once."""
+    """A capacity's counts in the order of ``terms``.
+
+    There is one row, or one per block's turn where the terms need it.
+    """
     counts = counts_of(capacity, layout, counted)
     turns = turns_of(capacity, layout, counted) if TURNS[0] in terms else [{}]
     return [[{**counts, **turn}[term] for term in terms] for turn in turns]

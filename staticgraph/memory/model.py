@@ -134,8 +134,11 @@ class MemoryModel:
         return self.resident.before_step + self.batch.of(capacity) + step
 
     def binding(self, capacity: Capacity) -> str:
-        """The term that takes most at this capacity: ``nodes``, ``edges``, ``graphs``, ``rows of``
-        an axis, ``attention`` or ``fixed`` (which includes everything resident)."""
+        """The term that takes most at this capacity.
+
+        It is ``nodes``, ``edges``, ``graphs``, ``rows of`` an axis, ``attention`` or ``fixed``
+        (which includes everything resident).
+        """
         shares, counts = self.fit.shares(capacity), counts_of(capacity)
         shares["fixed"] += self.resident.before_step + self.batch.fixed
         for term in ("nodes", "edges", "graphs"):

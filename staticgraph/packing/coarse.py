@@ -56,8 +56,11 @@ class Coarse:
         return float((self.histogram.totals / np.maximum(1, self.fine.totals)).max() - 1.0)
 
     def filled(self, packing: Packing) -> float:
-        """The harmonic mean of the efficiencies of a packing of :attr:`histogram`, counting the
-        original sizes."""
+        """The harmonic mean of a packing's efficiencies, counting the original sizes.
+
+        Args:
+            packing: of :attr:`histogram`.
+        """
         room = packing.limits.astype(np.float64) * packing.num_packs
         real = self.fine.totals / np.maximum(1, room)
         return harmonic_mean(np.where(room > 0, real, 1.0))

@@ -13,8 +13,10 @@ from staticgraph.sizes.whole_numbers import IntArray
 
 
 def limits_array(capacities: Sequence[Capacity]) -> IntArray:
-    """``[buckets, 4 + X]`` limits of each bucket: nodes, edges, graphs, nodes of one graph, then
-    each further component."""
+    """The limits of each bucket, ``[buckets, 4 + X]``.
+
+    The columns are nodes, edges, graphs, nodes of one graph, and each further component.
+    """
     rows = [
         (c.node_limit, c.edge_limit, c.graph_limit, c.max_graph_nodes, *c.extra_limits)
         for c in capacities

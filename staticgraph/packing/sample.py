@@ -33,8 +33,10 @@ EACH = 0.25
 
 
 def fewer_by_sample(best: Packing) -> Packing:
-    """A packing with fewer packs than ``best`` where a sample of its packs shows how, else
-    ``best``; it helps where a few patterns are used often."""
+    """A packing with fewer packs than ``best`` where a sample shows how, else ``best``.
+
+    It helps where a few patterns are used often.
+    """
     times = max(1, best.histogram.num_graphs // GRAPHS)
     counts = best.counts // times
     if not counts.any():

@@ -222,8 +222,10 @@ def graph_slots(graphs: int) -> int:
 
 
 def split_slack(sizes: IntArray) -> float:
-    """:data:`STANDARD_ERRORS` of the mean of a random part of the graphs, as a share of the
-    mean."""
+    """Slack for the mean of a random part of the graphs, as a share of the mean.
+
+    It is :data:`STANDARD_ERRORS` standard errors.
+    """
     mean = np.maximum(sizes.mean(axis=0), 1e-9)
     error = sizes.std(axis=0) * np.sqrt((1 - TRAINED_SHARE) / (TRAINED_SHARE * len(sizes)))
     return float((STANDARD_ERRORS * error / mean).max())

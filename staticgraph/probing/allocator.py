@@ -153,8 +153,9 @@ class AllocatorReader:
 
 
 class Peaks(TorchDispatchMode):
-    """An allocator's high-water mark of each part of a step and, as a ``with`` block, of each
-    operation.
+    """An allocator's high-water mark of each part of a step.
+
+    As a ``with`` block, it also reads the mark of each operation.
 
     Attributes:
         parts: the mark of each part that has ended.
@@ -200,10 +201,11 @@ class Peaks(TorchDispatchMode):
 
 @contextmanager
 def unchanged(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Restores a model and its optimizer exactly: the same tensors with the same values, the same
-    classes of layers, and no state where there was none.
+    """Restores a model and its optimizer exactly.
 
-    Values are saved on the host, so that saving them does not affect the measurement.
+    Afterwards there are the same tensors with the same values, the same classes of layers, and no
+    state where there was none. Values are saved on the host, so that saving them does not affect
+    the measurement.
     """
     modules = [(m, type(m), m.training, set(vars(m))) for m in model.modules()]
     values = [(t, _kept(t)) for t in (*model.parameters(), *model.buffers())]

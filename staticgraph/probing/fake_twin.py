@@ -21,8 +21,10 @@ from staticgraph.internals.fakes import FakeTensorMode, QuickFakeMode
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode in which tensors have only shapes. Real tensors that a module keeps outside its
-    parameters and buffers are treated as their shapes."""
+    """A mode in which tensors have only shapes.
+
+    Real tensors that a module keeps outside its parameters and buffers are treated as their shapes.
+    """
     return QuickFakeMode(allow_non_fake_inputs=True)
 
 

@@ -52,8 +52,10 @@ def floors_of(readings: Readings) -> tuple[int, ...]:
 
 
 def beyond(floors: Sequence[int], readings: Readings) -> list[Capacity]:
-    """The capacity that distinguishes the last floor from a constant width: the smallest one with a
-    larger graph; empty where such a capacity was read already."""
+    """The capacity to read that distinguishes the last floor from a constant width.
+
+    It is the smallest one with a larger graph; none where such a capacity was read already.
+    """
     if not floors or floors[-1] < max(c.max_graph_nodes for c, _ in readings):
         return []
     return [_of_width(readings[0][0], (1, 1, 1), 2 * (floors[-1] + 1))]

@@ -2,9 +2,9 @@
 
 At small capacities the blocks by size of a converted layer are a single block, as for dense
 attention at every capacity, so the same sum of counts fits both; at twice the largest graph one
-takes a third of the other. A single block also cannot show the memory that is live besides the
-block being computed. So where several blocks are worth it, more readings follow: two that tell
-whether the sum for one block holds, and, if not, as many as show what each block adds.
+takes a third of the other. A single block also cannot show the memory that is live in addition
+to the block being computed. So where several blocks are worth it, more readings follow: two that
+tell whether the sum for one block holds, and, if not, as many as show what each block adds.
 """
 
 from __future__ import annotations

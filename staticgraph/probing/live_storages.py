@@ -191,8 +191,8 @@ def _linear_bytes(args: tuple[Any, ...]) -> int:
 
 def _rows_bytes(args: tuple[Any, ...]) -> int:
     """The temporary bytes of the CPU kernel of ``staticgraph::head_rows``: a copy of one block at a
-    time where it is not contiguous, as for attention's gradients, and a float32 copy of dtypes that
-    NumPy lacks."""
+    time where it is not contiguous, as for attention's gradients, and a float32 copy of one in half
+    precision, which NumPy or numba lacks."""
     return max(
         b.numel() * ((not b.is_contiguous()) * b.itemsize + (b.itemsize == 2) * 4) for b in args[0]
     )

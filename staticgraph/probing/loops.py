@@ -16,8 +16,11 @@ from staticgraph.probing.reading import Reading
 
 
 def parts_of(readings: Sequence[Reading]) -> list[Moments] | None:
-    """The moments of each reading, with forward and backward loops separated and equally many of
-    each; None where no loop was seen, or where the steps cannot be matched."""
+    """The moments of each reading, with forward and backward loops separated.
+
+    All readings have equally many of each. The result is None where no loop was seen, or where the
+    steps cannot be matched.
+    """
     taken = [_apart(reading) for reading in readings]
     if any(found is None for found in taken):
         return None

@@ -16,9 +16,11 @@ from staticgraph.steps.state.training_state import evaluating
 
 
 class ProbeStep:
-    """One step of a subject: gradients freed, ``accumulate`` times forward and backward, then the
-    optimizer. Without a loss, one evaluation without gradients. Kernels are chosen as for large
-    batches, and for ``device`` where the tensors stand in for those of another device.
+    """One step of a subject: forward, backward and update, or an evaluation.
+
+    Gradients are freed, then forward and backward run ``accumulate`` times, then the optimizer.
+    Without a loss, it is one evaluation without gradients. Kernels are chosen as for large batches,
+    and for ``device`` where the tensors stand in for those of another device.
 
     Attributes:
         widths: of the dense blocks that layers requested in the last forward.

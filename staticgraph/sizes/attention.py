@@ -158,7 +158,7 @@ class AttentionPath(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The choice in words, with the numbers behind it."""
+        """The choice in words, with the numbers that led to it."""
         costs = dict(self.costs)
         out = dict(self.ruled_out)
         shown = [
@@ -298,8 +298,14 @@ def blocks_of(capacity: Capacity) -> tuple[AttentionBlock, ...]:
 def clipped(
     blocks: tuple[AttentionBlock, ...], nodes: int, graphs: int, largest: int
 ) -> tuple[AttentionBlock, ...]:
-    """The part of each block that ``nodes`` nodes in ``graphs`` graphs can need, the largest graph
-    having ``largest`` nodes."""
+    """The parts of the blocks that batches with these limits can need.
+
+    Args:
+        blocks: by descending size.
+        nodes: nodes of all graphs together, at most.
+        graphs: number of graphs, at most.
+        largest: nodes of the largest graph, at most.
+    """
     found = []
     for block in blocks:
         left = min(block.graphs, max(1, graphs) - block.first)

@@ -235,8 +235,7 @@ class Capacity:
         )
 
     def order_statistics_hold(self, nodes: ArrayLike) -> bool:
-        """Whether graphs with these node counts, ``[g]`` in any order, satisfy
-        :attr:`order_statistics`."""
+        """Whether graphs with these node counts, ``[g]`` in any order, keep the promised widths."""
         if not self.order_statistics:
             return True
         falling = -np.sort(-np.asarray(nodes, dtype=np.int64))

@@ -42,9 +42,15 @@ def whole_numbers(values: ArrayLike, what: str, error: type[ValueError] = ValueE
 
 
 def distinct_rows(rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Distinct rows of ``[n, C]`` in lexicographic order, the index ``[n]`` of each row among them,
-    and how often each occurs. The result is that of ``np.unique``, a dozen times faster where the
-    numbers are at least 0 and a row fits into one number."""
+    """Finds the distinct rows of ``[n, C]`` whole numbers.
+
+    The result is that of ``np.unique``, a dozen times faster where the numbers are at least 0 and
+    a row fits into one number.
+
+    Returns:
+        The distinct rows in lexicographic order, the index ``[n]`` of each row among them, and how
+        often each occurs.
+    """
     # Python integers: a float loses the 1 above 2^53.
     shape = tuple(int(most) + 1 for most in np.atleast_1d(rows.max(axis=0, initial=0)))
     if rows.ndim == 2 and len(rows) and rows.min() >= 0 and math.prod(shape) < MOST_ROWS:
@@ -57,8 +63,10 @@ def distinct_rows(rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def counted_rows(rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Distinct rows and how often each occurs, as in :func:`distinct_rows`; without sorting where
-    the number of possible rows is small."""
+    """Distinct rows and how often each occurs, as in :func:`distinct_rows`.
+
+    Nothing is sorted where the number of possible rows is small.
+    """
     shape = tuple(int(most) + 1 for most in np.atleast_1d(rows.max(axis=0, initial=0)))
     few = math.prod(shape) <= max(1 << 16, 2 * len(rows))
     if not (few and rows.ndim == 2 and len(rows) and rows.min() >= 0):
@@ -75,8 +83,10 @@ def pointer_dtype(edges: int) -> str:
 
 
 def stacked(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Stacks columns ``[n]`` of whole numbers of at least 0 into ``[n, C]``, in the narrowest
-    signed dtype that holds them; signed, so that differences stay valid."""
+    """Stacks columns ``[n]`` of whole numbers of at least 0 into a table ``[n, C]``.
+
+    The dtype is the narrowest signed one that holds them; signed, so that differences stay valid.
+    """
     most = max((int(column.max(initial=0)) for column in columns), default=0)
     dtype = next(d for d in (np.int16, np.int32, np.int64) if most <= np.iinfo(d).max)
     table = np.empty((len(columns[0]), len(columns)), dtype)

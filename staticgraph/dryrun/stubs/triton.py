@@ -43,8 +43,10 @@ def driver_for(target: TargetDevice) -> Any:
 
 
 class Pointer:
-    """A tensor as Triton's compiler sees it: a dtype and an address, here the offset in its
-    storage, so that a view has the right alignment."""
+    """A tensor as Triton's compiler sees it: a dtype and an address.
+
+    The address is the offset in its storage, so that a view has the right alignment.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype: torch.dtype = tensor.dtype
