@@ -90,7 +90,7 @@ def exact_epoch(
         own = edges if windows is None else np.unique(np.searchsorted(bounds, windows))
         join = len(own) > len(edges)
         overflowed, left = _repaired(order, sizes, bounds, limits[main], key, own, join)
-        if left and join:  # windows of large graphs at the end: give some to those before
+        if left and join:  # windows of large graphs at the end give some to others
             left = _repaired(order, sizes, bounds, limits[main], key, edges)[1]
         buckets = place_batches(sizes, order, bounds, limits)
     spilled, split = int((buckets > main).sum()), int((buckets < 0).sum())

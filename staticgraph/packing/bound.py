@@ -92,7 +92,7 @@ def packing_bound(
         return PackingBound(volume, float(volume), volume, 0, 0, grid.coarse)
     columns = Columns()
     columns.add(columns_of(packing, grid.keep))
-    # Patterns of the grid itself: what they exceed off it does not make the bound wrong.
+    # Patterns only have to fit the grid: exceeding the real limits keeps the bound valid.
     on_grid = (grid.sizes, grid.room)
     search = ColumnGeneration(grid, histogram.counts[grid.keep], on_grid, columns)
     while search.solved < rounds and whole(search.proven) < packing.num_packs:

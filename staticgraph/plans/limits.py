@@ -29,7 +29,7 @@ from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 
-# How far above totals / packs the limits are tried, smallest first.
+# The excess of the limits over totals / packs, tried in ascending order.
 EXCESS = (0.0, 0.001, 0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12)
 # The share of graphs by which the number of packs may differ from the requested one.
 NEAR = 0.1

@@ -50,7 +50,7 @@ def likely_order_statistics(
         seed: of the draws.
     """
     random = np.random.default_rng(seed)
-    drawn = random.choice(nodes, (DRAWN, batch_size))  # with replacement: hardly wider anywhere
+    drawn = random.choice(nodes, (DRAWN, batch_size))  # replacement hardly widens any
     falling = -np.sort(-drawn, axis=1)
     limits = capacity.node_limit // np.arange(1, capacity.graphs + 1)
     widths = np.zeros(capacity.graphs, np.int64)

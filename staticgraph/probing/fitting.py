@@ -130,7 +130,7 @@ class Fitting:
             except FitRefused as refusal:
                 raise FitRefused(f"of {regime}: {refusal}") from None
             if regime == ONE and "auto" in LAYOUTS_OF[fitted.form]:
-                fitted = fitted._replace(layout="auto")  # the same here, and now it is known
+                fitted = fitted._replace(layout="auto")  # equal for one block, and now known
             fits.append((regime, fitted))
         # The fit for the first capacity applies to all that no other piece holds.
         first = self.readings[0][0]
