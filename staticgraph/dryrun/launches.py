@@ -55,7 +55,8 @@ class CompiledGraph:
     def mutated_not_static(self) -> int:
         """The number of inputs that the graph writes and whose addresses may change.
 
-        torch does not record a graph that has any."""
+        torch does not record a graph that has any.
+        """
         return len(self.mutated - self.static)
 
 

@@ -75,7 +75,8 @@ class Watcher(FakeTensorMode):
         """Runs an operator over fake tensors and notes it where it would launch a kernel.
 
         Host reads get a made-up number; while recording, they and tensors on the wrong device are
-        refused."""
+        refused.
+        """
         kwargs = kwargs or {}
         if self._nested or TracingContext.try_get() is not None:
             return super().dispatch(func, types, args, kwargs)

@@ -194,7 +194,8 @@ class Batcher:
     def state_dict(self) -> dict[str, Any]:
         """The current epoch and position, and a fingerprint of how this batcher was built.
 
-        All values are plain numbers, strings and containers."""
+        All values are plain numbers, strings and containers.
+        """
         return {"epoch": self.current_epoch, "position": self.position, "of": self._fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

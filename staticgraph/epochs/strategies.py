@@ -192,7 +192,8 @@ def pack_offline(
 ) -> list[OfflineParts]:
     """Packs the sizes of all graphs once, or takes the plan's packing of exactly these graphs.
 
-    The sizes that share a pack stay the same in every epoch (paper, section 2.6)."""
+    The sizes that share a pack stay the same in every epoch (paper, section 2.6).
+    """
     parts = []
     at_home = homes(sizes[indices], capacities)
     for home, capacity in enumerate(capacities):

@@ -31,7 +31,8 @@ def counts_of(
 
     With ``counted``, rows and blocks of attention are as large as real graphs can make them, as for
     layers that follow real counts: the difference for padding is then in the fixed term, whose sign
-    a fit can determine."""
+    a fit can determine.
+    """
     blocks = blocks_in(capacity, layout, counted)
     nodes, edges, graphs = capacity.nodes, capacity.edges, capacity.graphs
     own = capacity.extra

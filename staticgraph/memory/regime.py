@@ -20,7 +20,8 @@ class Regime(NamedTuple):
     """A set of capacities, by their largest graph and their blocks of attention.
 
     The largest graph has more than ``above`` and at most ``upto`` nodes (any number where None),
-    and the blocks of attention by size are ``several`` or one (either where None)."""
+    and the blocks of attention by size are ``several`` or one (either where None).
+    """
 
     above: int = 0
     upto: int | None = None

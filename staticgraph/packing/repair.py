@@ -251,7 +251,8 @@ def _best_pair(members, held, load, sizes, limits, weights, a, b, x, y, change, 
 
     It is made together with that of ``x`` and ``y``, whose effect is ``change``. Returns the
     remaining excess, the places ``gives`` in pack ``a`` and ``takes`` in ``b`` (-1 for none; -2
-    where no exchange is possible), and the counter."""
+    where no exchange is possible), and the counter.
+    """
     best, gives, takes, ties = np.inf, -2, -2, 0
     for i in range(-1, held[a]):
         if i == x and i >= 0:

@@ -104,8 +104,8 @@ def plan_buckets(
         ImportError: ``best`` without SciPy.
         BudgetExceeded: the given batch size, or even batches of one graph, need more than the
             budget.
-        ValueError: there are no graphs, more than two buckets are requested for exact batches, or
-            a bucket does not fit the device.
+        ValueError: there are no graphs, more than two buckets are requested for exact batches, a
+            bucket does not fit the device, or arguments exclude each other.
     """
     sizes = sizes_of(source)
     trained = _trained(sizes, indices)
@@ -225,7 +225,8 @@ def _for_packs(
     """The capacities for packs of about ``graphs`` graphs: one, or several where that is cheaper.
 
     A single capacity is measured by the stream that fills it, unless its packs are kept (not
-    ``streamed``)."""
+    ``streamed``).
+    """
     if num_buckets == 1 and streamed:
         return stream_capacity(data, graphs, seed)
     chosen = several_capacities(data, num_buckets, graphs, cost, fits)

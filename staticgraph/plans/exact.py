@@ -106,7 +106,8 @@ def with_order_statistics(
     """Adds to the first capacity the order statistics that the data allows it to promise.
 
     No capacity is added for the few batches that exceed them: those exchange graphs, and any that
-    still exceed them are halved."""
+    still exceed them are halved.
+    """
     main = capacities[0]
     within = nodes[nodes <= main.max_graph_nodes]
     if main.extra or not len(within):

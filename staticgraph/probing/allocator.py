@@ -101,7 +101,8 @@ class AllocatorReader:
         """Opens the model for reading; afterwards everything is restored.
 
         This covers parameters, buffers, gradients, optimizer state, flags, classes of layers and
-        random state; reserved memory is returned."""
+        random state; reserved memory is returned.
+        """
         gc.collect()
         self.allocator.trim()
         try:

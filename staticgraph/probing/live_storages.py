@@ -182,7 +182,8 @@ def _linear_bytes(args: tuple[Any, ...]) -> int:
 
     Where the weight is large, this is oneDNN's transposed copy of the gradient or the input,
     whichever is narrower; with ReLU, also the masked gradient (measured with torch's profiler;
-    without AVX-512 oneDNN takes up to half a mebibyte more, regardless of the rows)."""
+    without AVX-512 oneDNN takes up to half a mebibyte more, regardless of the rows).
+    """
     grad, x, _, out, _ = args
     tiles = grad.dtype == torch.float32 and weight_serves(grad.size(1), x.size(1))
     copied = 0 if tiles else min(grad.numel(), x.numel()) * grad.itemsize

@@ -18,7 +18,8 @@ def with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
 
     An edge is reserved for padding where an index counts edges, and a second node where nodes have
     positions. Where nodes have types, the totals are raised until no type has the same number of
-    rows, so that a concatenation of all types is recognized by its size."""
+    rows, so that a concatenation of all types is recognized by its size.
+    """
     if schema is None:
         return capacity
     reserve = int(schema.counts_edges)
