@@ -1,6 +1,6 @@
-"""The asking side: starts a child, hands it a model and a plan, and reads its report.
+"""The parent side: starts a child process, sends it a model and a plan, and reads its report.
 
-Nothing is patched in this process, whose CUDA, if it has one, goes on working.
+Nothing is patched in this process, so its CUDA, if it has one, keeps working.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from staticgraph.dryrun.targets import target_of
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
 from staticgraph.text.progress import say
 
-# The last words of a child that died.
+# How much of a dead child's output is shown.
 TAIL_CHARACTERS = 3000
 
 
 class Child:
-    """A process that believes in a device; a context manager. It imports torch once, in seconds,
-    and then answers any number of requests.
+    """A child process with an emulated device; a context manager.
+
+    It imports torch once, which takes seconds, and then answers any number of requests.
 
     Args:
         target: a name of :data:`staticgraph.dryrun.targets.TARGETS`.
-        leave_out: a symbol not to patch, for the self-test's own test.
+        leave_out: a symbol not to patch, used to test the self-test.
 
     Raises:
         DryRunUnavailable: a dry run cannot work on this machine; the message says why.
         DryRunBroken: torch lacks a symbol that the dry run patches.
-        ValueError: no such target.
+        ValueError: an unknown target.
     """
 
     def __init__(self, target: str = "h100", leave_out: str | None = None) -> None:
@@ -57,10 +58,10 @@ class Child:
         self._answer()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request, answered.
+        """Sends one request and returns the answer.
 
         Raises:
-            ValueError: the request makes no sense; the child says why.
+            ValueError: the request is invalid; the message is the child's.
             RuntimeError: the child failed in another way, or died.
         """
         assert self._process.stdin is not None
@@ -69,7 +70,7 @@ class Child:
         return self._answer()
 
     def dry_run(self, request: dict[str, Any]) -> DryRun:
-        """One request for a report; see :mod:`staticgraph.dryrun.subject`."""
+        """Sends one request and returns the report; see :mod:`staticgraph.dryrun.subject`."""
         return DryRun.from_dict(self.ask(request)["report"])
 
     def _answer(self) -> dict[str, Any]:
@@ -132,21 +133,22 @@ def dry_run(
     differentiable: Sequence[str] = (),
     compile_kernels: bool = True,
 ) -> DryRun:
-    """Compiles and counts a training step for a GPU that is not there.
+    """Compiles a training step for a GPU that is not present, and counts its launches.
 
     A child process trains a copy of the model over fake CUDA tensors: torch's compiler does its
-    real work, and a launch is noted instead of made. Nothing runs, and no time is promised.
+    real work, and a launch is noted instead of made. No kernel runs, and no time is promised.
 
     Args:
-        model: a module, handed over by :func:`torch.save`; or ``"module:build"``, which is imported
-            there and called (with the data, where it takes an argument).
-        plan: a :class:`staticgraph.BucketPlan` that knows the fields of the data
-            (``plan_buckets(store, ...)``); from ``data`` where None.
+        model: a module, passed to the child by :func:`torch.save`; or ``"module:build"``, which is
+            imported there and called (with the data, where it takes an argument).
+        plan: a :class:`staticgraph.BucketPlan` that has the fields of the data
+            (``plan_buckets(store, ...)``); made from ``data`` where None.
         target: ``h100``, ``h200``, ``a100`` or ``l4``.
         data: as ``staticgraph train --data``; needed without a plan, or where the model is built
-            from it. ``batch_size`` is the plan's then.
+            from it.
         data_target: columns of a CSV to predict, as ``staticgraph train --target``.
-        data_task: what the target is, as ``staticgraph train --task``.
+        data_task: the kind of target, as ``staticgraph train --task``.
+        batch_size: of the plan that is made from ``data``.
         loss: ``loss(out, batch)``, as for the runner, or ``"module:name"``; the mean square of the
             output where None.
         optimizer: over the model's parameters, or ``"module:make"``, called with them; fused
@@ -154,15 +156,17 @@ def dry_run(
         forward: as for the runner, or ``"module:name"``.
         modes, phases: what to count, of ``default``, ``reduce-overhead``, ``cuda-graph``, and of
             ``step``, ``eval``.
-        kernels: put the fused kernels under the model first (``convert(model, kernels=True)``).
+        kernels: use the fused kernels in the model (``convert(model, kernels=True)``).
         autocast: a dtype, or its name.
         clip_norm, differentiable: as for the runner.
         compile_kernels: compile every Triton kernel for the target, for its registers and spills.
 
     Raises:
         DryRunUnavailable: a dry run cannot work on this machine; the message says why.
-        TypeError: the model, loss or optimizer cannot be handed to another process.
-        ValueError: no such target, mode, or module.
+        DryRunBroken: torch lacks a symbol that the dry run patches.
+        RuntimeError: the child process failed in another way, or died.
+        TypeError: the model, loss or optimizer cannot be passed to another process.
+        ValueError: an unknown target, mode, or module.
     """
     request: dict[str, Any] = {
         "data": data,
@@ -197,11 +201,11 @@ def dry_run(
 
 
 def hand_over(objects: dict[str, Any], path: str) -> None:
-    """Writes what another process shall have.
+    """Writes objects to a file for another process.
 
     Raises:
-        TypeError: it cannot be written, or cannot be found again there: what is defined in the main
-            program, in a function, or as a lambda has no address that another process knows.
+        TypeError: an object cannot be written, or cannot be found in the other process: anything
+            defined in the main program, in a function, or as a lambda cannot be imported there.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Whether a dry run works here, and if not, why: asked before any process is started."""
+"""Whether a dry run works here, and if not, why; checked before any process is started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 
-# What was seen to pass the self-test. Another version is tried, and the report says so.
+# Versions that were seen to pass the self-test. Others are tried, and the report says so.
 TRIED = ("2.13",)
 COMPILERS = ("g++", "c++", "clang++")
 
@@ -20,17 +20,17 @@ def compiler() -> str | None:
 
 
 def torch_version() -> str:
-    """Of the installed torch, without importing it."""
+    """The version of the installed torch, without importing it."""
     return importlib.metadata.version("torch")
 
 
 def release(version: str) -> str:
-    """``2.13`` of ``2.13.0+cpu``."""
+    """The release of a version, such as ``2.13`` for ``2.13.0+cpu``."""
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def why_not() -> str | None:
-    """Why no dry run works here; None where one may."""
+    """The reason why no dry run works here; None where one may."""
     if sys.platform != "linux":
         return f"a dry run needs Linux, and this is {sys.platform}: its compilers are Linux's"
     if importlib.util.find_spec("triton") is None:
@@ -46,7 +46,7 @@ def why_not() -> str | None:
 
 
 def caveat() -> str | None:
-    """What is uncertain about a dry run here, as a sentence; None where nothing is."""
+    """A sentence about what is uncertain in a dry run here; None where nothing is."""
     if release(torch_version()) in TRIED:
         return None
     return (

@@ -1,10 +1,10 @@
-"""What a training step gives a GPU, three ways: plain PyG, stock layers compiled, and with kernels.
+"""The work that a training step gives a GPU, three ways: plain PyG, compiled stock layers, kernels.
 
-The alternative to this library on a GPU is not PyG in eager mode alone: the same model in fixed
-shapes can be compiled without any kernel of ours. So three numbers stand side by side: operations
-that plain PyG dispatches (each at least a launch), and the launches of the compiled step over the
-buckets of the default plan, without and with kernels, from a dry run (:mod:`.ask`). Checks of the
-runner that look at numbers are no part of a step and are not counted.
+The alternative to this library on a GPU is not only PyG in eager mode: the same model with fixed
+shapes can be compiled without any of this library's kernels. So three numbers are compared: the
+operations that plain PyG dispatches (each at least one launch), and the launches of the compiled
+step for the largest bucket of the plan, without and with kernels, from a dry run (:mod:`.ask`).
+Checks of the runner that read numbers on the host are not part of a step and are not counted.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class BaselineColumn:
     Attributes:
         name: of :data:`EAGER`, :data:`STOCK` or :data:`KERNELS`.
         unit: ``operations`` or ``launches``.
-        parts: forward, backward, optimizer -> how many.
-        kinds: kind of launch -> how many, where launches were counted.
+        parts: maps forward, backward and optimizer to their numbers.
+        kinds: maps kinds of launches to their numbers, where launches were counted.
     """
 
     name: str
@@ -53,25 +53,25 @@ class BaselineColumn:
 
     @property
     def step(self) -> int:
-        """All parts."""
+        """The sum of all parts."""
         return sum(self.parts.values())
 
 
 def squared_error(out: Tensor, batch: Any) -> Tensor:
-    """A loss that plain PyG and a child process can have, too: one value per graph."""
+    """A loss that plain PyG and a child process can use as well: one value per graph."""
     return F.mse_loss(out.view(-1), batch.y[:, 0].float().view(-1), reduction="none")
 
 
 def dispatched(
     name: str, model: torch.nn.Module, store: GraphStore, plan: BucketPlan, dtype: Any = None
 ) -> Operations:
-    """One eager step's operations; the first step of the optimizer is taken before.
+    """Counts one eager step's operations, after a first optimizer step that is not counted.
 
     Args:
         name: of :data:`EAGER`; ``static`` is the plan's largest bucket as a compiled step sees it,
-            its real counts unknown; with kernels as mode ``fused`` runs it.
-        model: is converted in place, but for ``PyG``.
-        store, plan: whose first batch it is.
+            with unknown real counts; with kernels it runs as in mode ``fused``.
+        model: is converted in place, except for ``PyG``.
+        store, plan: the source of the first batch, which is used.
         dtype: of autocast, or None.
     """
     model.train()
@@ -84,7 +84,7 @@ def dispatched(
         edges = getattr(batch, "edge_attr", None)
 
         def forward() -> Tensor:
-            """Plain PyG's mean loss, under autocast where there is a dtype."""
+            """Plain PyG's mean loss, under autocast where a dtype is given."""
             with torch.autocast("cpu", dtype, enabled=dtype is not None):
                 out = model(batch.x, batch.edge_index, edges, batch.batch, batch.num_graphs)
                 return squared_error(out, batch).mean()
@@ -109,14 +109,17 @@ def dispatched(
 
 
 def operations_column(name: str, found: Operations) -> BaselineColumn:
-    """Operations as a column."""
+    """Converts operations to a column."""
     return BaselineColumn(name, "operations", {part: found.total(part) for part in PARTS})
 
 
 def launched(
     model: torch.nn.Module, plan: BucketPlan, target: str, kernels: bool, dtype: Any = None
 ) -> tuple[BaselineColumn, str]:
-    """Launches of the compiled step of the plan's largest bucket, and the label of the dry run.
+    """Counts the launches of the compiled step for the plan's largest bucket by a dry run.
+
+    Returns:
+        The column, and the label of the dry run.
 
     Raises:
         DryRunUnavailable: a dry run cannot work on this machine.
@@ -141,7 +144,7 @@ def launched(
 
 
 def launches_column(name: str, run: BucketRun) -> BaselineColumn:
-    """A dry run's launches as a column."""
+    """Converts a dry run's launches to a column."""
     kinds = {kind for found in run.launches.values() for kind in found}
     return BaselineColumn(
         name,

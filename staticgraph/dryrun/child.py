@@ -1,8 +1,8 @@
-"""The process that believes in a device: answers requests, one line of JSON each.
+"""The process with an emulated device: answers requests, one line of JSON each.
 
-Started by :mod:`.ask` as ``python -m staticgraph.dryrun.child TARGET``. Requests come on standard
-input, answers go to standard output; whatever else is printed goes to standard error. The guard is
-loaded before torch, so nothing that imports torch may be imported above :func:`main`.
+It is started by :mod:`.ask` as ``python -m staticgraph.dryrun.child TARGET``. Requests come on
+standard input, answers go to standard output; all other output goes to standard error. The guard is
+loaded before torch, so no module that imports torch may be imported above :func:`main`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-# Tracing makes millions of small objects that live on, and imports nothing else: to look through
-# them every 700 takes a seventh of the start and a twentieth of a request (torch 2.13, 2 cores).
+# Tracing creates millions of small objects that stay alive: collecting garbage every 700 objects
+# takes a seventh of the start and a twentieth of a request (torch 2.13, 2 cores).
 COLLECTED_EVERY = (50_000, 20, 20)
 
 
 def main(argv: list[str]) -> int:
     """Patches this process for a target and answers until the input ends."""
-    gc.disable()  # while it imports
+    gc.disable()  # during the imports
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     from staticgraph.dryrun import guard
     from staticgraph.dryrun.targets import target_of
 
     def answer(value: dict[str, Any]) -> None:
-        """Writes one line of JSON, at once."""
+        """Writes one line of JSON and flushes it."""
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 
@@ -62,8 +62,10 @@ def main(argv: list[str]) -> int:
 
 
 def reported(measure: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """A report, or why there is none, with what was said meanwhile: how labels were guessed, say,
-    which the asking process shows."""
+    """A report, or the error, together with the messages printed meanwhile.
+
+    The parent process shows the messages, such as how labels were guessed.
+    """
     from staticgraph.text.progress import heard
 
     with heard() as said:
@@ -84,4 +86,4 @@ def _failure(error: Exception) -> dict[str, Any]:
 if __name__ == "__main__":
     _status = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(_status)  # nothing is held, and to take a patched torch apart takes seconds
+    os._exit(_status)  # nothing needs closing, and tearing down a patched torch takes seconds

@@ -1,16 +1,17 @@
-"""The memory of a compiled step, known without the device that it is compiled for.
+"""The memory of a compiled step, computed without the device that it is compiled for.
 
-The problem: torch's compiler joins operations and keeps fewer results, so that a step of stock
-layers compiled takes about half of what it takes operation by operation, and buckets that are
-planned for the one are half as large as they could be for the other. The idea: what is read is
-the wrapper that Inductor wrote, run by the dry run's child (:mod:`.ask`) with every allocation and
-release counted; the fit over capacities is :mod:`staticgraph.probing.probe`'s own. The workspaces
-of cuBLAS and what the caching allocator rounds up are terms of their own
-(:mod:`staticgraph.probing.caching_pool`). Compiled, not run: on the device, probe again.
+The problem: torch's compiler fuses operations and keeps fewer results, so that a compiled step of
+stock layers takes about half the memory of the same step run operation by operation, and buckets
+planned for the latter are half as large as they could be for the former. The idea: the wrapper that
+Inductor generated is run by the dry run's child (:mod:`.ask`) with every allocation and release
+counted; the fit over capacities is that of :mod:`staticgraph.probing.probe`. The workspaces of
+cuBLAS and the rounding of the caching allocator are separate terms
+(:mod:`staticgraph.probing.caching_pool`). The step is compiled but not run: on the device, probe
+again.
 
-A compiled step does not tell which layer an allocation is for. What the layers ask for, blocks of a
-width of their own and several blocks in turn, is what they ask for operation by operation, so the
-same step is read so beside the child, in a fraction of a second.
+A compiled step does not show which layer an allocation is for. But layers request the same things
+as operation by operation, blocks of a fixed width and several blocks in turn, so the same step is
+also read that way next to the child, in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class CompiledReader:
 
     @contextmanager
     def open(self, probed: Probed) -> Iterator[Read]:
-        """Starts the child and hands it model, loss and optimizer; this process stays as it is.
+        """Starts the child and sends it model, loss and optimizer; this process is not changed.
 
         Raises:
             DryRunUnavailable: a dry run cannot work on this machine.
-            TypeError: model, loss or optimizer cannot be handed to another process.
-            ValueError: accumulated steps, or real counts, which a compiled step does not know.
+            TypeError: model, loss or optimizer cannot be passed to another process.
+            ValueError: accumulated steps, or real counts, which a compiled step does not have.
         """
         subject = probed.subject
         if probed.accumulate != 1 or probed.counted:
@@ -86,7 +87,7 @@ class CompiledReader:
             with FakeTensorReader("cuda").open(probed) as asked, Child(self._target) as child:
 
                 def read(capacity: Capacity) -> Reading:
-                    """Bytes of the step as compiled; the layers' widths by a run on fakes."""
+                    """Reads the compiled step's bytes, and the layers' widths from fake tensors."""
                     plan = replace(BucketPlan.of([capacity]), schema=probed.schema)
                     plan.save(request["plan"])
                     (run,) = child.dry_run(request).runs
@@ -100,7 +101,7 @@ class CompiledReader:
 
 
 def reading_of(run: BucketRun, updates: bool) -> Reading:
-    """A run's moments as a reading; without an optimizer of the subject's its update is left out.
+    """Converts a run's moments to a reading, without an update if the subject has no optimizer.
 
     Raises:
         RuntimeError: the run was made without moments.
@@ -113,7 +114,7 @@ def reading_of(run: BucketRun, updates: bool) -> Reading:
     return Reading(
         step=int(moments.max()),
         update=max(update) - run.resident_bytes if updates and update else 0,
-        # In bytes, not as a share: most of it is the last segment, whatever the step takes.
+        # In bytes, not as a share: most of it is the last segment, regardless of the step.
         workspaces=CUBLAS_WORKSPACES + max(0, run.reserved_bytes - run.peak_bytes),
         moments=moments,
         operations=np.array([zlib.crc32(name.encode()) for name, _ in step], np.int64),
@@ -129,26 +130,27 @@ def probe(
     target: str = "h100",
     **options: Any,
 ) -> MemoryModel:
-    """Finds the memory of a step as a function of the capacity.
+    """Measures the memory of a step as a function of the capacity.
 
     Args:
         model: any PyG model, as for :class:`staticgraph.StaticGraphRunner`.
         store: a :class:`staticgraph.GraphStore`, or anything with ``.sizes`` and ``.schema``.
         like: count without running, as on the ``cpu`` or on ``cuda``; instead of ``reader``.
-        compiled: with ``like="cuda"``, read the step as torch's compiler writes it, and not
-            operation by operation: for the compiled and the recorded modes. Compiles the step at
-            each capacity, so it takes minutes; needs what :func:`staticgraph.dry_run` needs.
+        compiled: with ``like="cuda"``, read the step as generated by torch's compiler rather than
+            operation by operation: for the compiled and the recorded modes. It compiles the step at
+            each capacity, so it takes minutes; it has the requirements of
+            :func:`staticgraph.dry_run`.
         target: the device to compile for.
         options: ``loss``, ``optimizer``, ``form``, ``reader``, ``forward``, ``autocast``,
-            ``accumulate``, ``path``, ``kernels``, ``capacities`` and ``held_out``, as
-            :func:`staticgraph.probing.probe.probe` takes them.
+            ``accumulate``, ``path``, ``kernels``, ``capacities`` and ``held_out``, as for
+            :func:`staticgraph.probing.probe.probe`.
 
     Raises:
-        DryRunUnavailable: ``compiled``, and a dry run cannot work on this machine.
-        FitRefused: the points do not determine the form, or none explains them within 5%.
+        DryRunUnavailable: with ``compiled``, a dry run cannot work on this machine.
+        FitRefused: the points do not determine the form, or no form explains them within 5%.
         ProbeFailed: memory ran out before enough points were measured.
-        TypeError: ``compiled``, and something cannot be handed to another process.
-        ValueError: options that contradict each other, or an unknown one.
+        TypeError: with ``compiled``, an object cannot be passed to another process.
+        ValueError: options that contradict each other, or an invalid one.
     """
     if like not in (None, "cpu", "cuda"):
         raise ValueError(f"like={like!r}; choose 'cpu' or 'cuda'")

@@ -1,8 +1,8 @@
 """The C++ half: a device guard and CUDA hooks that do nothing, built once, loaded before torch.
 
-The compiled file is kept beside the library's other downloads and builds, named by torch's version
-and its own source, so that a new torch or a new guard is built again. No function of this file may
-import torch: its hooks are made once, when it is first imported.
+The compiled file is kept in the cache folder of the library and named by torch's version and a hash
+of its source, so that a new torch version or a new guard is built again. No function of this file
+may import torch: torch creates its hooks once, when it is first imported.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from staticgraph.dryrun.availability import compiler, release, torch_version
 from staticgraph.errors import DryRunUnavailable
 
 SOURCE = Path(__file__).with_name("guard.cpp")
-# Beside the data sets that were read once (staticgraph.datasets.CACHE).
+# In the same cache as the data sets (staticgraph.datasets.CACHE).
 FOLDER = Path("~/.cache/staticgraph/dryrun")
-# torch's headers ask for C++20 from here on.
+# From this version on, torch's headers require C++20.
 CXX20_SINCE = (2, 12)
 LIBRARIES = ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so")
 
 
 def torch_folder() -> Path:
-    """Where torch is installed, without importing it."""
+    """The folder where torch is installed, without importing it."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -36,10 +36,10 @@ def torch_folder() -> Path:
 
 
 def built(folder: Path | None = None) -> Path:
-    """The compiled guard; compiled now where there is none yet, in about ten seconds.
+    """The path of the compiled guard, built first where it does not exist, in about ten seconds.
 
     Raises:
-        DryRunUnavailable: there is no compiler, or it refused.
+        DryRunUnavailable: there is no compiler, or it failed.
     """
     version = torch_version()
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
@@ -64,15 +64,15 @@ def built(folder: Path | None = None) -> Path:
                 f"{command} could not build the dry run's guard for torch {version}:\n"
                 + done.stderr[-2000:]
             )
-        os.replace(made, out)  # whole or not at all, also where two processes build
+        os.replace(made, out)  # atomic, also where two processes build
     return out
 
 
 def load() -> ctypes.CDLL:
-    """Loads the guard; to be called before torch is imported.
+    """Loads the guard; must be called before torch is imported.
 
     Raises:
-        DryRunUnavailable: as :func:`built`.
+        DryRunUnavailable: as for :func:`built`.
         RuntimeError: torch is imported already.
     """
     if "torch" in sys.modules:

@@ -1,4 +1,4 @@
-"""One request: each mode's runner is warmed up over fake tensors, and a step of it is counted."""
+"""Answering a request: each mode's runner is warmed up over fake tensors, and a step is counted."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
     """Answers a request.
 
     Args:
-        request: what :func:`staticgraph.dryrun.subject.candidate_of` reads; further ``modes``,
-            ``phases``, ``compile_kernels``, ``moments`` (report them).
-        target: the GPU that is not there.
+        request: the keys that :func:`staticgraph.dryrun.subject.candidate_of` reads, and ``modes``,
+            ``phases``, ``compile_kernels`` and ``moments`` (whether to report them).
+        target: the emulated GPU.
 
     Raises:
-        ValueError: a mode has no dry run.
+        ValueError: a mode that has no dry run.
     """
     modes, phases = request.get("modes") or MODES, tuple(request.get("phases") or PHASES)
     if unknown := [mode for mode in modes if mode not in MODES]:
@@ -86,11 +86,11 @@ class _Mode:
         self._key: tuple[int, str] | None = None
 
     def runs(self, phases: tuple[str, ...]) -> list[BucketRun]:
-        """Of all buckets; a phase that cannot run does not keep the others from it."""
+        """The runs of all buckets; a phase that cannot run does not prevent the others."""
         self._key = None
         try:
             return self._warmed(phases)
-        except Exception as error:  # whatever stops a step is the answer
+        except Exception as error:  # whatever stops a step is the result
             stopped = phases if self._key is None else (self._key[1],)
             failed = [run for phase in stopped for run in self._failed(error, phase)]
             rest = tuple(phase for phase in phases if phase not in stopped)
@@ -107,7 +107,7 @@ class _Mode:
                 self._mode,
                 recording=Recording(recorder=recorder),
             )
-            runner.steps.computation.assume_rows()  # fake tensors have no values to tell by
+            runner.steps.computation.assume_rows()  # fake tensors have no values to infer it from
             runner.preparation.watched = self._noting
             runner.warmup(progress=False, phases=phases)
             keys = [(b, r) for b in reversed(range(len(self._plan.capacities))) for r in phases]
@@ -120,7 +120,7 @@ class _Mode:
 
     @contextmanager
     def _noting(self, bucket: int, phase: str) -> Iterator[None]:
-        """Notes what a key's preparation compiled."""
+        """Notes what the preparation of a bucket and phase compiled."""
         key = self._key = bucket, phase
         WATCH.graphs, WATCH.skips = [], []
         started = time.perf_counter()
@@ -131,7 +131,7 @@ class _Mode:
             self._seconds[key] = time.perf_counter() - started
 
     def _counted(self, runner: StaticGraphRunner, bucket: int, phase: str) -> CountedStep:
-        """A step after the warm-up."""
+        """Counts a step after the warm-up."""
         self._key = bucket, phase
         steps, schema = runner.steps, self._plan.schema
         assert schema is not None
@@ -144,7 +144,7 @@ class _Mode:
             with evaluating(runner.model):
                 return steps.run("forward", batch)
 
-        body()  # the optimizer makes its state
+        body()  # the optimizer creates its state
         return counted(body, [*_resident(runner), *batch.tensors().values()])[1]
 
     def _run(self, runner: StaticGraphRunner, key: tuple[int, str], step: CountedStep) -> BucketRun:
@@ -195,7 +195,7 @@ class _Mode:
         )
 
     def _failed(self, error: Exception, phase: str) -> list[BucketRun]:
-        """What a phase that was stopped is reported as, in every bucket."""
+        """The runs that report a stopped phase, one per bucket."""
         refused = _refusal(error)
         graphs, skips = [], []
         if self._key is not None:
@@ -224,7 +224,7 @@ class _Mode:
 
 
 def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
-    """What is on the device before a step."""
+    """The tensors that are on the device before a step."""
     yield from runner.model.parameters()
     yield from runner.model.buffers()
     assert runner.optimizer is not None
@@ -236,7 +236,7 @@ def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
 
 
 def _refusal(error: BaseException | None) -> Refused | None:
-    """The recorder's own word, under whatever was raised from it."""
+    """The recorder's own exception, found in the chain of causes of a raised one."""
     while error is not None and not isinstance(error, Refused):
         error = error.__cause__ or error.__context__
     return error
@@ -250,7 +250,7 @@ def _causes(graphs: list[CompiledGraph], skips: list[str]) -> tuple[Cause, ...]:
 
 
 def _nested(step: CountedStep) -> dict[str, dict[str, dict[str, int]]]:
-    """part -> kind -> name -> launches."""
+    """Launches by part, kind and name."""
     counts = Counter((launch.part, launch.kind, launch.name) for launch in step.launches)
     nested: dict[str, dict[str, dict[str, int]]] = {}
     for (part, kind, name), number in counts.items():

@@ -1,15 +1,15 @@
-"""How many operations a step gives a device, part by part; needs no GPU.
+"""The number of operations that a step gives a device, part by part; needs no GPU.
 
-A recorded step costs about the number of its kernels times two microseconds, an unrecorded one
-three times that and more, so this number is what fusion must lower. Operations are counted where
-torch dispatches them: views, allocations and reads of a number by the host are not operations (the
-last are counted apart, since none can be recorded). One dispatch is one operation, torch's or ours,
-but for the linear layer, which counts as the products, ReLU and sums that it is on CUDA.
+A recorded step costs about the number of its kernels times two microseconds, an unrecorded one at
+least three times that, so this is the number that fusion must lower. Operations are counted where
+torch dispatches them: views, allocations and host reads of a number are not operations (host reads
+are counted separately, since none can be recorded). One dispatch is one operation, whether torch's
+or this library's, except for the linear layer, which counts as its products, ReLU and sums on CUDA.
 
 Operations are not launches: torch's BatchNorm makes two or three, the backward of a large embedding
-a sort and more. What our own operators launch is known (:data:`MORE_LAUNCHES`) and counted beside;
-torch's count as one there, so that the number favours the stock step. On a GPU
-:func:`kernels_on_cuda` counts exactly.
+a sort and more. The launches of this library's operators are known (:data:`MORE_LAUNCHES`) and
+counted as well; each of torch's counts as one there, so that the number favors the stock step. On a
+GPU :func:`kernels_on_cuda` counts exactly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.kernels.batch_norm.op import launches as norm_launches
 from staticgraph.kernels.linear.op import backward_launches, launches
 
-# Launches on CUDA beyond the first, as the gpu.py of each operator makes them.
+# Launches on CUDA in addition to the first, as in the gpu.py of each operator.
 MORE_LAUNCHES = {
     "staticgraph::collate": 1,
     "staticgraph::head_products_backward": 1,
@@ -35,10 +35,10 @@ MORE_LAUNCHES = {
     "staticgraph::neighbour_max_backward": 1,
     "staticgraph::pair_score_backward": 2,
 }
-# Edges that share a table: the product with the counts, and its sum.
+# For edges that share a table: the product with the counts, and its sum.
 SHARED_TABLE = 2
 
-# Neither kernels nor waits: memory, numbers made tensors on the host, questions about types.
+# Neither kernels nor waits: memory, numbers converted to tensors on the host, dtype queries.
 NOTHING = frozenset(
     {
         "empty",
@@ -61,11 +61,11 @@ HOST_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
 
 @dataclass
 class Operations:
-    """What was dispatched, by part.
+    """The dispatched operations, by part.
 
     Attributes:
-        counts: part -> operator name -> operations.
-        launches: at least so many launches on CUDA in the whole step.
+        counts: operations by part and operator name.
+        launches: a lower bound on the launches on CUDA in the whole step.
         host_reads: numbers that the host waited for.
     """
 
@@ -76,7 +76,7 @@ class Operations:
     host_reads: int = 0
 
     def total(self, part: str | None = None) -> int:
-        """Operations of a part, or of all."""
+        """The number of operations in a part, or in all."""
         chosen = PARTS if part is None else (part,)
         return sum(sum(self.counts[name].values()) for name in chosen)
 
@@ -96,7 +96,7 @@ class OperationCounter(TorchDispatchMode):
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What is dispatched inside belongs to this part."""
+        """Assigns the operations dispatched inside the block to this part."""
         before, self._part = self._part, name
         try:
             yield
@@ -118,7 +118,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 def operations(name: str, args: tuple[Any, ...]) -> int:
-    """What an operator counts as: a linear layer as what it gives the device there."""
+    """The operations that an operator counts as: a linear layer as its launches on the device."""
     if name == "staticgraph::linear":
         x, weight, bias, relu, dtype = args
         return launches(x, weight, dtype, relu, bias is not None)
@@ -129,7 +129,7 @@ def operations(name: str, args: tuple[Any, ...]) -> int:
 
 
 def further_launches(name: str, args: tuple[Any, ...]) -> int:
-    """What one of our operators launches on CUDA beyond one kernel."""
+    """The launches on CUDA of one of this library's operators in addition to the first."""
     if name == "staticgraph::neighbour_sum_backward" and args[3] is not None and not args[-1]:
         return SHARED_TABLE
     if name == "staticgraph::neighbour_attention_backward":
@@ -143,7 +143,7 @@ def further_launches(name: str, args: tuple[Any, ...]) -> int:
     if name == "staticgraph::batch_norm_backward":
         return norm_launches(args[1], False) - 1
     if name == "staticgraph::head_blocks":
-        return len(args[2]) - 1  # one a block
+        return len(args[2]) - 1  # one per block
     if name == "staticgraph::head_rows":
         blocks, *_, parts = args
         return len(blocks) // parts - 1
@@ -151,11 +151,11 @@ def further_launches(name: str, args: tuple[Any, ...]) -> int:
 
 
 def count_step(forward: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> Operations:
-    """One training step, counted. The gradients are set to None before, as in every step.
+    """Counts one training step, after setting the gradients to None, as in every step.
 
     Args:
-        forward: gives the mean loss.
-        optimizer: must have stepped before, so that its state is not made now.
+        forward: returns the mean loss.
+        optimizer: must have stepped before, so that its state exists.
     """
     optimizer.zero_grad(set_to_none=True)
     with OperationCounter() as counter:
@@ -169,7 +169,7 @@ def count_step(forward: Callable[[], torch.Tensor], optimizer: torch.optim.Optim
 
 
 def kernels_on_cuda(step: Callable[[], Any]) -> int:
-    """Kernels that a step really launches, from torch's profiler; exact, needs CUDA.
+    """The number of kernels that a step actually launches, by torch's profiler; needs CUDA.
 
     Raises:
         RuntimeError: there is no CUDA device.

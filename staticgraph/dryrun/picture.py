@@ -1,4 +1,4 @@
-"""The picture of a dry run: launches of each run by kind, a panel a part of the step."""
+"""The picture of a dry run: launches of each run by kind, one panel per part of the step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from staticgraph.dryrun.report import PARTS, DryRun
 
-# Okabe and Ito's palette, which people with any colour vision tell apart.
+# Okabe and Ito's palette, which people with any form of color vision can distinguish.
 COLOURS = {
     "staticgraph": "#0072B2",
     "inductor": "#E69F00",
@@ -18,7 +18,7 @@ LABELS = {"staticgraph": "this library's", "inductor": "Inductor's", "library": 
 
 
 def draw(report: DryRun, path: str | Path) -> None:
-    """Writes a PNG.
+    """Draws the launches of a report and writes them as a PNG.
 
     Raises:
         ValueError: nothing was counted, or matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Which line asked for an operation: of the model, else of PyG, else of this library."""
+"""Finding the source line of an operation: the model's, else PyG's, else this library's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from types import FrameType
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-# Best last: what is named where nothing better is on the stack.
+# In ascending order of preference.
 _OWNERS = ("torch", "staticgraph", "torch_geometric", "model")
 
 
 def of_stack() -> str:
-    """The line that is running, ``file:line: source``."""
+    """The line that is running, as ``file:line: source``, of the best owner on the stack."""
     frame: FrameType | None = sys._getframe(1)
     frames = []
     while frame is not None:
@@ -24,13 +24,13 @@ def of_stack() -> str:
 
 
 def of_trace(trace: str | None) -> str:
-    """The line of a traced operation, from the stack that Dynamo noted with it; "" without one."""
+    """The line of a traced operation, from the stack that Dynamo recorded; "" without one."""
     frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(trace or "")]
     return _best([(*f, _worth(_of_file(f[0]))) for f in reversed(frames)])
 
 
 def _best(frames: Iterable[tuple[str, int, int]]) -> str:
-    """The innermost of the best owner; frames come innermost first."""
+    """The innermost frame of the best owner; frames are given innermost first."""
     best = max(frames, key=lambda frame: frame[2], default=None)
     if best is None or best[2] < 0:
         return ""
@@ -44,7 +44,7 @@ def _worth(owner: str) -> int:
 
 
 def _of_frame(frame: FrameType) -> str:
-    """By module, not by file: PyG writes the code of its message passing elsewhere."""
+    """The owner by module, not by file: PyG writes its message passing code to other files."""
     name = frame.f_globals.get("__name__", "")
     top = name.split(".")[0]
     if name.startswith("staticgraph.models."):

@@ -1,8 +1,8 @@
 """Registers, spills and loads of every Triton kernel, compiled by ptxas for the target.
 
-Inductor's kernels are compiled from their sources with the first of their configurations, as its
-own workers do, which never load what they compile; this library's were compiled when they were
-launched. The numbers are read off the binary by ``cuobjdump``, which comes with Triton.
+Inductor's kernels are compiled from their sources with the first of their configurations, as in
+Inductor's own workers, which never load what they compile; this library's were compiled when they
+were launched. The numbers are read from the binary by ``cuobjdump``, which comes with Triton.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _seen: dict[str, KernelUse] = {}
 
 
 def uses() -> list[KernelUse]:
-    """Of all kernels that :data:`WATCH` met since it was emptied, each once."""
+    """The resources of all kernels that :data:`WATCH` noted since it was emptied, each once."""
     found = [
         use_of(name, "staticgraph", kernel)
         for name, kernels in sorted(WATCH.kernels.items())
@@ -46,7 +46,7 @@ def _of_source(name: str, source: str) -> KernelUse:
 
 
 def use_of(name: str, owner: str, kernel: Any) -> KernelUse:
-    """Of one compiled kernel."""
+    """The resources of one compiled kernel."""
     key = f"{name} {kernel.hash}"
     if key not in _seen:
         ptx = kernel.asm["ptx"]
@@ -66,15 +66,15 @@ def use_of(name: str, owner: str, kernel: Any) -> KernelUse:
 
 
 def load_bits(ptx: str) -> int:
-    """Bits of the widest vector that is loaded at once, by way of shared memory too."""
+    """Bits of the widest vector load, including copies to shared memory."""
     vectors = [int(count) * int(bits) for count, bits in _VECTOR_BITS.findall(ptx)]
     copies = [8 * int(count, 16) for count in _ASYNC_BYTES.findall(ptx)]
     return max(vectors + copies, default=0)
 
 
 def _spilled(kernel: Any) -> int:
-    """Bytes a thread that ptxas spills. A stack alone is none: the slow path of sin and cos, for
-    one, keeps an array there."""
+    """Bytes per thread that ptxas spills. A stack alone does not count: the slow path of sin and
+    cos, for example, keeps an array there."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     ptx, arch = kernel.asm["ptx"], kernel.metadata.target.arch
@@ -89,7 +89,7 @@ def _spilled(kernel: Any) -> int:
 
 
 def _usage(cubin: bytes) -> tuple[int, int, int]:
-    """Registers, bytes of stack and of local memory, a thread."""
+    """Registers, bytes of stack and bytes of local memory, per thread."""
     import triton
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -105,7 +105,7 @@ def _usage(cubin: bytes) -> tuple[int, int, int]:
 
 
 def _tool(path: str | Path, *args: str) -> str:
-    """What one of the tools that come with Triton says."""
+    """Runs one of the tools that come with Triton and returns its output."""
     done = subprocess.run([str(path), *args], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{path} ended with status {done.returncode}: {done.stderr[-500:]}")

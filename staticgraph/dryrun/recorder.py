@@ -18,15 +18,15 @@ from staticgraph.recording.recorder import Recorded
 
 @dataclass(slots=True)
 class CountedStep:
-    """One run that was counted.
+    """The counts of one run.
 
     Attributes:
         launches: in order.
         operators: by part and name.
-        resident_bytes: what was there before it: parameters, optimizer, inputs.
-        peak_bytes: the most at once, those included.
+        resident_bytes: what existed before the run: parameters, optimizer state, inputs.
+        peak_bytes: the most at once, including those.
         reserved_bytes: what torch's caching allocator would have taken from the driver for it.
-        moments: what was live, by part and what was launched or made.
+        moments: part, name and live bytes at each launch or allocation.
     """
 
     launches: list[Launch]
@@ -38,11 +38,11 @@ class CountedStep:
 
 
 def counted(body: Callable[[], Any], resident: Iterable[Tensor]) -> tuple[Any, CountedStep]:
-    """Runs something and counts it.
+    """Runs a function and counts it.
 
     Args:
         body: a step.
-        resident: tensors that are there before.
+        resident: tensors that exist before.
 
     Returns:
         What the body returned, and what was counted.
@@ -65,13 +65,13 @@ def counted(body: Callable[[], Any], resident: Iterable[Tensor]) -> tuple[Any, C
 
 
 class RefusingRecorder:
-    """Takes the place of :class:`staticgraph.recording.recorder.CudaGraphRecorder`.
+    """A replacement for :class:`staticgraph.recording.recorder.CudaGraphRecorder`.
 
     Args:
-        resident: gives the tensors that are there before a step.
+        resident: returns the tensors that exist before a step.
 
     Attributes:
-        runs: what each recorded body launched, in the order of recording.
+        runs: the counts of each recorded body, in the order of recording.
     """
 
     compiles = True
@@ -84,15 +84,15 @@ class RefusingRecorder:
         return self
 
     def warm(self, body: Callable[[], Any], runs: int) -> None:
-        """As on a device: compiles, makes state."""
+        """Runs the body as on a device, which compiles it and creates state."""
         for _ in range(runs):
             body()
 
     def record(self, body: Callable[[], Any]) -> Recorded:
-        """One run under watch.
+        """Runs the body once and counts it, refusing operations that cannot be recorded.
 
         Raises:
-            Refused: a recording could not hold something in it.
+            Refused: a recording could not hold an operation of the body.
         """
         WATCH.recording = True
         try:
@@ -103,4 +103,4 @@ class RefusingRecorder:
         return Recorded(lambda: None, result)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing, since nothing is held."""

@@ -1,4 +1,4 @@
-"""What a dry run found: as data, as JSON, as a table. Knows no torch: both processes share it."""
+"""The result of a dry run, as data, JSON and a table. Without torch: both processes share it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Counts = dict[str, dict[str, dict[str, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a step is not recorded in one piece: in few words, which operation, which line."""
+    """Why a step is not recorded in one piece: a short reason, the operation, and the line."""
 
     reason: str
     operation: str = ""
@@ -31,31 +31,32 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class BucketRun:
-    """One mode, bucket and phase.
+    """The result for one mode, bucket and phase.
 
     Attributes:
-        mode: as :class:`staticgraph.StaticGraphRunner` takes it.
-        bucket: its number; ``capacity`` as text.
+        mode: as for :class:`staticgraph.StaticGraphRunner`.
+        bucket: the number of the bucket.
+        capacity: of the bucket, as text.
         phase: ``step`` or ``eval``.
         pieces: recordings that the mode would make of it; None where the mode records nothing.
-        expected: how many a whole recording takes.
+        expected: how many recordings a whole one takes.
         causes: why it is not whole.
-        error: what stopped it, where something did; nothing was counted then.
+        error: the error that stopped it, if any; nothing was counted then.
         graphs, graph_breaks: of Dynamo.
-        partitions: pieces of each compiled graph, where torch cuts.
-        devices: what the compiled graphs compute on.
-        mutated_not_static: inputs that are written and may move.
+        partitions: number of pieces of each compiled graph, where torch splits it.
+        devices: the devices that the compiled graphs compute on.
+        mutated_not_static: number of inputs that are written and may move.
         launches: part -> kind -> name -> launches; kinds as in
             :mod:`staticgraph.dryrun.launches`.
         operators: part -> operator -> calls.
         resident_bytes: parameters, optimizer state and inputs.
-        peak_bytes: the most that is live at once, those included; without library workspaces.
+        peak_bytes: the most that is live at once, including those; without library workspaces.
         reserved_bytes: what torch's caching allocator would take from the driver for the peak.
-        moments: part, what was launched or made, and the bytes live then; where asked for.
+        moments: part, name and live bytes at each launch or allocation; only on request.
         moved_bytes: every tensor of every launch once.
         flops: of products and attention.
-        at_least_s: the roofline's bound: of each launch the longer of its bytes over the bandwidth
-            and its products over the peak, summed. No step takes less; most take more.
+        at_least_s: the roofline bound: for each launch the longer of its bytes over the bandwidth
+            and its products over the peak rate, summed. No step takes less; most take more.
         compile_s: on this machine.
     """
 
@@ -85,11 +86,11 @@ class BucketRun:
 
     @property
     def ok(self) -> bool:
-        """Whether it runs, and records whole where it records."""
+        """Whether it runs, and is recorded whole if its mode records."""
         return self.error is None and self.pieces == self.expected
 
     def count(self, part: str | None = None, kind: str | None = None) -> int:
-        """Launches of a part and a kind, or of all."""
+        """The number of launches of a part and a kind, or of all."""
         return sum(
             number
             for name, kinds in self.launches.items()
@@ -99,12 +100,12 @@ class BucketRun:
         )
 
     def calls(self, part: str | None = None) -> int:
-        """Operators of a part, or of all."""
+        """The number of operator calls in a part, or in all."""
         chosen = [c for name, c in self.operators.items() if part in (None, name)]
         return sum(sum(counts.values()) for counts in chosen)
 
     def names(self) -> dict[str, int]:
-        """Launches by ``part kind name``, what a later count is compared with."""
+        """Launches keyed by ``part kind name``, for comparison with a later count."""
         return {
             f"{part} {kind} {name}": number
             for part, kinds in self.launches.items()
@@ -113,7 +114,7 @@ class BucketRun:
         }
 
     def records(self) -> str:
-        """In words."""
+        """How it is recorded, in words."""
         if self.error is not None and not self.pieces:
             return "not at all"
         if self.pieces is None:
@@ -125,18 +126,18 @@ class BucketRun:
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """What ptxas said of one Triton kernel for the target.
+    """What ptxas reported for one Triton kernel on the target.
 
     Attributes:
-        name: of ours as ``operator.function``.
+        name: ``operator.function`` for this library's kernels.
         owner: ``staticgraph`` or ``inductor``.
-        registers: a thread.
-        spill_bytes: a thread, as ptxas says; arrays that the program itself keeps are none.
-        shared_bytes, warps: a block.
+        registers: per thread.
+        spill_bytes: per thread, as reported by ptxas; arrays of the program itself do not count.
+        shared_bytes, warps: per thread block.
         vector_loads: loads of two, four or eight values at once, in the PTX.
-        atomics: additions without order in the PTX.
-        load_bits: of the widest vector that is loaded from the device's memory at once, by way of
-            shared memory too; 0 where numbers are loaded one by one.
+        atomics: atomic operations in the PTX, whose order is not fixed.
+        load_bits: of the widest vector that is loaded from the device's memory at once, including
+            copies to shared memory; 0 where numbers are loaded one by one.
     """
 
     name: str
@@ -152,16 +153,19 @@ class KernelUse:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """A report; prints as a table, and is true where every run is whole.
+    """A report; prints as a table, and is true if every run is whole.
 
     Attributes:
-        target: name of the device; ``device`` as its driver calls it.
+        target: name of the device.
+        device: its name as reported by its driver.
         torch: version.
         model: class name.
-        kernels: whether fused kernels were put under it; autocast: the dtype's name.
-        runs: see :class:`BucketRun`. uses: see :class:`KernelUse`.
-        emulated: what stands for something that only the device knows.
-        notes: what else to know, such as a stand-in for a loss.
+        kernels: whether the model used the fused kernels.
+        autocast: the dtype's name.
+        runs: see :class:`BucketRun`.
+        uses: see :class:`KernelUse`.
+        emulated: replacements for behavior that only the device determines.
+        notes: further remarks, such as a stand-in for a loss.
     """
 
     target: str
@@ -184,10 +188,10 @@ class DryRun:
         return all(run.ok for run in self.runs)
 
     def run(self, mode: str, phase: str = "step", bucket: int = 0) -> BucketRun:
-        """One of the runs.
+        """Returns one of the runs.
 
         Raises:
-            KeyError: there is none such.
+            KeyError: there is no such run.
         """
         for run in self.runs:
             if (run.mode, run.phase, run.bucket) == (mode, phase, bucket):
@@ -195,7 +199,7 @@ class DryRun:
         raise KeyError(f"no run of mode {mode!r}, phase {phase!r}, bucket {bucket}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON keeps it."""
+        """The report as plain values, for JSON."""
         return asdict(self) | {"ok": self.ok, "label": self.label}
 
     @classmethod
@@ -209,12 +213,12 @@ class DryRun:
         return cls(**values)
 
     def to_json(self) -> str:
-        """As text."""
+        """The report as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     @property
     def label(self) -> str:
-        """What this is, and what it is not."""
+        """A sentence that says what the report is, and what it is not."""
         return f"compiled for {self.device}, not run on one; no time of a step is promised"
 
     _repr_html_ = as_preformatted
@@ -278,7 +282,7 @@ def _runs_table(runs: tuple[BucketRun, ...]) -> str:
 
 
 def _uses_table(uses: tuple[KernelUse, ...]) -> str:
-    """This library's kernels, and of Inductor's, which are many, those that spill."""
+    """This library's kernels, and of Inductor's, which are many, only those that spill."""
     headers = ["kernel", "registers", "spilled B", "shared B", "warps"]
     headers += ["vector loads", "bits", "atomics"]
     inductors = [use for use in uses if use.owner == "inductor"]

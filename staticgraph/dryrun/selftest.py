@@ -1,7 +1,7 @@
-"""``python -m staticgraph.dryrun.selftest``: does a dry run work here, and if not, what broke?
+"""``python -m staticgraph.dryrun.selftest``: checks whether a dry run works here, or what broke.
 
-Prints a line a stage. The exit status is 0 where all pass, 1 where one fails, 2 where the platform
-cannot.
+It prints one line per stage. The exit status is 0 if all stages pass, 1 if one fails, and 2 where
+the platform does not support dry runs.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from staticgraph.errors import DryRunBroken, DryRunUnavailable
 
 
 def selftest(target: str = "h100", leave_out: str | None = None) -> list[dict[str, Any]]:
-    """The stages: ``stage``, ``ok``, and where not ok ``error``, ``where`` (the line of torch) and
-    ``points`` (the symbols patched for it).
+    """Runs the stages of the self-test.
+
+    Returns:
+        For each stage ``stage``, ``ok``, and on failure ``error``, ``where`` (the line of torch)
+        and ``points`` (the symbols patched for it).
 
     Raises:
-        DryRunBroken: torch lacks a symbol; the message names it. DryRunUnavailable: not on this
-        platform.
+        DryRunBroken: torch lacks a symbol; the message names it.
+        DryRunUnavailable: a dry run cannot work on this platform.
     """
     with Child(target, leave_out) as child:
         return child.ask({"selftest": True})["stages"]
 
 
 def main(argv: list[str]) -> int:
-    """Prints the stages."""
+    """Runs the self-test, prints its stages, and returns the exit status."""
     try:
         stages = selftest(*argv[:2])
     except DryRunUnavailable as error:

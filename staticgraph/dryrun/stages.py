@@ -1,7 +1,7 @@
-"""The self-test's stages: each tries what one group of patch points is for, on something tiny.
+"""The self-test's stages: each exercises one group of patch points on a tiny example.
 
-A stage that fails names its group, the line of torch at which it went wrong, and the symbols that
-are patched on its behalf. A symbol that is gone altogether is named before, when it is patched.
+A failing stage reports its group's patched symbols and the line of torch at which it failed. A
+symbol that no longer exists is reported earlier, when it is patched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from staticgraph.internals.tracing import forget_compiled
 
 
 def tried(points: PatchPoints) -> list[dict[str, Any]]:
-    """Runs all stages; for each its name, whether it passed, and if not, what is known."""
+    """Runs all stages; for each its name, whether it passed, and the details if not."""
     found = []
     for name, (groups, stage) in STAGES.items():
         WATCH.graphs, WATCH.skips, WATCH.sources = [], [], {}
@@ -35,7 +35,7 @@ def tried(points: PatchPoints) -> list[dict[str, Any]]:
             frames = traceback.extract_tb(error.__traceback__)
             said = " ".join([str(error), *(f"{f.name} {f.line}" for f in frames)])
             symbols = [p.symbol.replace(":", ".") for p in points.points if p.group in groups]
-            # Those that the error or its stack name; all of the group where it names none.
+            # Those that the error or its stack names; the whole group where it names none.
             named = [s for s in symbols if re.search(rf"\b{re.escape(s.rsplit('.')[-1])}\b", said)]
             symbols = named or symbols
             last = next((f for f in reversed(frames) if "/torch/" in f.filename), frames[-1])

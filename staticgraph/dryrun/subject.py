@@ -1,6 +1,6 @@
-"""What is dry-run: a subject, whose model is built by name or unpickled, and a plan.
+"""The subject of a dry run, whose model is built by name or unpickled, and its plan.
 
-It is made on the CPU, as anywhere; :func:`twin` is its copy over fake CUDA tensors.
+It is created on the CPU, as usual; :func:`twin` makes its copy over fake CUDA tensors.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ BATCH_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a dry run is asked about.
+    """The model and plan that a dry run is for.
 
     Attributes:
         subject: the model and how it is trained.
         plan: the buckets.
-        make_optimizer: of the model's parameters, where the subject has no optimizer; fused Adam
-            where None, too.
-        notes: what stands for something that was not given.
+        make_optimizer: called with the model's parameters, where the subject has no optimizer;
+            fused Adam where this is None, too.
+        notes: remarks about stand-ins for arguments that were not given.
     """
 
     subject: Subject
@@ -42,7 +42,7 @@ class Candidate:
 
 
 def candidate_of(request: Mapping[str, Any]) -> Candidate:
-    """What a request asks for.
+    """Builds the candidate that a request describes.
 
     Args:
         request: ``model`` (``module:build``) or ``pickled`` (a file of :func:`torch.save`),
@@ -52,7 +52,7 @@ def candidate_of(request: Mapping[str, Any]) -> Candidate:
             ``clip_norm``, ``kernels``.
 
     Raises:
-        ValueError: a name that leads nowhere, or neither plan nor data.
+        ValueError: a name that cannot be resolved, or neither plan nor data.
     """
     given = {}
     if request.get("pickled"):
@@ -108,7 +108,7 @@ def mean_square(out: Any, batch: Any) -> Tensor:
 
 
 def twin(candidate: Candidate) -> Subject:
-    """The subject over fake tensors of the device; to be called inside the fake mode."""
+    """The subject over fake tensors of the device; must be called inside the fake mode."""
     subject = candidate.subject
     given = subject.optimizer
     memo: dict[int, Any] = {}

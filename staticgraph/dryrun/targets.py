@@ -1,4 +1,4 @@
-"""The devices that a step can be compiled for, as their vendor's sheets describe them.
+"""The devices that a step can be compiled for, as described by their vendor's data sheets.
 
 Sources (NVIDIA): "H100 Tensor Core GPU Datasheet" and "H200 Tensor Core GPU Datasheet" (SXM
 columns), "A100 Tensor Core GPU Datasheet" (A100 80GB SXM column), "L4 Tensor Core GPU Datasheet";
@@ -17,20 +17,20 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TargetDevice:
-    """A device by its sheet.
+    """A device as described by its data sheet.
 
     Attributes:
-        name: what a user calls it.
-        device: what the driver calls it.
+        name: the name that users pass.
+        device: the name that the driver reports.
         capability: compute capability, major and minor.
         multiprocessors: streaming multiprocessors (SMs).
         memory_bytes: of the device.
         bandwidth_bytes_s: of its memory.
-        float32_flops, tensor_flops: a second, of plain float32 and of bfloat16 on tensor cores.
+        float32_flops, tensor_flops: per second, of plain float32 and of bfloat16 on tensor cores.
         l2_bytes: second-level cache.
-        shared_bytes: shared memory that one block may ask for.
-        shared_multiprocessor_bytes: shared memory of a multiprocessor.
-        threads: resident threads of a multiprocessor.
+        shared_bytes: shared memory that one thread block may request.
+        shared_multiprocessor_bytes: shared memory per multiprocessor.
+        threads: resident threads per multiprocessor.
         clock_khz, memory_clock_khz, bus_bits: as the driver reports them; only Inductor's own
             estimates read them.
     """
@@ -53,7 +53,7 @@ class TargetDevice:
 
     @property
     def arch(self) -> str:
-        """Such as ``sm_90``."""
+        """The architecture's name, such as ``sm_90``."""
         return "sm_{}{}".format(*self.capability)
 
 
@@ -81,10 +81,10 @@ TARGETS = {
 
 
 def target_of(name: str) -> TargetDevice:
-    """A target by name.
+    """Returns a target by name.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is no target with this name.
     """
     if name not in TARGETS:
         raise ValueError(f"target {name!r}; choose one of {', '.join(TARGETS)}")

@@ -1,11 +1,11 @@
 """The fake tensor mode of a dry run: sees every operation outside of tracing, and may refuse it.
 
-A dispatch mode on the stack would change what Dynamo guards on, so the fake tensors' own mode
-looks.
+A dispatch mode on the stack would change what Dynamo guards on, so the check is in the fake
+tensors' own mode.
 
-While a step is recorded it refuses what a CUDA graph cannot hold: a number read by the host, a copy
-between host and device, an operation on another device. At other times a number that the host reads
-is made up, as a warm-up on a device would read some number, too.
+While a step is recorded it refuses operations that a CUDA graph cannot hold: a number read by the
+host, a copy between host and device, an operation on another device. At other times a number that
+the host reads is made up, since a warm-up on a device would read some number as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from staticgraph.internals.tracing import TracingContext
 from staticgraph.kernels.register import CUDA, NAMESPACE
 
 READS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
-# Neither kernels nor waits: memory, questions, views under another name.
+# Neither kernels nor waits: memory, queries, views under another name.
 NOTHING = frozenset(
     {
         "empty_strided",
@@ -41,12 +41,12 @@ NOTHING = frozenset(
         "_unsafe_view",
     }
 )
-# In place, and without a fake kernel in torch.
+# In-place operations without a fake kernel in torch.
 SILENT = frozenset({"aten::_fused_adam_.tensor_lr", "aten::_fused_adamw_.tensor_lr"})
 
 
 class Refused(RuntimeError):
-    """A recording cannot hold this; as torch's capture would, but with the name and the line.
+    """A recording cannot hold this operation; like torch's capture error, with name and line.
 
     Attributes:
         kind: ``host read``, ``device-to-host copy``, ``host-to-device copy`` or ``operation on
@@ -65,15 +65,18 @@ class Refused(RuntimeError):
 
 
 class Watcher(FakeTensorMode):
-    """Notes launches in :data:`WATCH` and refuses for it."""
+    """Notes launches in :data:`WATCH`, and refuses operations while it is recording."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._nested = False
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operator over fake tensors and notes it where it would launch a kernel; reads by
-        the host, and what stands on the wrong device, are noted or refused."""
+        """Runs an operator over fake tensors and notes it where it would launch a kernel.
+
+        Host reads get a made-up number; while recording, they and tensors on the wrong device are
+        refused.
+        """
         kwargs = kwargs or {}
         if self._nested or TracingContext.try_get() is not None:
             return super().dispatch(func, types, args, kwargs)
@@ -87,7 +90,7 @@ class Watcher(FakeTensorMode):
             WATCH.operator(name)
             return self._own(own, func, types, args, kwargs)
         if namespace == "aten" and WATCH.counting and not func.is_view and func._can_decompose():
-            # A product under a name of many forms, such as linear: its parts are what is launched.
+            # A product with a composite name, such as linear: its parts are what is launched.
             with self:
                 return func.decompose(*args, **kwargs)
         out = None if name in SILENT else self._plain(func, types, args, kwargs)
@@ -107,8 +110,8 @@ class Watcher(FakeTensorMode):
             self._nested = False
 
     def _own(self, own: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Runs the CUDA side of an operator of this library, whose launches are noted one by one,
-        and holds its result against the shapes that the operator's fake side promises."""
+        """Runs the CUDA implementation of an operator of this library, whose launches are noted one
+        by one, and checks its result against the shapes that the fake kernel promises."""
         promised = self._plain(func, types, args, kwargs)
         with self:
             out = own(*args, **kwargs)
@@ -136,7 +139,7 @@ class Watcher(FakeTensorMode):
 
 
 def _check_place(short: str, name: str, args: Any, kwargs: Any, out: Any) -> None:
-    """Refuses, while recording, what is not wholly on the one device."""
+    """Refuses, while recording, operations that are not entirely on the one device."""
     if not WATCH.recording:
         return
     copies = short in ("copy_", "_to_copy", "_copy_from", "lift_fresh_copy", "_foreach_copy_")
@@ -154,10 +157,10 @@ def _check_place(short: str, name: str, args: Any, kwargs: Any, out: Any) -> Non
 
 
 def host_part() -> None:
-    """A part of a compiled graph runs on the CPU.
+    """Notes that a part of a compiled graph runs on the CPU.
 
     Raises:
-        Refused: something is recorded at this moment.
+        Refused: a step is being recorded.
     """
     if WATCH.recording:
         raise Refused("operation on another device (cpu)", "a part that Inductor wrote", _where())
@@ -165,7 +168,7 @@ def host_part() -> None:
 
 
 def _where() -> str:
-    """The line that asked; inside a compiled graph, what Inductor knows of the operation there."""
+    """The source line of the operation; in a compiled graph, what Inductor knows about it."""
     if WATCH.graph is not None and WATCH.graph.causes:
         return "; ".join(dict.fromkeys(f"{op} at {at}" for _, op, at in WATCH.graph.causes))
     return place.of_stack()

@@ -1,1 +1,1 @@
-"""Which graphs go together this epoch: order, seed, rank, resume."""
+"""Which graphs form batches in an epoch: order, seed, rank, resume."""

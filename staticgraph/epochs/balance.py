@@ -1,10 +1,10 @@
-"""How evenly the work of a step falls to the ranks, from sizes and plan alone.
+"""How evenly the work of a step is split among the ranks, from sizes and plan alone.
 
 The problem: at every step all ranks wait for the slowest, and whether that costs 1% or 20% should
-be known before a cluster is asked for. The idea: an epoch is a pure function of seed and number, so
+be known before a cluster is requested. The idea: an epoch is a pure function of seed and number, so
 every rank's real rows at every step are known; the ranks' *efficiency* is the mean rank's rows over
-the fullest rank's, over all steps. In a recorded step the physical rows are the same everywhere;
-then it says how the padding is shared.
+the fullest rank's, over all steps. In a recorded step the physical rows are the same on all ranks;
+the efficiency then says how the padding is distributed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from staticgraph.sizes.whole_numbers import IntArray
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The ranks of one epoch.
+    """The balance among the ranks in one epoch.
 
     Attributes:
-        world_size: ranks.
-        steps: of each.
+        world_size: number of ranks.
+        steps: number of steps, the same for each rank.
         full: steps at which every rank has a batch.
-        efficiency: of nodes and edges, the mean rank's rows over the fullest rank's, summed over
+        efficiency: for nodes and edges, the mean rank's rows over the fullest rank's, summed over
             all steps; above 0, at most 1.
-        full_efficiency: of the full steps alone; NaN where there is none.
-        padded: of the ranks' batches, the share that is padding alone.
+        full_efficiency: the same over the full steps alone; NaN where there are no full steps.
+        padded: the share of the ranks' batches that is all padding.
     """
 
     world_size: int
@@ -43,11 +43,11 @@ class Balance:
 
 
 def balance_of(rows: IntArray) -> Balance:
-    """The balance of an epoch.
+    """Computes the balance of an epoch.
 
     Args:
         rows: ``[steps, world_size, 1 + C]`` graphs, nodes, edges and more, as
-            :meth:`staticgraph.epochs.batcher.Batcher.rows` gives them.
+            :meth:`staticgraph.epochs.batcher.Batcher.rows` returns them.
     """
     graphs = rows[:, :, 0]
     full = (graphs > 0).all(axis=1)
@@ -64,13 +64,13 @@ def balance_of(rows: IntArray) -> Balance:
 def balance_of_plan(
     sizes: Any, plan: BucketPlan, world_sizes: Sequence[int], **options: Any
 ) -> list[Balance]:
-    """The balance of an epoch of a plan, for several numbers of ranks.
+    """Computes the balance of a plan's epoch for several numbers of ranks.
 
     Args:
         sizes: ``[n, C]`` sizes of the graphs, or a store.
         plan: the buckets.
         world_sizes: numbers of ranks.
-        **options: of the batcher, such as ``indices``, ``shuffle`` and ``seed``.
+        **options: for the batcher, such as ``indices``, ``shuffle`` and ``seed``.
     """
     return [
         balance_of(Batcher(sizes, plan, world_size=ranks, **options).rows(0))

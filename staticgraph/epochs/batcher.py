@@ -1,14 +1,14 @@
-"""Which graphs go together in an epoch, in which order, on which rank, and from where to resume.
+"""Which graphs form each batch of an epoch, in which order, on which rank, and where to resume.
 
 The problem: shuffling, exact batch sizes, packing, several buckets, several ranks and resuming in
-the middle of an epoch must agree, or a graph is trained on twice and another never. The idea: one
-batcher answers for all of them, and an epoch is a pure function of how it was built and of the
-epoch's number; a position is then just a count of steps. The invariants: every graph of
-``indices`` that fits a bucket is in exactly one batch of the epoch, on one rank; every batch fits
-its bucket; all ranks take as many steps, in the same bucket at the same step; the same seed gives
-the same batches.
+the middle of an epoch must agree, or some graphs are trained on twice and others never. The idea:
+one batcher is responsible for all of them, and an epoch is a pure function of the batcher's
+arguments and of the epoch's number; a position is then just a count of steps. The invariants: every
+graph of ``indices`` that fits a bucket is in exactly one batch of the epoch, on one rank; every
+batch fits its bucket; all ranks take the same number of steps, in the same bucket at the same step;
+the same seed gives the same batches.
 
-It deals in positions of graphs in a store. It reads no features and makes no tensors.
+It works on positions of graphs in a store. It reads no features and creates no tensors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from staticgraph.plans.packings import digest_of_packings
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Open packs of a stream.
+# Open packs of a stream, by default.
 WINDOW = 8
 
 
@@ -61,23 +61,24 @@ class Batcher:
         sizes: ``[n, C]`` nodes, edges and any further component of every graph of the store, or
             the store itself.
         plan: the buckets.
-        indices: the graphs to use, positions in ``sizes``; all where None.
-        exact: exactly ``plan.batch_size`` graphs in every batch but the last. Else as many as fit.
-        shuffle: a new random order each epoch; ``"blocks"``, or :class:`Blocks`, one that reads
+        indices: the graphs to use, as positions in ``sizes``; all where None.
+        exact: exactly ``plan.batch_size`` graphs in every batch except the last. Otherwise, as many
+            as fit.
+        shuffle: a new random order each epoch; ``"blocks"``, or :class:`Blocks`, for one that reads
             whole blocks of the store and mixes a window of them; False keeps the order of
             ``indices``.
         seed: of the order.
-        rank: which of ``world_size`` shares of the epoch this batcher gives.
+        rank: which of the ``world_size`` shares of the epoch this batcher returns.
         world_size: how many ranks share the epoch; each takes the same number of steps.
         rank_bounds: ``[world_size + 1]`` positions: each rank takes only graphs from its own bound
             up to the next. By default any rank takes any graph.
-        min_steps: the least number of steps an epoch; all-padding batches fill it up.
+        min_steps: the least number of steps per epoch; all-padding batches make up the difference.
         oversize: what to do with a graph that fits no bucket: raise, leave it out, or give the
             plan one more bucket that holds it (then read the plan back from :attr:`plan`).
         window: open packs of the stream where ``exact`` is false; None packs the sizes once,
-            looking at all of them, and deals the graphs to the packs again each epoch. A plan made
-            with ``effort="best"`` has these packs already, for the graphs that it was made for;
-            ``auto`` is None there, and elsewhere :data:`WINDOW`.
+            looking at all of them, and assigns the graphs to the packs again each epoch. A plan
+            made with ``effort="best"`` already has these packs, for the graphs that it was made
+            for; there ``auto`` means None, and elsewhere :data:`WINDOW`.
 
     Raises:
         GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
@@ -146,15 +147,15 @@ class Batcher:
         self.position: int = 0
 
     def epoch(self, epoch: int) -> list[BatchIds]:
-        """This rank's batches of an epoch: a pure function of the construction and the number."""
+        """This rank's batches of an epoch: a pure function of the arguments and the number."""
         return list(self.batches(epoch))
 
     def batches(self, epoch: int) -> RankBatches:
-        """:meth:`epoch` without a list: each batch is made when it is read."""
+        """Like :meth:`epoch`, but lazily: each batch is created when it is read."""
         return self._epoch(epoch)[1].of_rank(self.rank)
 
     def rows(self, epoch: int) -> IntArray:
-        """What all ranks have at each step of an epoch, known without asking them.
+        """The rows of all ranks at each step of an epoch, computed without communication.
 
         Returns:
             ``[steps, world_size, 1 + C]`` int64: graphs, nodes, edges, and any further component.
@@ -162,8 +163,10 @@ class Batcher:
         return self._epoch(epoch)[1].rows(self.sizes)
 
     def windows(self, epoch: int) -> IntArray:
-        """``[W]`` the steps of this rank after which the next window of blocks begins, ascending;
-        the last is how many steps there are."""
+        """The steps of this rank after which the next window of blocks begins, ``[W]`` ascending.
+
+        The last entry is the number of steps.
+        """
         return self._epoch(epoch)[1].windows_of_rank(self.rank)
 
     def epoch_stats(self, epoch: int) -> EpochStats:
@@ -172,15 +175,15 @@ class Batcher:
 
     @property
     def stats(self) -> EpochStats:
-        """:meth:`epoch_stats` of the present epoch."""
+        """:meth:`epoch_stats` of the current epoch."""
         return self.epoch_stats(self.current_epoch)
 
     def __len__(self) -> int:
-        """Steps of the present epoch."""
+        """The number of steps in the current epoch."""
         return len(self._epoch(self.current_epoch)[1])
 
     def __iter__(self) -> Iterator[BatchIds]:
-        """The present epoch from the present position on; at its end the next epoch is present."""
+        """Iterates over the current epoch from the current position, then advances the epoch."""
         batches = self.batches(self.current_epoch)
         while self.position < len(batches):
             self.position += 1
@@ -189,15 +192,18 @@ class Batcher:
         self.position = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where we are, and a fingerprint of how this batcher was built. Plain values."""
+        """The current epoch and position, and a fingerprint of how this batcher was built.
+
+        All values are plain numbers, strings and containers.
+        """
         return {"epoch": self.current_epoch, "position": self.position, "of": self._fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where :meth:`state_dict` was taken.
+        """Resumes from the point at which :meth:`state_dict` was called.
 
         Raises:
-            ValueError: the batcher was built otherwise, and the message says what differs; or
-                this is no such state.
+            ValueError: the batcher was built differently, and the message says how; or ``state`` is
+                not such a state.
         """
         if not isinstance(state, Mapping) or not {"of", "epoch", "position"} <= state.keys():
             raise ValueError(
@@ -218,7 +224,7 @@ class Batcher:
         self.current_epoch, self.position = int(state["epoch"]), int(state["position"])
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Everything that an epoch depends on but the rank."""
+        """Everything that an epoch depends on, except the rank."""
         used = hashlib.sha256()
         for ids in pieces(self.indices):
             used.update(ids.astype(np.int64, copy=False).tobytes())
@@ -249,7 +255,7 @@ class Batcher:
 
     def _epoch(self, epoch: int) -> tuple[int, Epoch, EpochStats]:
         if self._cache is None or self._cache[0] != epoch:
-            self._cache = None  # two of 100 million graphs need not be there at once
+            self._cache = None  # avoids holding two epochs of 100 million graphs at once
             self._cache = (epoch, *self._make(epoch))
         return self._cache
 
@@ -283,7 +289,8 @@ class Batcher:
                      step_buckets, np.concatenate(windows)), stats  # fmt: skip
 
     def _kept(self, made: EpochBatches) -> tuple[EpochBatches, int]:
-        """The batches in buckets whose order statistics they keep, and how many were repaired."""
+        """Moves batches to buckets whose order statistics they keep; also how many were
+        repaired."""
         promised = any(capacity.order_statistics for capacity in self.plan.capacities)
         if not promised or not len(made.buckets):
             return made, 0
@@ -305,7 +312,7 @@ class Batcher:
 
     @property
     def _shares(self) -> int:
-        """How many parts of the graphs make batches among themselves."""
+        """The number of parts of the graphs that form batches separately."""
         return 1 if self._rank_bounds is None else self.world_size
 
     def _indices_of(self, share: int) -> IntArray:
@@ -315,8 +322,8 @@ class Batcher:
         return self.indices[(self.indices >= first) & (self.indices < last)]
 
     def _made(self, epoch: int, share: int) -> tuple[EpochBatches, IntArray]:
-        """The batches of the epoch as arrays, by the strategy of this batcher, of one share; and
-        where its windows begin and end in the order."""
+        """The batches of one share of the epoch as arrays, by this batcher's strategy, and the
+        bounds of its windows in the order."""
         seed = int(stream_of(self.seed, share)) if share else self.seed
         key = stream_of(self.seed, epoch) if not share else stream_of(self.seed, epoch, share)
         order, windows = self._ordered(epoch, share, key)
@@ -342,7 +349,7 @@ class Batcher:
         return made, windows
 
     def _ordered(self, epoch: int, share: int, key: np.uint64) -> Order:
-        """The graphs in the epoch's order, in windows of blocks; all in one without blocks."""
+        """The graphs in the epoch's order, in windows of blocks; one window without blocks."""
         indices = self._indices_of(share)
         if self.blocks is not None:
             return block_order(indices, self.blocks, self.seed, epoch, share, self._room)
@@ -353,7 +360,7 @@ class Batcher:
 
     @property
     def _room(self) -> Room | None:
-        """What windows should fit so that their batches do; packed freely they need not."""
+        """What each window should fit so that its batches do; None where packed freely."""
         if not self.exact or not len(self.indices):
             return None
         most = np.array(size_limits(self._limits[self._main])) / (self.plan.batch_size or 1)

@@ -1,15 +1,16 @@
-"""A random order that reads a disk in stretches: blocks of graphs, a few of them mixed at a time.
+"""A random order that reads a disk in contiguous stretches: a few blocks of graphs mixed at a time.
 
-The problem: an epoch in random order over a store larger than memory reads a page for each graph.
-The idea: graphs that stand together are a *block*; blocks come in random order, and the graphs of a
-*window* of blocks are shuffled together. What is read is whole blocks, each once an epoch, and a
-window of them is all that must be in memory.
+The problem: an epoch in random order over a store larger than memory reads one page per graph. The
+idea: adjacent graphs of the store form a *block*; blocks come in random order, and the graphs of a
+*window* of blocks are shuffled together. Only whole blocks are read, each once per epoch, and only
+one window of them must be in memory.
 
 The bias: two graphs of one block meet in a batch more often than two of different blocks. In a
-store whose graphs stand in no order that is nothing. Where they are sorted, by label say, a batch's
-mean label varies as if it were drawn from one window: its variance is that of a random batch times
-``1 + rho * b / w`` (:func:`spread`), with ``b`` graphs per batch, ``w`` a window, and ``rho``
-the share of the label's variance that lies between blocks: 1 where each block has one label.
+store whose graphs are in no particular order this has no effect. Where they are sorted, by label
+for example, a batch's mean label varies as if it were drawn from one window: its variance is that
+of a random batch times ``1 + rho * (b - 1) / w`` (:func:`spread`), with ``b`` graphs per batch,
+``w`` blocks per window, and ``rho`` the share of the label's variance that lies between blocks: 1
+where each block has one label.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from staticgraph.epochs.windows import level
 from staticgraph.packing.random import STEP, below, shuffle, stream_of
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Grows whenever the same seed gives another order, so that no epoch goes on in another one.
+# Incremented whenever the same seed gives another order, so that no epoch resumes in a different
+# one.
 ORDER_VERSION = 2
 
 
@@ -34,11 +36,11 @@ class Blocks:
     """How an order in blocks is drawn.
 
     Attributes:
-        graphs: of a block; of molecules 2,048 are about two megabytes.
-        window: blocks that are mixed.
+        graphs: graphs per block; for molecules 2,048 are about two megabytes.
+        window: the number of blocks that are mixed.
 
     Raises:
-        ValueError: one of them is below 1.
+        ValueError: either of them is below 1.
     """
 
     graphs: int = 2048
@@ -50,7 +52,7 @@ class Blocks:
 
     @property
     def mixed(self) -> int:
-        """Graphs of a window."""
+        """Graphs per window."""
         return self.graphs * self.window
 
 
@@ -58,8 +60,8 @@ class Order(NamedTuple):
     """The graphs of an epoch.
 
     Attributes:
-        graphs: ``[n]`` their positions, window by window, of the dtype that they were given in.
-        bounds: ``[W + 1]`` where each window begins and ends among them.
+        graphs: ``[n]`` positions of the graphs, window by window, in the dtype of the input.
+        bounds: ``[W + 1]`` where each window begins and ends in ``graphs``.
     """
 
     graphs: IntArray
@@ -70,8 +72,8 @@ class Room(NamedTuple):
     """What a window should fit.
 
     Attributes:
-        sizes: ``[., C]`` of every graph of the store.
-        most: ``[C]`` what a bucket holds a graph of an exact batch.
+        sizes: ``[., C]`` sizes of every graph of the store.
+        most: ``[C]`` the bucket's limits per graph of an exact batch.
     """
 
     sizes: IntArray
@@ -86,13 +88,14 @@ def block_order(
     share: int = 0,
     room: Room | None = None,
 ) -> Order:
-    """The graphs of an epoch.
+    """Draws the order of an epoch's graphs.
 
     Args:
-        indices: ``[n]`` positions in the store; sorted first, as blocks are what stands together.
+        indices: ``[n]`` positions in the store; sorted first, since blocks are adjacent graphs.
         blocks: how they are drawn.
         seed, epoch, share: of the order.
-        room: windows swap blocks until each fits, see :mod:`staticgraph.epochs.windows`.
+        room: if given, windows swap blocks until each fits, see
+            :mod:`staticgraph.epochs.windows`.
     """
     standing = indices if (indices[1:] >= indices[:-1]).all() else np.sort(indices)
     drawn = np.arange(-(-len(indices) // blocks.graphs), dtype=np.int64)
@@ -108,10 +111,10 @@ def block_order(
 
 
 def spread(share_between: float, batch_size: int, blocks: Blocks) -> float:
-    """How many times the variance of a batch's mean is that of a random batch.
+    """The variance of a batch's mean as a multiple of that of a random batch.
 
     Args:
-        share_between: of the variance that lies between blocks, 0 to 1.
+        share_between: the share of the variance that lies between blocks, 0 to 1.
         batch_size: graphs per batch.
         blocks: how the order is drawn.
     """
@@ -122,7 +125,7 @@ def spread(share_between: float, batch_size: int, blocks: Blocks) -> float:
 def _mix(
     standing: IntArray, drawn: IntArray, graphs: int, window: int, order: IntArray, seed: np.uint64
 ) -> None:
-    """Copies block after block, and shuffles each window where it stands in the order."""
+    """Copies block after block, and shuffles each window in place in the order."""
     counter, at = seed, 0
     for first in range(0, len(drawn), window):
         begin = at

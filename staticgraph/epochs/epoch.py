@@ -1,8 +1,8 @@
-"""All batches of one epoch, in a few arrays however many they are.
+"""All batches of one epoch, in a few arrays regardless of their number.
 
-An epoch of 100 million graphs is 800,000 batches, and a Python object for each, with a copy of its
-positions, is more than the order itself. So the order is kept once, batch by batch, and a batch is
-made when it is asked for.
+An epoch of 100 million graphs is 800,000 batches, and one Python object per batch, with a copy of
+its positions, would take more memory than the order itself. So the order is kept once, batch by
+batch, and a batch is created when it is read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Batches whose rows are added up at once.
+# Batches whose rows are summed at once.
 AT_ONCE = 1 << 13
 
 
@@ -60,7 +60,7 @@ class Epoch:
         return len(self.steps)
 
     def batch(self, step: int, rank: int) -> BatchIds:
-        """What a rank takes at a step."""
+        """The batch that a rank takes at a step."""
         number, bucket = int(self.steps[step, rank]), int(self._step_buckets[step])
         if number < 0:
             return BatchIds(bucket, np.empty(0, np.int64))
@@ -72,9 +72,11 @@ class Epoch:
         return RankBatches(self, rank, range(len(self)))
 
     def windows_of_rank(self, rank: int) -> IntArray:
-        """``[W]`` the steps of a rank after which the next window begins, ascending, the same again
-        of one that the rank has no batch of; the last is how many steps there are. A batch is of
-        the window that it begins in."""
+        """The steps of a rank after which the next window begins, ``[W]`` ascending.
+
+        The last entry is the number of steps. An entry repeats for a window in which the rank has
+        no batch. A batch belongs to the window in which it begins.
+        """
         own = self.steps[:, rank]
         begins = np.where(own < 0, 0, self._bounds[own])
         reached = np.maximum.accumulate(np.searchsorted(self._windows, begins, side="right"))
@@ -82,8 +84,11 @@ class Epoch:
         return ends if len(ends) else np.array([len(own)])
 
     def rows(self, sizes: IntArray) -> IntArray:
-        """``[S, ranks, 1 + C]`` int64 graphs, nodes, edges and any further component of each batch,
-        given the ``[., C]`` sizes of graphs."""
+        """``[S, ranks, 1 + C]`` int64 graphs, nodes, edges and any further component of each batch.
+
+        Args:
+            sizes: ``[., C]`` sizes of the store's graphs.
+        """
         of_batches = np.zeros((len(self._bounds), 1 + sizes.shape[1]), np.int64)
         of_batches[:-1, 0] = np.diff(self._bounds)
         for first in range(0, len(self._buckets), AT_ONCE):
@@ -91,16 +96,16 @@ class Epoch:
             ids = self._order[bounds[0] : bounds[-1]]
             sums = np.add.reduceat(sizes[ids], bounds[:-1] - bounds[0], axis=0, dtype=np.int64)
             of_batches[first : first + len(sums), 1:] = sums
-        return of_batches[self.steps]  # of no batch, -1, the zeros at the end
+        return of_batches[self.steps]  # index -1, no batch, selects the zeros at the end
 
 
 class RankBatches(Sequence[BatchIds]):
-    """The batches of a rank at some steps; each is made when it is read.
+    """The batches of a rank at some steps; each is created when it is read.
 
     Args:
-        epoch: theirs.
-        rank: whose.
-        steps: which.
+        epoch: the epoch of the batches.
+        rank: whose batches.
+        steps: which steps.
     """
 
     def __init__(self, epoch: Epoch, rank: int, steps: range) -> None:
@@ -122,16 +127,16 @@ class RankBatches(Sequence[BatchIds]):
 
 
 def dealt(buckets: IntArray, ranks: int) -> tuple[IntArray, IntArray]:
-    """Batches to ranks: of each bucket so many in a row take a step together.
+    """Assigns batches to ranks: consecutive batches of a bucket, one per rank, share a step.
 
     Args:
         buckets: ``[K]`` the bucket of each batch.
-        ranks: how many.
+        ranks: the number of ranks.
 
     Returns:
         ``[S, ranks]`` the batch of each rank at each step, -1 where a bucket has no more, and
-        ``[S]`` the buckets. A step stands where its last batch was found; those that are not full
-        stand at the end, by their first.
+        ``[S]`` the buckets. Steps are sorted by their last batch; those that are not full come at
+        the end, sorted by their first.
     """
     full, late, full_buckets, late_buckets = [], [], [], []
     for bucket in np.unique(buckets):
@@ -156,14 +161,15 @@ def dealt(buckets: IntArray, ranks: int) -> tuple[IntArray, IntArray]:
 
 
 def side_by_side(buckets: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
-    """Steps of ranks that have batches of their own: the k-th of a bucket of each rank together.
+    """Builds the steps of ranks with separate batches: their k-th batches of a bucket together.
 
     Args:
-        buckets: of each rank ``[K_r]`` the bucket of each of its batches; batches are numbered
-            through, rank by rank.
+        buckets: for each rank, ``[K_r]`` the bucket of each of its batches; batches are numbered
+            consecutively, rank by rank.
 
     Returns:
-        As :func:`dealt`; steps by how late in its epoch the last of their ranks has its batch.
+        As for :func:`dealt`; steps are sorted by the latest relative position of their batches in
+        the epochs of their ranks.
     """
     firsts = np.cumsum([0, *map(len, buckets)])
     steps, found, late = [], [], []

@@ -1,4 +1,4 @@
-"""What happened to the batches of an epoch, in numbers."""
+"""Statistics about the batches of an epoch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class EpochStats:
         graphs: graphs in the epoch.
         batches: batches with at least one graph.
         skipped: graphs left out because they fit no bucket (``oversize="skip"``).
-        overflowed: exact batches that were over the main bucket as they were drawn.
-        rebalanced: of those, how many came within it by swapping graphs.
+        overflowed: exact batches that exceeded the main bucket as they were drawn.
+        rebalanced: of those, how many were made to fit by exchanging graphs.
         spilled: how many went to another bucket than the main one because it was too small, or
-            because graphs of some rank were larger than it promises.
+            because their k-th largest graph was larger than it promises.
         split: how many were split because no bucket held them.
-        empty: all-padding batches added so that all ranks take as many steps.
+        empty: all-padding batches added so that all ranks take the same number of steps.
     """
 
     graphs: int = 0

@@ -1,4 +1,4 @@
-"""The bucket that exact batches are balanced for; the others hold what does not fit it."""
+"""The bucket that exact batches are balanced for; the others hold batches that do not fit it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from staticgraph.sizes.histogram import SizeHistogram
 
 
 def main_bucket(used: SizeHistogram, capacities: Sequence[Capacity], batch_size: int) -> int:
-    """The first that holds the largest graph of at least every other batch, and the mean batch of
-    the graphs that it takes; a bucket for the batches without huge graphs comes before one for all.
+    """Chooses the bucket that exact batches are balanced for.
+
+    It is the first bucket that holds every graph of at least half of the random batches, and the
+    mean batch of the graphs that fit it; a bucket for batches without huge graphs comes before one
+    for all.
 
     Args:
         used: the sizes of the graphs, at least one.
         capacities: the buckets, ascending.
-        batch_size: graphs of a batch.
+        batch_size: graphs per batch.
 
     Returns:
-        Its number; where none holds so much, that of the largest, with a warning where most batches
-        will be split.
+        The bucket's number; where no bucket holds that much, that of the largest, with a warning
+        where most batches will be split.
     """
     sizes, counts, graphs = used.sizes, used.counts, int(used.counts.sum())
     mean = used.totals * min(1.0, batch_size / graphs)

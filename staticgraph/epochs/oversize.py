@@ -1,4 +1,4 @@
-"""Graphs that fit no bucket of a plan: an error, left out, or a bucket more."""
+"""Graphs that fit no bucket of a plan: raise, leave them out, or add a bucket."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ Oversize = Literal["error", "skip", "bucket"]
 def settle_oversize(
     sizes: IntArray, indices: IntArray, used: SizeHistogram, plan: BucketPlan, oversize: Oversize
 ) -> tuple[BucketPlan, IntArray]:
-    """The plan and the graphs after those that fit no bucket were dealt with.
+    """Handles graphs that fit no bucket; returns the resulting plan and graphs.
 
     Args:
-        sizes: ``[n, C]`` of the store.
+        sizes: ``[n, C]`` sizes of the store's graphs.
         indices: positions in it of the graphs to use.
-        used: their sizes, counted.
+        used: the histogram of their sizes.
         plan: the buckets.
-        oversize: raise, leave the graph out, or give it a bucket of its own.
+        oversize: raise, leave the graphs out, or add a bucket for them.
 
     Raises:
-        GraphTooLarge: one fits no bucket, and that is an error; the message names the first.
+        GraphTooLarge: a graph fits no bucket, and ``oversize`` is ``error``; the message names the
+            first.
     """
     if _fit(used.sizes, plan).all():
         return plan, indices

@@ -1,8 +1,8 @@
 """The batches of one epoch, by strategy: exact, streamed, or by an offline packing.
 
-Each takes an order of graphs and returns the graphs batch by batch with the bucket of each batch,
-as arrays. The order, ranks, resuming and what to do with graphs that fit nothing are the business
-of :mod:`staticgraph.epochs.batcher`.
+Each strategy takes an order of graphs and returns the graphs batch by batch with the bucket of each
+batch, as arrays. The order, ranks, resuming and graphs that fit no bucket are handled by
+:mod:`staticgraph.epochs.batcher`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from staticgraph.plans.packings import histogram_at, kept_packing
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Batches of so many graphs are re-balanced among themselves: of 100 million in one piece the sizes,
-# once more and as floats, would be 1.6 GB.
+# Batches of this many graphs are re-balanced among themselves: for 100 million graphs in one piece,
+# another copy of the sizes, as floats, would take 1.6 GB.
 STRETCH = 1 << 22
 
 
@@ -42,8 +42,8 @@ class EpochBatches(NamedTuple):
         order: ``[n]`` positions in the store, batch by batch.
         bounds: ``[K + 1]`` where each batch begins and ends in ``order``.
         buckets: ``[K]`` the bucket of each batch.
-        overflowed: batches that were over the main bucket as they were drawn.
-        rebalanced: of those, how many came within it by swapping graphs.
+        overflowed: batches that exceeded the main bucket as they were drawn.
+        rebalanced: of those, how many were made to fit by swapping graphs.
         spilled: how many went to another bucket than the main one because it was too small.
         split: how many were split because no bucket held them.
     """
@@ -66,18 +66,18 @@ def exact_epoch(
     key: np.uint64 | None,
     windows: IntArray | None = None,
 ) -> EpochBatches:
-    """Batches of ``batch_size``; one that overflows is re-balanced, else spilled, else split.
+    """Makes batches of ``batch_size`` graphs; an overflow is re-balanced, else spilled or split.
 
     Args:
         order: ``[n]`` positions in ``sizes``; changed in place where batches are re-balanced.
         sizes: ``[., C]`` nodes, edges and the further components.
         limits: ``[buckets, 2 + C]`` from :func:`~staticgraph.packing.place.limits_array`.
         main: the bucket to balance for.
-        batch_size: graphs in each batch but the last.
+        batch_size: graphs in each batch except the last.
         key: of the swaps; None keeps the order, so that an overflow is not re-balanced.
-        windows: ``[W + 1]`` bounds in ``order`` of what is re-balanced by itself. A batch over such
-            a bound belongs to the window that it begins in. Only a window that does not fit its
-            batches is re-balanced together with the next ones.
+        windows: ``[W + 1]`` bounds in ``order`` of the parts that are re-balanced separately. A
+            batch across such a bound belongs to the window in which it begins. Only a window that
+            does not fit its batches is re-balanced together with the next ones.
     """
     bounds = exact_bounds(len(order), batch_size)
     if key is None:
@@ -90,7 +90,7 @@ def exact_epoch(
         own = edges if windows is None else np.unique(np.searchsorted(bounds, windows))
         join = len(own) > len(edges)
         overflowed, left = _repaired(order, sizes, bounds, limits[main], key, own, join)
-        if left and join:  # windows of large graphs at the end: give some to those before
+        if left and join:  # windows of large graphs at the end give some to others
             left = _repaired(order, sizes, bounds, limits[main], key, edges)[1]
         buckets = place_batches(sizes, order, bounds, limits)
     spilled, split = int((buckets > main).sum()), int((buckets < 0).sum())
@@ -110,10 +110,10 @@ def _repaired(
     edges: IntArray,
     join: bool = False,
 ) -> tuple[int, int]:
-    """Re-balances stretches of batches between these ``edges``, each by itself; how many batches
-    were over the limit before, and are after. With ``join`` a stretch whose graphs are too large
-    for its batches all together is joined to the next, and left as it is where that is of no use
-    within :data:`STRETCH`: to try takes five times as long as to succeed."""
+    """Re-balances the stretches of batches between these ``edges`` separately; returns how many
+    batches exceeded the limit before, and after. With ``join``, a stretch whose graphs are too
+    large for its batches in total is joined to the next one, or left as it is if joining does not
+    help within :data:`STRETCH`, since a failed attempt takes five times as long as a success."""
     overflowed, left = 0, 0
     allowed = np.array(size_limits(limit))
     begin, excess, waiting = int(edges[0]), np.zeros(len(allowed)), 0
@@ -143,7 +143,7 @@ def _repaired(
 def _halved(
     order: IntArray, sizes: IntArray, limits: IntArray, bounds: IntArray, buckets: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Bounds and buckets with every batch that fits nothing halved until its parts fit."""
+    """Bounds and buckets after repeatedly halving every batch that fits no bucket."""
     while (buckets < 0).any():
         lost = np.flatnonzero(buckets < 0)
         middles = (bounds[lost] + bounds[lost + 1] + 1) // 2
@@ -155,7 +155,7 @@ def _halved(
 def streamed_epoch(
     order: IntArray, sizes: IntArray, capacities: Sequence[Capacity], window: int
 ) -> EpochBatches:
-    """As many graphs as fit, by a stream for each bucket over the graphs that call it home."""
+    """Packs as many graphs as fit, with one stream per bucket over the graphs whose home it is."""
     parts = []
     at_home = homes(sizes[order], capacities)
     for home, capacity in enumerate(capacities):
@@ -176,7 +176,7 @@ def streamed_epoch(
 
 
 class OfflineParts(NamedTuple):
-    """What an offline packing needs of one bucket: who calls it home, and how they are packed."""
+    """The data of one bucket that an offline packing needs: its home graphs and their packing."""
 
     home: int
     members: IntArray
@@ -190,8 +190,10 @@ def pack_offline(
     capacities: Sequence[Capacity],
     packings: Sequence[Packing] = (),
 ) -> list[OfflineParts]:
-    """Packs the sizes of all graphs once (paper, section 2.6: the sizes that go together stay), or
-    takes the packing that the plan has of just these graphs."""
+    """Packs the sizes of all graphs once, or takes the plan's packing of exactly these graphs.
+
+    The sizes that share a pack stay the same in every epoch (paper, section 2.6).
+    """
     parts = []
     at_home = homes(sizes[indices], capacities)
     for home, capacity in enumerate(capacities):
@@ -212,11 +214,11 @@ def offline_epoch(
     seed: int,
     epoch: int,
 ) -> EpochBatches:
-    """The graphs of each size dealt again to the places that the packing has for them."""
+    """Assigns the graphs of each size at random to the packing's places for that size."""
     drawn = []
     for part in parts:
         order, bounds = draw_packs(part.packing, part.types, seed=seed, epoch=epoch)
-        # Packs come in a random order already; of several buckets they are interleaved evenly.
+        # Packs are in a random order already; those of several buckets are interleaved evenly.
         when = np.linspace(0.0, 1.0, len(bounds) - 1, endpoint=False)
         drawn.append((part.home, part.members[order], bounds, when))
     return _joined(drawn, sizes, capacities)
@@ -227,11 +229,11 @@ def _joined(
     sizes: IntArray,
     capacities: Sequence[Capacity],
 ) -> EpochBatches:
-    """The batches of several buckets in the order of ``when``, each in the smallest bucket.
+    """Merges the batches of several buckets in the order of ``when``, each in the smallest bucket.
 
     Args:
         parts: for each bucket its number, the graphs batch by batch, the bounds of the batches and
-            a number for each batch to sort by.
+            one number per batch to sort by.
         sizes: ``[., C]`` nodes, edges and the further components.
         capacities: the buckets.
     """
@@ -245,7 +247,7 @@ def _joined(
         allowed = limits.copy()
         allowed[
             limits[:, 3] > limits[home, 3]
-        ] = -1  # nothing goes where larger graphs are paid for
+        ] = -1  # no batch goes to a bucket for larger graphs than its own
         buckets.append(place_batches(sizes, members, bounds, allowed))
         starts.append(begin + bounds[:-1])
         stops.append(begin + bounds[1:])

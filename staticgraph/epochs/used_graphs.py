@@ -1,6 +1,6 @@
-"""The graphs that a batcher deals with: their sizes and positions, checked, and kept narrow.
+"""The graphs that a batcher uses: their sizes and positions, validated and kept in narrow dtypes.
 
-Of 100 million graphs a second copy in int64 is 2.4 GB, so whatever looks at all of them does it
+For 100 million graphs a second copy in int64 is 2.4 GB, so code that looks at all of them works
 piece by piece.
 """
 
@@ -18,14 +18,17 @@ from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.text.how_many import how_many
 
-# From so many graphs on sizes and order are kept in narrow types: 8 bytes a molecule, not 24.
+# From this many graphs on, sizes and order use narrow dtypes: 8 bytes per molecule, not 24.
 NARROW_FROM = 1 << 22
-# Graphs that are looked at together where all of them would be another copy.
+# Graphs that are processed together where processing all at once would need another copy.
 AT_ONCE = 1 << 21
 
 
 def narrow_sizes_of(source: Any) -> IntArray:
-    """``[n, C]`` of a store or an array; int64, of many graphs as narrow as the store has it."""
+    """``[n, C]`` sizes of a store or an array, as int64.
+
+    For many graphs, a store's sizes keep the narrow dtype they have there.
+    """
     narrow = getattr(source, "narrow_sizes", None)
     if narrow is not None and len(narrow) >= NARROW_FROM:
         return narrow
@@ -33,10 +36,10 @@ def narrow_sizes_of(source: Any) -> IntArray:
 
 
 def checked_bounds(bounds: ArrayLike | None, world_size: int, graphs: int) -> IntArray | None:
-    """``[world_size + 1]`` where each rank's graphs begin; None where any rank takes any.
+    """``[world_size + 1]`` where each rank's graphs begin; None where any rank takes any graph.
 
     Raises:
-        ValueError: they do not part the graphs among the ranks.
+        ValueError: the bounds do not divide the graphs among the ranks.
     """
     if bounds is None or world_size == 1:
         return None
@@ -54,7 +57,7 @@ def checked_bounds(bounds: ArrayLike | None, world_size: int, graphs: int) -> In
 
 
 def pieces(indices: IntArray) -> Iterator[IntArray]:
-    """So many at once that what is made of them is no second copy of all."""
+    """Splits the indices into pieces, so that no temporary is a second copy of all."""
     return (indices[k : k + AT_ONCE] for k in range(0, len(indices), AT_ONCE))
 
 
@@ -67,7 +70,7 @@ def histogram_of(sizes: IntArray, indices: IntArray) -> SizeHistogram:
 
 
 def planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
-    """The components that the plan limits: all of them, or nodes and edges alone.
+    """The columns of the sizes that the plan limits: all of them, or only nodes and edges.
 
     Raises:
         ValueError: the plan was made for other components.
@@ -85,11 +88,11 @@ def planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
 
 
 def checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
-    """``[m]`` positions within the store, int64, and of many graphs int32 where that holds them.
+    """``[m]`` positions within the store: int64, or int32 for many graphs where it holds them.
 
     Raises:
-        ValueError: a mask of another length than the store.
-        IndexError: the store has no graph of a number.
+        ValueError: a mask whose length is not that of the store.
+        IndexError: a position is outside the store.
     """
     dtype = np.int32 if NARROW_FROM <= total <= np.iinfo(np.int32).max else np.int64
     if indices is None:

@@ -1,16 +1,18 @@
-"""Windows of blocks that fit their batches by themselves.
+"""Windows of blocks whose graphs fit the window's own batches.
 
-The problem: a window whose graphs are a little larger than the mean does not fit its batches,
-however they are dealt, and gives some to other windows, from each of which a block is read for a
-graph. Of molecules half of all windows are so. The idea: which blocks come together is ours to
-draw, so after a random draw windows swap blocks until the totals of each are within what its
-batches hold: a few swaps a window, as batches do with graphs (:mod:`staticgraph.packing.exact`).
+The problem: a window whose graphs are slightly larger than the mean does not fit its batches,
+however its graphs are arranged, and passes some graphs to other windows, which costs one extra
+block read per graph. For molecules this affects half of all windows. The idea: the blocks of a
+window can be chosen freely, so after a random draw windows swap blocks until the totals of each are
+within what its batches hold: a few swaps per window, as batches do with graphs
+(:mod:`staticgraph.packing.exact`).
 
-The bias: where blocks differ in size, windows are nearer to the mean size than chance has them, by
-the swaps of those that were too large; no window lies above it by more than a part of the room that
-the bucket leaves. Of molecules one block in 20 comes with others than it was drawn with. What has
-nothing to do with size is as it was drawn, and each block comes once an epoch, at any place of it.
-Windows that cannot be brought within, such as few blocks of a store sorted by size, stay near it.
+The bias: where blocks differ in size, windows are nearer to the mean size than by chance, because
+of the swaps of those that were too large; no window exceeds it by more than a part of the room that
+the bucket leaves. For molecules one block in 20 ends up in another window than it was drawn for.
+Anything unrelated to size is as drawn, and each block comes once per epoch, at any place in it.
+Windows that cannot be brought within that bound, such as a few blocks of a store sorted by size,
+stay as near to it as possible.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from numpy.typing import NDArray
 from staticgraph.packing.random import STEP, below
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Of the room between a mean batch and the bucket, a window may take so much: what is left is for
+# The share of the room between a mean batch and the bucket that a window may use: the rest is for
 # its batches, which are balanced among themselves.
 PART = 0.25
-# As for batches: probed partners, blocks looked at of each, tries a turn, turns.
+# As for batches: partners probed, blocks examined of each, tries per turn, turns.
 PROBES = 8
 WIDTH = 8
 TRIES = 8
@@ -49,10 +51,10 @@ def level(
     Args:
         drawn: ``[b]`` the blocks, window by window.
         standing: ``[n]`` the graphs, block by block.
-        graphs: of a block.
-        window: blocks of a window.
-        sizes: ``[., C]`` of graphs.
-        most: ``[C]`` what a bucket holds a graph of an exact batch.
+        graphs: graphs per block.
+        window: blocks per window.
+        sizes: ``[., C]`` sizes of the store's graphs.
+        most: ``[C]`` the bucket's limits per graph of an exact batch.
         seed: of the probes.
     """
     if len(drawn) <= window:
@@ -66,7 +68,7 @@ def level(
 
 @numba.njit(nogil=True, cache=True)
 def _totals(standing: IntArray, graphs: int, sizes: IntArray) -> tuple[FloatArray, FloatArray]:
-    """``[b, C]`` the sizes and ``[b]`` the number of each block's graphs."""
+    """``[b, C]`` summed sizes and ``[b]`` number of graphs of each block."""
     blocks = (len(standing) + graphs - 1) // graphs
     totals, counts = np.zeros((blocks, sizes.shape[1])), np.zeros(blocks)
     for k in range(len(standing)):
@@ -80,8 +82,8 @@ def _totals(standing: IntArray, graphs: int, sizes: IntArray) -> tuple[FloatArra
 def _level(
     drawn: IntArray, beyond: FloatArray, allowed: FloatArray, window: int, seed: np.uint64
 ) -> None:
-    """Until in each window all blocks together are beyond the mean by what is allowed a block, in
-    no component by more."""
+    """Swaps until each window's sum over its blocks exceeds the mean in no component by more than
+    is allowed per block."""
     windows, blocks = (len(drawn) + window - 1) // window, len(drawn)
     load = np.zeros((windows, beyond.shape[1]))
     for k in range(blocks):
@@ -97,7 +99,7 @@ def _level(
                 counter += STEP * np.uint64(PROBES)
                 _swap(drawn, beyond, load, window, w, partner, counter)
                 counter += STEP * np.uint64(WIDTH)
-        over = 0  # counted now, since a partner may be beyond after its own turn
+        over = 0  # counted here, since a partner may exceed the bound after its own turn
         for w in range(windows):
             over += (load[w] > allowed * min(window, blocks - w * window)).any()
         stuck = stuck + 1 if over >= least else 0
@@ -108,7 +110,7 @@ def _level(
 
 @numba.njit(nogil=True, cache=True)
 def _roomiest(load: FloatArray, w: int, counter: np.uint64) -> int:
-    """Of a few random other windows, the one whose fullest component is emptiest."""
+    """Of a few random other windows, the one whose fullest component is the least full."""
     best, least = -1, np.inf
     for _ in range(PROBES):
         counter += STEP
@@ -129,8 +131,8 @@ def _swap(
     partner: int,
     counter: np.uint64,
 ) -> None:
-    """Of any block of a window and a few of another swaps those two that bring both nearest to the
-    mean, by squares: to count what is over alone ends where the partner has no more room."""
+    """Swaps two blocks, any of one window and one of a few of another, that bring both windows
+    nearest to the mean in squares; counting only the excess would stop once the partner is full."""
     first, last = partner * window, min((partner + 1) * window, len(drawn))
     best, gives, takes = (load[w] ** 2).sum() + (load[partner] ** 2).sum(), -1, -1
     for _ in range(WIDTH):

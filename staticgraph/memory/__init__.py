@@ -1,1 +1,1 @@
-"""How many bytes a step takes: read, modelled, budgeted, committed."""
+"""The bytes that a step takes: counts, fitted models, budgets and commitments."""

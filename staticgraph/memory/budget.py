@@ -1,15 +1,15 @@
-"""A hard cap on every byte that this library makes torch hold, decided before the first step.
+"""A hard cap on all memory that this library makes torch allocate, decided before the first step.
 
-The problem: a recording that runs out of memory midway leaks its pool for the life of the
-process, so whether a plan fits must be decided before anything is compiled. The idea: add up what
-is known (model, optimizer state, slots, one pool as large as the largest bucket needs, library
-workspaces), compare with the cap, and refuse with the sum, the floor and the remedies in numbers.
-The invariants: the lines of a breakdown add up to its total; whatever is accepted fits the cap;
-a bigger cap accepts whatever a smaller one did.
+The problem: a recording that runs out of memory midway leaks its pool for the life of the process,
+so whether a plan fits must be decided before anything is compiled. The idea: add up what is known
+(model, optimizer state, slots, one pool as large as the largest bucket needs, library workspaces),
+compare it with the cap, and refuse with the sum, the floor and the remedies in numbers. The
+invariants: the lines of a breakdown add up to its total; every accepted plan fits the cap; a larger
+cap accepts every plan that a smaller one did.
 
-What it does not do: measure. Pure arithmetic, no torch; only :meth:`MemoryBudget.of_device` asks a
-device, through :mod:`staticgraph.probing`. The contract (breakdown, floor, remedies, and
-another error for a consumer that keeps batches) follows damacy's.
+It does not measure. It is pure arithmetic without torch; only :meth:`MemoryBudget.of_device`
+queries a device, through :mod:`staticgraph.memory.device`. The contract (breakdown, floor,
+remedies, and another error for a consumer that keeps batches) follows damacy's.
 """
 
 from __future__ import annotations
@@ -37,28 +37,29 @@ __all__ = [
     "scaled",
 ]
 
-# A batch in use and the next one being copied in.
+# Batches alive at once: a loader's default slots on the device; on the host, one in use and the
+# next one being copied in.
 DEVICE_SLOTS = 4
 HOST_SLOTS = 2
-# A line of the breakdown.
+# The name of a line of the breakdown.
 MORE_GRADIENTS = "gradients of further recordings"
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """What a plan makes torch hold on the device, in bytes.
+    """The bytes that a plan makes torch allocate on the device, by purpose.
 
     Attributes:
-        parameters, buffers, gradients, optimizer: the model and what training it keeps.
-        slots: the batches on the device, all of them.
-        pool: what a step adds, gradients apart: one pool, as large as the largest bucket needs.
-        workspaces: of cuBLAS and its like.
+        parameters, buffers, gradients, optimizer: the model and its training state.
+        slots: all batches on the device.
+        pool: what a step adds, except gradients: one pool, as large as the largest bucket needs.
+        workspaces: of cuBLAS and similar libraries.
         pinned_host: slots in host memory; not part of the total.
         bucket: the capacity that sets ``pool``.
-        binding: what takes most of it.
+        binding: the term that takes most of it.
         data_set: the graphs themselves, where they are kept on the device.
-        more_gradients: of all recordings of a training step but one: each writes its own, which
-            stay where the next recording takes its memory from.
+        more_gradients: gradients of all recordings of a training step but one: each recording
+            writes its own gradients, and no later recording can reuse their memory.
     """
 
     parameters: int
@@ -91,7 +92,7 @@ class Breakdown:
 
     @property
     def total_bytes(self) -> int:
-        """All lines together."""
+        """The sum of all lines."""
         return sum(self.lines.values())
 
     def __str__(self) -> str:
@@ -116,18 +117,18 @@ def breakdown_of(
     data_set: int = 0,
     recorded: int = 1,
 ) -> Breakdown:
-    """What a plan of these capacities makes torch hold on the device.
+    """Computes what a plan of these capacities makes torch allocate on the device.
 
-    Every slot is as large as the largest bucket wants, and so is the one pool that all recordings
-    share: the largest, not the sum. Gradients alone are not shared.
+    Every slot is as large as the largest bucket needs, and so is the one pool that all recordings
+    share: the maximum, not the sum. Only gradients are not shared.
 
     Args:
         memory: predicts the bytes of a step.
         capacities: of the buckets.
         slots, host_slots: batches that are alive at once, on the device and pinned on the host.
         data_set: bytes of the graphs, where they are on the device.
-        recorded: recordings of a training step, each with gradients of its own; 1 where nothing
-            is recorded.
+        recorded: number of recordings of a training step, each with separate gradients; 1 where
+            nothing is recorded.
     """
     capacity = max(capacities, key=memory.step_bytes)
     resident, step = memory.resident, memory.step_bytes(capacity)
@@ -152,16 +153,18 @@ def breakdown_of(
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """A cap. ``MemoryBudget("20GiB")``, or :meth:`of_device`.
+    """A memory cap, as in ``MemoryBudget("20GiB")``, or from :meth:`of_device`.
 
     Attributes:
-        max_bytes: what this library may make torch hold on the device; text such as ``"20GiB"`` is
-            read by :func:`staticgraph.text.byte_sizes.parse_bytes`.
-        driver_bytes: taken already by the driver and by others; for people, not part of the cap.
+        max_bytes: the most that this library may make torch allocate on the device; text such as
+            ``"20GiB"`` is parsed by :func:`staticgraph.text.byte_sizes.parse_bytes`.
+        driver_bytes: already used by the driver and by others; for people, not part of the cap.
         headroom_bytes: left free on purpose; likewise.
-        device: what the cap belongs to.
-        data_set_bytes: of the cap, what a data set on the device takes; a line of every breakdown.
-        memory: predicts a step's bytes; who needs it and finds None probes the model.
+        device: the device that the cap is for.
+        data_set_bytes: the part of the cap used by a data set on the device; a line of every
+            breakdown.
+        memory: predicts the bytes of a step; where it is None, callers that need it probe the
+            model.
     """
 
     max_bytes: int
@@ -171,7 +174,7 @@ class MemoryBudget:
     data_set_bytes: int = 0
     memory: MemoryModel | None = None
 
-    if TYPE_CHECKING:  # the cap may be given as text; it is kept as a number
+    if TYPE_CHECKING:  # the cap may be given as text; it is stored as a number
 
         def __init__(
             self,
@@ -190,18 +193,20 @@ class MemoryBudget:
     def of_device(
         cls, device: Any = None, *, safety: float = 0.95, max_bytes: int | str | None = None
     ) -> MemoryBudget:
-        """The share ``safety`` of what a device has for this process, at most ``max_bytes``.
+        """A budget of the share ``safety`` of a device's memory for this process.
 
-        What torch holds already counts as ours, since the model that is counted in the plan is a
-        part of it: it is counted once. On the CPU the free main memory is taken.
+        Memory that torch already holds counts as available, since it includes the model, which the
+        plan's breakdown counts as well: so the model is counted once. On the CPU the available main
+        memory is used.
 
         Args:
-            device: a torch device or its name; the present CUDA device, else the CPU, where None.
+            device: a torch device or its name; where None, the current CUDA device, or the CPU
+                without one.
             safety: above 0, at most 1.
-            max_bytes: a hard cap of your own, in bytes or as text.
+            max_bytes: an additional hard cap, in bytes or as text.
 
         Raises:
-            ValueError: ``safety`` is no such share, or the memory of the device cannot be read.
+            ValueError: ``safety`` is out of range, or the memory of the device cannot be read.
         """
         from staticgraph.memory.device import device_memory
 
@@ -216,12 +221,15 @@ class MemoryBudget:
         return cls(most, driver, ours - most, found.name)
 
     def with_data_set(self, nbytes: int) -> MemoryBudget:
-        """The same cap, of which a data set of so many bytes on the device takes its part too."""
+        """The same cap with ``nbytes`` more of it used by a data set on the device."""
         return replace(self, data_set_bytes=self.data_set_bytes + nbytes)
 
     def with_memory(self, memory: MemoryModel) -> MemoryBudget:
-        """The same cap, with what predicts the bytes of a step, as :func:`staticgraph.probe` gives
-        it."""
+        """The same cap with a model that predicts the bytes of a step.
+
+        Args:
+            memory: as returned by :func:`staticgraph.probe`.
+        """
         return replace(self, memory=memory)
 
     def breakdown(
@@ -232,7 +240,7 @@ class MemoryBudget:
         slots: int = DEVICE_SLOTS,
         recorded: int = 1,
     ) -> Breakdown:
-        """What a plan of these capacities takes, fitting or not; see :func:`breakdown_of`."""
+        """The breakdown of a plan of these capacities, fitting or not; see :func:`breakdown_of`."""
         return breakdown_of(
             memory, capacities, slots=slots, data_set=self.data_set_bytes, recorded=recorded
         )
@@ -257,10 +265,11 @@ class MemoryBudget:
         slots: int = DEVICE_SLOTS,
         recorded: int = 1,
     ) -> Breakdown:
-        """The breakdown of a plan that fits.
+        """Returns the breakdown of a plan that fits.
 
         Raises:
-            BudgetExceeded: it does not; the message has the breakdown, the floor and the remedies.
+            BudgetExceeded: the plan does not fit; the message has the breakdown, the floor and the
+                remedies.
         """
         found = self.breakdown(memory, capacities, slots=slots, recorded=recorded)
         if found.total_bytes <= self.max_bytes:
@@ -274,10 +283,10 @@ class MemoryBudget:
         )
 
     def _remedies(self, memory: MemoryModel, found: Breakdown, slots: int, recorded: int) -> str:
-        """The three ways out, each with its number."""
+        """The three remedies, each with its number."""
 
         def fits(capacity: Capacity) -> bool:
-            """Whether a bucket of this capacity stays within the cap alone."""
+            """Whether a single bucket of this capacity stays within the cap."""
             return self.fits(memory, [capacity], slots=slots, recorded=recorded)
 
         bucket = found.bucket
@@ -310,7 +319,7 @@ class MemoryBudget:
 
 
 def scaled(capacity: Capacity, share: float) -> Capacity:
-    """A share of a capacity that still holds its largest graph."""
+    """Scales a capacity by a share, at least to where it still holds its largest graph."""
     largest_graph = capacity.max_graph_nodes
     return Capacity.distinct(
         max(largest_graph + capacity.node_reserve, int(capacity.nodes * share)),
@@ -324,7 +333,7 @@ def scaled(capacity: Capacity, share: float) -> Capacity:
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number in ``[low, high]`` that fits, where all smaller ones do.
+    """The largest number in ``[low, high]`` that fits, if all smaller ones do.
 
     Raises:
         ValueError: ``low`` does not fit.
@@ -341,9 +350,9 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 @dataclass(slots=True)
 class Ledger:
-    """Bytes committed so far, under a cap. An entry grows and never shrinks.
+    """Bytes committed so far, under a cap. An entry can grow but never shrink.
 
-    A pool that several recordings share is one entry: committing a smaller need changes nothing.
+    A pool that several recordings share is one entry: committing less than it has changes nothing.
     """
 
     max_bytes: int | None = None
@@ -351,14 +360,14 @@ class Ledger:
 
     @property
     def bytes_committed(self) -> int:
-        """All entries together."""
+        """The sum of all entries."""
         return sum(self.entries.values())
 
     def commit(self, name: str, nbytes: int) -> None:
-        """Raises an entry to so many bytes, if it is lower.
+        """Raises an entry to ``nbytes`` if it is lower.
 
         Raises:
-            BudgetExceeded: the sum would pass the cap; nothing is committed.
+            BudgetExceeded: the sum would exceed the cap; nothing is committed.
         """
         before = self.entries.get(name, 0)
         needed = self.bytes_committed + max(0, nbytes - before)
@@ -374,5 +383,5 @@ class Ledger:
         self.entries[name] = max(before, nbytes)
 
     def release(self) -> None:
-        """Forgets everything: what was committed was torn down together."""
+        """Clears all entries, for when everything committed was torn down together."""
         self.entries.clear()

@@ -1,9 +1,9 @@
-"""What the bytes of a step are sums of: the counts of a capacity, and the terms of each form.
+"""The counts of a capacity that the bytes of a step are sums of, and the terms of each form.
 
-The legend is that of :mod:`staticgraph.memory.fit`. Most counts are of a capacity alone. Where
-blocks of attention are computed one after another, what is live depends on whose turn it is, so a
-capacity has such counts once for each block: of the blocks before it, of its own, of those after.
-Pure numbers.
+The notation is that of :mod:`staticgraph.memory.fit`. Most counts depend only on the capacity.
+Where blocks of attention are computed one after another, the live memory depends on which block is
+being computed, so a capacity has such counts once per block: of the blocks before it, of the block
+itself, and of those after it. Pure numbers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 def counts_of(
     capacity: Capacity, layout: Layout = "dense", counted: bool = False
 ) -> dict[str, float]:
-    """Every count of a capacity alone that a form may have; ``counted`` takes rows and blocks of
-    attention as large as real graphs may fill them, as layers do that follow real counts: what is
-    left to padding is in the fixed term then, whose sign a fit can know."""
+    """Every count that a form may have and that depends only on the capacity.
+
+    With ``counted``, rows and blocks of attention are as large as real graphs can make them, as for
+    layers that follow real counts: the difference for padding is then in the fixed term, whose sign
+    a fit can determine.
+    """
     blocks = blocks_in(capacity, layout, counted)
     nodes, edges, graphs = capacity.nodes, capacity.edges, capacity.graphs
     own = capacity.extra
@@ -53,11 +56,13 @@ def counts_of(
     }
 
 
-# A fit asks for the blocks of a thousand capacities, again for every form.
+# A fit needs the blocks of a thousand capacities, again for every form.
 @lru_cache(maxsize=1 << 13)
 def blocks_in(capacity: Capacity, layout: Layout, counted: bool) -> tuple[AttentionBlock, ...]:
-    """The blocks of attention, by falling size; as large as real graphs may fill them where
-    ``counted``."""
+    """The blocks of attention, by descending size.
+
+    With ``counted``, they are only as large as real graphs can make them.
+    """
     blocks = (AttentionBlock(0, capacity.graphs, capacity.max_graph_nodes),)
     if layout != "dense":
         blocks = attention_path(capacity, layout).blocks
@@ -70,7 +75,7 @@ def blocks_in(capacity: Capacity, layout: Layout, counted: bool) -> tuple[Attent
 def turns_of(
     capacity: Capacity, layout: Layout = "dense", counted: bool = False
 ) -> list[dict[str, float]]:
-    """The counts of each block's turn: of the blocks before it, of its own and of those after."""
+    """Per block of attention, the counts of the blocks before it, of itself and of those after."""
     blocks = blocks_in(capacity, layout, counted)
     found = []
     for number, block in enumerate(blocks):
@@ -90,11 +95,11 @@ def _count(count: str, block: AttentionBlock) -> int:
 
 
 def rows_of(axis: str) -> str:
-    """The term of an axis, which no axis can share with ``nodes`` or another name of a form."""
+    """The term of an axis, which cannot collide with ``nodes`` or another term of a form."""
     return f"rows of {axis}"
 
 
-# What is counted of blocks in turn, and the terms of it.
+# The counts of blocks computed in turn, and their terms.
 IN_TURN = ("graphs", "places", "pairs")
 TURNS = tuple(f"{count} {when}" for when in ("before", "now", "after") for count in IN_TURN)
 
@@ -105,8 +110,9 @@ TERMS: dict[Form, tuple[str, ...]] = {
     "blocks": ("fixed", "nodes", "edges", "graphs", "places", "pairs", "widest", "block"),
     "quadratic": ("fixed", "nodes", "edges", "graphs", "nodes^2"),
 }
-# ``block`` is the places of the largest of several blocks: what only one block at a time takes.
-# Layouts that a form may have: in one block of all, the widest is all.
+# ``block`` is the places of the largest of several blocks: memory that only one block at a time
+# needs.
+# The layouts that a form may have: with a single block, the widest block is all of them.
 LAYOUTS_OF: dict[Form, tuple[Layout, ...]] = {
     "linear": LAYOUTS,
     "attention": LAYOUTS,
@@ -114,7 +120,7 @@ LAYOUTS_OF: dict[Form, tuple[Layout, ...]] = {
     "blocks": LAYOUTS[1:],
     "quadratic": LAYOUTS[:1],
 }
-# Sums of the axes where nodes have types.
+# The terms that are sums over the axes where nodes have types.
 SUMS = ("nodes", "edges")
 
 

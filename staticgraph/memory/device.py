@@ -1,4 +1,4 @@
-"""What a device has: in all, free, and held by torch in this process."""
+"""The memory of a device: total, free, and held by torch in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class DeviceMemory(NamedTuple):
-    """What a device has, in bytes: in all, free, and held by torch in this process."""
+    """A device's memory in bytes: total, free, and held by torch in this process."""
 
     name: str
     total_bytes: int
@@ -18,7 +18,7 @@ class DeviceMemory(NamedTuple):
 
 
 def device_memory(device: Any = None) -> DeviceMemory:
-    """Asks a CUDA device; on the CPU, the main memory that is available without swapping.
+    """Queries a CUDA device; on the CPU, the main memory available without swapping.
 
     Raises:
         ValueError: the memory of the device cannot be read.

@@ -1,7 +1,7 @@
 """Bytes of a step as a function of the capacity, fitted to measured points.
 
 The problem: which capacities fit a device must be known before the first step, and the bytes of a
-step depend on the model in ways that nobody wants to derive by hand. The idea: measure a few
+step depend on the model in ways that are tedious to derive by hand. The idea: measure a few
 capacities and fit a short sum of counts with coefficients that cannot be negative::
 
     linear     fixed + a*N + b*E + g*G + p*G*M
@@ -12,18 +12,19 @@ capacities and fit a short sum of counts with coefficients that cannot be negati
     quadratic  fixed + a*N + b*E + g*G + q*N^2
 
 ``N, E, G`` are nodes, edges and graphs of the capacity and ``M`` the nodes of its largest graph.
-Rows of a data set's own (its axes: nodes and edges of a type, triplets) add one term each; where
-nodes have types, all nodes and all edges are sums of these, and their own terms are left out.
-Where a step runs other operations at other capacities, each :class:`Regime` has a fit of its own.
-Which form holds is found out, not assumed: fused attention comes out linear, explicit weights do
-not. Where the reader tells what is live after every operation, each moment has its own sum and the
-peak is the largest: what is the peak at few edges need not be it at many. The invariant: a model is
-given only where the points determine it (more points than unknowns, nodes, edges and graphs varied
-apart) and where it explains them to within 5%; else a reason.
+The rows of the data's own axes (nodes and edges of a type, triplets) add one term each; where nodes
+have types, the totals of nodes and edges are sums of these, and their own terms are left out. Where
+a step runs different operations at different capacities, each :class:`Regime` has a separate fit.
+Which form holds is determined, not assumed: fused attention turns out to be linear, explicit
+weights do not. Where the reader knows what is live after every operation, each moment has its own
+sum and the peak is the largest of them: the moment of the peak at few edges need not be the one at
+many. The invariant: a model is returned only if the points determine it (more points than unknowns,
+with nodes, edges and graphs varied independently) and if it explains them to within 5%; otherwise
+the reason is given.
 
-Bytes that are there before the step (parameters, buffers, optimizer state, the batch) are known
-exactly and kept apart, so that the fixed term holds only what the step adds and nothing counts
-twice. What it does not do: measure (:mod:`staticgraph.probing.probe`) or decide
+Bytes that exist before the step (parameters, buffers, optimizer state, the batch) are known exactly
+and kept separate, so that the fixed term holds only what the step adds and nothing is counted
+twice. It does not measure (:mod:`staticgraph.probing.probe`) or decide
 (:mod:`staticgraph.memory.budget`). Pure numbers, no torch.
 """
 
@@ -56,25 +57,27 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 
-# The issue's bound: a form that misses a point by more than this does not describe the model.
+# A form that misses a point by more than this does not describe the model.
 WORST_RESIDUAL = 0.05
-# A simpler form is taken where it is this good; the fake-tensor reader has no noise at all.
+# A simpler form is taken if it is this good; the fake-tensor reader has no noise at all.
 GOOD_RESIDUAL = 0.01
-# Where a step was seen to go through blocks in turn, sums that are near and no more were seen to be
-# far off at other blocks; that form is exact where it holds.
+# Where a step goes through blocks in turn, sums that were only close turned out to be far off for
+# other blocks; the right form is exact.
 EXACT_RESIDUAL = 0.001
-# Enough to meet every moment that is the peak over a noticeable range of capacities.
+# Enough to hit every moment that is the peak over a noticeable range of capacities.
 ENVELOPE_SAMPLES = 1000
 
 
 class FitPoint(NamedTuple):
-    """What a step adds to what was there before it.
+    """The memory that a step adds to what existed before it.
 
     Attributes:
         capacity: where it was measured.
-        nbytes: at the peak.
-        moments: after every operation, ``[operations]`` float64, where the reader can tell.
-        turns: the same taken apart, where the step goes through blocks one after another.
+        nbytes: bytes added at the peak.
+        moments: bytes added after every operation, ``[operations]`` float64, where the reader knows
+            them.
+        turns: the same moments separated by loop and block, where the step goes through blocks one
+            after another.
     """
 
     capacity: Capacity
@@ -88,17 +91,17 @@ class Fit(NamedTuple):
 
     Attributes:
         form: which sum of counts.
-        planes: bytes a count, in the order of :attr:`terms`, none negative; one sum for each
-            moment of the step that is the peak somewhere. The peak is the largest of them.
+        planes: bytes per count, in the order of :attr:`terms`, none negative; one sum for each
+            moment of the step that is the peak at some capacity. The peak is the largest of them.
         residual: largest relative error over the fitted points.
-        held_out: relative error on the point that was left out; None where there was none.
-        note: what was tried and given up, for people.
+        held_out: relative error on the held-out point; None where there was none.
+        note: which forms were tried and rejected, for people.
         layout: of the blocks whose places and pairs are counted.
-        axes: the rows of the data's own, one term each, after those of the form.
-        typed: nodes have types, so that :data:`SUMS` are no terms.
-        counted: rows and blocks of attention are those that real graphs may fill.
-        pieces: of capacities where the step runs other operations, each with a fit of its own,
-            which stands there in place of this one.
+        axes: the data's own axes, whose rows are one term each, after those of the form.
+        typed: whether nodes have types, so that :data:`SUMS` are not terms.
+        counted: whether rows and blocks of attention are those that real graphs may fill.
+        pieces: regimes of capacities where the step runs different operations, each with its own
+            fit, which replaces this one there.
     """
 
     form: Form
@@ -114,30 +117,30 @@ class Fit(NamedTuple):
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """What each number of a plane counts."""
+        """The names of the counts that the numbers of a plane multiply."""
         return terms_of(self.form, self.axes, self.typed)
 
     def predict(self, capacity: Capacity) -> float:
-        """Bytes that a step adds at this capacity."""
+        """The bytes that a step adds at this capacity."""
         return max(sum(shares) for _, shares in self._shares(capacity))
 
     def shares(self, capacity: Capacity) -> dict[str, float]:
-        """Bytes of each term at the moment of the peak."""
+        """The bytes of each term at the moment of the peak."""
         terms, shares = max(self._shares(capacity), key=lambda found: sum(found[1]))
         return dict(zip(terms, shares, strict=True))
 
     def _shares(self, capacity: Capacity) -> list[tuple[tuple[str, ...], list[float]]]:
-        """Terms and bytes of each at every moment that may be the peak."""
+        """The terms and the bytes of each, for every moment that may be the peak."""
         here = self.at(capacity)
         terms, counts = here.terms, here._counts(capacity)
         return [(terms, list(map(mul, plane, row))) for plane in here.planes for row in counts]
 
     def at(self, capacity: Capacity) -> Fit:
-        """The fit that stands for a capacity: a piece, or this one."""
+        """The fit that applies to a capacity: a piece, or this one."""
         return next((piece for regime, piece in self.pieces if regime.holds(capacity)), self)
 
     def _counts(self, capacity: Capacity) -> list[list[float]]:
-        """In the order of :attr:`terms`; in each block's turn, where terms count that."""
+        """The counts in the order of :attr:`terms`; once per block's turn, where terms need it."""
         own = [name for name, _ in capacity.extra]
         if set(own) != set(self.axes):
             raise ValueError(
@@ -149,7 +152,7 @@ class Fit(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The largest of residual and held-out error, here and in all pieces."""
+        """The largest residual or held-out error, of this fit and all pieces."""
         own = max(self.residual, self.held_out or 0.0)
         return max([own, *(piece.worst for _, piece in self.pieces)])
 
@@ -165,16 +168,17 @@ def fit(
     """Fits a form by non-negative least squares on relative errors.
 
     Args:
-        points: measured; more of them than the form has terms.
+        points: the measured points; more of them than the form has terms.
         form: one of :data:`FORMS`, or ``auto``: the first that is within 1% everywhere, else the
             one with the smallest error.
         held_out: a point to check on, not fitted.
-        typed: nodes have types: all nodes and all edges are sums of the capacities' axes.
-        counted: steps were read whose layers may follow real counts: it is found out whether they
-            do.
+        typed: whether nodes have types: all nodes and all edges are then sums of the capacities'
+            axes.
+        counted: whether the layers of the measured steps may follow real counts; the fit then
+            determines whether they do.
 
     Raises:
-        FitRefused: too few points, points that do not tell the terms apart, or a residual over 5%.
+        FitRefused: too few points, points that do not separate the terms, or a residual over 5%.
         ValueError: an unknown form.
     """
     if form != "auto" and form not in FORMS:
@@ -194,7 +198,7 @@ def fit(
                 ]
             except FitRefused as refusal:
                 refusals.append(f"{name}: {refusal}")
-                if name == "series":  # another layout may have as many blocks as were seen
+                if name == "series":  # another layout may have as many blocks as were observed
                     continue
                 break
             fits.append(min(ways, key=lambda fit: fit.worst))
@@ -205,7 +209,7 @@ def fit(
     if not fits:
         raise FitRefused("; ".join(refusals))
     best = min(fits, key=lambda f: f.worst)
-    # The dense layouts of the forms that were given up, by name.
+    # The rejected forms, by name, with dense layouts only.
     given_up = [
         f"{f.form} misses by {100 * f.worst:.1f}%"
         for f in fits
@@ -295,8 +299,10 @@ def _plain(planes: FloatArray) -> tuple[tuple[float, ...], ...]:
 def rows_at(
     capacity: Capacity, terms: Sequence[str], layout: Layout, counted: bool
 ) -> list[list[float]]:
-    """A capacity's counts in the order of ``terms``; in each block's turn, where terms count that,
-    else once."""
+    """A capacity's counts in the order of ``terms``.
+
+    There is one row, or one per block's turn where the terms need it.
+    """
     counts = counts_of(capacity, layout, counted)
     turns = turns_of(capacity, layout, counted) if TURNS[0] in terms else [{}]
     return [[{**counts, **turn}[term] for term in terms] for turn in turns]
@@ -322,7 +328,7 @@ def _series(
 def _counted(
     capacities: Sequence[Capacity], terms: Sequence[str], blocks: tuple[Layout, bool]
 ) -> FloatArray:
-    """``[capacities, terms]`` float64."""
+    """The counts of the capacities, ``[capacities, terms]`` float64."""
     found = [counts_of(capacity, *blocks) for capacity in capacities]
     return np.array([[counts[term] for term in terms] for counts in found])
 
@@ -336,9 +342,10 @@ def _moments(
 ) -> list[FloatArray]:
     """``[points]`` bytes of each moment that is the peak of the step at some capacity.
 
-    A step runs the same operations at every capacity, and what is live after each of them is an
-    exact sum of counts; only which of them is the largest changes. All are fitted at once, and
-    those kept that come out on top somewhere within a thousandfold of what was measured.
+    A step runs the same operations at every capacity, and the live memory after each of them is an
+    exact sum of counts; only which of them is the largest changes. All moments are fitted at once,
+    and those are kept that are the largest somewhere between a tenth and a thousand times what was
+    measured.
     """
     found = [p.moments for p in points if p.moments is not None]
     if len(found) < len(points) or len({len(m) for m in found}) != 1:
@@ -352,7 +359,7 @@ def _moments(
 
 @lru_cache(maxsize=2)
 def _drawn(capacities: tuple[Capacity, ...]) -> list[Capacity]:
-    """Capacities from a tenth to a thousand times the given ones, their counts also apart."""
+    """Capacities from a tenth to a thousand times the given ones, with counts also varied apart."""
     generator = np.random.default_rng(0)
     drawn = []
     for k in range(ENVELOPE_SAMPLES):

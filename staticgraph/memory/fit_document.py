@@ -1,4 +1,4 @@
-"""A fit as plain values and back: what a model of memory's file says of it."""
+"""Conversion of a fit to plain values and back, for the file of a memory model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from staticgraph.memory.counts import LAYOUTS, Form, terms_of
 from staticgraph.memory.fit import Fit
 from staticgraph.memory.regime import Regime
 
-# In no file of an earlier version, and zero there.
+# A term that files of earlier versions lack; it is zero there.
 LATER = "block"
 
 
 def values_of(fit: Fit) -> dict[str, Any]:
-    """Plain values, for JSON."""
+    """A fit as plain values, for JSON."""
     return {
         "form": fit.form,
         "layout": fit.layout,
@@ -33,12 +33,12 @@ def _piece(regime: Regime, fit: Fit) -> dict[str, Any]:
 
 
 def fit_of(values: dict[str, Any]) -> Fit:
-    """What :func:`values_of` gave.
+    """Rebuilds a fit from the output of :func:`values_of`.
 
     Raises:
         KeyError: a value is missing.
-        TypeError: a value is of another type.
-        ValueError: terms or a layout that the form has not.
+        TypeError: a value has the wrong type.
+        ValueError: terms or a layout that the form does not have.
     """
     form: Form = values["form"]
     axes, typed = tuple(values.get("axes", ())), values.get("typed", False)

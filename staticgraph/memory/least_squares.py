@@ -1,9 +1,9 @@
-"""Least squares with no negative coefficient.
+"""Least squares without negative coefficients.
 
-Bytes are never negative, so neither is what one node or edge of a batch takes. The optimum is the
-plain least squares solution over some subset of the columns: few columns have so few subsets that
-all are tried, which leaves nothing to converge; many are walked by Lawson and Hanson's active set.
-Pure numbers.
+Bytes are never negative, so neither are the bytes per node or edge of a batch. The optimum is the
+plain least squares solution over some subset of the columns: a few columns have so few subsets that
+all are tried, which avoids any question of convergence; for many columns, Lawson and Hanson's
+active set method is used. Pure numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-# Columns of which all subsets are tried; the forms without axes have no more.
+# Up to this many columns all subsets are tried; the forms without axes have no more.
 FEW_COLUMNS = 6
 
 
@@ -39,17 +39,17 @@ def non_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
 
 
 def active_set(columns: FloatArray, target: FloatArray) -> FloatArray:
-    """The same for many columns, of length 1 each: Lawson and Hanson, "Solving Least Squares
-    Problems" (1974), chapter 23.
+    """Solves the same problem for many columns, of length 1 each.
 
-    Columns enter one by one, the one that most reduces what is missed first; where the least
-    squares solution over those that are in has a negative part, the way to it is walked until the
-    first part is zero, which leaves. What is missed falls at every round, so no set comes twice.
+    Source: Lawson and Hanson, "Solving Least Squares Problems" (1974), chapter 23. Columns enter
+    one by one, the one that most reduces the error first; where the least squares solution over the
+    entered columns has a negative part, the solution moves towards it until the first part is zero,
+    and that column leaves. The error decreases in every round, so no set occurs twice.
     """
     count = columns.shape[1]
     found, inside, barred = np.zeros(count), np.zeros(count, bool), np.zeros(count, bool)
     tolerance = 1e-13 * max(1.0, float(np.linalg.norm(target)))
-    for _ in range(10 * count):  # a bound against rounding alone; it takes about ``count`` rounds
+    for _ in range(10 * count):  # a bound in case of rounding; it takes about ``count`` rounds
         slope = np.where(inside | barred, -np.inf, columns.T @ (target - columns @ found))
         entering = int(np.argmax(slope))
         if slope[entering] <= tolerance:
@@ -66,7 +66,7 @@ def active_set(columns: FloatArray, target: FloatArray) -> FloatArray:
             leaving = negative[steps <= steps.min()]
             found[leaving], inside[leaving] = 0.0, False
         found = free
-        # What rounding lets in and out again at once stays out until another column has entered.
+        # A column that rounding lets in and out again stays out until another one has entered.
         barred = barred & ~inside[entering]
         barred[entering] = not inside[entering]
     return found

@@ -1,9 +1,9 @@
-"""Peak bytes of a step at any capacity: what is always there, the batch, and what the step adds.
+"""Peak bytes of a step at any capacity: resident memory, the batch, and what the step adds.
 
-Bytes that are there before the step (parameters, buffers, optimizer state, the batch) are known
-exactly and kept apart from the fit of what the step adds, so that nothing counts twice. What it
-does not do: measure (:mod:`staticgraph.probing.probe`) or decide
-(:mod:`staticgraph.memory.budget`). Pure numbers, no torch.
+Bytes that exist before the step (parameters, buffers, optimizer state, the batch) are known exactly
+and kept separate from the fit of what the step adds, so that nothing is counted twice. It does not
+measure (:mod:`staticgraph.probing.probe`) or decide (:mod:`staticgraph.memory.budget`). Pure
+numbers, no torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK_TERMS = ("places", "pairs", "widest", "block", *TURNS)
 
 
 class ResidentBytes(NamedTuple):
-    """Bytes of a model that are there all the time, at any capacity."""
+    """Bytes of a model that exist all the time, at any capacity."""
 
     parameters: int = 0
     buffers: int = 0
@@ -39,7 +39,7 @@ class ResidentBytes(NamedTuple):
 
     @property
     def before_step(self) -> int:
-        """What is there when a step begins, gradients freed."""
+        """The bytes that exist when a step begins, with gradients freed."""
         return self.parameters + self.buffers + self.optimizer
 
 
@@ -71,14 +71,14 @@ class MemoryModel:
     """Peak bytes of one step at any capacity.
 
     Attributes:
-        fit: bytes that forward and backward add.
-        resident: bytes that are there at any capacity.
-        batch: bytes of the batch itself.
+        fit: the bytes that forward and backward add.
+        resident: the bytes that exist at any capacity.
+        batch: the bytes of the batch itself.
         update_bytes: what the optimizer's step adds at its peak, gradients included.
-        overhead: reserved over allocated bytes less one, as the reader saw it (fragmentation).
-        workspace_bytes: library workspaces that the reader saw, or that a device will want.
-        points: what was measured.
-        checked: the point that was left out of the fit.
+        overhead: reserved over allocated bytes minus one, as the reader saw it (fragmentation).
+        workspace_bytes: library workspaces that the reader saw, or that a device will need.
+        points: the measured points.
+        checked: the point that was held out of the fit.
         reader: how the points were measured.
         note: for people.
     """
@@ -103,11 +103,12 @@ class MemoryModel:
         axes: Mapping[str, float] | None = None,
         **coefficients: float,
     ) -> MemoryModel:
-        """A model of given coefficients: ``MemoryModel.of(nodes=2048, edges=512)``, and bytes a row
-        of each axis of the data's own, ``axes={"triplets": 640}``.
+        """A model with given coefficients, such as ``MemoryModel.of(nodes=2048, edges=512)``.
+
+        Bytes per row of the data's own axes are given as ``axes={"triplets": 640}``.
 
         Raises:
-            ValueError: a coefficient that is negative, or that the form has not.
+            ValueError: a coefficient that is negative, or that the form does not have.
         """
         bad = [name for name in coefficients if name not in TERMS[form]]
         given = {**coefficients, **(axes or {})}
@@ -124,17 +125,20 @@ class MemoryModel:
         return cls(fit, resident or NOTHING_RESIDENT)
 
     def step_bytes(self, capacity: Capacity) -> int:
-        """What a step adds at its peak to model, optimizer state and batch."""
+        """What a step adds at its peak to the model, optimizer state and batch."""
         return max(math.ceil(self.fit.predict(capacity)), self.update_bytes)
 
     def predict(self, capacity: Capacity) -> int:
         """Peak bytes of a step, with the model, the optimizer state and one batch."""
-        step = self.step_bytes(capacity)  # says so where the capacity has other axes
+        step = self.step_bytes(capacity)  # raises where the capacity has other axes
         return self.resident.before_step + self.batch.of(capacity) + step
 
     def binding(self, capacity: Capacity) -> str:
-        """The term that takes most at this capacity: ``nodes``, ``edges``, ``graphs``, ``rows of``
-        an axis, ``attention`` or ``fixed`` (with everything resident)."""
+        """The term that takes most at this capacity.
+
+        It is ``nodes``, ``edges``, ``graphs``, ``rows of`` an axis, ``attention`` or ``fixed``
+        (which includes everything resident).
+        """
         shares, counts = self.fit.shares(capacity), counts_of(capacity)
         shares["fixed"] += self.resident.before_step + self.batch.fixed
         for term in ("nodes", "edges", "graphs"):
@@ -147,10 +151,10 @@ class MemoryModel:
         return max(shares, key=lambda term: shares[term])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The model as plain values, for JSON."""
 
         def plain(point: FitPoint) -> dict[str, Any]:
-            """A point of the fit in plain values."""
+            """A point of the fit as plain values."""
             return {"capacity": point.capacity.to_dict(), "bytes": point.nbytes}
 
         return {
@@ -168,7 +172,7 @@ class MemoryModel:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> MemoryModel:
-        """What :meth:`to_dict` gave.
+        """Rebuilds a model from the output of :meth:`to_dict`.
 
         Raises:
             ValueError: a key is missing or unknown.
@@ -196,12 +200,12 @@ class MemoryModel:
             raise ValueError(f"not a model of memory: {error!r} is missing or unknown") from error
 
     def save(self, path: str | Path) -> None:
-        """Writes JSON, whole or not at all, with a checksum."""
+        """Writes JSON atomically, with a checksum."""
         document.save(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> MemoryModel:
-        """Reads what :meth:`save` wrote; raises ValueError where it is something else."""
+        """Reads what :meth:`save` wrote; raises ValueError for any other content."""
         return read_document(path, "a model of memory", cls.from_dict)
 
     _repr_html_ = as_preformatted
@@ -256,7 +260,7 @@ def _described(fit: Fit) -> list[str]:
 
 
 def _sum(terms: Sequence[str], plane: Sequence[float]) -> str:
-    """``8,192 fixed + 5,376 nodes + 0.5 edges``: terms that add nothing are left out."""
+    """A sum such as ``8,192 fixed + 5,376 nodes + 0.5 edges``, without terms that add nothing."""
     values = [f"{value:,.1f}".removesuffix(".0") for value in plane]
     added = [f"{v} {term}" for v, term in zip(values, terms, strict=True) if v != "0"]
     return " + ".join(added) or "0"

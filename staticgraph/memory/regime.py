@@ -1,9 +1,10 @@
-"""Which capacities one sum of counts is for, where a step runs other operations at others.
+"""The capacities that one sum of counts applies to, where steps run different operations at others.
 
 A layer that keeps ``k`` rows per graph copies where graphs are larger and does not where they are
-smaller, and its block is ``max(M, k)`` places wide: flat on one side, a sum of counts on the other,
-with a step between. Attention runs once over one block, and once for each of several. So the bytes
-of a step are piecewise: an exact sum on either side, which no single sum is near. Pure numbers.
+smaller, and its block is ``max(M, k)`` places wide: constant on one side, a sum of counts on the
+other, with a jump between. Attention runs once over one block, and once for each of several. So the
+bytes of a step are piecewise: an exact sum on either side, which no single sum approximates. Pure
+numbers.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from staticgraph.text.how_many import how_many
 
 
 class Regime(NamedTuple):
-    """Capacities whose largest graph has more than ``above`` and at most ``upto`` nodes (any
-    number where None), and whose blocks of attention by size are ``several`` or one (either where
-    None)."""
+    """A set of capacities, by their largest graph and their blocks of attention.
+
+    The largest graph has more than ``above`` and at most ``upto`` nodes (any number where None),
+    and the blocks of attention by size are ``several`` or one (either where None).
+    """
 
     above: int = 0
     upto: int | None = None
     several: bool | None = None
 
     def holds(self, capacity: Capacity) -> bool:
-        """Whether a capacity is one of these."""
+        """Whether a capacity belongs to this regime."""
         largest = capacity.max_graph_nodes
         if largest <= self.above or (self.upto is not None and largest > self.upto):
             return False

@@ -1,9 +1,9 @@
-"""Moments of a step that goes through blocks one after another, fitted each by itself.
+"""Moments of a step that goes through blocks one after another, each fitted separately.
 
-What is live outside of loops is a sum of counts of the capacity; what is live in an iteration is a
-sum of counts of the blocks before it, of its own, and of those after it, the same sum in every
-iteration. So each moment of a loop has as many equations as all readings have blocks, and is
-known from few readings. Pure numbers.
+The live memory outside of loops is a sum of counts of the capacity; the live memory in an iteration
+is a sum of counts of the blocks before it, of its own block, and of those after it, the same sum in
+every iteration. So each moment of a loop has as many equations as all readings have blocks, and is
+determined by few readings. Pure numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from staticgraph.memory.least_squares import FloatArray, non_negative
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
 
-# ``[blocks, terms]`` float64 of a capacity: its counts in each block's turn.
+# Maps a capacity to ``[blocks, terms]`` float64: its counts in each block's turn.
 CountsAt = Callable[[Capacity], FloatArray]
 
 
@@ -28,8 +28,8 @@ class Moments(NamedTuple):
     """Bytes after every operation of a step that goes through blocks.
 
     Attributes:
-        outside: ``[operations]`` float64, of loops.
-        loops: of each loop, ``[operations]`` float64 by block.
+        outside: ``[operations]`` float64, for operations outside of loops.
+        loops: per loop and block, ``[operations]`` float64.
     """
 
     outside: FloatArray
@@ -44,21 +44,22 @@ def planes_of(
     counts_at: CountsAt,
     drawn: Sequence[Capacity],
 ) -> FloatArray:
-    """``[planes, terms]``: bytes a count of each moment that is the peak somewhere.
+    """``[planes, terms]`` the bytes per count of each moment that is the peak somewhere.
 
     Args:
         moments: of each reading.
         capacities: of each reading.
-        peaks: ``[readings]`` bytes of each.
+        peaks: ``[readings]`` peak bytes of each.
         terms: of the form.
-        counts_at: gives a capacity's counts in that order.
-        drawn: where to look for a moment that is on top.
+        counts_at: returns a capacity's counts in the order of ``terms``.
+        drawn: capacities at which to look for the moments that are the peak.
 
     Raises:
-        FitRefused: as many iterations as blocks were not seen, or too few tell the terms apart.
+        FitRefused: the loops do not have one iteration per block, or too few of them separate the
+            terms.
     """
     counts = [counts_at(capacity) for capacity in capacities]
-    loops = list(zip(*(step.loops for step in moments), strict=True))  # of each, by reading
+    loops = list(zip(*(step.loops for step in moments), strict=True))  # per loop, by reading
     blocks = [len(rows) for rows in counts]
     if any([len(seen) for seen in loop] != blocks for loop in loops):
         raise FitRefused("the steps have other iterations than the layout has blocks")
@@ -84,12 +85,12 @@ def planes_of(
 
 
 class _Group:
-    """Moments that have the same equations.
+    """Moments that share the same equations.
 
     Args:
         used: ``[terms]`` bool, the terms of their sums.
         counts: ``[equations, terms]``.
-        peaks: ``[equations]``, of the reading of each.
+        peaks: ``[equations]``, the peak of each equation's reading.
         values: ``[equations, moments]`` bytes.
     """
 
@@ -109,14 +110,14 @@ class _Group:
             raise FitRefused("the readings do not tell the blocks of a loop apart")
 
     def free(self) -> FloatArray:
-        """``[terms, moments]``: the sums, of either sign."""
+        """``[terms, moments]`` the coefficients of the sums, of either sign."""
         found = np.zeros((len(self._used), self._values.shape[1]))
         targets = self._values / self._peaks[:, None]
         found[self._used], *_ = np.linalg.lstsq(self._columns, targets, rcond=None)
         return found
 
     def plane(self, moment: int) -> FloatArray:
-        """``[terms]``: a moment's sum, none of it negative."""
+        """``[terms]`` the coefficients of one moment's sum, none negative."""
         found = np.zeros(len(self._used))
         target = self._values[:, moment] / self._peaks
         found[self._used] = non_negative(self._columns, target)

@@ -1,16 +1,15 @@
-"""Packing at its bound: column generation, then the fractions made whole step by step.
+"""Packing close to its bound: column generation, then rounding its fractions step by step.
 
-The problem: a packer that fills pack by pack ends 1 to 4% above the best at three or four graphs a
-pack, since what it takes early is missing later. The idea: solve the linear relaxation
-(:mod:`staticgraph.packing.columns`), which says how often each pattern is to be used but for
-fractions; use each as often as the whole part says, and solve again for the graphs that are left,
-with patterns of their own, until few are left and the quick packers do the rest. With
-five graphs a pack and more, and where the relaxation has no solution in time (thousands of sizes),
-pack after pack is taken away and the others repaired by exchanges
-(:mod:`staticgraph.packing.repair`). Very large graphs whose packs are hard to fill are packed first
-(:mod:`.companions`).
+The problem: a packer that fills pack by pack ends 1 to 4% above the best at three or four graphs
+per pack, since graphs it takes early are missing later. The idea: solve the linear relaxation
+(:mod:`staticgraph.packing.columns`), which says, up to fractions, how often to use each pattern;
+use each pattern as often as the integer part says, and solve again for the remaining graphs, with
+new patterns for them, until few are left and the quick packers do the rest. With five or more
+graphs per pack, and where the relaxation has no solution in time (thousands of sizes), packs are
+removed one at a time and the others repaired by exchanges (:mod:`staticgraph.packing.repair`). Very
+large graphs whose packs are hard to fill are packed first (:mod:`.companions`).
 
-The invariant: never more packs than it is given to begin with, and the bound that is returned is
+The invariant: the result never has more packs than the initial packing, and the returned bound is
 proven wherever the search stops.
 """
 
@@ -37,21 +36,21 @@ from staticgraph.text.progress import Bar, bar
 
 QuickPacker = Callable[[SizeHistogram, IntArray, int | None], Packing]
 
-# The relaxation is solved to these shares of itself, one after the other, each time from the packs
-# that the one before led to: mostly the first is enough, and takes a fraction of a second.
+# The relaxation is solved to these relative gaps, one after the other, each time starting from the
+# packs found at the previous one: usually the first is enough, and takes a fraction of a second.
 NEAR = (2e-4, 2e-5, 2e-6)
-# Of the relaxation of what is left, rounds of new patterns at each step; a few are enough, since
-# the patterns of the steps before are there.
+# Rounds of new patterns per step, for the relaxation of the remaining graphs; a few are enough,
+# since the patterns of the previous steps are available.
 ROUNDS_A_STEP = 4
-# At least so large a share of what is left is used at each step.
+# The least share of the remaining packs that is fixed at each step.
 SHARE = 0.08
 # More sizes than this make linear programs of several seconds.
 MOST_SIZES = 2000
 # Even deals tried for each number of packs, where there are too many graphs to repair packs.
 DEALS = 12
-# The share of the time after which nothing more is begun: a linear program takes half a second.
+# The share of the time limit after which no new work starts: a linear program takes half a second.
 BEGUN = 0.93
-# With so many graphs a pack exchanges come first, for so large a share of the time.
+# From this many graphs per pack on, exchanges come first, for this share of the time.
 MANY_GRAPHS = 5
 EXCHANGES = 0.3
 
@@ -59,13 +58,13 @@ EXCHANGES = 0.3
 def improve(
     start: Packing, quick: QuickPacker, *, time_limit: float, progress: bool = False
 ) -> Packing:
-    """A packing of as many packs as ``start`` or fewer, with the bound that was proven.
+    """Searches for a packing with fewer packs than ``start``, and proves a bound.
 
     Args:
-        start: a packing to begin with.
-        quick: packs what is left in the end.
-        time_limit: in seconds; what is under way is finished, so it may take a little longer.
-        progress: whether to show how far it is.
+        start: the initial packing, returned with the bound where none better is found.
+        quick: packs the graphs that are left in the end.
+        time_limit: in seconds; work already under way is finished, so it may take a little longer.
+        progress: whether to show progress.
 
     Raises:
         ImportError: SciPy is not installed.
@@ -76,7 +75,7 @@ def improve(
     best = start
     if best.num_packs <= bound:
         return replace(best, proven=bound)
-    scipy_optimize()  # at once, not after seconds of exchanges
+    scipy_optimize()  # raises now rather than after seconds of exchanges
     with bar(desc="packing", unit=" linear programs", show=progress) as shown:
         bound = max(bound, giants_bound(histogram, limits))
         if best.num_packs > bound:
@@ -101,14 +100,14 @@ def improve(
 
 
 def _giants_first(start: Packing, quick: QuickPacker) -> Packing:
-    """Giants with their companions, and the quick packer's packs of all other graphs; ``start``
+    """Giants with their companions, plus the quick packer's packs of all other graphs; ``start``
     where there are no giants."""
     made, left = packed_giants(start.histogram, start.limits, start.max_graphs)
     return _with_rest(made, left, quick) if made.num_packs else start
 
 
 def _with_rest(made: Packing, left: IntArray, quick: QuickPacker) -> Packing:
-    """These packs and the quick packer's of ``left`` ``[T]`` graphs of each size."""
+    """These packs plus the quick packer's packs of the ``left`` ``[T]`` graphs of each size."""
     rows = np.flatnonzero(left)
     if not len(rows):
         return made
@@ -118,19 +117,20 @@ def _with_rest(made: Packing, left: IntArray, quick: QuickPacker) -> Packing:
 
 
 def _repaired(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
-    """Fewer packs by exchanges; of very many graphs by even deals."""
+    """Reduces the number of packs by exchanges, or by even deals where there are very many
+    graphs."""
     if best.histogram.num_graphs > MOST_GRAPHS:
         return _deal_again(best, bound, until)
 
     def show_packs(packs: int) -> None:
-        """Shows how many packs there are, beside the bound."""
+        """Shows the current number of packs and the bound."""
         shown.set_postfix_str(f"{how_many(packs, 'pack')}, at least {bound:,}")
 
     return fewer_by_repair(best, bound, until, shown=show_packs)
 
 
 class _Search:
-    """One run: the relaxation, then steps that fix whole packs."""
+    """One search: the relaxation, then steps that fix whole packs."""
 
     def __init__(
         self,
@@ -154,14 +154,14 @@ class _Search:
         self.generation = ColumnGeneration(grid, self.demand, (self.sizes, self.limits), columns)
 
     def relax(self) -> int:
-        """The bound by the relaxation of the whole."""
-        # Rounding takes time too: a share of it is kept for that.
+        """The bound from the relaxation of the whole problem."""
+        # Rounding takes time too, so a share of the time is kept for it.
         until = time.perf_counter() + 0.6 * (self.until - time.perf_counter())
         self._generate(self.generation, None, until)
         return whole(self.generation.proven)
 
     def whole_packs(self, bound: int) -> Packing:
-        """The best packing found on the way to one of whole numbers only."""
+        """The best packing found while rounding to whole numbers."""
         best = self.start
         left = self.demand.copy()
         fixed: list[tuple[IntArray, IntArray, int]] = []
@@ -191,7 +191,7 @@ class _Search:
         return best
 
     def _generate(self, generation: ColumnGeneration, rounds: int | None, until: float) -> bool:
-        """Solves and adds patterns; False where not even one solution was found."""
+        """Solves and adds patterns; False where no solution was found at all."""
         while generation.solve():
             self.shown.update(1)
             self.shown.set_postfix_str(
@@ -208,7 +208,7 @@ class _Search:
         return generation.solved > 1
 
     def _completed(self, fixed: list[tuple[IntArray, IntArray, int]]) -> Packing:
-        """The packs so far and the quick packer's of all graphs that are left."""
+        """The packs fixed so far plus the quick packer's packs of all remaining graphs."""
         histogram = self.start.histogram
         starts = np.cumsum([0, *(len(rows) for rows, _, _ in fixed)])
         left = histogram.counts.copy()
@@ -225,9 +225,9 @@ class _Search:
 
 
 def _whole_part(generation: ColumnGeneration) -> IntArray:
-    """``[columns]`` how often each pattern is used for good.
+    """``[columns]`` how often each pattern is fixed.
 
-    The whole part; where that is little, the patterns nearest to one more, one by one.
+    This is the integer part; where that is too little, the patterns nearest to one more are added.
     """
     times = np.floor(generation.amounts + 1e-6).astype(np.int64)
     wanted = max(1, int(SHARE * generation.amounts.sum()))
@@ -242,7 +242,7 @@ def _whole_part(generation: ColumnGeneration) -> IntArray:
 def _without_surplus(
     starts: IntArray, types: IntArray, copies: IntArray, counts: IntArray, left: IntArray
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """The packs with no more graphs than there are; ``left`` becomes what none of them holds."""
+    """Drops graphs beyond the available counts; ``left`` becomes the graphs that no pack holds."""
     new_starts = [0]
     new_types = [0 for _ in range(0)]
     new_copies = [0 for _ in range(0)]
@@ -250,7 +250,7 @@ def _without_surplus(
     for p in range(len(counts)):
         remaining = counts[p]
         while remaining > 0:
-            # As many as can be filled alike; else one with what is there.
+            # As many as can be filled alike; else a single one with the graphs that are left.
             alike = remaining
             for s in range(starts[p], starts[p + 1]):
                 alike = min(alike, left[types[s]] // copies[s])
@@ -270,7 +270,7 @@ def _without_surplus(
 
 
 def _deal_again(best: Packing, bound: int, until: float) -> Packing:
-    """Fewer packs by even deals from several seeds, from few packs to those of ``best``."""
+    """Searches for fewer packs by even deals from several seeds, by bisection down to the bound."""
     histogram = best.histogram
     if histogram.num_graphs < MIN_GRAPHS * best.num_packs:
         return best

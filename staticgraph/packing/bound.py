@@ -1,17 +1,17 @@
-"""How far from the best possible a packing is: a bound that is proven, not guessed.
+"""A proven lower bound on the number of packs.
 
-The volume bound says that the packs must hold all nodes and all edges; for small packs the truth is
-far above it, because sizes do not add up to the limit. The idea: the linear relaxation of the
-cutting-stock problem, with one variable for each possible pattern, by column generation (Gilmore
+The volume bound says that the packs must hold all nodes and all edges; for small packs the true
+minimum is far above it, because sizes do not add up to the limit. The idea: the linear relaxation
+of the cutting-stock problem, with one variable per possible pattern, by column generation (Gilmore
 and Gomory 1961, "A linear programming approach to the cutting-stock problem"). Its dual gives a
 price to each size such that no pattern is worth more than one pack; the value of all graphs at
-those prices is a number of packs below which nothing can go. The best pattern at given prices is a
-knapsack of two components, solved exactly by dynamic programming over the grid of limits.
+those prices is a lower bound on the number of packs. The best pattern at given prices is a knapsack
+of two components, solved exactly by dynamic programming over the grid of limits.
 
 The invariant: the bound returned is valid whenever the loop stops (Farley 1990, "A note on bounding
 a class of linear programming problems": the value divided by the worth of the best pattern). Where
 the grid is too large, sizes and limits are rounded down to a coarser one, which keeps the bound
-valid and makes it weaker. A limit on graphs is left out of the patterns and enters by volume alone.
+valid but weaker. A limit on graphs is left out of the patterns and enters only by volume.
 
 It needs SciPy, an extra: ``pip install staticgraph[bound]``.
 """
@@ -35,7 +35,7 @@ from staticgraph.packing.pack import Packing, checked_limits, volume_bound
 from staticgraph.packing.pricing import grid_of
 from staticgraph.sizes.histogram import SizeHistogram
 
-# Linear programs at most.
+# The most linear programs solved.
 ROUNDS = 150
 
 
@@ -44,13 +44,13 @@ class PackingBound:
     """A proven lower bound on the number of packs.
 
     Attributes:
-        packs: no packing has fewer packs than this: by the relaxation, by volume, or by what very
-            large graphs leave empty (:mod:`staticgraph.packing.giants`).
-        linear: the value of the relaxation (its proven part), before rounding up.
-        volume: the bound by volume alone.
+        packs: no packing has fewer packs than this: from the relaxation, from volume, or from the
+            space that very large graphs leave empty (:mod:`staticgraph.packing.giants`).
+        linear: the proven part of the relaxation's value, before rounding up.
+        volume: the bound from volume alone.
         columns: patterns generated.
         rounds: linear programs solved.
-        coarse: the grid was rounded, so the relaxation itself may be stronger.
+        coarse: whether the grid was rounded, so that the relaxation itself may be stronger.
     """
 
     packs: int
@@ -69,19 +69,19 @@ def packing_bound(
     start: Packing | None = None,
     rounds: int = ROUNDS,
 ) -> PackingBound:
-    """The linear-programming bound of the cutting-stock form.
+    """Computes the linear-programming bound of the cutting-stock formulation.
 
     Args:
         histogram: the sizes.
         limits: ``[C]`` usable limits.
         max_graphs: how many graphs a pack may hold; enters by volume.
-        start: a packing whose patterns to begin with; made where None. Generation stops as soon
-            as its number of packs is proven best.
-        rounds: how many linear programs to solve at most; the bound is valid wherever it stops.
+        start: a packing whose patterns are the initial ones; made where None. Generation stops as
+            soon as its number of packs is proven optimal.
+        rounds: the most linear programs to solve; the bound is valid wherever it stops.
 
     Raises:
         ImportError: SciPy is not installed; the message says how to get it.
-        GraphTooLarge: a size exceeds a limit alone.
+        GraphTooLarge: a single size exceeds a limit.
     """
     scipy_optimize()
     bounds = checked_limits(histogram, limits, max_graphs)
@@ -92,7 +92,7 @@ def packing_bound(
         return PackingBound(volume, float(volume), volume, 0, 0, grid.coarse)
     columns = Columns()
     columns.add(columns_of(packing, grid.keep))
-    # Patterns of the grid itself: what they exceed off it does not make the bound wrong.
+    # Patterns only have to fit the grid: exceeding the real limits keeps the bound valid.
     on_grid = (grid.sizes, grid.room)
     search = ColumnGeneration(grid, histogram.counts[grid.keep], on_grid, columns)
     while search.solved < rounds and whole(search.proven) < packing.num_packs:

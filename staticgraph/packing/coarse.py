@@ -1,13 +1,12 @@
-"""Very many distinct sizes, rounded up to a few thousand.
+"""Rounding very many distinct sizes up to a few thousand.
 
-The problem: packing looks through the distinct sizes again and again, so its time grows with their
-square: 80,000 take half a minute, a million an hour. The idea: put sizes that differ by a small
-share of themselves and of the mean into one box, and pack all of a box at its largest member's
-counts. What is packed then never holds more than it seems to, so every limit is kept; what is lost
-is the rounding, :attr:`Coarse.loss`, in theory below twice ``exp(step) - 1`` in every
-component and in practice about :attr:`Coarse.step`. Afterwards the graphs
-themselves take the places of their boxes, so that a packing is of the sizes as they are, and its
-efficiency is the true one.
+The problem: packing scans the distinct sizes again and again, so its time grows with the square of
+their number: 80,000 take half a minute, a million an hour. The idea: put sizes that differ by a
+small share of themselves and of the mean into one box, and pack every graph of a box at the box's
+largest counts. A pack then never holds more than it appears to, so every limit is kept; the cost is
+the rounding, :attr:`Coarse.loss`, in theory below twice ``exp(step) - 1`` in every component and in
+practice about :attr:`Coarse.step`. Afterwards the graphs themselves take the places of their boxes,
+so that a packing is of the original sizes, and its efficiency is the true one.
 
 The invariant: up to :data:`MOST_SIZES` distinct sizes nothing is rounded.
 """
@@ -24,23 +23,23 @@ from staticgraph.packing.pack import Packing, harmonic_mean
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import MOST_ROWS, IntArray, distinct_rows
 
-# Distinct sizes that are packed as they are: a fraction of a second. On nodes and edges spread
-# evenly and independently so many boxes lose about one percent.
+# Distinct sizes that are packed without rounding: a fraction of a second. For nodes and edges
+# spread evenly and independently, this many boxes lose about one percent.
 MOST_SIZES = 8192
-# Widths of a box that are tried: 0.1% and up, each an eighth over the last.
+# Box widths that are tried: from 0.1%, each an eighth larger than the previous.
 STEPS = 0.001 * 1.125 ** np.arange(100)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coarse:
-    """A histogram and what stands for it in packing.
+    """A histogram and its rounded substitute for packing.
 
     Attributes:
-        fine: the sizes as they are.
+        fine: the original sizes.
         histogram: at most about :data:`MOST_SIZES` sizes that hold them; ``fine`` itself where
             there are no more.
         box: ``[T]`` int64, for each row of ``fine`` the row of ``histogram`` that holds it.
-        step: the width of a box at a size, as a share of that size and the mean together; 0 where
+        step: the width of a box at a size, as a share of the sum of that size and the mean; 0 where
             nothing is rounded.
     """
 
@@ -51,20 +50,23 @@ class Coarse:
 
     @property
     def loss(self) -> float:
-        """Rows that rounding adds, as a share of all: of the component where it is most."""
+        """Rows added by rounding, as a share of all, for the component where it is largest."""
         if self.histogram is self.fine:
             return 0.0
         return float((self.histogram.totals / np.maximum(1, self.fine.totals)).max() - 1.0)
 
     def filled(self, packing: Packing) -> float:
-        """The harmonic mean of the efficiencies of a packing of :attr:`histogram`, counting the
-        graphs as they are."""
+        """The harmonic mean of a packing's efficiencies, counting the original sizes.
+
+        Args:
+            packing: of :attr:`histogram`.
+        """
         room = packing.limits.astype(np.float64) * packing.num_packs
         real = self.fine.totals / np.maximum(1, room)
         return harmonic_mean(np.where(room > 0, real, 1.0))
 
     def expanded(self, packing: Packing) -> Packing:
-        """A packing of :attr:`histogram` as one of :attr:`fine`: as many packs, the same places."""
+        """Converts a packing of :attr:`histogram` to :attr:`fine`: same packs, same places."""
         if self.histogram is self.fine:
             return packing
         by_box = np.argsort(self.box, kind="stable")
@@ -91,13 +93,13 @@ class Coarse:
 
 
 def coarsened(histogram: SizeHistogram, most: int | None = None) -> Coarse:
-    """The finest boxes of which there are no more than ``most`` (:data:`MOST_SIZES` where None)."""
+    """Uses the finest boxes whose number is at most ``most`` (:data:`MOST_SIZES` where None)."""
     most = most or MOST_SIZES
     sizes, counts = histogram.sizes, histogram.counts
     if len(counts) <= most:
         return Coarse(histogram, histogram, np.arange(len(counts)), 0.0)
-    # One more than a multiple of the mean, as a logarithm: even boxes of it are wide where the
-    # sizes are large.
+    # The logarithm of one plus the multiple of the mean: boxes of equal width in it are wide where
+    # the sizes are large.
     places = np.log1p(sizes / np.maximum(histogram.totals / histogram.num_graphs, 1e-9))
     low, high = 0, len(STEPS) - 1
     while low < high:
@@ -124,7 +126,7 @@ def _boxes(places: NDArray[np.float64], step: float) -> IntArray:
 
 
 def _keys(rows: IntArray) -> IntArray:
-    """``[T]`` one number a row, equal where the rows are."""
+    """``[T]`` one number per row, equal where the rows are equal."""
     spans = rows.max(axis=0) + 1
     if np.prod(spans.astype(np.float64)) >= MOST_ROWS:
         return distinct_rows(rows)[1]
@@ -135,7 +137,7 @@ def _keys(rows: IntArray) -> IntArray:
 def _gather(
     member: IntArray, sizes: IntArray, counts: IntArray, largest: IntArray, graphs: IntArray
 ) -> None:
-    """The largest member of each box by component, and all graphs of it."""
+    """Computes the largest member of each box per component, and its number of graphs."""
     for t in range(len(member)):
         m = member[t]
         graphs[m] += counts[t]
@@ -153,7 +155,7 @@ def _expand(
     bounds: IntArray,
     graphs: IntArray,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Each place of a box taken by the next of its members; packs alike stay one pattern.
+    """Fills each place of a box with its next member; identical packs stay one pattern.
 
     Args:
         starts, types, copies, counts: a packing of boxes.
@@ -170,7 +172,7 @@ def _expand(
     for p in range(len(counts)):
         remaining = counts[p]
         while remaining > 0:
-            # As many packs as the present members can fill alike; else one of mixed members.
+            # As many packs as the current members can fill alike; else one of mixed members.
             alike = remaining
             for s in range(starts[p], starts[p + 1]):
                 alike = min(alike, left[at[types[s]]] // copies[s])

@@ -1,13 +1,14 @@
 """Column generation: the linear relaxation of packing, and the patterns that solve it.
 
-The problem: with one variable for each possible pattern, packing is a linear program but for whole
-numbers (Gilmore and Gomory 1961, "A linear programming approach to the cutting-stock problem"), yet
-there are far too many patterns. The idea: solve it over few, take the prices that the solution puts
-on the sizes, add patterns that are worth more than a pack at these (:mod:`.pricing`), and repeat.
+The problem: with one variable per possible pattern, packing is an integer linear program (Gilmore
+and Gomory 1961, "A linear programming approach to the cutting-stock problem"), but there are far
+too many patterns. The idea: solve its relaxation over a few, take the prices that the solution puts
+on the sizes, add patterns that are worth more than a pack at these prices (:mod:`.pricing`), and
+repeat.
 
 The invariant: :attr:`ColumnGeneration.proven` is a valid lower bound whenever the loop stops
 (Farley 1990, "A note on bounding a class of linear programming problems": the value of all graphs
-divided by the worth of the best pattern), on a coarse grid too.
+divided by the worth of the best pattern), also on a coarse grid.
 
 It needs SciPy, an extra: ``pip install staticgraph[bound]``.
 """
@@ -33,27 +34,27 @@ from staticgraph.packing.pricing import (
 )
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Patterns added for each solution of the linear program.
+# Patterns added per solution of the linear program.
 PATTERNS_A_ROUND = 250
 # The prices tried are mixed with the best so far (Wentges 1997, "Weighted Dantzig-Wolfe
 # decomposition"): 89 rounds instead of 122 on ogbg-molhiv, half the time.
 TRUST = 0.8
-# Columns for each size that are kept, and what a column kept may lack of being worth a pack.
+# Columns kept per size, and how far below a pack's worth a kept column may be.
 KEPT = 6
 NEAR_WORTH = 0.02
 
 
 class ColumnGeneration:
-    """The relaxation over the patterns so far, for sizes on a grid and how often each is there.
+    """The relaxation over the patterns so far, for sizes on a grid and their counts.
 
     Attributes:
         columns: the patterns.
-        solved: linear programs so far.
-        relaxed: the value of the last one; the true relaxation lies between this and ``proven``.
-        proven: no packing has fewer packs.
+        solved: linear programs solved so far.
+        relaxed: the value of the last one; the true relaxation lies between ``proven`` and this.
+        proven: no packing has fewer packs than this.
         trusted: ``[K]`` the prices that prove it.
         amounts: ``[columns]`` how often each pattern is used in the last solution.
-        complete: no pattern would lower ``relaxed``.
+        complete: whether no further pattern would lower ``relaxed``.
     """
 
     solved: int
@@ -69,7 +70,7 @@ class ColumnGeneration:
         columns: Columns,
         trusted: Prices | None = None,
     ) -> None:
-        """``limits``: ``[K, C]`` sizes and ``[C]`` limits that patterns must keep exactly."""
+        """``limits`` are ``[K, C]`` sizes and ``[C]`` limits that patterns must keep exactly."""
         self._optimize = scipy_optimize()
         self._grid, self._demand, self._limits = grid, demand, limits
         self.columns = columns
@@ -80,7 +81,7 @@ class ColumnGeneration:
         self.trusted: Prices = by_volume if trusted is None else trusted
 
     def solve(self) -> bool:
-        """Solves the linear program over the patterns so far; False where the solver fails."""
+        """Solves the linear program over the current patterns; False where the solver fails."""
         result: Any = self._optimize.linprog(
             np.ones(self.columns.count),
             A_ub=-self.columns.matrix(len(self._demand)),
@@ -95,7 +96,7 @@ class ColumnGeneration:
         return True
 
     def grow(self) -> int:
-        """Adds patterns by the prices of the last solution; how many. None makes it complete."""
+        """Adds patterns by the last solution's prices; returns how many. Zero means complete."""
         for tried in (TRUST * self.trusted + (1 - TRUST) * self.prices, self.prices):
             worth = worth_of_rooms(self._grid, tried)
             best = max(1.0, float(worth[tuple(self._grid.room)]))
@@ -111,7 +112,7 @@ class ColumnGeneration:
         return 0
 
     def prune(self) -> None:
-        """Forgets patterns that are neither used nor worth nearly a pack, where there are many."""
+        """Drops patterns that are neither used nor worth nearly a pack, where there are many."""
         if self.columns.count > KEPT * len(self._demand) + 1000:
             used = self.amounts > 0
             keep = used | (self.columns.values(self.prices) > 1.0 - NEAR_WORTH)
@@ -129,17 +130,17 @@ class Columns:
 
     @property
     def count(self) -> int:
-        """How many."""
+        """The number of patterns."""
         return len(self._rows)
 
     def column(self, index: int) -> tuple[IntArray, IntArray]:
-        """Rows and copies of one."""
+        """The rows and copies of one pattern."""
         return self._rows[index], self._copies[index]
 
     def add(self, patterns: Patterns, prices: Prices | None = None) -> int:
-        """How many of these were new and, where prices are given, worth more than a pack at them.
+        """Adds patterns that are new and, given prices, worth more than a pack; returns how many.
 
-        The rows of a pattern rise.
+        The rows of each pattern must be ascending.
         """
         before = self.count
         for p in range(len(patterns.starts) - 1):
@@ -155,18 +156,18 @@ class Columns:
         return self.count - before
 
     def keep(self, chosen: IntArray) -> None:
-        """Only these."""
+        """Keeps only the chosen patterns."""
         self._rows = [self._rows[k] for k in chosen]
         self._copies = [self._copies[k] for k in chosen]
         pairs = zip(self._rows, self._copies, strict=True)
         self._seen = {rows.tobytes() + copies.tobytes() for rows, copies in pairs}
 
     def values(self, prices: Prices) -> NDArray[np.float64]:
-        """``[columns]`` what each is worth."""
+        """``[columns]`` the value of each pattern at these prices."""
         return self.matrix(len(prices)).T @ prices
 
     def matrix(self, num_types: int) -> Any:
-        """SciPy's compressed columns, ``[num_types, columns]``."""
+        """The patterns as a SciPy compressed sparse column matrix, ``[num_types, columns]``."""
         from scipy import sparse
 
         starts = np.cumsum([0, *map(len, self._rows)])
@@ -176,7 +177,7 @@ class Columns:
         )
 
     def within(self, rows: IntArray, num_types: int) -> Columns:
-        """These patterns over some of the ``num_types`` sizes only, renumbered."""
+        """These patterns restricted to some of the ``num_types`` sizes, renumbered."""
         place = np.full(num_types, -1, dtype=np.int64)
         place[rows] = np.arange(len(rows))
         part = Columns()
@@ -202,19 +203,19 @@ def columns_of(packing: Packing, keep: IntArray) -> Patterns:
 
 
 def _volume_prices(grid: Grid, demand: IntArray) -> tuple[Prices, float]:
-    """Prices that prove the volume bound on this grid: a size's share of the scarcer limit."""
+    """Prices that prove the volume bound on this grid: each size's share of the scarcest limit."""
     needed = demand @ grid.sizes / np.maximum(1, grid.room)
     scarce = int(np.argmax(needed))
     return grid.sizes[:, scarce] / max(1, int(grid.room[scarce])), float(needed[scarce])
 
 
 def whole(packs: float) -> int:
-    """Rounded up; a millionth covers the rounding of the solver."""
+    """Rounds up, with a tolerance of a millionth for the solver's rounding."""
     return math.ceil(packs - 1e-6)
 
 
 def scipy_optimize() -> ModuleType:
-    """SciPy's optimizers.
+    """Imports SciPy's optimizers.
 
     Raises:
         ImportError: SciPy is not installed; the message says how to get it.

@@ -1,15 +1,16 @@
-"""Packs of very large graphs first, each filled to the last place of what is scarce.
+"""Packs for very large graphs, made first and filled completely in the scarce component.
 
 The problem: where nodes are scarce, a dense graph that takes nearly all edges of its pack leaves
-room for hundreds of nodes and hardly an edge. Whoever fills by size puts the largest graph there
-that fits, which takes the last edges, and the nodes stay open; exchanges of a graph or two seldom
-find out. The idea: pack these giants before all others, the poorest room first, each with
-*companions* of no more edges per node than the room has, so that it can be filled on, and where one
-graph or two fill the last node just so, those of them that take most edges, so that the sparse ones
-are left for the other giants. What is left has no such graphs, and is packed as ever.
+room for hundreds of nodes and hardly any edges. A packer that fills by size adds the largest graph
+that fits, which takes the last edges, and the room for nodes stays unused; exchanges of one or two
+graphs seldom correct this. The idea: pack these giants before all others, the poorest room first,
+each with *companions* that have no more edges per node than the room, so that filling can continue.
+Where one or two graphs fill the remaining nodes exactly, those with the most edges are taken, so
+that the sparse ones are left for the other giants. The rest has no such graphs and is packed as
+usual.
 
 The invariant: the packs keep all limits; a pack that is full costs nothing, whatever the others do.
-Related: :mod:`staticgraph.packing.giants`, the bound by what no companions can fill.
+Related: :mod:`staticgraph.packing.giants`, the bound from the space that no companions can fill.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 def packed_giants(
     histogram: SizeHistogram, limits: IntArray, max_graphs: int | None
 ) -> tuple[Packing, IntArray]:
-    """Packs of the giants with poor rooms, and ``[T]`` how many graphs of each size are left.
+    """Packs the giants with poor rooms; also returns ``[T]`` the remaining graphs of each size.
 
     A giant has more than half of the second scarcest limit; its room is poor where it has less of
     that component, per unit of the scarcest one, than the other graphs have on average.
@@ -73,9 +74,9 @@ def _fill_beside(
     scarce: int,
     second: int,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Patterns ``(starts, types, copies, counts)``; ``left`` becomes what none of them holds.
+    """Makes patterns ``(starts, types, copies, counts)``; ``left`` becomes the remaining graphs.
 
-    ``order`` has the types by rising amounts of the scarcest component, then of the second.
+    ``order`` lists the types by ascending amount of the scarcest component, then of the second.
     """
     amounts = sizes[order, scarce]
     used = np.zeros(len(sizes), np.int64)
@@ -142,8 +143,8 @@ def _just_so(
     scarce: int,
     second: int,
 ) -> tuple[int, int]:
-    """One type or two that leave nothing of the scarcest component, and least of the second;
-    -1 where there are none."""
+    """One or two types that use up the scarcest component exactly and the most of the second; -1
+    where no types do."""
     first, other, most = -1, -1, -1
     after = np.empty_like(room)
     for i in range(-1, len(order)):

@@ -1,10 +1,10 @@
 """Which graph takes which place of a packing, drawn again each epoch.
 
 A packing fixes only the sizes that go together (paper, section 2.6). Graphs of one size are
-interchangeable to it, so each epoch shuffles the graphs of every size and deals them to the places,
-and shuffles the packs: two graphs that met in one epoch need not meet in the next. How random that
-is depends on the sizes: where every graph has a size of its own (COLLAB), the packs of an offline
-packing never change, and a stream over a shuffled order mixes better.
+interchangeable in it, so each epoch shuffles the graphs of every size, assigns them to the places,
+and shuffles the packs: two graphs that met in one epoch need not meet in the next. How random the
+result is depends on the sizes: where every graph has a unique size (COLLAB), the packs of an
+offline packing never change, and a stream over a shuffled order mixes better.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from staticgraph.text.how_many import how_many
 
 
 def types_of(packing: Packing, sizes: ArrayLike) -> IntArray:
-    """``[n]`` int64: which row of the packed histogram each graph of ``sizes`` ``[n, C]`` has.
+    """``[n]`` int64: the row of the packed histogram for each graph of ``sizes`` ``[n, C]``.
 
     Raises:
-        ValueError: the graphs are not those that were packed; the message says which differ.
+        ValueError: the graphs are not those that were packed; the message gives both counts.
     """
     rows = np.ascontiguousarray(sizes, dtype=np.int64)
     distinct, types, counts = distinct_rows(rows)
@@ -40,17 +40,17 @@ def types_of(packing: Packing, sizes: ArrayLike) -> IntArray:
 def draw_packs(
     packing: Packing, types: IntArray, *, seed: int = 0, epoch: int = 0
 ) -> tuple[IntArray, IntArray]:
-    """Deals the graphs to the packs.
+    """Assigns the graphs to the packs.
 
     Args:
         packing: the sizes that go together.
         types: ``[n]`` int64 from :func:`types_of`.
-        seed: with ``epoch``, of the order.
-        epoch: each epoch deals them again.
+        seed: of the order, together with ``epoch``.
+        epoch: each epoch assigns them again.
 
     Returns:
-        ``order`` ``[n]`` positions of the graphs pack by pack, and ``bounds`` ``[packs + 1]`` where
-        each pack begins.
+        ``order`` ``[n]``, the positions of the graphs pack by pack, and ``bounds`` ``[packs + 1]``,
+        where each pack begins and ends.
     """
     key = stream_of(seed, epoch)
     order = np.arange(len(types), dtype=np.int64)
@@ -80,7 +80,7 @@ def _deal(
     copies: IntArray,
     counts: IntArray,
 ) -> tuple[IntArray, IntArray]:
-    """The graphs of each type in the shuffled order, to the packs in their shuffled order."""
+    """Assigns the graphs of each type, in shuffled order, to the packs in shuffled order."""
     begin = np.zeros(num_types + 1, np.int64)
     for t in types:
         begin[t + 1] += 1

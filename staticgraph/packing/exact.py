@@ -1,18 +1,18 @@
 """Batches of exactly B graphs that fit a fixed capacity: random, then repaired by a few swaps.
 
-The problem: a training batch should hold exactly the user's number of graphs, in random company,
-yet a random batch of 128 molecules has now 5% more nodes than the mean, now 5% fewer, and a fixed
-capacity must hold the largest: 13% of the rows are padding. The idea: draw the batches at random,
-and where one exceeds the capacity swap one of its graphs with a smaller one of a batch that has
-room, choosing the pair that removes most of the excess. About half of the batches need two swaps;
-all other graphs stay where chance put them, so the batches are random ones that happen to fit.
+The problem: a training batch should hold exactly the user's number of graphs, randomly mixed, yet a
+random batch of 128 molecules has up to 5% more or fewer nodes than the mean, and a fixed capacity
+must hold the largest batch: 13% of the rows are padding. The idea: draw the batches at random, and
+where one exceeds the capacity swap one of its graphs with a smaller one of a batch that has room,
+choosing the pair that removes most of the excess. About half of the batches need two swaps; all
+other graphs stay where they were drawn, so the batches are random ones that happen to fit.
 
 The invariant: a swap moves no graph in or out of the epoch and leaves every batch its number of
-graphs; it is made only where it lowers the excess of the two batches together, so the repair ends.
-What cannot be repaired within :data:`SWEEPS` is left over capacity for the caller to place.
+graphs; it is made only if it lowers the combined excess of the two batches, so the repair ends.
+Batches that cannot be repaired within :data:`SWEEPS` stay over capacity for the caller to place.
 
-Sorting and dealing the longest graph to the least-filled batch, the usual balancing, fills as well
-but makes the same batches every epoch where sizes are all different, as on COLLAB.
+The usual balancing, which sorts the graphs and gives the largest to the least-filled batch, fills
+as well but makes the same batches every epoch where all sizes differ, as on COLLAB.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ import numpy as np
 from staticgraph.packing.random import STEP, below
 from staticgraph.sizes.whole_numbers import IntArray
 
-# A batch that swaps with 1 of 8 probed partners, looking at 4 of its graphs, comes within capacity
-# in 2 swaps (ogbg-molhiv, COLLAB); 16 and 8 need as many swaps and twice the time.
+# A batch that swaps with the best of 8 probed partners, looking at 4 of its graphs, comes within
+# capacity in 2 swaps (ogbg-molhiv, COLLAB); 16 and 8 need as many swaps and twice the time.
 PROBES = 8
 WIDTH = 4
 # Tries in a row for one batch before the next one gets its turn, and turns for all batches.
 TRIES = 20
 SWEEPS = 40
-# Tries for one batch in all.
+# The most tries for one batch in total.
 BUDGET = 1000
-# Turns for all batches that leave no fewer over capacity, after which we stop trying.
+# Turns for all batches without progress after which the repair gives up.
 PATIENCE = 4
-# Components over which loops are unrolled: nodes, edges, and one more.
+# The most components for which loops are unrolled: nodes, edges, and one more.
 UNROLLED = 3
 Limits = tuple[float, ...] | np.ndarray
 
 
 @numba.njit(inline="always")
 def _over(load: float, limit: float) -> float:
-    """How far one component is over its limit, as a share of it; 0 where it fits."""
+    """The excess of one component over its limit, as a share of the limit; 0 where it fits."""
     return max(0.0, load - limit) / max(1.0, limit)
 
 
 @numba.njit(nogil=True, cache=True)
 def _excess(load: np.ndarray, batch: int, limits: Limits) -> float:
-    """How far a batch is over its limits, summed over the components."""
+    """The excess of a batch over its limits, summed over the components."""
     excess = 0.0
     for c in range(len(limits)):
         excess += _over(load[batch, c], limits[c])
@@ -65,14 +65,14 @@ def repair(
         order: ``[n]`` positions in ``sizes``; batch ``b`` is ``order[bounds[b] : bounds[b + 1]]``.
         sizes: ``[., C]`` nodes, edges and any further component.
         bounds: ``[K + 1]`` where each batch begins and ends; none is empty.
-        limits: ``C`` numbers, what a batch may hold of each component.
+        limits: ``C`` numbers, the most that a batch may hold of each component.
         seed: of the probes.
 
     Returns:
-        batches that were over a limit at first, swaps made, batches still over a limit.
+        Batches initially over a limit, swaps made, and batches still over a limit.
     """
-    # A tuple, so that the compiler knows how many there are and unrolls the loops over them; an
-    # array where there are many, since each number of them would compile for seconds by itself.
+    # A tuple, so that the compiler knows its length and unrolls the loops; an array where it is
+    # long, since each length would be compiled separately, for seconds.
     exact = tuple(float(limit) for limit in limits)
     given = exact if len(exact) <= UNROLLED else np.array(exact)
     return _repair(order, sizes, bounds, given, seed)
@@ -90,7 +90,7 @@ def _repair(
     width = len(limits)
     load = np.zeros((batches, width))
     local = np.empty((len(order), width))
-    # A batch with a graph that alone is over a limit cannot be repaired, only placed elsewhere.
+    # A batch with a graph that exceeds a limit by itself cannot be repaired, only placed elsewhere.
     tries_left = np.full(batches, BUDGET, np.int64)
     for b in range(batches):
         for k in range(bounds[b], bounds[b + 1]):
@@ -122,7 +122,7 @@ def _repair(
 
 @numba.njit(nogil=True, cache=True)
 def _count_over(load: np.ndarray, limits: Limits) -> int:
-    """How many batches are over a limit."""
+    """The number of batches that are over a limit."""
     over = 0
     for b in range(len(load)):
         over += _excess(load, b, limits) > 0
@@ -131,7 +131,7 @@ def _count_over(load: np.ndarray, limits: Limits) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def _roomiest(load: np.ndarray, batch: int, limits: Limits, counter: np.uint64) -> int:
-    """Of a few random other batches, the one whose fullest component is emptiest."""
+    """Of a few random other batches, the one whose fullest component is the least full."""
     best = -1
     least = np.inf
     others = len(load) - 1
@@ -195,5 +195,5 @@ def exact_bounds(num_graphs: int, batch_size: int) -> IntArray:
 
 
 def even_bounds(num_graphs: int, batches: int) -> IntArray:
-    """``[K + 1]`` bounds of so many batches whose numbers of graphs differ by at most one."""
+    """``[K + 1]`` bounds of ``batches`` batches whose graph counts differ by at most one."""
     return (np.arange(batches + 1, dtype=np.int64) * num_graphs) // batches

@@ -1,11 +1,11 @@
 """Exact batches that break their bucket's promise, repaired by exchanging graphs.
 
 The problem: a batch with one large graph too many (:mod:`staticgraph.plans.order_statistics`) needs
-a wider bucket, which is one more compile and recording for a batch or two an epoch; most often for
-the rest at an epoch's end, into which swaps had moved large graphs since it had room. The idea:
-give the graph that is one too many to a batch that may have it, for a smaller one of that batch.
-The invariant: every batch keeps its number of graphs and its limits, and no promise that held is
-broken. What cannot be repaired so is left for the caller to place.
+a wider bucket, which is one more compile and recording for a batch or two per epoch; usually it is
+the last batch of an epoch, into which swaps had moved large graphs since it had room. The idea:
+exchange the excess graph for a smaller one of a batch that can take it. The invariant: every batch
+keeps its number of graphs and its limits, and no promise that held is broken. Batches that cannot
+be repaired this way are left for the caller to place.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import numpy as np
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Exchanges for one batch; each repairs one order statistic that is too large.
+# The most exchanges for one batch; each repairs one order statistic that is too large.
 MOST = 64
 
 
 def exchange_graphs(
     batches: list[tuple[int, IntArray]], sizes: IntArray, capacities: Sequence[Capacity]
 ) -> int:
-    """Exchanges graphs between batches of the same bucket, in place of the list's entries.
+    """Exchanges graphs between batches of the same bucket, replacing entries of the list in place.
 
     Args:
-        batches: bucket and positions of the graphs, ``[g]`` int64, of each.
+        batches: for each batch, its bucket and the positions of its graphs, ``[g]`` int64.
         sizes: ``[n, C]`` int64.
         capacities: of the buckets.
 
     Returns:
-        How many batches broke their promise and keep it now.
+        The number of batches that broke their promise and now keep it.
     """
     repaired = 0
     for number, (bucket, ids) in enumerate(batches):
@@ -51,7 +51,7 @@ def exchange_graphs(
 def _exchange(
     batches: list[tuple[int, IntArray]], number: int, sizes: IntArray, capacity: Capacity
 ) -> bool:
-    """One exchange: the least graph leaves a batch that makes an order statistic too large."""
+    """Exchanges one graph, at the first position where the batch breaks its promise."""
     bucket, ids = batches[number]
     falling = np.argsort(-sizes[ids, 0], kind="stable")
     k, width = next(

@@ -1,20 +1,22 @@
 """Packing a histogram pack by pack: the largest graph first, the last few places by search.
 
-The problem: best-fit places one size after the other and never sees a pack as a whole; what is left
-open at the end of each pack, one or two nodes of 222, is the loss. The idea: fill one pack at a
-time. The largest size left opens it, the largest that still fits follows, and when only a few
-graphs more would go in, every combination of up to three sizes is considered (within a bound on the
+The problem: best-fit places one size after the other and never considers a pack as a whole; the
+space left at the end of each pack, one or two nodes of 222, is lost. The idea: fill one pack at a
+time. The largest remaining size opens it, the largest that still fits follows, and when only a few
+more graphs would fit, every combination of up to three sizes is considered (within a bound on the
 tries) and the one that leaves least is taken. A finished pack is repeated for as many graphs as
 there are, so the number of patterns is about the number of sizes and not of graphs.
 
-Where a pack may hold only so many graphs, largest first uses up the large graphs, and the last
-packs run out of places for graphs half empty (407,976 trees like ogbg-code2's, 256 a pack: 20% more
-packs than the bound). So there the largest graph is followed by the largest of those that are no
-larger than what is left for each place: nodes and places run out together (0.1% over the bound).
+Where the number of graphs per pack is limited, largest first uses up the large graphs, and the last
+packs run out of places for graphs half empty (407,976 trees like ogbg-code2's, 256 per pack: 20%
+more packs than the bound). So there the largest graph is followed by the largest of those that are
+no larger than the remaining room per place: nodes and places run out together (0.1% over the
+bound).
 
-"Least" is measured in the component that matters: each counts by how many packs it would need by
-itself, raised to a power, so that on ogbg-molhiv (where nodes decide) an open edge costs little.
-Several settings are run and the best result kept; the loop ends when the volume bound is reached.
+"Least" is measured in the component that matters: each component is weighted by how many packs it
+would need by itself, raised to a power, so that on ogbg-molhiv (where nodes decide) an unused edge
+costs little. Several settings are run and the best result kept; the loop ends when the volume bound
+is reached.
 
 On ogbg-molhiv this reaches the linear-programming bound, and on ogbg-molpcba the volume bound: both
 are proven optimal (``docs/packing.md``). Related: the minimum bin slack heuristic (Gupta and Ho
@@ -41,11 +43,11 @@ class Effort(NamedTuple):
     """One setting of the filler.
 
     Attributes:
-        places: how many graphs the search puts in at once, 2 or 3.
-        early: the search begins when at most so many graphs go in by largest-first.
+        places: how many graphs the search adds at once, 2 or 3.
+        early: the search begins when at most this many graphs fit by largest-first.
         tries: sizes considered for the first place.
         second_tries: sizes considered for the second of three places.
-        sharpness: the power that weighs the components.
+        sharpness: the power in the weights of the components.
     """
 
     places: int
@@ -60,9 +62,9 @@ class Effort(NamedTuple):
 # few graphs have the same size and swaps do not help.
 QUICK = (Effort(3, 2, 16, 16, 4.0),)
 THOROUGH = (*QUICK, Effort(3, 3, 16, 16, 4.0), Effort(2, 1, 512, 1, 4.0))
-# They differ in the last places of a pack, which hardly count among more graphs than this.
+# The settings differ in the last places of a pack, which hardly matter above this many graphs.
 MANY_GRAPHS = 30
-# Where graphs are limited, so many places of a pack are left to the search.
+# Where graphs are limited, this many places of a pack are left to the search.
 PLACES = 3
 
 
@@ -75,8 +77,8 @@ def fill_histogram(
 ) -> Packing:
     """Packs all graphs of a histogram, pack by pack.
 
-    Of very many distinct sizes those that are nearly alike are packed as if they were the largest
-    of them (:mod:`staticgraph.packing.coarse`); ``method`` says what that costs.
+    With very many distinct sizes, those that are nearly equal are packed as if they were the
+    largest of them (:mod:`staticgraph.packing.coarse`); ``method`` says what that costs.
 
     Args:
         histogram: the sizes.
@@ -85,8 +87,9 @@ def fill_histogram(
         efforts: the settings to try; the best result is kept.
 
     Raises:
-        GraphTooLarge: a size exceeds a limit alone.
-        ValueError: as many limits as components are needed, and ``max_graphs`` of at least 1.
+        GraphTooLarge: a single size exceeds a limit.
+        ValueError: the numbers of limits and components differ, ``max_graphs`` is below 1, or
+            ``efforts`` is empty.
     """
     bounds = checked_limits(histogram, limits, max_graphs)
     coarse = coarsened(histogram)
@@ -97,7 +100,7 @@ def fill_histogram(
         if best is None or found.num_packs < best.num_packs:
             best = fewer_by_swaps(found)
             if best.num_packs < found.num_packs:
-                break  # where swaps do better, other settings make no difference
+                break  # where swaps are better, other settings make no difference
         if best.num_packs <= least or histogram.num_graphs > MANY_GRAPHS * best.num_packs:
             break
     if best is None:
@@ -122,7 +125,7 @@ def fill_by_worth(
     worth: NDArray[np.float64],
     effort: Effort = QUICK[0],
 ) -> Packing:
-    """One run of the filler that takes sizes by ``worth`` ``[T]`` instead of by their own."""
+    """One run of the filler that orders sizes by ``worth`` ``[T]``."""
     sizes, bounds = with_graphs(histogram, limits, max_graphs)
     order = np.lexsort((-sizes[:, 0], -worth))
     starts, types, copies, counts = _fill(
@@ -144,7 +147,7 @@ def fill_by_worth(
 def with_graphs(
     histogram: SizeHistogram, limits: IntArray, max_graphs: int | None
 ) -> tuple[IntArray, IntArray]:
-    """Sizes and limits, with the graphs as one more component where they are limited."""
+    """Sizes and limits, with the graph count as one more component where it is limited."""
     if max_graphs is None:
         return histogram.sizes, limits
     ones = np.ones(len(histogram.sizes), dtype=np.int64)
@@ -154,7 +157,7 @@ def with_graphs(
 def component_weights(
     histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None, sharpness: float
 ) -> NDArray[np.float64]:
-    """``[C]`` (with a limit on graphs ``[C + 1]``) what an open place of each component costs."""
+    """``[C]`` (``[C + 1]`` with a limit on graphs) the cost of unused room in each component."""
     needed = volumes(histogram, limits, max_graphs)
     return (needed / max(needed.max(initial=0.0), 1e-12)) ** sharpness
 
@@ -171,7 +174,7 @@ def _fill(
     second_tries: int,
     limited: bool,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Patterns ``(starts, types, copies, counts)`` over ``sizes`` sorted by falling ``worth``;
+    """Patterns ``(starts, types, copies, counts)`` over ``sizes`` sorted by descending ``worth``;
     where graphs are ``limited`` they are the last component."""
     counts = counts.copy()
     tree = build(sizes, counts)
@@ -194,7 +197,7 @@ def _fill(
             for c in range(len(room)):
                 average[c] = room[c] // room[-1]
             t = first(tree, average, 0)
-            if t < 0:  # room for fewer graphs than are allowed
+            if t < 0:  # there is room for fewer graphs than are allowed
                 break
             _place(tree, sizes, counts, used, room, types, t, 1)
         while True:
@@ -203,7 +206,7 @@ def _fill(
             )
             if found == 0:
                 break
-            if found < 0:  # the same size many times over, far from the end of the pack
+            if found < 0:  # many graphs of one size, far from the end of the pack
                 _place(tree, sizes, counts, used, room, types, chosen[0], -found)
             for q in range(found):
                 _place(tree, sizes, counts, used, room, types, chosen[q], 1)
@@ -236,7 +239,7 @@ def _place(
     t: int,
     times: int,
 ) -> None:
-    """Puts ``times`` graphs of type ``t`` into the pack that is being filled."""
+    """Adds ``times`` graphs of type ``t`` to the pack that is being filled."""
     if used[t] == 0:
         types.append(t)
     used[t] += times
@@ -260,11 +263,11 @@ def _next(
     tries: int,
     second_tries: int,
 ) -> int:
-    """What goes into the pack next.
+    """Chooses the graphs that go into the pack next.
 
     Returns:
-        how many types stand in ``chosen``; 0 where nothing fits; minus the number of copies where
-        only ``chosen[0]`` goes in, so often.
+        How many types ``chosen`` holds; 0 where nothing fits; minus the number of copies where
+        only ``chosen[0]`` is added, that many times.
     """
     rest = room.copy()
     t = first(tree, rest, 0)
@@ -307,7 +310,7 @@ def _next(
 def _copies_at_once(
     sizes: IntArray, counts: IntArray, used: IntArray, room: IntArray, t: int, early: int
 ) -> int:
-    """How many graphs of type ``t`` go in before the end of the pack comes near; at least 1."""
+    """How many graphs of type ``t`` fit before the end of the pack is near; at least 1."""
     most = counts[t] - used[t]
     for c in range(len(room)):
         if sizes[t, c] > 0:
@@ -331,9 +334,10 @@ def _search(
     tries: int,
     second_tries: int,
 ) -> int:
-    """The two or three types of most worth together; ``chosen`` holds ``found`` of worth ``best``.
+    """Finds the two or three types with the most combined worth; on entry ``chosen`` holds
+    ``found`` types of total worth ``best``.
 
-    The types are sorted by worth, so a first place can only win while ``places`` times its worth
+    The types are sorted by worth, so a first type can only win while ``places`` times its worth
     exceeds the best so far.
     """
     gain = 1e-12

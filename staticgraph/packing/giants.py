@@ -1,11 +1,12 @@
-"""A bound for packs that hold one very large graph each, and cannot be filled around it.
+"""A bound for packs with one very large graph each that cannot be filled completely.
 
-The problem: where nodes are scarce, the volume bound counts every pack as full of nodes, yet beside
-a dense graph that takes nearly all edges no pack can be; and the linear program that knows better
-is too large for thousands of sizes. The idea: two graphs of more than half a limit never share a
-pack, so each of them loses what cannot be filled beside it, whatever else is there: the room it
-leaves, less the most that any graphs put into this room. These losses add to the volume. How many
-edges a number of nodes takes at least is a knapsack of one limit, solved once for all of them.
+The problem: where nodes are scarce, the volume bound counts every pack as full of nodes, yet a pack
+with a dense graph that takes nearly all edges cannot be filled; and the linear program that would
+account for this is too large for thousands of sizes. The idea: two graphs of more than half a limit
+never share a pack, so each of them loses the space that cannot be filled next to it, whatever the
+other graphs are: the room it leaves, less the most that any graphs could fill in this room. These
+losses add to the volume. The fewest edges that a number of nodes can have is a knapsack with one
+limit, solved once for all of them.
 
 Related: the bounds of Martello and Toth 1990, "Lower bounds and reduction procedures for the bin
 packing problem", which pair large items in one component.
@@ -20,13 +21,13 @@ from staticgraph.packing.pack import volumes
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Sizes times the scarcest limit: the knapsack takes about a second.
+# The most sizes times the scarcest limit: the knapsack then takes about a second.
 MOST_WORK = 1_000_000_000
 NEVER = 1 << 62
 
 
 def giants_bound(histogram: SizeHistogram, limits: IntArray) -> int:
-    """No packing has fewer packs than this; 0 where no size is larger than half a limit.
+    """A lower bound on the number of packs; 0 where no size is larger than half a limit.
 
     Args:
         histogram: the sizes.
@@ -43,7 +44,7 @@ def giants_bound(histogram: SizeHistogram, limits: IntArray) -> int:
     room = limits - sizes
     filled = np.full(len(sizes), limit)
     for other in range(len(limits)):
-        # With one component only what adds up to a room counts, and takes nothing of any other.
+        # For the scarce component itself only reachable sums count; nothing else is taken.
         taken = sizes[:, other] if other != scarce else np.zeros(len(sizes), dtype=np.int64)
         left = room[:, other] if other != scarce else np.zeros(len(sizes), dtype=np.int64)
         filled = np.minimum(filled, _filled(_least(amounts, taken, limit), limit - amounts, left))
@@ -54,8 +55,8 @@ def giants_bound(histogram: SizeHistogram, limits: IntArray) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def _least(amounts: IntArray, taken: IntArray, limit: int) -> IntArray:
-    """``[limit + 1]`` the least that graphs take of one component to make just so much of another,
-    :data:`NEVER` where none do."""
+    """``[limit + 1]`` the least of one component among graphs that sum to an exact amount of
+    another, :data:`NEVER` where none do."""
     least = np.full(limit + 1, NEVER, np.int64)
     least[0] = 0
     for t in range(len(amounts)):
@@ -70,7 +71,7 @@ def _least(amounts: IntArray, taken: IntArray, limit: int) -> IntArray:
 
 @numba.njit(nogil=True, cache=True)
 def _filled(least: IntArray, room: IntArray, left: IntArray) -> IntArray:
-    """``[T]`` the most that fits into each room, with so much left of the other component."""
+    """``[T]`` the most that fits into each room, given what is left of the other component."""
     most = np.zeros(len(room), np.int64)
     for t in range(len(room)):
         n = room[t]

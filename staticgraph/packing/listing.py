@@ -1,18 +1,18 @@
-"""The published packing, compiled: every size to the open pack with the least room that holds it.
+"""The published packing, compiled: every size goes to the open pack with the least room for it.
 
-The problem: at two or three graphs a pack, filling pack by pack (:mod:`staticgraph.packing.fill`)
-uses up the sizes that go well with others, and plain best fit over all open packs is better. The
-idea is that of tuple packing's *longest pack first* (Krell et al. 2022, arXiv 2209.06354): sizes in
-falling order of a measure, each to the pack whose room has the least measure and still holds it.
-Which measure is best depends on the limits, so all of them are tried; together they take a few
-milliseconds.
+The problem: at two or three graphs per pack, filling pack by pack (:mod:`staticgraph.packing.fill`)
+uses up the sizes that combine well with others, and plain best fit over all open packs is better.
+The idea is that of tuple packing's *longest pack first* (Krell et al. 2022, arXiv 2209.06354):
+sizes in descending order of a measure, each to the pack whose room has the least measure among
+those that hold it. Which measure is best depends on the limits, so all of them are tried; together
+they take a few milliseconds.
 
-The invariant: for each measure the packs are those of the published listing, its quirk included
+The invariant: for each measure the packs are those of the published listing, including its quirk
 (once some graphs of a size have found a pack, the rest of that size look only at packs with more
 room than they need). ``bench/paper`` has the listing in plain Python, and the tests compare them.
 
-Packs with equal contents are one *group*; what a group holds is a chain of sizes back to the empty
-pack, so a group that is divided shares its past.
+Packs with equal contents form one *group*; the contents of a group are a chain of sizes back to the
+empty pack, so groups that were split share their common prefix.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRODUCT, SUM, MOST, LEAST, FIRST_COMPONENT = range(5)
 def listings(
     histogram: SizeHistogram, limits: IntArray, max_graphs: int | None
 ) -> Iterator[Packing]:
-    """The packing of the published listing by each measure, one after the other.
+    """Yields the packing of the published listing for each measure in turn.
 
     Args:
         histogram: the sizes, none above a limit.
@@ -61,7 +61,7 @@ def listings(
 
 
 def _falling(sizes: IntArray, measure: int) -> IntArray:
-    """``[T]`` rows by falling measure, then by falling components."""
+    """``[T]`` rows by descending measure, then by descending components."""
     if measure == PRODUCT:
         value = np.prod(sizes, axis=1)
     elif measure == SUM:
@@ -95,7 +95,7 @@ def _measured(row: IntArray, measure: int) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def _first_at_least(keys: IntArray, groups: int, key: int) -> int:
-    """The first place among the ``groups`` sorted keys whose key is at least ``key``."""
+    """The first position among the ``groups`` sorted keys whose key is at least ``key``."""
     low, high = 0, groups
     while low < high:
         middle = (low + high) // 2
@@ -115,15 +115,15 @@ def _place_all(
     max_graphs: int,
     measure: int,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Patterns ``(starts, types, copies, counts)`` of the listing by one measure."""
+    """Patterns ``(starts, types, copies, counts)`` of the listing for one measure."""
     width = len(limits)
-    # Of each group in the order of opening: what it is made of, its room and how often it is there.
+    # Per group in order of opening: its parent and added size, its graphs, room and multiplicity.
     parent = [-1 for _ in range(0)]
     added = [0 for _ in range(0)]
     held = [0 for _ in range(0)]
     times = [0 for _ in range(0)]
     room = np.empty((64, width), np.int64)
-    # The open groups by the measure of their room, those of one measure in the order they came.
+    # The open groups by the measure of their room, and equal measures in order of arrival.
     keys = np.empty(64, np.int64)
     group = np.empty(64, np.int64)
     opened = 0
@@ -158,7 +158,7 @@ def _place_all(
                 room[new, c] = (limits[c] if g < 0 else room[g, c]) - sizes[t, c]
             if g >= 0:
                 times[g] -= taken
-                # What is left of a group goes behind the others of its measure.
+                # The remainder of a group moves to the end of those with its measure.
                 end = _first_at_least(keys, opened, keys[place] + 1)
                 for k in range(place, end - 1):
                     group[k] = group[k + 1]
@@ -183,7 +183,7 @@ def _place_all(
 def _as_patterns(
     parent: list[int], added: list[int], times: list[int], num_types: int
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Every group that is there at the end, as the copies of each type that it holds."""
+    """Every group that remains at the end, as the copies of each type that it holds."""
     starts = [0]
     types = [0 for _ in range(0)]
     copies = [0 for _ in range(0)]

@@ -1,12 +1,12 @@
-"""What packing a histogram gives: patterns of sizes that go together, and how often each is used.
+"""The result of packing a histogram: patterns of sizes that go together, and how often each occurs.
 
 A pack is one batch's worth of graphs. Packing works on sizes, not on graphs: a *pattern* such as
-"two of (30, 62) and nine of (18, 36)" stands for as many packs as there are graphs to fill it, so
+"two of (30, 62) and nine of (18, 36)" is used for as many packs as there are graphs to fill it, so
 that 350,343 graphs become about 600 patterns. Which graph takes which place is drawn afterwards,
-again each epoch if wanted (:mod:`staticgraph.packing.draw`).
+again each epoch if desired (:mod:`staticgraph.packing.draw`).
 
-Limits here are *usable* limits, as in the paper: what real graphs may fill. A
-:class:`~staticgraph.sizes.capacity.Capacity` keeps one node and one graph for padding beyond them,
+Limits here are *usable* limits, as in the paper: the rows that real graphs may fill. A
+:class:`~staticgraph.sizes.capacity.Capacity` keeps one more node and one more graph for padding,
 so a pack of limits (222, 502) with 256 graphs needs a capacity of 223 nodes, 502 edges and 257
 graphs.
 """
@@ -27,19 +27,19 @@ from staticgraph.text.how_many import how_many, how_many_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packing:
-    """Every graph of a histogram in a pack.
+    """An assignment of every graph of a histogram to a pack.
 
     Attributes:
         histogram: what was packed; ``T`` distinct sizes of ``C`` components.
-        limits: ``[C]`` int64, what a pack may hold of each component.
+        limits: ``[C]`` int64, the most that a pack may hold of each component.
         max_graphs: how many graphs a pack may hold; no limit where None.
         starts: ``[P + 1]`` int64, where each pattern begins in ``types`` and ``copies``.
         types: ``[S]`` int64, rows of the histogram.
         copies: ``[S]`` int64, how many graphs of that row a pack of this pattern holds.
         counts: ``[P]`` int64, how many packs have each pattern.
         method: how it was found.
-        proven: no packing has fewer packs, as was proven with ``effort="best"``; None where only
-            the volume is known.
+        proven: the proven minimum number of packs, from ``effort="best"``; None where only the
+            volume bound is known.
     """
 
     histogram: SizeHistogram
@@ -54,7 +54,7 @@ class Packing:
 
     @property
     def num_packs(self) -> int:
-        """All packs."""
+        """The number of packs."""
         return int(self.counts.sum())
 
     @property
@@ -80,8 +80,8 @@ class Packing:
 
     @property
     def efficiency(self) -> NDArray[np.float64]:
-        """``[C]`` what is filled of each component, over all packs; 1 where the limit is 0."""
-        room = self.limits.astype(np.float64) * self.num_packs  # beyond 64 bits, perhaps
+        """``[C]`` the filled share of each component, over all packs; 1 where the limit is 0."""
+        room = self.limits.astype(np.float64) * self.num_packs  # may exceed 64 bits
         return np.where(room > 0, self.histogram.totals / np.maximum(1, room), 1.0)
 
     @property
@@ -91,14 +91,14 @@ class Packing:
 
     @property
     def volume_bound(self) -> int:
-        """No packing has fewer packs than this, by volume alone."""
+        """A lower bound on the number of packs, by volume alone."""
         return volume_bound(self.histogram, self.limits, self.max_graphs)
 
     def check(self) -> None:
-        """Raises where a limit is exceeded or a graph is missing or packed twice.
+        """Checks that no limit is exceeded and no graph is missing or packed twice.
 
         Raises:
-            AssertionError: the packing is wrong, which is an error of this library.
+            AssertionError: the packing is wrong, which is a bug in this library.
         """
         placed = np.zeros(len(self.histogram.counts), dtype=np.int64)
         np.add.at(placed, self.types, self.copies * self.counts[self.pattern_of_entry])
@@ -107,7 +107,7 @@ class Packing:
         assert self.max_graphs is None or (self.graphs <= self.max_graphs).all(), "too many graphs"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON: sizes of the result, not the patterns."""
+        """A summary in plain numbers, for JSON, without the patterns."""
         named = zip(self.histogram.components, self.efficiency.tolist(), strict=True)
         efficiency = {name.removesuffix("s") + "_efficiency": value for name, value in named}
         return {
@@ -124,7 +124,7 @@ class Packing:
 
 
 def harmonic_mean(efficiency: ArrayLike) -> float:
-    """The harmonic mean of the components' efficiencies; 0 where one is 0."""
+    """The harmonic mean of the components' efficiencies; 0 where any of them is 0."""
     values = np.asarray(efficiency, dtype=np.float64)
     return float(len(values) / (1.0 / values).sum()) if (values > 0).all() else 0.0
 
@@ -132,7 +132,7 @@ def harmonic_mean(efficiency: ArrayLike) -> float:
 def volumes(
     histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None = None
 ) -> NDArray[np.float64]:
-    """``[C]``, one more with a limit on graphs: packs that each component alone would fill."""
+    """``[C]`` (``[C + 1]`` with a limit on graphs) packs that each component alone would fill."""
     totals, bounds = histogram.totals, np.asarray(limits, dtype=np.int64)
     if max_graphs is not None:
         totals = np.append(totals, histogram.num_graphs)
@@ -150,10 +150,10 @@ def volume_bound(histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | 
 
 
 def checked_limits(histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None) -> IntArray:
-    """``[C]`` int64 limits that every graph of the histogram fits alone.
+    """``[C]`` int64 limits, checked so that every graph of the histogram fits by itself.
 
     Raises:
-        ValueError: there are not as many limits as components, or ``max_graphs`` is below 1.
+        ValueError: the numbers of limits and components differ, or ``max_graphs`` is below 1.
         GraphTooLarge: a size exceeds a limit; the message names it.
     """
     bounds = np.asarray(limits, dtype=np.int64)

@@ -1,13 +1,13 @@
-"""The front door of packing: a histogram and limits to as few packs as the effort allows.
+"""The entry point of packing: packs a histogram into as few packs as the effort allows.
 
-No one way of packing is best everywhere: filling pack by pack wins at four to ten graphs a pack,
-best fit over all open packs at two or three, an even deal above; exchanges help all of them. So
+No single method is best everywhere: filling pack by pack wins at four to ten graphs per pack, best
+fit over all open packs at two or three, an even deal above; exchanges improve all of them. So
 ``effort="fast"`` runs all of them, which takes milliseconds, and keeps the best; ``effort="best"``
-goes on from there with exchanges and linear programs until a bound is reached or the time is up.
+continues from there with exchanges and linear programs until it reaches a bound or the time limit.
 
-The invariant: up to :data:`~staticgraph.packing.coarse.MOST_SIZES` distinct sizes, never more packs
-than the published listing makes with the best of its measures; and ``best`` never more than
-``fast``.
+The invariant: up to :data:`~staticgraph.packing.coarse.MOST_SIZES` distinct sizes, the result never
+has more packs than the published listing with the best of its measures; and ``best`` never has more
+than ``fast``.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PackingEffort = Literal["fast", "best"]
 EFFORTS = ("fast", "best")
 # Seconds that ``effort="best"`` may take.
 TIME_LIMIT = 10.0
-# ``fast`` repairs packs of so many graphs, where there are not too many of them, and looks at so
-# many pairs of graphs, about 25 ms; of packs of fewer graphs it repairs a sample, unless most
-# graphs are alone.
+# ``fast`` repairs packs of this many graphs, where there are not too many of them, and looks at
+# this many pairs of graphs, about 25 ms; with fewer graphs per pack it repairs a sample, unless
+# most graphs are alone.
 FEW_GRAPHS, MANY_GRAPHS = 5, 30
 PAIRS = 1_600_000
 ALONE = 1.5
@@ -51,25 +51,25 @@ def pack_histogram(
 ) -> Packing:
     """Packs all graphs of a histogram into as few packs as it can.
 
-    Of very many distinct sizes those that are nearly alike are packed as if they were the largest
-    of them (:mod:`staticgraph.packing.coarse`); ``method`` says what that costs.
+    With very many distinct sizes, those that are nearly equal are packed as if they were the
+    largest of them (:mod:`staticgraph.packing.coarse`); ``method`` says what that costs.
 
     Args:
         histogram: the sizes.
         limits: ``[C]`` usable limits (a capacity has one node and one graph more).
         max_graphs: how many graphs a pack may hold; no limit where None.
-        effort: ``fast`` in milliseconds, always the same packs; ``best`` by column generation in
-            seconds, proven best or nearly so where a pack holds up to ten graphs or so
-            (``Packing.proven``); it needs SciPy. Stopped by the time limit, what it finds depends
-            on the machine's speed.
-        time_limit: seconds for ``best``; what is under way is finished.
-        progress: whether ``best`` shows how far it is, on stderr.
+        effort: ``fast`` takes milliseconds and always gives the same packs; ``best`` uses column
+            generation for seconds, and is proven optimal or nearly so where a pack holds up to
+            about ten graphs (``Packing.proven``); it needs SciPy. If stopped by the time limit, its
+            result depends on the machine's speed.
+        time_limit: seconds for ``best``; work already under way is finished.
+        progress: whether ``best`` shows its progress on stderr.
 
     Raises:
-        GraphTooLarge: a size exceeds a limit alone.
+        GraphTooLarge: a single size exceeds a limit.
         ImportError: ``best`` without SciPy; the message says how to get it.
-        ValueError: as many limits as components are needed, and ``max_graphs`` of at least 1; no
-            such effort; ``time_limit`` is not above 0.
+        ValueError: the numbers of limits and components differ, ``max_graphs`` is below 1, the
+            effort is unknown, or ``time_limit`` is not above 0.
     """
     if effort not in EFFORTS:
         raise ValueError(f"effort={effort!r}: choose one of {', '.join(EFFORTS)}")
@@ -84,7 +84,7 @@ def pack_histogram(
 
 
 def _fast(histogram: SizeHistogram, limits: IntArray, max_graphs: int | None) -> Packing:
-    """The best of filling, swaps and the listing, with what corrections and exchanges gain."""
+    """The best of filling, swaps and the listing, improved by corrections and exchanges."""
     best = fill_histogram(histogram, limits, max_graphs=max_graphs)
     least = volume_bound(histogram, limits, max_graphs)
     for found in listings(histogram, limits, max_graphs):

@@ -1,4 +1,4 @@
-"""Which capacity holds a batch, a graph, and the graphs of a pack side by side."""
+"""Which capacity holds a graph, a batch, and the graphs of a pack."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from staticgraph.sizes.whole_numbers import IntArray
 
 
 def limits_array(capacities: Sequence[Capacity]) -> IntArray:
-    """``[buckets, 4 + X]`` nodes, edges, graphs and nodes of one graph that each bucket takes, then
-    each further component."""
+    """The limits of each bucket, ``[buckets, 4 + X]``.
+
+    The columns are nodes, edges, graphs, nodes of one graph, and each further component.
+    """
     rows = [
         (c.node_limit, c.edge_limit, c.graph_limit, c.max_graph_nodes, *c.extra_limits)
         for c in capacities
@@ -23,7 +25,7 @@ def limits_array(capacities: Sequence[Capacity]) -> IntArray:
 
 
 def size_limits(limits: IntArray) -> tuple[int, ...]:
-    """Of a row of :func:`limits_array` the limits of each column of a size."""
+    """The limits of each column of a size, from a row of :func:`limits_array`."""
     row = limits.tolist()
     return (row[0], row[1], *row[4:])
 
@@ -38,10 +40,11 @@ def fits_alone(sizes: IntArray, capacity: Capacity) -> NDArray[np.bool_]:
 
 
 def homes(sizes: IntArray, capacities: Sequence[Capacity]) -> IntArray:
-    """``[n]`` int64: of the capacities that hold a graph, the one for the smallest graphs; or -1.
+    """``[n]`` int64: for each graph, the capacity for the smallest graphs that holds it, or -1.
 
-    By the largest graph that a capacity takes, not by its rows: a bucket for few huge graphs may
-    have fewer rows than one for many small ones, and small graphs would be waste there.
+    Capacities are ordered by the largest graph they take, not by rows: a bucket for a few huge
+    graphs may have fewer rows than one for many small ones, and small graphs would be wasteful
+    there.
     """
     found = np.full(len(sizes), -1, dtype=np.int64)
     by_graph = sorted(range(len(capacities)), key=lambda k: (capacities[k].max_graph_nodes, k))
@@ -52,7 +55,7 @@ def homes(sizes: IntArray, capacities: Sequence[Capacity]) -> IntArray:
 
 @numba.njit(nogil=True, cache=True)
 def group_by_pack(packs: IntArray, num_packs: int) -> tuple[IntArray, IntArray]:
-    """Positions grouped by pack, each group in its own order, and the ``[P + 1]`` group bounds."""
+    """Positions grouped by pack, each group in input order, and the ``[P + 1]`` group bounds."""
     bounds = np.zeros(num_packs + 1, np.int64)
     for pack in packs:
         bounds[pack + 1] += 1

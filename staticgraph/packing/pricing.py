@@ -1,14 +1,15 @@
 """The patterns that are worth most at given prices: a knapsack of two limits, solved exactly.
 
-A *pattern* is what one pack holds. Column generation asks, with a price for each size, for patterns
-worth more than a pack. The idea: dynamic programming over the grid of both limits gives what any
-room is worth; from it follows, for every size, the best pattern that contains it, so one solution
-gives as many patterns as there are sizes.
+A *pattern* is the contents of one pack. Given a price for each size, column generation needs
+patterns worth more than a pack. The idea: dynamic programming over the grid of both limits gives
+the worth of any room; from it follows, for every size, the best pattern that contains it, so one
+solution gives as many patterns as there are sizes.
 
 The grid has the two scarcest components, divided by their common factors (edges come in pairs).
-Where it is too large sizes and limits are rounded down to a coarser one; a worth found there is
-still no less than the true one, but a pattern may exceed a limit. Whoever packs with patterns must
-therefore use :func:`trimmed`, which also minds the further components and the limit on graphs.
+Where it is too large, sizes and limits are rounded down to a coarser one; a worth found there is
+still no less than the true one, but a pattern may exceed a limit. Code that packs with patterns
+must therefore use :func:`trimmed`, which also respects the further components and the limit on
+graphs.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from staticgraph.sizes.whole_numbers import IntArray
 
 Prices = NDArray[np.float64]
 
-# Cells of the grid of a knapsack: 222 by 251 for ogbg-molhiv.
+# The most cells of a knapsack's grid: it has 222 by 251 for ogbg-molhiv.
 MAX_CELLS = 160_000
-# What counts as worth more than a pack.
+# The margin by which a pattern must be worth more than a pack.
 GAIN = 1e-9
 
 
@@ -37,7 +38,8 @@ class Grid(NamedTuple):
     Attributes:
         sizes: ``[K, 2]`` int64, the two scarcest components.
         room: ``[2]`` int64, their limits.
-        keep: ``[K]`` int64, rows of the histogram; those that are nothing here fit anywhere.
+        keep: ``[K]`` int64, rows of the histogram; sizes that are 0 on the grid are left out, since
+            they fit anywhere.
         coarse: whether anything was rounded.
     """
 
@@ -48,7 +50,7 @@ class Grid(NamedTuple):
 
 
 class Patterns(NamedTuple):
-    """Patterns one after the other: ``[P + 1]`` starts into ``rows`` and ``copies`` ``[S]``."""
+    """Concatenated patterns: ``[P + 1]`` starts into ``rows`` and ``copies`` ``[S]``."""
 
     starts: IntArray
     rows: IntArray
@@ -56,7 +58,7 @@ class Patterns(NamedTuple):
 
 
 def grid_of(histogram: SizeHistogram, limits: IntArray) -> Grid:
-    """The sizes and ``[C]`` limits on a grid that is small enough."""
+    """The sizes and ``[C]`` limits on a grid of at most :data:`MAX_CELLS` cells, approximately."""
     scarce = np.argsort(-volumes(histogram, limits), kind="stable")[:2]
     sizes, room = histogram.sizes[:, scarce], limits[scarce]
     if sizes.shape[1] == 1:
@@ -84,15 +86,15 @@ def worth_of_rooms(grid: Grid, prices: Prices) -> Prices:
 def best_patterns(
     grid: Grid, prices: Prices, worth: Prices, counts: IntArray, most: int
 ) -> Patterns:
-    """Patterns worth more than a pack: for each size the best one that contains it.
+    """Patterns worth more than a pack: the best pattern that contains each size.
 
     Args:
         grid: of the sizes.
         prices: ``[K]``.
-        worth: of :func:`worth_of_rooms` at these prices.
-        counts: ``[K]`` how often each size is there; where several sizes are worth the same, one
-            that is not used up is taken.
-        most: how many patterns at most, those worth most.
+        worth: the result of :func:`worth_of_rooms` at these prices.
+        counts: ``[K]`` the number of graphs of each size; among sizes of equal worth, one that is
+            not used up is taken.
+        most: the maximum number of patterns; those worth most are kept.
     """
     fits = (grid.sizes <= grid.room).all(axis=1) & (prices > 0)
     rows = np.flatnonzero(fits)
@@ -104,7 +106,7 @@ def best_patterns(
 
 
 def trimmed(patterns: Patterns, sizes: IntArray, limits: IntArray, prices: Prices) -> Patterns:
-    """The patterns without the cheapest graphs that exceed a limit.
+    """Removes the cheapest graphs from patterns that exceed a limit, until they fit.
 
     Args:
         patterns: of rows of ``sizes``.
@@ -126,7 +128,7 @@ def _knapsack(sizes: IntArray, prices: Prices, room: IntArray) -> Prices:
         a, b = sizes[t]
         if b > room[1]:
             continue
-        if a == 0:  # within a row, where one cell depends on another
+        if a == 0:  # within a row, where a cell depends on another one of the row
             for i in range(room[0] + 1):
                 for j in range(b, room[1] + 1):
                     worth[i, j] = max(worth[i, j], worth[i, j - b] + price)
@@ -151,8 +153,8 @@ def _trace(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """The best pattern that contains each of ``begins``.
 
-    The search for the next size goes round from the first one on, so that where many sizes are
-    worth the same, patterns differ.
+    The search for the next size continues cyclically from the current one, so that patterns differ
+    where many sizes are worth the same.
     """
     starts = [0]
     rows = [0 for _ in range(0)]

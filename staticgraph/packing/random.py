@@ -1,9 +1,9 @@
-"""A small generator of random numbers for compiled loops, the same on every machine and version.
+"""A small random number generator for compiled loops, identical on every machine and version.
 
-The batches of an epoch are a promise: the same seed gives the same batches, after a resume, on
+The batches of an epoch are guaranteed: the same seed gives the same batches, after a resume, on
 another rank, and with another version of NumPy or numba. So the loops do not use a library's
 generator but SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-generators", figure 17): a counter, and a mixing function of it. Not for cryptography.
+generators", figure 17): a counter and a mixing function. Not for cryptography.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def stream_of(*keys: int) -> np.uint64:
 
 
 def _mix_int(value: int) -> int:
-    """:func:`mix` after one step of the counter, on Python's integers, which do not overflow."""
+    """:func:`mix` after one step of the counter, on Python integers, which do not overflow."""
     mask = 0xFFFFFFFFFFFFFFFF
     z = (value + int(STEP)) & mask
     z = ((z ^ (z >> 30)) * int(_MIX_1)) & mask

@@ -1,16 +1,16 @@
-"""One pack fewer, again and again: its graphs go to the others, which are repaired by exchanges.
+"""Removing packs one after another: their graphs go to other packs, repaired by exchanges.
 
-The problem: with ten graphs a pack the best packing leaves a thousandth open or nothing at all, and
-whoever fills pack by pack, or rounds a linear program, is left with graphs that fit nowhere. Swaps
-of one graph for one (:mod:`staticgraph.packing.exact`) end where no swap lowers the excess. The
-idea: take a pack away, give its graphs to packs that then hold too much, and exchange up to two
-graphs for up to two between such a pack and another one, the best of all pairs, also where that
-lowers nothing: what is too much then wanders until it meets a pack with just that room (a walk on
-plateaus, as in WalkSAT: Selman, Kautz and Cohen 1994, "Noise strategies for improving local
+The problem: with ten graphs per pack the best packing leaves a thousandth unused or nothing at all,
+and filling pack by pack, or rounding a linear program, leaves graphs that fit nowhere. Swaps of one
+graph for one (:mod:`staticgraph.packing.exact`) end where no swap lowers the excess. The idea:
+remove a pack, give its graphs to packs that then hold too much, and exchange up to two graphs for
+up to two between such a pack and another one, choosing the best of all pairs, even where that does
+not lower the excess: the excess then wanders until it meets a pack with exactly that room (a walk
+on plateaus, as in WalkSAT: Selman, Kautz and Cohen 1994, "Noise strategies for improving local
 search").
 
-The invariant: what is returned keeps the limits and holds every graph once. Steps are counted and
-random numbers have a seed, so the result depends on the time limit alone.
+The invariant: the returned packing keeps the limits and holds every graph once. Steps are counted
+and random numbers have a seed, so the result depends only on the time limit.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from staticgraph.packing.random import STEP, below, mix, stream_of
 from staticgraph.packing.swap import as_packing
 from staticgraph.sizes.whole_numbers import IntArray
 
-# More graphs than this take longer than linear programs.
+# Above this many graphs it takes longer than linear programs.
 MOST_GRAPHS = 100_000
-# Steps for one pack fewer, for each pack that stays.
+# Steps for removing one pack, per remaining pack.
 STEPS_A_PACK = 6000
-# And altogether, about ten seconds: of 29,000 packs of three or four molecules like ZINC's each
-# that could go took 20 steps a pack at most; the last took a minute, and stayed.
+# The most steps in total, about ten seconds: for 29,000 packs of three or four molecules like
+# ZINC's each pack that could be removed took at most 20 steps per pack; the last took a minute in
+# vain.
 MOST_STEPS = 20_000_000
-# Pairs of graphs between two looks at the clock, about 0.05 s.
+# Pairs of graphs between two checks of the clock, about 0.05 s.
 PAIRS_AT_ONCE = 3_000_000
-# Of the packs above the bound, so many of a hundred are taken away at once.
+# The percentage of the packs above the bound that is removed at once.
 TAKEN = 30
-# Other packs of which the emptiest is the partner in every second step.
+# In every second step the partner is the emptiest of this many other packs.
 PROBES = 6
-# How readily an exchange that is worse is made, in smallest units of a component.
+# How readily a worsening exchange is made, in smallest units of a component.
 HEAT = 0.25
 
 
@@ -55,16 +56,16 @@ def fewer_by_repair(
     each: float = math.inf,
     shown: Callable[[int], object] | None = None,
 ) -> Packing:
-    """A packing of fewer packs than ``best``, down to ``least``, where exchanges find one.
+    """Searches by exchanges for a packing with fewer packs than ``best``, down to ``least``.
 
     Args:
         best: a packing.
-        least: a bound; at it the search ends.
-        until: when to end, as ``time.perf_counter`` counts.
-        pairs: of graphs to look at, all packs together, where the result must not depend on time.
-        at_once: most packs that are taken away at a time.
-        each: of the pairs, most that are looked at for it.
-        shown: told the number of packs at each success.
+        least: a bound; the search ends when it is reached.
+        until: when to stop, on the clock of ``time.perf_counter``.
+        pairs: the most pairs of graphs to look at in total, for a result independent of time.
+        at_once: the most packs removed at a time.
+        each: the most pairs looked at per attempt.
+        shown: called with the number of packs at each success.
     """
     if best.histogram.num_graphs > MOST_GRAPHS:
         return best
@@ -87,7 +88,8 @@ def fewer_by_repair(
 def _repaired(
     best: Packing, taken: int, until: float, pairs: float
 ) -> tuple[Packing | None, float]:
-    """``taken`` packs fewer, None where time or steps did not suffice; pairs looked at, about."""
+    """A packing with ``taken`` packs fewer, or None where time or steps ran out; also the
+    approximate number of pairs looked at."""
     histogram, packs = best.histogram, best.num_packs - taken
     if packs < 1:
         return None, 0
@@ -97,7 +99,7 @@ def _repaired(
     for column in range(members.shape[1]):
         there = held > column
         load[there] += sizes[members[there, column]]
-    # The emptiest go: their graphs are the fewest to place.
+    # The emptiest packs are removed: they have the fewest graphs to place.
     order = np.argsort(-(load / np.maximum(1, limits)).sum(axis=1), kind="stable")
     members, held, load = members[order], held[order], load[order]
     homeless = np.concatenate([members[b, : held[b]] for b in range(packs, len(held))])
@@ -127,7 +129,7 @@ def _repaired(
 
 
 def _places(packing: Packing) -> tuple[IntArray, IntArray]:
-    """``[packs, W]`` the graphs of each pack by type, with room to add; ``[packs]`` how many."""
+    """``[packs, W]`` the types of each pack's graphs, with room to add; ``[packs]`` how many."""
     graphs = packing.graphs
     mean = packing.histogram.num_graphs // packing.num_packs
     width = int(graphs.max()) + 2 * mean + 8
@@ -142,7 +144,7 @@ def _places(packing: Packing) -> tuple[IntArray, IntArray]:
 
 @numba.njit(inline="always")
 def _excess(load, row, limits, weights):
-    """How far a pack is over its limits, weighted."""
+    """The weighted excess of a pack over its limits."""
     excess = 0.0
     for c in range(len(limits)):
         if load[row, c] > limits[c]:
@@ -152,7 +154,7 @@ def _excess(load, row, limits, weights):
 
 @numba.njit(nogil=True, cache=True)
 def _settle(homeless, members, held, load, sizes, limits, weights):
-    """Every graph without a pack goes where it makes the least excess, of those the fullest."""
+    """Places each homeless graph where it adds the least excess, among ties in the fullest pack."""
     for t in homeless:
         best, least, fullest = -1, np.inf, -1.0
         for b in range(len(held)):
@@ -168,13 +170,13 @@ def _settle(homeless, members, held, load, sizes, limits, weights):
                 best, least, fullest = b, excess, full
         members[best, held[best]] = t
         held[best] += 1
-        for c in range(len(limits)):  # as one sum of rows, numba compiles five times as long
+        for c in range(len(limits)):  # written as a sum of rows, numba compiles five times longer
             load[best, c] += sizes[t, c]
 
 
 @numba.njit(nogil=True, cache=True)
 def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter):
-    """Steps of exchanges, in place; packs that are over a limit then, steps made, the counter."""
+    """Makes exchanges in place; returns the packs then over a limit, the steps and the counter."""
     packs, width, components = len(held), members.shape[1], len(limits)
     excess = np.empty(packs)
     over = np.empty(packs, np.int64)
@@ -193,7 +195,7 @@ def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter)
         a = over[below(counter, count)]
         b = _partner(a, load, weights, counter)
         counter += np.uint64(PROBES + 2) * STEP
-        # Beside the pair that is looked for, one graph of each may be exchanged too.
+        # In addition to the pair that is searched for, one random graph of each may be exchanged.
         x, y = -1, -1
         counter += STEP
         kind = below(counter, 4)
@@ -245,9 +247,12 @@ def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter)
 
 @numba.njit(inline="always")
 def _best_pair(members, held, load, sizes, limits, weights, a, b, x, y, change, counter):
-    """The graphs ``gives`` of pack ``a`` and ``takes`` of ``b`` (-1 for none; -2 where no exchange
-    is left) after whose exchange, beside that of ``x`` and ``y``, which ``change`` says, the two
-    are least over their limits, and how much; of equally good ones any. And the counter."""
+    """Finds the exchange that leaves two packs least over their limits, ties broken at random.
+
+    It is made together with that of ``x`` and ``y``, whose effect is ``change``. Returns the
+    remaining excess, the places ``gives`` in pack ``a`` and ``takes`` in ``b`` (-1 for none; -2
+    where no exchange is possible), and the counter.
+    """
     best, gives, takes, ties = np.inf, -2, -2, 0
     for i in range(-1, held[a]):
         if i == x and i >= 0:
@@ -285,7 +290,7 @@ def _best_pair(members, held, load, sizes, limits, weights, a, b, x, y, change, 
 
 @numba.njit(nogil=True, cache=True)
 def _partner(a, load, weights, counter):
-    """Another pack: any, or the emptiest of a few."""
+    """Another pack: a random one, or the emptiest of a few."""
     counter += STEP
     probes = PROBES if below(counter, 2) else 1
     best, least = -1, np.inf
@@ -303,10 +308,10 @@ def _partner(a, load, weights, counter):
 
 @numba.njit(nogil=True, cache=True)
 def _swap(members, held, a, b, x, i, y, j):
-    """Graphs at places ``x`` and ``i`` of pack ``a`` for those at ``y`` and ``j`` of ``b``."""
+    """Exchanges graphs at places ``x`` and ``i`` of pack ``a`` for ``y`` and ``j`` of ``b``."""
     ours, theirs = np.empty(2, np.int64), np.empty(2, np.int64)
     given, taken = 0, 0
-    for k in (max(x, i), min(x, i)):  # the higher place first, so that the lower one stays true
+    for k in (max(x, i), min(x, i)):  # the higher place first, so that the lower one stays valid
         if k >= 0:
             ours[given] = members[a, k]
             given += 1

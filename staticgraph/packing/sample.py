@@ -1,14 +1,14 @@
-"""A few of the packs, repaired; what they gain is repeated for all that are like them.
+"""Repairing a sample of the packs and repeating the gain for all packs like them.
 
-The problem: at two to four graphs a pack the packs of any filler are one to three percent too many,
+The problem: at two to four graphs per pack every filler uses one to three percent too many packs,
 and exchanges (:mod:`staticgraph.packing.repair`) find better ones, but not among a hundred thousand
-graphs in milliseconds. The idea: so many graphs have few distinct sizes, so most patterns are used
-many times over. Of each a share of the packs is taken, a few thousand graphs in all; what exchanges
-make of them is repeated as often as the share goes into the whole, and the packs that the share
-leaves over stay as they were.
+graphs in milliseconds. The idea: that many graphs have few distinct sizes, so most patterns are
+used many times. A share of each pattern's packs is taken, a few thousand graphs in total; the
+result of the exchanges is repeated as often as the share fits into the whole, and the packs that
+the share leaves over stay as they were.
 
 The invariant: never more packs than before, and pairs are counted, not timed, so the same packing
-gives the same packs anywhere.
+gives the same packs on every machine.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from staticgraph.packing.swap import join
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Graphs of a sample, about; pairs of graphs that its exchanges look at, about 15 ms.
+# The approximate graphs of a sample; pairs of graphs that its exchanges look at, about 15 ms.
 GRAPHS = 2000
 PAIRS = 800_000
-# What is out of reach ends an attempt: a share of the packs at once, a share of the pairs for it.
+# Attempts are limited so that hopeless ones end early: the share of the packs removed at once, and
+# the share of the pairs per attempt.
 AT_ONCE = 0.01
 EACH = 0.25
 
 
 def fewer_by_sample(best: Packing) -> Packing:
-    """A packing of fewer packs than ``best`` where a sample of its packs shows how, else ``best``;
-    that is where few patterns are used often."""
+    """A packing with fewer packs than ``best`` where a sample shows how, else ``best``.
+
+    It helps where a few patterns are used often.
+    """
     times = max(1, best.histogram.num_graphs // GRAPHS)
     counts = best.counts // times
     if not counts.any():
@@ -50,7 +53,7 @@ def fewer_by_sample(best: Packing) -> Packing:
 
 
 def _used(packing: Packing, counts: IntArray) -> Packing:
-    """The patterns that are used, ``counts`` ``[P]`` times each."""
+    """The packing restricted to patterns that are used, ``counts`` ``[P]`` times each."""
     kept = counts > 0
     entries = kept[packing.pattern_of_entry]
     starts = np.concatenate([[0], np.cumsum(np.diff(packing.starts)[kept])]).astype(np.int64)
@@ -64,7 +67,7 @@ def _used(packing: Packing, counts: IntArray) -> Packing:
 
 
 def _apart(packing: Packing, counts: IntArray) -> tuple[Packing, IntArray]:
-    """Packs as a packing of their graphs alone, and these graphs' rows in the histogram."""
+    """Some of the packs as a packing of their own graphs, and those graphs' histogram rows."""
     part, histogram = _used(packing, counts), packing.histogram
     held = np.zeros(len(histogram.counts), dtype=np.int64)
     np.add.at(held, part.types, part.copies * part.counts[part.pattern_of_entry])

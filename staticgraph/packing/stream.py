@@ -1,14 +1,16 @@
-"""Packing a stream: each graph goes to the open pack that it fills best, in the order of arrival.
+"""Packing a stream: each graph goes to the open pack that it fills best, in order of arrival.
 
 The problem: in prediction, and wherever batches may hold a varying number of graphs, the graphs
 come in an order that must not be sorted (sorting puts small graphs together, which biases training
-and holds results back), and there are tens of millions of them. The idea: keep a few packs open;
-a graph joins the open pack that it leaves with the least room, each component measured as a share
-of its limit; if it fits none, a new pack is opened, and if all places are taken the fullest pack is
-closed for it. With one open pack this is next-fit, with as many as there are graphs it is best-fit.
+and delays results), and there are tens of millions of them. The idea: keep a few packs open; a
+graph joins the open pack that it leaves with the least room, each component measured as a share of
+its limit; if it fits none, a new pack is opened, and if all places are taken the fullest pack is
+closed to make room. With one open pack this is next-fit, with as many as there are graphs it is
+best-fit.
 
 The invariant: no pack exceeds a limit in any component, nor the limit on graphs, and every graph
-that fits a pack alone is in exactly one. Packs are numbered in the order in which they were opened.
+that fits a pack by itself is in exactly one. Packs are numbered in the order in which they were
+opened.
 
 Source: best-fit with bounded space is classic (Csirik and Johnson 2001, "Bounded space on-line bin
 packing: best is better than first"); here with several components, as in tuple packing.
@@ -34,23 +36,23 @@ def pack_stream(
     max_graphs: int | None = None,
     order: ArrayLike | None = None,
 ) -> IntArray:
-    """Which pack each graph goes to.
+    """Assigns each graph to a pack.
 
     Args:
         sizes: ``[n, C]`` whole numbers, the components of each graph.
-        limits: ``[C]``, what a pack may hold of each. These are usable limits: a
+        limits: ``[C]``, the most that a pack may hold of each. These are usable limits: a
             :class:`~staticgraph.sizes.capacity.Capacity` has one node and one graph more.
         window: how many packs are open at a time.
         max_graphs: how many graphs a pack may hold; no limit where None.
-        order: ``[m]`` positions in ``sizes``, in the order in which they arrive; all in their
-            own order where None.
+        order: ``[m]`` positions in ``sizes``, in order of arrival; all, in the order of
+            ``sizes``, where None.
 
     Returns:
         ``[m]`` int64, the pack of each graph in the order of arrival, numbered from 0 without gaps.
 
     Raises:
-        GraphTooLarge: a graph exceeds a limit alone; the message names it.
-        ValueError: a shape does not fit, or ``window`` or ``max_graphs`` is below 1.
+        GraphTooLarge: a single graph exceeds a limit; the message names it.
+        ValueError: the shapes do not match, or ``window`` or ``max_graphs`` is below 1.
     """
     rows = np.ascontiguousarray(sizes, dtype=np.int64)
     bounds = np.ascontiguousarray(limits, dtype=np.int64)
@@ -80,7 +82,7 @@ def pack_stream(
 def stream_kernel(
     sizes: IntArray, order: IntArray, limits: IntArray, max_graphs: int, window: int
 ) -> tuple[IntArray, int]:
-    """The loop of :func:`pack_stream`: packs, and the arrival that fits nowhere or -1."""
+    """The loop of :func:`pack_stream`: packs, and the arrival that fits no pack, or -1."""
     width = len(limits)
     packs = np.empty(len(order), np.int64)
     room = np.zeros((window, width), np.int64)

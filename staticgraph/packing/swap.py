@@ -1,11 +1,11 @@
 """Packing into a given number of packs: dealt evenly at random, then repaired by swaps.
 
-Filling pack by pack is best while a pack holds a few graphs. With 30 and more it uses up the large
+Filling pack by pack is best while a pack holds a few graphs. With 30 or more it uses up the large
 graphs first, and the last packs run out of graph slots, or of one component long before the other
 (on COLLAB dense graphs meet dense ones: 76%). The idea: fix the number of packs, deal the graphs
-evenly, and swap until every pack fits (:mod:`staticgraph.packing.exact`); with many graphs a pack
+evenly, and swap until every pack fits (:mod:`staticgraph.packing.exact`); with many graphs per pack
 there are so many possible swaps that this succeeds within a few tenths of a percent of the volume
-bound, in both components at once, and every pack holds as many graphs as every other.
+bound, in both components at once, and all packs hold about the same number of graphs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from staticgraph.packing.random import shuffle, stream_of
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
-# With fewer graphs a pack there are too few swaps, and filling pack by pack is better.
+# With fewer graphs per pack there are too few swaps, and filling pack by pack is better.
 MIN_GRAPHS = 5
-# Above so many graphs, this many are packed and the result repeated, and the rest packed apart.
+# With more graphs, this many are packed and the result repeated, and the rest is packed separately.
 AT_ONCE = 10_000
 # A graph with more than this share of a limit keeps the pack that was filled around it.
 GIANT = 0.25
 # The search for fewer packs ends within this share of the best.
 RESOLUTION = 0.0005
-# It tries this share of the way from the best to the bound: what succeeds takes a millisecond or
-# two, what fails ten to thirty, and longer the nearer it is to the bound.
+# It tries this share of the way from the best to the bound: a success takes a millisecond or two, a
+# failure ten to thirty, and longer the nearer it is to the bound.
 STRIDE = 0.25
 # With fewer graphs, exchanges (:mod:`staticgraph.packing.repair`) gain more than a second attempt.
 REPAIRED_GRAPHS = 50_000
@@ -42,7 +42,7 @@ def pack_by_swaps(
     max_graphs: int | None = None,
     seed: int = 0,
 ) -> Packing | None:
-    """A packing into exactly so many packs, or None where the swaps did not succeed.
+    """A packing into at most ``packs`` packs, or None where the swaps did not succeed.
 
     Only for two components.
     """
@@ -72,7 +72,7 @@ def _repeated(
     max_graphs: int | None,
     seed: int,
 ) -> Packing | None:
-    """One part of the graphs, packed once and used ``times`` times, and the remainder."""
+    """Packs one part of the graphs once, uses it ``times`` times, and packs the remainder."""
     split, remainder = split_counts(histogram, times)
     share = float((times * split.totals / np.maximum(1, histogram.totals)).max())
     part = max(int(packs * share) // times, volume_bound(split, limits, max_graphs))
@@ -100,12 +100,12 @@ def _repeated(
 
 
 def split_counts(histogram: SizeHistogram, times: int) -> tuple[SizeHistogram, SizeHistogram]:
-    """A histogram and a remainder, such that ``times`` of the first and the remainder are all."""
+    """Splits a histogram so that ``times`` times the first part plus the second is the whole."""
     part = histogram.counts // times
     rest = histogram.counts - times * part
 
     def with_counts(counts: IntArray) -> SizeHistogram:
-        """The histogram with other counts; sizes that none is left of are dropped."""
+        """The histogram with other counts, without sizes whose count is 0."""
         keep = counts > 0
         return SizeHistogram(histogram.sizes[keep], counts[keep], histogram.components)
 
@@ -113,13 +113,13 @@ def split_counts(histogram: SizeHistogram, times: int) -> tuple[SizeHistogram, S
 
 
 def _rows_in(histogram: SizeHistogram, part: SizeHistogram) -> IntArray:
-    """``[T']`` which rows of the histogram the rows of a part of it are; both are sorted."""
+    """``[T']`` the row of the histogram for each row of a part of it; both are sorted."""
     known = {tuple(row): t for t, row in enumerate(histogram.sizes.tolist())}
     return np.array([known[tuple(row)] for row in part.sizes.tolist()], dtype=np.int64)
 
 
 def join(packing: Packing, more: Packing, rows: IntArray) -> Packing:
-    """Both packings as one of the first one's histogram; ``rows`` translates the second's types."""
+    """Joins two packings in the first one's histogram; ``rows`` maps the second's types to it."""
     return Packing(
         packing.histogram,
         packing.limits,
@@ -133,7 +133,7 @@ def join(packing: Packing, more: Packing, rows: IntArray) -> Packing:
 
 
 def fewer_by_swaps(best: Packing) -> Packing:
-    """A packing of fewer packs than ``best`` where swaps find one, else ``best``.
+    """A packing with fewer packs than ``best`` where swaps find one, else ``best``.
 
     Packs that are opened by a graph of more than :data:`GIANT` of a limit stay as they are: they
     cannot hold as many graphs as the others, so an even deal would never fit them.
@@ -161,7 +161,7 @@ def fewer_by_swaps(best: Packing) -> Packing:
 
 
 def _divide(packing: Packing, keep: NDArray[np.bool_]) -> tuple[Packing, SizeHistogram, IntArray]:
-    """The patterns marked, the graphs of the others, and these graphs' rows in the histogram."""
+    """The marked patterns, the graphs of the others, and those graphs' rows in the histogram."""
     histogram = packing.histogram
     of_kept = keep[packing.pattern_of_entry]
     lengths = np.diff(packing.starts)[keep]
@@ -189,9 +189,9 @@ def as_packing(
     bounds: IntArray,
     method: str = "swap",
 ) -> Packing:
-    """Each batch as a pattern of its own, equal types merged.
+    """A packing with each batch as a separate pattern, equal types merged.
 
-    ``order`` ``[n]`` are rows of the histogram, ``bounds`` ``[packs + 1]`` where a batch begins.
+    ``order`` ``[n]`` are rows of the histogram, ``bounds`` ``[packs + 1]`` where each batch begins.
     """
     packs = len(bounds) - 1
     pack_of = np.repeat(np.arange(packs), np.diff(bounds))

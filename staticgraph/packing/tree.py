@@ -1,10 +1,10 @@
 """Finding the first size that fits: a tree of minima over a sorted list of sizes.
 
-The problem: packing asks again and again for the first type, in order of size, that still has
-graphs left and fits the room in every component. A scan costs as many steps as there are types
-(ogbg-ppa has 35,981). The idea: a binary tree whose nodes hold the least value of each component
-below them; a subtree whose least exceeds the room in one component is skipped whole. Types without
-graphs hold :data:`GONE` and are never found.
+The problem: packing repeatedly needs the first type, in order of size, that still has graphs left
+and fits the room in every component. A scan costs as many steps as there are types (ogbg-ppa has
+35,981). The idea: a binary tree whose nodes hold the minimum of each component below them; a
+subtree whose minimum exceeds the room in one component is skipped as a whole. Types without graphs
+hold :data:`GONE` and are never found.
 
 The tree is an array ``[2 * leaves, C]``: the root is row 1, the children of ``p`` are ``2p`` and
 ``2p + 1``, the type ``t`` is row ``leaves + t``.
@@ -38,14 +38,14 @@ def build(sizes: IntArray, counts: IntArray) -> IntArray:
 
 @numba.njit(nogil=True, cache=True)
 def _refresh(tree: IntArray, p: int) -> None:
-    """The least of the two children."""
+    """Recomputes a node as the minimum of its two children."""
     for c in range(tree.shape[1]):
         tree[p, c] = min(tree[2 * p, c], tree[2 * p + 1, c])
 
 
 @numba.njit(nogil=True, cache=True)
 def remove(tree: IntArray, t: int) -> None:
-    """Type ``t`` is not found any more."""
+    """Removes type ``t``, so that it is no longer found."""
     p = len(tree) // 2 + t
     tree[p] = GONE
     while p > 1:
@@ -55,7 +55,7 @@ def remove(tree: IntArray, t: int) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def restore(tree: IntArray, t: int, size: IntArray) -> None:
-    """Type ``t`` of this size ``[C]`` is found again."""
+    """Restores type ``t`` with this size ``[C]``, so that it is found again."""
     p = len(tree) // 2 + t
     for c in range(len(size)):
         tree[p, c] = size[c]

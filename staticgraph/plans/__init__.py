@@ -1,1 +1,1 @@
-"""Sizes, and memory, to the few capacities of a plan: the file, the choice, its margins."""
+"""Choosing the few capacities of a plan from sizes and memory, and the plan's file."""

@@ -1,12 +1,13 @@
-"""The largest batch that fits a memory budget.
+"""The largest batch size that fits a memory budget.
 
-The problem: nobody knows which batch size fills a card, and filling it is not the aim (a card was
-seen with 93% of its memory and 16% of its units in use). The idea: search the batch size whose plan
-is predicted to fit, but keep at least so many steps an epoch, and say which of the two set the
-limit. The invariant: the plan that comes back fits, and one more graph a batch would not, or would
-leave too few steps. It fits recorded, too, where each bucket's step keeps gradients of its own.
+The problem: the batch size that fills a card is not known in advance, and filling it is not the
+goal (a card was seen with 93% of its memory but only 16% of its compute units in use). The idea:
+search for the largest batch size whose plan is predicted to fit, subject to a minimum number of
+steps per epoch, and say which of the two set the limit. The invariant: the returned plan fits, and
+one more graph per batch would not fit or would leave too few steps. It also fits when recorded,
+where the step of each bucket keeps its own gradients.
 
-It decides on predictions alone. Pure numbers, no torch.
+Decisions rest on predictions alone. Pure numbers, no torch.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.reserves import with_reserves
 from staticgraph.text.byte_sizes import human_bytes
 
-# Fewer updates an epoch than this rarely train well, however fast they are.
+# Fewer updates per epoch than this rarely train well, however fast they are.
 MIN_STEPS = 32
-# For the search; the margin of the batch size that it finds is then found by trial.
+# For the search; the margin for the batch size it finds is then determined by trial.
 FIRST_MARGIN = 0.02
-# Rows in whole tiles: 16 bytes of bfloat16 are 8 rows, a tile of a matrix product 64 or more
-# (NVIDIA, "Matrix multiplication background", 2023). Small buckets would lose more than they win.
+# Rows come in whole tiles: 16 bytes of bfloat16 are 8 rows, a tile of a matrix product 64 or more
+# (NVIDIA, "Matrix multiplication background", 2023). Small buckets would lose more than they gain.
 TILE, SMALL_TILE = 64, 8
 
 Make = Callable[[int, float | None], BucketPlan]
@@ -43,16 +44,16 @@ def sized_plan(
     batch_size: int | None = None,
     margin: float | None = None,
 ) -> BucketPlan:
-    """The plan of the largest batch size that fits, its note saying what set the limit.
+    """Makes the plan with the largest batch size that fits; its note says what set the limit.
 
     Args:
         make: ``make(batch_size, margin)``; a margin of None is found by trial.
-        num_graphs: graphs that train, which bounds the steps of an epoch.
+        num_graphs: number of training graphs, which bounds the steps of an epoch.
         memory: predicts the bytes of a capacity.
         budget: the cap.
-        min_steps_per_epoch: at least so many batches per epoch, at least 1.
-        batch_size: given, it is only checked against the budget.
-        margin: given, it is not tried for.
+        min_steps_per_epoch: the least number of batches per epoch, at least 1.
+        batch_size: if given, it is only checked against the budget.
+        margin: if given, it is used instead of one found by trial.
 
     Raises:
         BudgetExceeded: not even batches of one graph fit, or the given batch size does not.
@@ -62,7 +63,7 @@ def sized_plan(
         raise ValueError(f"min_steps_per_epoch={min_steps_per_epoch} must be at least 1")
 
     def check(plan: BucketPlan) -> Breakdown:
-        """The plan's breakdown; an error where it passes the cap."""
+        """Returns the plan's breakdown; raises if the plan exceeds the cap."""
         return budget.check(memory, plan.capacities, recorded=len(plan.capacities))
 
     def fits(plan: BucketPlan) -> bool:
@@ -80,7 +81,7 @@ def sized_plan(
         return in_tiles(make(size, tried))
 
     def largest_at(tried: float) -> int:
-        """The largest batch size that fits at a margin; an error where not one graph does."""
+        """The largest batch size that fits at a margin; raises if not even one graph fits."""
         smallest = planned(1, tried)
         check(smallest)
         return largest(lambda b: fits(planned(b, tried)), 1, most)
@@ -124,7 +125,7 @@ def in_tiles(plan: BucketPlan) -> BucketPlan:
 
 def _rounded(capacity: Capacity, schema: Schema | None) -> Capacity:
     def rounded_up(rows: int) -> int:
-        """To whole tiles, where that adds a 32nd at the most."""
+        """Rounds up to whole tiles, where that adds at most a 32nd."""
         tile = TILE if rows >= 32 * TILE else SMALL_TILE
         return -(-rows // tile) * tile if rows >= 32 * SMALL_TILE else rows
 
@@ -137,5 +138,5 @@ def _rounded(capacity: Capacity, schema: Schema | None) -> Capacity:
         capacity.edge_reserve,
         capacity.node_reserve,
     )
-    # Rows of all types together are no type's own; other reserves were kept by the rounding.
+    # The all-types row counts belong to no single type; other reserves survived the rounding.
     return with_reserves(rounded, schema) if schema is not None and schema.hetero else rounded

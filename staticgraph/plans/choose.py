@@ -1,13 +1,14 @@
-"""Choosing the few capacities that carry a whole data set.
+"""Choosing the few capacities that hold a whole data set.
 
-The problem: shapes must be fixed before the first step, and every row that no graph fills is paid
-for in each of them. The idea: choose the capacities from the sizes of the graphs alone. Batches of
-an exact number of graphs need one capacity, little over the mean batch, since they are repaired by
-swaps; packs of a varying number need one too, or several where the graphs differ much.
+The problem: shapes must be fixed before the first step, and every row that no graph fills costs
+time and memory in every batch. The idea: choose the capacities from the sizes of the graphs alone.
+Batches of an exact number of graphs need one capacity, slightly larger than the mean batch, since
+swaps repair the batches that exceed it; packs of a varying number of graphs need one capacity too,
+or several where graph sizes differ widely.
 
-The invariant: every graph of the data that a plan is made for fits a bucket alone, so that a batch
-which fits none can always be split. Memory enters by the test ``fits`` that a caller hands in
-(:mod:`staticgraph.memory.budget` has one).
+The invariant: every graph of the data that a plan is made for fits a bucket by itself, so a batch
+that fits no bucket can always be split. Memory enters through the predicate ``fits`` that the
+caller passes in (:mod:`staticgraph.memory.budget` has one).
 """
 
 from __future__ import annotations
@@ -61,46 +62,50 @@ def plan_buckets(
 ) -> BucketPlan:
     """Chooses the capacities for a data set.
 
-    With a batch size, training batches hold exactly so many graphs, and one bucket takes them all;
-    a second, smaller one is added where a few huge graphs would make it much too large. Without,
-    batches hold as many graphs as fit, about ``graphs``, and several buckets divide the graphs by
-    their number of nodes.
+    With a batch size, training batches hold exactly that many graphs, and one bucket takes them
+    all; a second, smaller bucket is added where a few huge graphs would make it much too large.
+    Without one, batches hold as many graphs as fit, about ``graphs``, and several buckets divide
+    the graphs by their number of nodes.
 
     Args:
-        source: a store (anything with ``.sizes`` ``[n, C]`` and perhaps ``.schema``), a
+        source: a store (anything with ``.sizes`` ``[n, C]`` and optionally ``.schema``), a
             :class:`SizeHistogram`, or the sizes themselves.
-        batch_size: exactly so many graphs in each training batch; None packs freely. Where fewer
-            graphs train a batch is all of them, ``plan.batch_size`` says so and ``plan.note`` why.
-        indices: the graphs that will train, where the plan need only hold their mean; all
-            graphs of the source must still fit alone.
-        num_buckets: how many capacities at most, as ``plan.note`` says where fewer cost less;
-            chosen by cost where None.
-        graphs: about so many graphs per batch where there is no ``batch_size``; all, where there
-            are fewer.
-        margin: how far the limits of exact batches lie over the mean batch; by trial where None.
-        cost: of a step, to choose between buckets; a guess for message passing where None.
+        batch_size: the exact number of graphs in each training batch; None packs freely. If fewer
+            graphs are available for training, a batch holds all of them; ``plan.batch_size`` then
+            has that number and ``plan.note`` says why.
+        indices: the graphs used for training; batches only need to hold their mean, but every
+            graph of the source must still fit by itself.
+        num_buckets: the maximum number of capacities; chosen by cost where None. ``plan.note``
+            says so where fewer cost less.
+        graphs: the approximate number of graphs per batch without ``batch_size``; all graphs,
+            where there are fewer.
+        margin: how far the limits of exact batches lie above the mean batch; found by trial where
+            None.
+        cost: the cost of a step, used to choose between buckets; a guess for message passing where
+            None.
         fits: whether the device holds a capacity; every capacity where None.
         memory: predicts the bytes of a step (:func:`staticgraph.probing.probe.probe`); with a
-            ``budget`` and no ``batch_size`` the largest batches that fit are chosen.
-        budget: the cap that the plan is held to; its own memory model counts where ``memory`` is
-            None.
-        min_steps_per_epoch: batches per epoch that the choice by memory leaves at least.
-        attention: of the model, among the nodes of each graph, as for :func:`staticgraph.convert`;
-            None where it has none. With ``auto`` or ``size-classed`` and a batch size the main
-            bucket promises how large the k-th largest graph of a batch is, as the data shows it
-            (:mod:`staticgraph.plans.order_statistics`); the few batches that are wider exchange
-            graphs with others (:mod:`staticgraph.packing.exchange`).
-        effort: ``best`` packs the graphs by linear programs (SciPy), once, and the plan keeps the
-            packs, for a loader to deal the graphs to; only without a ``batch_size``.
-        time_limit: seconds for that.
-        progress: whether to show how far that is, on stderr.
-        seed: of the trials.
+            ``budget`` and no ``batch_size``, the largest batches that fit are chosen.
+        budget: the cap that the plan must respect; its own memory model is used where ``memory``
+            is None.
+        min_steps_per_epoch: the least number of batches per epoch when memory sets the batch size.
+        attention: the model's attention among the nodes of each graph, as for
+            :func:`staticgraph.convert`; None if it has none. With ``auto`` or ``size-classed`` and
+            a batch size, the main bucket promises how large the k-th largest graph of a batch is,
+            according to the data (:mod:`staticgraph.plans.order_statistics`); the few batches that
+            exceed it exchange graphs with others (:mod:`staticgraph.packing.exchange`).
+        effort: ``best`` packs the graphs once by linear programs (SciPy), and the plan keeps the
+            packs, so that a loader can assign graphs to them; only without a ``batch_size``.
+        time_limit: seconds for that packing.
+        progress: whether to show its progress on stderr.
+        seed: of the random trials.
 
     Raises:
         ImportError: ``best`` without SciPy.
-        BudgetExceeded: the batches that were asked for, or any, need more than the budget.
-        ValueError: there are no graphs, or more than two buckets are asked for exact batches, or a
-            bucket does not fit the device.
+        BudgetExceeded: the given batch size, or even batches of one graph, need more than the
+            budget.
+        ValueError: there are no graphs, more than two buckets are requested for exact batches, a
+            bucket does not fit the device, or arguments exclude each other.
     """
     sizes = sizes_of(source)
     trained = _trained(sizes, indices)
@@ -112,14 +117,14 @@ def plan_buckets(
     data = Sizes(sizes, trained, histogram.maxima, histogram.components)
 
     def planned(chosen: Chosen, strategy: str) -> BucketPlan:
-        """The plan with these limits, its promises made and checked."""
+        """Builds the plan from these limits, with its promises made and checked."""
         schema = getattr(source, "schema", None)
         capacities = _with_promises(chosen, data, schema, attention, seed)
         _check_fits(capacities, fits)
         return _plan_of(chosen, capacities, histogram, schema, strategy)
 
     def exact(size: int, tried: float | None) -> BucketPlan:
-        """The plan for batches of exactly ``size`` graphs, at a margin that is given or found."""
+        """The plan for batches of exactly ``size`` graphs, at a given margin or one found here."""
         whole = indices is not None
         chosen = exact_capacities(data, size, tried, num_buckets, price, seed, whole)
         return planned(chosen, "exact")
@@ -153,8 +158,8 @@ def plan_buckets(
 def _with_promises(
     chosen: Chosen, data: Sizes, schema: Schema | None, attention: str | None, seed: int
 ) -> tuple[Capacity, ...]:
-    """The capacities with reserves for the data's own axes, and with what the main bucket promises
-    of its largest graphs, where attention is wanted by their sizes."""
+    """Adds reserves for the data's own axes, and the main bucket's promises about its largest
+    graphs where attention in blocks by size is requested."""
     capacities = tuple(sorted(with_reserves(each, schema) for each in chosen.capacities))
     if chosen.batch_size is None or attention not in ("auto", "size-classed"):
         return capacities
@@ -184,7 +189,7 @@ def _plan_of(
 
 
 def _trained(sizes: IntArray, indices: ArrayLike | None) -> IntArray:
-    """The sizes of the graphs that train, refused where there are none."""
+    """The sizes of the training graphs; raises where there are none."""
     if not len(sizes):
         raise ValueError("a plan needs at least one graph; this data set is empty")
     trained = sizes if indices is None else sizes[np.asarray(indices)]
@@ -199,7 +204,7 @@ def _check_packs_asked(
     memory: MemoryModel | None,
     budget: MemoryBudget | None,
 ) -> None:
-    """Refuses an effort for batches that are not kept as packs."""
+    """Rejects an effort for batches that are not kept as packs."""
     if batch_size is not None or memory is not None or budget is not None:
         raise ValueError(
             f"effort={effort!r} is of packs of a varying number of graphs; batches of an exact "
@@ -218,7 +223,10 @@ def _for_packs(
     seed: int,
 ) -> Chosen:
     """The capacities for packs of about ``graphs`` graphs: one, or several where that is cheaper.
-    One is measured by the stream that fills it, unless (not ``streamed``) its packs are kept."""
+
+    A single capacity is measured by the stream that fills it, unless its packs are kept (not
+    ``streamed``).
+    """
     if num_buckets == 1 and streamed:
         return stream_capacity(data, graphs, seed)
     chosen = several_capacities(data, num_buckets, graphs, cost, fits)
@@ -234,7 +242,7 @@ def _for_packs(
 
 
 def _of_coarsening(histogram: SizeHistogram) -> str:
-    """A note, where there were too many distinct sizes to choose by each of them."""
+    """A note where there were too many distinct sizes to consider each of them."""
     loss = coarsened(histogram).loss
     return f"many distinct sizes: rounded up by {loss:.2%} of the rows while choosing" * bool(loss)
 
@@ -242,7 +250,7 @@ def _of_coarsening(histogram: SizeHistogram) -> str:
 def _of_packings(
     packings: tuple[Packing, ...], capacities: tuple[Capacity, ...]
 ) -> tuple[str, tuple[float, float, float]]:
-    """A note, and real rows over physical rows of nodes, edges and graphs, of kept packs."""
+    """For kept packs, a note and real rows over physical rows of nodes, edges and graphs."""
     of = {capacity.size_limits: capacity for capacity in capacities}
     real, rows = np.zeros(3), np.zeros(3)
     for packing in packings:
@@ -258,7 +266,7 @@ def _of_packings(
 
 
 def _check_fits(capacities: tuple[Capacity, ...], fits: Callable[[Capacity], bool] | None) -> None:
-    """Raises where the device does not hold a bucket."""
+    """Raises where the device cannot hold a bucket."""
     for capacity in capacities:
         if fits is not None and not fits(capacity):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What capacities are chosen for, and what was chosen: numbers alone."""
+"""The inputs and the result of choosing capacities, as plain numbers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Sizes(NamedTuple):
     """The graphs that a plan is made for.
 
     Attributes:
-        all: ``[n, C]`` int64, every graph of the data, each of which must fit a bucket alone.
-        trained: ``[t, C]`` int64, those whose mean the batches must hold.
-        maxima: ``[C]`` int64, the largest of all, component by component.
-        components: their names, ``node`` and ``edge`` first.
+        all: ``[n, C]`` int64, every graph of the data, each of which must fit a bucket by itself.
+        trained: ``[t, C]`` int64, the training graphs, whose mean the batches must hold.
+        maxima: ``[C]`` int64, the largest value of each component over ``all``.
+        components: the names of the components, ``node`` and ``edge`` first.
     """
 
     all: IntArray
@@ -25,13 +25,13 @@ class Sizes(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Capacities, before reserves for the data's own axes.
+    """Chosen capacities, before reserves for the data's own axes.
 
     Attributes:
         capacities: one or several.
-        efficiency: real rows over physical rows of nodes, edges and graphs, as expected.
-        batch_size: graphs of an exact batch; None where their number varies.
-        margin: how far the limits of exact batches lie over the mean batch.
+        efficiency: expected real rows over physical rows of nodes, edges and graphs.
+        batch_size: graphs per exact batch; None where their number varies.
+        margin: how far the limits of exact batches lie above the mean batch.
         note: what a reader of the plan should know.
     """
 
@@ -45,8 +45,8 @@ class Chosen(NamedTuple):
 def capacity_of(
     limits: IntArray, components: tuple[str, ...], graphs: int, largest: int = 0
 ) -> Capacity:
-    """Usable limits of each component -> the physical rows that hold them."""
+    """The capacity whose physical rows hold these usable limits of each component."""
     nodes, edges, *more = limits.tolist()
-    # At least two, since a leading size of 1 is what everything that is broadcast has.
+    # At least two, since a leading size of 1 marks a tensor that is broadcast.
     extra = [(name, max(2, rows + 1)) for name, rows in zip(components[2:], more, strict=True)]
     return Capacity.distinct(max(nodes, largest) + 1, edges, graphs, largest, extra)

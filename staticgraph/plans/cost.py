@@ -1,4 +1,4 @@
-"""What a step at a capacity costs, as a formula that a probe or a guess can fill in."""
+"""The cost of a step at a capacity, as a formula with measured or guessed coefficients."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from staticgraph.sizes.capacity import Capacity
 class StepCost:
     """``fixed + node * N + edge * E + pair * G * M * M``, in any unit.
 
-    The fixed part is what a step costs however small (launches, the optimizer); the pairs are those
-    of dense attention, where each graph of a bucket takes a square of its largest graph.
+    The fixed part is the cost of even the smallest step (launches, the optimizer); the pair term is
+    for dense attention, where every graph of a bucket takes the square of its largest graph.
 
     The defaults are a guess for message passing on a GPU, in units of one node: an edge costs half
-    a node, and a step as much as a thousand nodes. Measure your own with a fit of step times over a
-    few capacities, or of peak bytes where memory is what is scarce.
+    as much as a node, and a step as much as a thousand nodes. For measured values, fit step times
+    over a few capacities, or peak bytes where memory is the scarce resource.
     """
 
     fixed: float = 1000.0
@@ -25,7 +25,7 @@ class StepCost:
     pair: float = 0.0
 
     def of(self, capacity: Capacity) -> float:
-        """One step at this capacity."""
+        """The cost of one step at this capacity."""
         return (
             self.fixed
             + self.node * capacity.nodes

@@ -1,8 +1,8 @@
 """Capacities for batches of an exact number of graphs.
 
-They mix graphs of all sizes, so one capacity a little over the mean batch carries them: a batch
-that exceeds it exchanges graphs with others. A few huge graphs would make it much too large for
-all, so where that pays the batches without them get a smaller one.
+Such batches mix graphs of all sizes, so one capacity slightly above the mean batch holds them: a
+batch that exceeds it exchanges graphs with others. A few huge graphs would make the capacity much
+too large for all batches, so batches without them get a smaller one where that pays off.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ def exact_capacities(
     seed: int,
     whole: bool,
 ) -> Chosen:
-    """One capacity, or two, for batches of ``batch_size`` graphs; of all, where there are fewer.
+    """One or two capacities for batches of ``batch_size`` graphs, or of all where there are fewer.
 
     Args:
         data: the graphs.
-        batch_size: so many in each batch.
-        margin: over the mean batch; by trial where None.
-        num_buckets: 1 or 2; by cost where None.
-        cost: of a step, to choose between one and two.
+        batch_size: the number of graphs in each batch.
+        margin: over the mean batch; found by trial where None.
+        num_buckets: 1 or 2; chosen by cost where None.
+        cost: the cost of a step, used to choose between one and two.
         seed: of the trials.
-        whole: these graphs will train; else allow for a random part of them.
+        whole: whether these are the graphs used for training; else a random part of them is
+            allowed for.
 
     Raises:
-        ValueError: no graph in a batch, or other than one or two buckets.
+        ValueError: a batch size below 1, or a number of buckets other than 1 or 2.
     """
     batch_size, note = _at_most(batch_size, len(data.trained))
     if margin is None:
@@ -51,7 +52,7 @@ def exact_capacities(
 
 
 def _at_most(batch_size: int, there_are: int) -> tuple[int, str]:
-    """The batch size that so many graphs allow, and a note where it is not what was asked."""
+    """The possible batch size, and a note where it differs from the requested one."""
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
     if batch_size <= there_are:
@@ -68,7 +69,7 @@ def _capacities(
     cost: StepCost,
     seed: int,
 ) -> tuple[Capacity, ...]:
-    """One capacity that every exact batch fits, after a smaller one where that pays."""
+    """One capacity that every exact batch fits, preceded by a smaller one where that pays off."""
     if num_buckets is not None and num_buckets not in (1, 2):
         raise ValueError(
             f"num_buckets={num_buckets} with exact batches: they mix graphs of all sizes, so one "
@@ -81,7 +82,7 @@ def _capacities(
         return (whole,)
 
     def typical(below: IntArray) -> Capacity:
-        """What batches of graphs of the sizes ``below`` need, at the margin."""
+        """The capacity that batches of graphs with the sizes ``below`` need, at the margin."""
         limits = exact_limits(below, batch_size, margin)
         return capacity_of(limits, data.components, batch_size + 1)
 
@@ -92,7 +93,7 @@ def _capacities(
 def _mean_efficiency(
     trained: IntArray, batch_size: int, capacity: Capacity
 ) -> tuple[float, float, float]:
-    """Rows of the mean batch over the rows of a capacity, of the graphs that it takes."""
+    """Rows of the mean batch over the rows of a capacity, counting only graphs that fit it."""
     trained = trained[fits_alone(trained, capacity)]
     graphs = min(batch_size, len(trained))
     nodes, edges = (trained[:, :2].mean(axis=0) * graphs).tolist()
@@ -102,8 +103,11 @@ def _mean_efficiency(
 def with_order_statistics(
     capacities: tuple[Capacity, ...], nodes: IntArray, batch_size: int, seed: int
 ) -> tuple[Capacity, ...]:
-    """The first capacity with what the data promises of its order statistics. No other is added for
-    the few batches that are wider: graphs are exchanged, and what is left is halved."""
+    """Adds to the first capacity the order statistics that the data allows it to promise.
+
+    No capacity is added for the few batches that exceed them: those exchange graphs, and any that
+    still exceed them are halved.
+    """
     main = capacities[0]
     within = nodes[nodes <= main.max_graph_nodes]
     if main.extra or not len(within):

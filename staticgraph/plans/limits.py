@@ -1,11 +1,12 @@
 """Choosing the limits of a pack from the sizes and a target, instead of trying a grid by hand.
 
 The paper (section 2.5) packs at every pair of limits of a grid and looks for the best harmonic mean
-of the efficiencies; choosing the limits automatically is its future work. Two observations do it.
-Both components fill together only if the limits have the ratio of the totals. And efficiency is
-totals over (packs times limits), so one should choose the *number of packs* and let the limits
-follow: the smallest limits that P packs can have are the totals over P, and one asks how little
-above them the packer succeeds. That search is one-dimensional and has no grid.
+of the efficiencies; choosing the limits automatically is left as future work. Two observations make
+it possible. Both components fill up together only if the limits have the ratio of the totals. And
+efficiency is totals over (packs times limits), so it is better to choose the *number of packs* and
+let the limits follow: the smallest limits that P packs can have are the totals over P, and the
+question is how little above them the packer succeeds. That search is one-dimensional and needs no
+grid.
 
 Limits are usable limits; a capacity has one node and one graph more.
 """
@@ -28,14 +29,14 @@ from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 
-# How far above totals / packs the limits are tried, smallest first.
+# The excess of the limits over totals / packs, tried in ascending order.
 EXCESS = (0.0, 0.001, 0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12)
-# The share of graphs by which the number of packs may differ from the one asked for.
+# The share of graphs by which the number of packs may differ from the requested one.
 NEAR = 0.1
-# Packs hold at most so many times the graphs asked for, since a pack of the smallest graphs alone
-# would otherwise decide how many graph slots every batch carries.
+# Packs hold at most this many times the requested graphs; otherwise a pack of only the smallest
+# graphs would decide how many graph slots every batch carries.
 GRAPHS_OVER_MEAN = 2.0
-# For filling a map, where the place of the ridge matters and not the last pack.
+# For filling a map, where the location of the ridge matters and not the last pack.
 SKETCH = (Effort(2, 1, 32, 1, 4.0),)
 
 
@@ -46,7 +47,7 @@ class LimitsChoice:
     Attributes:
         packing: the packing at these limits.
         reached: whether the target efficiency was reached.
-        reason: why not, or how the limits were found.
+        reason: why it was not reached, or how the limits were found.
     """
 
     packing: Packing
@@ -60,7 +61,7 @@ class LimitsChoice:
 
     @property
     def capacity(self) -> Capacity:
-        """The physical rows for them: one node and one graph more, all three distinct."""
+        """The physical capacity for them: one node and one graph more, all three distinct."""
         largest = max(1, int(self.packing.histogram.maxima[0]))
         nodes = max(int(self.limits[0]), largest) + 1
         graphs = int(self.packing.graphs.max(initial=1)) + 1
@@ -121,13 +122,13 @@ def limits_for_graphs(
     max_graphs: int | None = None,
     efforts: tuple[Effort, ...] = THOROUGH,
 ) -> LimitsChoice:
-    """The smallest limits for packs of about so many graphs.
+    """Finds the smallest limits for packs of about ``graphs`` graphs.
 
     Args:
         histogram: the sizes.
         graphs: how many graphs a pack should hold on average, within :data:`NEAR`.
         efficiency: the harmonic mean to reach.
-        max_graphs: at most so many graphs a pack; :data:`GRAPHS_OVER_MEAN` times the mean if None.
+        max_graphs: the most graphs per pack; :data:`GRAPHS_OVER_MEAN` times the mean if None.
         efforts: settings of the packer.
 
     Raises:
@@ -173,10 +174,10 @@ def limits_for_efficiency(
     efforts: tuple[Effort, ...] = QUICK,
     steps: int = 400,
 ) -> LimitsChoice:
-    """The smallest limits that reach an efficiency, however few graphs a pack then holds.
+    """Finds the smallest limits that reach an efficiency, however few graphs a pack then holds.
 
-    Node limits are tried from the largest graph upwards, each with the edge limits around the ratio
-    of the totals.
+    Node limits are tried from the largest graph upwards, each with edge limits around the ratio of
+    the totals.
 
     Raises:
         ValueError: no graphs, or an efficiency that is not between 0 and 1.
@@ -211,7 +212,7 @@ def limits_for_efficiency(
 
 
 def _at_best(histogram: SizeHistogram, limits: IntArray) -> NDArray[np.float64]:
-    """``[C]`` the efficiencies that no packing at these limits can exceed."""
+    """``[C]`` upper bounds on the efficiencies of any packing at these limits."""
     totals = histogram.totals
     packs = max(1, int(np.max(-(-totals // np.maximum(1, limits)))))
     return totals / np.maximum(1, packs * limits.astype(np.float64))

@@ -1,13 +1,14 @@
-"""How large one capacity must be so that exact batches of every epoch fit it.
+"""How large one capacity must be so that the exact batches of every epoch fit it.
 
-Exact batches are random ones repaired by swaps (:mod:`staticgraph.packing.exact`), so the capacity
-need hold no more than the mean batch and a margin in which the repair can work. The margin is found
-by trial on the data itself: the smallest of a ladder at which every batch of sixteen random epochs
-can be repaired. Where the graphs that will train are not named, the plan must also hold the mean of
-a part of the data: three standard errors of a random 80% are added. A split that is not random,
-such as a scaffold split, can lie further off; name it (``indices``) where it trains.
+Exact batches are random batches repaired by swaps (:mod:`staticgraph.packing.exact`), so the
+capacity only needs to hold the mean batch plus a margin that gives the repair room to work. The
+margin is found by trial on the data itself: it is the smallest value of a ladder at which every
+batch of sixteen random epochs can be repaired. Where the training graphs are not named, the plan
+must also hold the mean of a part of the data, so three standard errors of a random 80% are added. A
+split that is not random, such as a scaffold split, can deviate further; pass its training graphs
+(``indices``).
 
-Fixed, not fresh each epoch: shapes are recorded once.
+The capacity is fixed rather than chosen per epoch, because shapes are recorded once.
 """
 
 from __future__ import annotations
@@ -27,40 +28,41 @@ from staticgraph.plans.limits import EXCESS
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Margins over the mean that are tried in turn.
+# Margins over the mean, tried in this order.
 MARGINS = (0.003, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.5)
 # Epochs drawn for each margin; all of them must fit.
 TRIAL_EPOCHS = 16
-# Graphs that a trial draws at most: enough for a thousand batches of 512.
+# The most graphs drawn per trial: enough for a thousand batches of 512.
 TRIAL_GRAPHS = 1 << 19
-# The share of the data that trains where nobody says which, and the standard errors allowed for it.
+# The share of the data assumed to train when none is named, and the standard errors allowed for it.
 TRAINED_SHARE = 0.8
 STANDARD_ERRORS = 3.0
-# Rows of a further component over the margin, as a share of the mean batch's nodes: what few graphs
-# have (a rare type) varies by more than any margin over its mean, and its rows cost little.
+# Rows of a further component above the margin, as a share of the mean batch's nodes: a component
+# that few graphs have (a rare type) varies by more than any margin, and its rows cost little.
 SPARE_ROWS = 0.02
-# A graph of more than this share of a mean batch is huge where it is among the largest graphs that
-# no more than this share of the batches would have.
+# A graph of more than this share of a mean batch is huge if it is also among the largest graphs,
+# those that at most the share RARE of the batches would contain.
 HUGE = 0.25
 RARE = 0.05
-# Beside the largest graph there is room for the others of a random batch, so far over their mean.
+# Next to the largest graph there is room for the other graphs of a random batch, at this many
+# standard deviations above their mean.
 DEVIATIONS = 4.0
 # A second bucket is one more compile and one more recording: it must save this share of the cost.
 WORTH_A_BUCKET = 0.1
-# Cuts considered, by the number of graphs above them.
+# The number of cuts considered; they are spread by the number of graphs above them.
 CUTS = 60
-# Graph slots of a stream's packs over their mean: with 1.1 a tenth of a percent is lost on
-# ogbg-molhiv at 32 graphs, with 1.0 three percent.
+# Graph slots of a stream's packs over their mean: on ogbg-molhiv at 32 graphs, 1.1 loses a tenth
+# of a percent and 1.0 loses three percent.
 SLOTS_OVER_MEAN = 1.25
 STREAM_TRIALS = 4
-# Graphs that each of them packs at most: a thousand packs of 128.
+# The most graphs packed per trial: a thousand packs of 128.
 STREAM_GRAPHS = 1 << 17
 # The smallest limits within this of the best efficiency are taken.
 STREAM_TOLERANCE = 0.003
 
 
 def exact_limits(sizes: IntArray, batch_size: int, margin: float) -> IntArray:
-    """``[C]`` usable limits of each component so far over the mean batch."""
+    """``[C]`` usable limits of each component, ``margin`` above the mean batch."""
     graphs = min(batch_size, len(sizes))
     mean = sizes.sum(axis=0) * (graphs / len(sizes))
     limits = mean * (1.0 + margin)
@@ -73,13 +75,13 @@ def exact_limits(sizes: IntArray, batch_size: int, margin: float) -> IntArray:
 def find_margin(sizes: IntArray, batch_size: int, *, whole: bool = True, seed: int = 0) -> float:
     """The margin over the mean at which batches of exactly ``batch_size`` graphs fit.
 
-    Huge graphs that few batches have are left out of the trial: no margin holds them, and a
-    capacity of their own may (:func:`whole_limits`).
+    Huge graphs that few batches contain are left out of the trial: no margin holds them, but a
+    separate capacity may (:func:`whole_limits`).
 
     Args:
-        sizes: ``[n, C]`` the graphs that will train, or all where ``whole`` is false.
+        sizes: ``[n, C]`` the training graphs, or all graphs where ``whole`` is false.
         batch_size: graphs per batch.
-        whole: these are the graphs that will train; else allow for a random part of them.
+        whole: whether these are the training graphs; else a random part of them is allowed for.
         seed: of the trial.
     """
     ordinary = sizes[~_huge(sizes, batch_size)]
@@ -97,13 +99,13 @@ def find_margin(sizes: IntArray, batch_size: int, *, whole: bool = True, seed: i
 def whole_limits(
     sizes: IntArray, batch_size: int, margin: float, maxima: IntArray, seed: int = 0
 ) -> IntArray:
-    """``[C]`` usable limits that every exact batch fits, also beside the largest graph of all.
+    """``[C]`` usable limits that every exact batch fits, including those with the largest graph.
 
     Args:
-        sizes: ``[n, C]`` the graphs that will train.
+        sizes: ``[n, C]`` the training graphs.
         batch_size: graphs per batch.
         margin: over the mean batch.
-        maxima: ``[C]`` the largest nodes and edges of any graph that the plan must hold.
+        maxima: ``[C]`` the largest value of each component over all graphs the plan must hold.
         seed: of the trial.
     """
     if _huge(sizes, batch_size).any():
@@ -121,7 +123,7 @@ def whole_limits(
 
 
 def _huge(sizes: IntArray, batch_size: int) -> NDArray[np.bool_]:
-    """``[n]`` whether a graph is a good part of a mean batch, and few batches have such a one."""
+    """``[n]`` whether a graph is a large part of a mean batch, and few batches contain one."""
     first = sizes[:, :2]  # a few rows of a rare type make no graph huge
     share = (first / np.maximum(1, exact_limits(first, batch_size, 0.0))).max(axis=1)
     most = int(RARE * len(sizes) / batch_size)
@@ -138,21 +140,22 @@ def rare_cut(
     whole: Capacity,
     cost: StepCost,
 ) -> Capacity | None:
-    """A smaller capacity for the batches without any of the few largest graphs, if it pays.
+    """A smaller capacity for the batches without any of the few largest graphs, if it pays off.
 
-    The batches stay random: those that hold a graph over the cut go to ``whole``, so a cut pays
-    only where such graphs are rare enough for most batches to have none.
+    The batches stay random: those that contain a graph above the cut go to ``whole``, so a cut pays
+    off only where such graphs are rare enough that most batches contain none.
 
     Args:
-        sizes: ``[n, C]`` the graphs that will train.
+        sizes: ``[n, C]`` the training graphs.
         batch_size: graphs per batch.
-        typical: the capacity that the mean batch of some graphs ``[., C]`` needs, without regard
-            to the largest graph. It is asked of those below the cut: five giants among 5,000 graphs
-            may have more nodes than all the others.
+        typical: maps the sizes ``[., C]`` of some graphs to the capacity that their mean batch
+            needs, regardless of the largest graph. It is called with the graphs below the cut: five
+            giants among 5,000 graphs may have more nodes than all the others.
         whole: the capacity that every batch fits.
-        cost: of a step.
+        cost: the cost of a step.
 
     Returns:
+        The capacity to put before ``whole``, or None where no cut saves :data:`WORTH_A_BUCKET`.
         the capacity to put before ``whole``, or None where no cut saves :data:`WORTH_A_BUCKET`.
     """
     nodes = np.sort(sizes[:, 0])
@@ -181,11 +184,11 @@ def rare_cut(
 
 
 def stream_limits(sizes: IntArray, graphs: int, seed: int = 0) -> tuple[IntArray, float]:
-    """Limits for packing a stream into packs of about so many graphs, found by trial.
+    """Finds by trial the limits for packing a stream into packs of about ``graphs`` graphs.
 
     Args:
         sizes: ``[n, C]`` the graphs.
-        graphs: how many a pack should hold on average.
+        graphs: how many graphs a pack should hold on average.
         seed: of the random orders tried.
 
     Returns:
@@ -214,19 +217,22 @@ def stream_limits(sizes: IntArray, graphs: int, seed: int = 0) -> tuple[IntArray
 
 
 def graph_slots(graphs: int) -> int:
-    """How many graphs a pack of a stream may hold, where it holds so many on average."""
+    """The most graphs that a pack of a stream may hold, for an average of ``graphs``."""
     return math.ceil(SLOTS_OVER_MEAN * graphs)
 
 
 def split_slack(sizes: IntArray) -> float:
-    """Standard errors of the mean of a random part of the graphs, as a share of the mean."""
+    """Slack for the mean of a random part of the graphs, as a share of the mean.
+
+    It is :data:`STANDARD_ERRORS` standard errors.
+    """
     mean = np.maximum(sizes.mean(axis=0), 1e-9)
     error = sizes.std(axis=0) * np.sqrt((1 - TRAINED_SHARE) / (TRAINED_SHARE * len(sizes)))
     return float((STANDARD_ERRORS * error / mean).max())
 
 
 def always_fits(sizes: IntArray, batch_size: int, limits: IntArray, seed: int = 0) -> bool:
-    """Whether every batch of the trial epochs can be brought within the limits."""
+    """Whether every batch of the trial epochs can be repaired to fit the limits."""
     return not any(
         overflow_rate(sizes, batch_size, limits, 1, seed + trial) for trial in range(TRIAL_EPOCHS)
     )
@@ -235,7 +241,7 @@ def always_fits(sizes: IntArray, batch_size: int, limits: IntArray, seed: int = 
 def overflow_rate(
     sizes: IntArray, batch_size: int, limits: IntArray, epochs: int, seed: int = 0
 ) -> float:
-    """The share of exact batches that no swap brings within the limits, over so many epochs."""
+    """The share of exact batches over ``epochs`` epochs that no swap brings within the limits."""
     over = batches = 0
     for epoch in range(epochs):
         key = stream_of(seed, epoch)

@@ -1,7 +1,7 @@
 """Capacities for packs of a varying number of graphs: one for a stream, or several by size.
 
-A stream fills one capacity best. Where graphs differ much, several capacities divide them by their
-number of nodes, so that few large graphs do not make every batch wide.
+A stream fills one capacity best. Where graph sizes differ widely, several capacities divide the
+graphs by their number of nodes, so that a few large graphs do not make every batch wide.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Rows of a further component over what goes with a bucket's nodes on average, in packs of a varying
-# number of graphs; a choice: a stream fills the scarcest component, and this one shall not be it.
+# Rows of a further component over the average for a bucket's nodes, in packs of a varying number of
+# graphs. A choice: the scarcest component limits a stream, and this one should not become it.
 MORE_ROWS = 1.05
 # Where the number of buckets is chosen by cost: each is one more compile and recording.
 MOST_BUCKETS = 4
 
 
 def stream_capacity(data: Sizes, graphs: int, seed: int) -> Chosen:
-    """One capacity for packs of about ``graphs`` graphs of a stream, and what its trials filled."""
+    """One capacity for packs of about ``graphs`` graphs of a stream, and the trials' efficiency."""
     limits, reached = stream_limits(data.trained, graphs, seed)
     largest, slots = max(1, int(data.maxima[0])), min(graph_slots(graphs), len(data.all))
     limits = np.maximum(limits, data.maxima)
@@ -41,13 +41,13 @@ def several_capacities(
     cost: StepCost,
     fits: Callable[[Capacity], bool] | None,
 ) -> Chosen:
-    """Capacities for classes of graphs by their nodes; the last holds the largest of all.
+    """Capacities for classes of graphs by their node counts; the last holds the largest graph.
 
     Args:
         data: the graphs.
-        num_buckets: how many at most; by cost where None.
-        graphs: about so many in a pack.
-        cost: of a step.
+        num_buckets: the maximum number of capacities; chosen by cost where None.
+        graphs: the approximate number of graphs per pack.
+        cost: the cost of a step.
         fits: whether the device holds a capacity.
     """
     choices = choose_buckets(
@@ -82,8 +82,8 @@ def _with_components(
     capacities: tuple[Capacity, ...],
     data: Sizes,
 ) -> tuple[Capacity, ...]:
-    """The capacities of several classes with rows for the further components: as many as go with
-    the class's nodes on average and :data:`MORE_ROWS`, and enough for each graph alone."""
+    """Adds rows for the further components to the capacities of several classes: the average number
+    for the class's nodes times :data:`MORE_ROWS`, and enough for each graph by itself."""
     dressed, sizes, trained = [], data.all, data.trained
     for capacity in sorted(capacities, key=lambda c: c.max_graph_nodes):
         mine, trained = _parted(trained, capacity)
@@ -100,7 +100,7 @@ def _with_components(
 
 
 def _parted(sizes: IntArray, capacity: Capacity) -> tuple[IntArray, IntArray]:
-    """The graphs whose nodes and edges a capacity takes, and those left to the next."""
+    """The graphs whose nodes and edges fit a capacity, and those left for the next one."""
     nodes, edges = sizes[:, 0], sizes[:, 1]
     most = min(capacity.max_graph_nodes, capacity.node_limit)
     fits = (nodes <= most) & (edges <= capacity.edge_limit)

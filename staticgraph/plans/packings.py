@@ -1,12 +1,12 @@
 """The packs of a plan, made once and kept in its file.
 
-The problem: a packing by linear programs takes seconds and, stopped by the clock, depends on the
-machine; ranks that each made their own would not agree, nor a run that is resumed. The idea: it is
-made with the plan and written into the plan's file, and whoever deals graphs to packs
-(``window=None``) takes it from there.
+The problem: a packing by linear programs takes seconds and, when stopped by a time limit, depends
+on the machine; ranks that each made their own would disagree, and so would a resumed run. The idea:
+the packing is made with the plan and written into the plan's file, and code that assigns graphs to
+packs (``window=None``) reads it from there.
 
-The invariant: a packing serves the graphs that it was made for, size by size, in a bucket of the
-same limits; of any other graphs it says nothing and is left alone.
+The invariant: a packing is used only for graphs of exactly the sizes it was made for, in a bucket
+with the same limits; for any other graphs it is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ARRAYS = ("starts", "types", "copies", "counts")
 
 
 def digest_of_packings(packings: Sequence[Packing]) -> str:
-    """A number of 16 hexadecimal digits that tells packings of other patterns apart."""
+    """A digest of 16 hexadecimal digits that distinguishes packings with different patterns."""
     found = hashlib.sha256()
     for packing in packings:
         for name in ARRAYS:
@@ -45,14 +45,14 @@ def packings_for(
     time_limit: float = TIME_LIMIT,
     progress: bool = False,
 ) -> tuple[Packing, ...]:
-    """The graphs ``[n, C]`` packed into the buckets that are their homes, a packing a bucket.
+    """Packs the graphs ``[n, C]`` into their home buckets, one packing per bucket.
 
     Args:
-        sizes: of all graphs that are to be packed.
+        sizes: of all graphs to be packed.
         capacities: of the buckets.
         effort: of :func:`pack_histogram`.
         time_limit: seconds for all buckets together.
-        progress: whether to show how far it is.
+        progress: whether to show progress.
     """
     found = []
     at_home = homes(sizes, capacities)
@@ -71,7 +71,7 @@ def packings_for(
 
 
 def histogram_at(sizes: IntArray) -> SizeHistogram:
-    """The histogram of ``[n, C]`` sizes, whatever the further components are called."""
+    """The histogram of ``[n, C]`` sizes, with generic names for the further components."""
     more = (f"component {c}" for c in range(2, sizes.shape[1]))
     return SizeHistogram.from_sizes(sizes, (*NODES_EDGES, *more))
 
@@ -79,7 +79,7 @@ def histogram_at(sizes: IntArray) -> SizeHistogram:
 def kept_packing(
     packings: Sequence[Packing], histogram: SizeHistogram, capacity: Capacity
 ) -> Packing | None:
-    """Of a plan's packings the one of just these graphs in this bucket, or None."""
+    """The plan's packing for exactly these graphs in this bucket, or None."""
     for packing in packings:
         most, known = packing.max_graphs, packing.histogram
         if (
@@ -94,7 +94,7 @@ def kept_packing(
 
 
 def packing_to_dict(packing: Packing) -> dict[str, Any]:
-    """Plain numbers, sizes and patterns, for a file."""
+    """The packing's numbers, sizes and patterns as plain values, for a file."""
     return {
         "packs": packing.num_packs,
         "proven": packing.proven,
@@ -109,10 +109,10 @@ def packing_to_dict(packing: Packing) -> dict[str, Any]:
 
 
 def packing_from_dict(values: dict[str, Any]) -> Packing:
-    """What :func:`packing_to_dict` gave.
+    """Rebuilds a packing from the output of :func:`packing_to_dict`.
 
     Raises:
-        ValueError: a limit is exceeded, or a graph is missing or there twice.
+        ValueError: a limit is exceeded, or a graph is missing or appears twice.
     """
     sizes = whole_numbers(np.array(values["sizes"]), "sizes of a packing")
     histogram = SizeHistogram(

@@ -1,11 +1,10 @@
-"""The plan: the few capacities that carry a whole data set, kept as a file that a person can read.
+"""The plan: the few capacities that hold a whole data set, kept as a human-readable file.
 
 The problem: a recorded CUDA graph has one shape, so every shape that training will meet must be
-known before the first step, and the same for every run that continues it. The idea: choose the
-capacities once (:mod:`staticgraph.plans.choose`) and write them down with what they were chosen
-for. The
-invariant: a plan is never used silently with other data than it was made for; its digest says so,
-and the error says what changed.
+known before the first step, and must be the same for every run that resumes it. The idea: choose
+the capacities once (:mod:`staticgraph.plans.choose`) and write them down together with what they
+were chosen for. The invariant: a plan is never silently used with data other than it was made for;
+its digest detects that, and the error says what changed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from staticgraph.text.notebook import as_preformatted
 
 FORMAT = "staticgraph.plan"
 VERSION = 1
-# Of a histogram; the sizes of so many graphs, one by one, are 8 GiB.
+# In a histogram; the sizes of this many graphs, one by one, are 8 GiB.
 MOST_GRAPHS = 1 << 29
 
 
@@ -42,21 +41,21 @@ class BucketPlan:
 
     Attributes:
         capacities: ascending; the index in this tuple is the bucket's number.
-        batch_size: graphs in every training batch but the last; None where batches are packed.
+        batch_size: graphs in every training batch except the last; None where batches are packed.
         schema: the fields of the data set, so that a runner can warm up without data.
-        digest: :attr:`SizeHistogram.digest` of the data it was made for; None serves any data.
+        digest: :attr:`SizeHistogram.digest` of the data it was made for; None accepts any data.
         strategy: how the capacities were chosen.
-        num_graphs: graphs of that data; 0 where the digest is None.
-        maxima: nodes and edges of its largest graphs, each by itself.
-        margin: how far the main bucket's limits lie over the mean batch, as a share of it.
+        num_graphs: graphs in that data; 0 where the digest is None.
+        maxima: the largest value of each size component, nodes and edges first.
+        margin: how far the main bucket's limits lie above the mean batch, as a share of it.
         efficiency: expected real rows over physical rows of nodes, edges and graphs.
         note: for people.
-        versions: name and version of what made it.
-        packings: packs that were made once, for graphs dealt to them (``window=None``); see
+        versions: names and versions of the software that made it.
+        packings: packs that were made once, to which graphs are assigned (``window=None``); see
             :mod:`staticgraph.plans.packings`.
 
     Raises:
-        ValueError: no capacities, or not ascending ones, or none that holds ``batch_size`` graphs.
+        ValueError: no capacities, not ascending ones, or none that holds ``batch_size`` graphs.
     """
 
     capacities: tuple[Capacity, ...]
@@ -94,7 +93,7 @@ class BucketPlan:
     _repr_html_ = as_preformatted
 
     def __str__(self) -> str:
-        """A line for each bucket, and what they were chosen for."""
+        """One line per bucket, and what they were chosen for."""
         batches = (
             "any number of graphs per batch"
             if self.batch_size is None
@@ -113,17 +112,17 @@ class BucketPlan:
 
     @property
     def has_edges(self) -> bool | None:
-        """Whether any graph that it was made for has an edge; None where it does not know them."""
+        """Whether any graph that it was made for has an edge; None where the data is unknown."""
         return self.maxima[1] > 0 if len(self.maxima) > 1 else None
 
     @classmethod
     def of(
         cls, capacities: Iterable[Capacity | tuple[int, ...]], batch_size: int | None = None
     ) -> BucketPlan:
-        """A plan of given capacities, for any data; tuples are ``(nodes, edges, graphs[, M])``.
+        """A plan with given capacities, for any data; tuples are ``(nodes, edges, graphs[, M])``.
 
         Raises:
-            TypeError: the name of a file, or something else that is no list of capacities.
+            TypeError: ``capacities`` is a file name, or not a list of capacities.
         """
         if isinstance(capacities, str | Path):
             raise TypeError(
@@ -135,10 +134,10 @@ class BucketPlan:
         return cls(tuple(sorted(set(given))), batch_size=batch_size)
 
     def with_bucket_for(self, sizes: ArrayLike) -> BucketPlan:
-        """This plan with one more bucket, the last, that holds each of these graphs alone.
+        """This plan with one more bucket, placed last, that holds each of these graphs by itself.
 
-        The new bucket is at least as large as the last one in every component, so the numbers of
-        the others stay what they were.
+        The new bucket is at least as large as the previous last one in every component, so the
+        numbers of the other buckets do not change.
         """
         rows = np.asarray(sizes, dtype=np.int64)
         nodes, edges, *more = rows.max(axis=0).tolist()
@@ -156,7 +155,7 @@ class BucketPlan:
         return replace(self, capacities=(*self.capacities, extra))
 
     def check(self, source: Any) -> None:
-        """Raises where this plan was made for other data.
+        """Raises if this plan was made for other data.
 
         Args:
             source: a :class:`SizeHistogram`, a digest, or anything with ``.sizes`` ``[n, C]``.
@@ -194,7 +193,7 @@ class BucketPlan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values in the order in which a person reads them."""
+        """The plan as plain values, in a sensible reading order."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -216,10 +215,10 @@ class BucketPlan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> BucketPlan:
-        """What :meth:`to_dict` gave.
+        """Rebuilds a plan from the output of :meth:`to_dict`.
 
         Raises:
-            ValueError: not a plan, another version of the format, or a field is missing.
+            ValueError: not a plan, another version of the format, or a missing or unknown field.
         """
         if not isinstance(values, dict):
             raise ValueError(f"not a plan: a {type(values).__name__} where an object should be")
@@ -251,7 +250,7 @@ class BucketPlan:
             raise ValueError(f"the plan is incomplete or has an unknown field: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Writes JSON that a person can read, whole or not at all, with a checksum."""
+        """Writes human-readable JSON atomically, with a checksum."""
         document.save(path, self.to_dict(), indent=2)
 
     @classmethod
@@ -270,8 +269,8 @@ def sizes_of(source: Any) -> IntArray:
     """``[n, C]`` int64 sizes of a store, a histogram (its graphs one by one) or an array.
 
     Raises:
-        TypeError: it is graphs, of which no table of sizes was made.
-        ValueError: it is no table of nodes and edges, or counts too many graphs to draw one by one.
+        TypeError: ``source`` is a collection of graphs without a table of sizes.
+        ValueError: not a table of nodes and edges, or too many graphs to list one by one.
     """
     if isinstance(source, SizeHistogram):
         if source.num_graphs > MOST_GRAPHS:
@@ -285,7 +284,7 @@ def sizes_of(source: Any) -> IntArray:
             f"a {type(source).__name__} of graphs has no table of sizes: make a store of it first, "
             "sg.GraphStore.from_pyg(graphs)"
         )
-    # Of a store the narrow table is kept anyway; the wide one need not be beside it.
+    # A store keeps the narrow table anyway; the wide one need not be built as well.
     name = "narrow_sizes" if hasattr(source, "narrow_sizes") else "sizes"
     rows = np.asarray(getattr(source, name, source))
     if rows.ndim != 2 or rows.shape[1] < 2:
@@ -294,7 +293,7 @@ def sizes_of(source: Any) -> IntArray:
 
 
 def _first(source: Any) -> list[Any]:
-    """The first item of a sequence, where there is one."""
+    """The first item of a sequence, as a list; empty where there is none."""
     return [source[0]] if hasattr(source, "__getitem__") and len(source) else []
 
 

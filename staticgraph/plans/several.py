@@ -1,14 +1,14 @@
 """Several capacities: which graphs go to which, so that an epoch costs least.
 
 The problem: one capacity must hold the largest graph, and under dense attention every graph pays
-for a square of that size. A few huge graphs make all batches huge. The idea: cut the graphs by
-their number of nodes into K classes of one capacity each, and choose the cuts by dynamic
-programming over an estimate of each class's cost; then pack each class in earnest and report the
-cost that comes out, for K = 1, 2, ... so that the knee is seen.
+for the square of that size. A few huge graphs make all batches huge. The idea: divide the graphs by
+their number of nodes into K classes with one capacity each, and choose the cuts by dynamic
+programming over an estimate of each class's cost; then actually pack each class and report the
+resulting cost, for K = 1, 2, ... so that the knee is visible.
 
 The cost of an epoch is the sum over buckets of packs times
-:class:`~staticgraph.plans.cost.StepCost`, subject to a test of memory. A graph belongs to the
-capacity with the least ``max_graph_nodes`` that holds it, so a cut is a value of that.
+:class:`~staticgraph.plans.cost.StepCost`, subject to a memory predicate. A graph belongs to the
+capacity with the smallest ``max_graph_nodes`` that holds it, so a cut is a value of that.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from staticgraph.text.how_many import how_many
 
 # Values of M considered as cuts: spread evenly by share of the graphs and by ratio.
 CANDIDATES = 40
-# How many graphs a pack of a class may hold, as shares of those asked for.
+# How many graphs a pack of a class may hold, as shares of the requested number.
 SHARES = (1.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32, 1 / 64)
-# What a packer leaves open, in the estimate.
+# The space that a packer leaves unfilled, in the estimate.
 LEFT_OPEN = 1.01
-# A class ends with a pack that is half empty on average, so few large packs are worse than many.
+# The last pack of a class is half empty on average, so a few large packs are worse than many.
 LAST_PACK = 0.5
 
 
@@ -45,7 +45,7 @@ class BucketChoice:
     Attributes:
         capacity: physical rows.
         packing: its graphs, packed at the usable limits of the capacity.
-        step_cost: of one step at the capacity.
+        step_cost: the cost of one step at the capacity.
     """
 
     capacity: Capacity
@@ -54,7 +54,7 @@ class BucketChoice:
 
     @property
     def cost(self) -> float:
-        """Of all its steps in an epoch."""
+        """The cost of all its steps in an epoch."""
         return self.step_cost * self.packing.num_packs
 
 
@@ -68,12 +68,12 @@ class SeveralChoice:
 
     @property
     def cost(self) -> float:
-        """Of an epoch."""
+        """The cost of an epoch."""
         return sum(bucket.cost for bucket in self.buckets)
 
     @property
     def packs(self) -> int:
-        """Steps of an epoch."""
+        """The number of steps in an epoch."""
         return sum(bucket.packing.num_packs for bucket in self.buckets)
 
     def efficiency(self) -> tuple[float, float, float]:
@@ -100,13 +100,14 @@ def choose_buckets(
     Args:
         histogram: the sizes.
         most: the largest K.
-        graphs: about so many graphs per pack at most; a class of large graphs may get fewer.
-        cost: of a step; a guess where None.
+        graphs: the approximate maximum of graphs per pack; a class of large graphs may get fewer.
+        cost: the cost of a step; a guess where None.
         fits: whether a capacity fits the device; every capacity where None.
 
     Returns:
-        one choice for each K that has as many classes; the cost never rises with K. Of very many
-        distinct sizes the packings are of the rounded ones (:mod:`staticgraph.packing.coarse`).
+        One choice for each K up to the number of possible classes; the cost never rises with K.
+        With very many distinct sizes, the packings are of the rounded sizes
+        (:mod:`staticgraph.packing.coarse`).
 
     Raises:
         ValueError: no graphs, or the largest graph fits the device in no class.
@@ -139,7 +140,7 @@ def choose_buckets(
 
 
 def knee(choices: list[SeveralChoice], gain: float = 0.05) -> int:
-    """The index of the last choice that costs less by at least this share than the one before."""
+    """The index of the last choice that costs less by at least ``gain`` than the last such one."""
     chosen = 0
     for k in range(1, len(choices)):
         if choices[k].cost <= (1.0 - gain) * choices[chosen].cost:
@@ -173,7 +174,7 @@ def _segment_costs(
     price: StepCost,
     fits: Callable[[Capacity], bool] | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``[C + 1, C + 1]`` estimated cost of each class, and the share of graphs a pack it is for."""
+    """``[C + 1, C + 1]`` estimated cost of each class, and its share of graphs per pack."""
     size = len(cuts)
     costs, shares = np.full((size, size), np.inf), np.ones((size, size))
     bands = [_band(histogram, cuts[j - 1], cuts[j]) for j in range(1, size)]
@@ -194,14 +195,14 @@ def _segment_costs(
 
 
 class _Part(NamedTuple):
-    """What an estimate needs of a class: how many graphs, and ``[C]`` totals and maxima."""
+    """The data of a class that an estimate needs: graph count, ``[C]`` totals and maxima."""
 
     num_graphs: int
     totals: IntArray
     maxima: IntArray
 
     def with_band(self, band: _Part) -> _Part:
-        """This and the next larger graphs together."""
+        """This class together with the next larger graphs."""
         return _Part(
             self.num_graphs + band.num_graphs,
             self.totals + band.totals,
@@ -215,7 +216,7 @@ def _band(histogram: SizeHistogram, low: int, high: int) -> _Part:
 
 
 def _estimate(part: _Part, graphs: float) -> tuple[Capacity, int]:
-    """About which capacity and how many packs a class has at so many graphs per pack."""
+    """The approximate capacity and number of packs of a class at ``graphs`` graphs per pack."""
     packs = max(1, round(part.num_graphs / graphs))
     limits = np.maximum(np.ceil(LEFT_OPEN * part.totals / packs), part.maxima)
     slots = -(-part.num_graphs // packs)
@@ -227,7 +228,7 @@ def _estimate(part: _Part, graphs: float) -> tuple[Capacity, int]:
 
 
 def _paths(costs: np.ndarray, most: int) -> list[list[tuple[int, int]]]:
-    """For each K the classes ``(i, j)`` of least cost that cover all graphs."""
+    """For each K, the classes ``(i, j)`` of least total cost that cover all graphs."""
     size = len(costs)
     best = np.full((most + 1, size), np.inf)
     came = np.zeros((most + 1, size), dtype=np.int64)
@@ -249,6 +250,6 @@ def _paths(costs: np.ndarray, most: int) -> list[list[tuple[int, int]]]:
 
 
 def _bucket(part: SizeHistogram, graphs: float, price: StepCost) -> BucketChoice:
-    """A class packed in earnest."""
+    """Actually packs a class."""
     choice = limits_for_graphs(part, max(1, round(graphs)))
     return BucketChoice(choice.capacity, choice.packing, price.of(choice.capacity))

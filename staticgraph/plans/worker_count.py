@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from staticgraph.text.how_many import how_many
 
-# A share of times by which sums and quotients of floating-point numbers may be off.
+# Relative error allowed in sums and quotients of floating-point times.
 ROUNDING = 1e-9
 
 
 class WorkerCount(NamedTuple):
-    """How many threads fill batches, how many batches may be alive, and why."""
+    """The number of threads that fill batches, of batches that may be alive, and the reason."""
 
     num_workers: int
     slots: int
@@ -23,20 +23,20 @@ class WorkerCount(NamedTuple):
 def autosize_workers(
     read_s: float, collate_s: float, step_s: float, cores: int | None = None
 ) -> WorkerCount:
-    """Enough workers that a step never waits for its batch, if the cores allow.
+    """Finds enough workers that a step never waits for its batch, if the cores allow.
 
     Args:
         read_s: seconds to read one batch from where it is stored.
         collate_s: seconds to fill one batch.
         step_s: seconds of one step.
-        cores: of the machine; those this process may use where None.
+        cores: of the machine; those available to this process where None.
 
     Returns:
-        ``ceil((read + collate) / step)`` workers, one core kept for the step itself, and slots for
-        what they fill ahead.
+        ``ceil((read + collate) / step)`` workers, at most all cores but one, which is kept for the
+        step itself, and slots for the batches they fill ahead.
 
     Raises:
-        ValueError: a negative time, or a step of no time.
+        ValueError: a negative time, or ``step_s`` that is not positive.
     """
     if min(read_s, collate_s) < 0 or step_s <= 0:
         raise ValueError(
@@ -45,7 +45,7 @@ def autosize_workers(
         )
     available = cores or len(os.sched_getaffinity(0))
     most = max(1, available - 1)
-    # 0.1 + 0.2 is a little more than three times 0.1, which no clock would see.
+    # 0.1 + 0.2 is slightly more than three times 0.1, a difference no clock would see.
     needed = (read_s + collate_s) * (1.0 - ROUNDING)
     wanted = math.ceil(needed / step_s)
     wanted += wanted * step_s < needed  # the quotient itself was rounded down

@@ -1,8 +1,9 @@
-"""Moments of steps at several capacities, brought into line where the steps are not quite the same.
+"""Aligning the moments of steps at several capacities where the steps differ slightly.
 
-Mostly a step runs the same operations at every capacity, and its moments match one by one. Where it
-does not (an attention laid out in more blocks at one capacity than at another), operations that
-occur equally often in all steps are landmarks, and between two landmarks the largest moment counts.
+Usually a step runs the same operations at every capacity, and its moments match one by one. Where
+it does not (an attention laid out in more blocks at one capacity than at another), operations that
+occur equally often in all steps are landmarks, and only the largest moment between two landmarks
+counts.
 """
 
 from __future__ import annotations

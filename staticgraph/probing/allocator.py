@@ -1,9 +1,9 @@
-"""Reads real steps off an allocator's high-water mark, and puts everything back.
+"""Reading real steps from an allocator's high-water mark, with everything restored afterwards.
 
-Which moment of a step is its peak changes with the capacity, so one mark a step is no sum of counts
-where there are several (attention with explicit weights beside a long way back through edges). An
-allocator that can be asked at little cost is therefore asked after every operation, and the marks
-in between are the step's moments, each a sum by itself (:mod:`staticgraph.memory.fit`).
+The moment of a step that is its peak changes with the capacity, so one mark per step is not a sum
+of counts where there are several such moments (attention with explicit weights and a long backward
+through edges). An allocator that is cheap to query is therefore read after every operation, and the
+marks in between are the step's moments, each with its own sum (:mod:`staticgraph.memory.fit`).
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from staticgraph.sizes.capacity import Capacity
 
 
 class Allocator(Protocol):
-    """What an :class:`AllocatorReader` asks; all numbers are bytes.
+    """The interface that an :class:`AllocatorReader` uses; all numbers are bytes.
 
     Attributes:
-        name: whose allocator.
-        by_operation: whether it is asked after every operation of a step.
+        name: what the allocator belongs to.
+        by_operation: whether it is read after every operation of a step.
     """
 
     name: str
     by_operation: bool
 
     def allocated(self) -> int:
-        """In use now."""
+        """The bytes in use now."""
         ...
 
     def reset_peak(self) -> None:
-        """Forgets the high-water mark."""
+        """Resets the high-water mark."""
         ...
 
     def peak(self) -> int:
-        """The most in use since then."""
+        """The most bytes in use since the last reset."""
         ...
 
     def reserved(self) -> int:
-        """Taken from the driver, in use or not."""
+        """The bytes taken from the driver, in use or not."""
         ...
 
     def trim(self) -> None:
-        """Gives back to the driver what is not in use."""
+        """Returns unused memory to the driver."""
         ...
 
 
@@ -68,24 +68,24 @@ class CudaAllocator:
         self.name: str = torch.cuda.get_device_name(device)
 
     def allocated(self) -> int:
-        """In use now, the queued work done."""
+        """The bytes in use now, after the queued work is done."""
         torch.cuda.synchronize(self.device)
         return torch.cuda.memory_allocated(self.device)
 
     def reset_peak(self) -> None:
-        """Forgets the high-water mark."""
+        """Resets the high-water mark."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> int:
-        """The most in use since then; what is allocated is known to the host, without waiting."""
+        """The most bytes in use since the last reset; known on the host without synchronizing."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def reserved(self) -> int:
-        """Taken from the driver."""
+        """The bytes taken from the driver."""
         return torch.cuda.memory_reserved(self.device)
 
     def trim(self) -> None:
-        """Gives back what is not in use."""
+        """Returns unused memory to the driver."""
         torch.cuda.empty_cache()
 
 
@@ -98,8 +98,11 @@ class AllocatorReader:
 
     @contextmanager
     def open(self, probed: Probed) -> Iterator[Read]:
-        """Parameters, buffers, gradients, optimizer state, flags, classes of layers and random
-        state are put back, and reserved memory returned."""
+        """Opens the model for reading; afterwards everything is restored.
+
+        This covers parameters, buffers, gradients, optimizer state, flags, classes of layers and
+        random state; reserved memory is returned.
+        """
         gc.collect()
         self.allocator.trim()
         try:
@@ -112,7 +115,7 @@ class AllocatorReader:
             self.allocator.trim()
 
     def _read(self, probed: Probed, capacity: Capacity, base: int) -> Reading:
-        """One warm step; ``base`` was in use before, without the optimizer's state."""
+        """Reads one warm step; ``base`` was in use before, without the optimizer's state."""
         allocator, subject = self.allocator, probed.subject
         try:
             batch = StaticBatch.blank(probed.layout(capacity), subject.device)
@@ -132,7 +135,7 @@ class AllocatorReader:
             peaks.ended(last=True)
             peak, update = peaks.parts[0], peaks.parts[-1] if updates else start
             overhead = allocator.reserved() / max(1, peak, update) - 1
-            # What a warm step leaves behind that is neither state nor batch: libraries took it.
+            # What a warm step leaves that is neither state nor batch was allocated by libraries.
             known = base + state_bytes(subject.optimizer) + distinct_bytes(batch.tensors().values())
             return Reading(
                 peak - start,
@@ -151,14 +154,15 @@ class AllocatorReader:
 
 
 class Peaks(TorchDispatchMode):
-    """An allocator's high-water mark of each part of a step and, as a ``with`` block, of each
-    operation.
+    """An allocator's high-water mark of each part of a step.
+
+    As a ``with`` block, it also reads the mark of each operation.
 
     Attributes:
         parts: the mark of each part that has ended.
-        moments: of the first part, the mark of each operation; with what it took and freed inside.
-        operations: a number for each of them, the same for the same operation.
-        turns: the block that each of them is for, inside a loop over blocks.
+        moments: the mark of each operation of the first part, including temporary memory inside it.
+        operations: a hash per moment, the same for the same operation.
+        turns: the block that each moment belongs to, inside a loop over blocks.
     """
 
     def __init__(self, allocator: Allocator) -> None:
@@ -183,11 +187,11 @@ class Peaks(TorchDispatchMode):
         return out
 
     def take(self, turn: Turn | None) -> None:
-        """What follows is for this block."""
+        """Sets the block that the following operations belong to."""
         self._turn = turn
 
     def ended(self, last: bool = False) -> None:
-        """The present part ends; another begins, unless it was the last."""
+        """Ends the current part; another begins, unless it was the last."""
         if not self.parts:
             self.moments = self._seen
         self.parts.append(max([*self._seen, self._allocator.peak()]))
@@ -198,10 +202,11 @@ class Peaks(TorchDispatchMode):
 
 @contextmanager
 def unchanged(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Puts a model and its optimizer back exactly: the same tensors with the same values, the same
-    classes of layers, no state where there was none.
+    """Restores a model and its optimizer exactly.
 
-    Values are kept on the host, so that saving them changes nothing that is measured.
+    Afterwards there are the same tensors with the same values, the same classes of layers, and no
+    state where there was none. Values are saved on the host, so that saving them does not affect
+    the measurement.
     """
     modules = [(m, type(m), m.training, set(vars(m))) for m in model.modules()]
     values = [(t, _kept(t)) for t in (*model.parameters(), *model.buffers())]

@@ -1,11 +1,11 @@
-"""What torch's caching allocator would reserve for a sequence of allocations: arithmetic alone.
+"""What torch's caching allocator would reserve for a sequence of allocations: arithmetic only.
 
-Bytes that are reserved exceed those in use, since memory is taken from the driver in segments and
-what is free lies in pieces. The rules are those of c10/cuda/CUDACachingAllocator.cpp with its
-default settings: two pools by size, segments of 2 MiB for small requests and of 20 MiB (or the
-request, rounded up to 2 MiB) for large ones, the smallest free piece that suffices, a rest that is
-large enough split off, neighbours joined when freed. What it does not do: give segments back, or
-tell streams apart.
+The reserved bytes exceed those in use, since memory is taken from the driver in segments and free
+memory is fragmented. The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default
+settings: two pools by size; segments of 2 MiB for small requests and of 20 MiB (or the request,
+rounded up to 2 MiB) for large ones; the smallest free piece that suffices; a remainder that is
+large enough is split off; neighbors are merged when freed. It does not return segments to the
+driver, and it does not distinguish streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import NamedTuple
 
-# c10/cuda/CUDACachingAllocator.h and CUDAAllocatorConfig.h, by the names there.
+# Names as in c10/cuda/CUDACachingAllocator.h and CUDAAllocatorConfig.h.
 SMALL_SIZE = 1 << 20
 SMALL_BUFFER = 2 << 20
 MIN_LARGE_ALLOC = 10 << 20
@@ -23,7 +23,7 @@ MIN_BLOCK_SIZE = 512
 
 
 class PoolBlock(NamedTuple):
-    """A stretch of one segment; sorts by size, then by place, as the allocator looks for it."""
+    """A piece of one segment; sorts by size, then by position, as in the allocator's search."""
 
     nbytes: int
     segment: int
@@ -31,10 +31,10 @@ class PoolBlock(NamedTuple):
 
 
 class CachingPool:
-    """Counts segments.
+    """Simulates the pools and counts segments.
 
     Attributes:
-        reserved_bytes: of all segments.
+        reserved_bytes: the bytes of all segments.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class CachingPool:
         self._used: dict[int, tuple[bool, PoolBlock]] = {}
 
     def allocate(self, key: int, nbytes: int) -> None:
-        """Takes memory under a key; nothing for no bytes."""
+        """Allocates memory under a key; does nothing for zero bytes."""
         if nbytes == 0:
             return
         size = -(-nbytes // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
@@ -59,7 +59,7 @@ class CachingPool:
         self._used[key] = small, piece
 
     def free(self, key: int) -> None:
-        """Gives it back to the pool; unknown keys are none of its own."""
+        """Returns a key's memory to the pool; unknown keys are ignored."""
         if key not in self._used:
             return
         small, piece = self._used.pop(key)

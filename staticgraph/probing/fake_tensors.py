@@ -1,4 +1,4 @@
-"""Reads a step over fake tensors: live storages counted, no arithmetic, no memory taken."""
+"""Reading a step over fake tensors: live storages are counted, without arithmetic or memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading, block
 from staticgraph.probing.step import ProbeStep
 from staticgraph.sizes.capacity import Capacity
 
-# cuBLAS takes 32 MiB a handle and stream on Hopper and later, 8.1 MiB before (torch's
+# cuBLAS takes 32 MiB per handle and stream on Hopper and later, 8.1 MiB before (torch's
 # aten/src/ATen/cuda/CublasHandlePool.cpp); a recording is warmed up on a side stream, so two.
 CUBLAS_WORKSPACES = 2 * (32 << 20)
 
@@ -28,8 +28,8 @@ class FakeTensorReader:
 
     Args:
         like: ``cpu`` counts bytes as the CPU allocates them. ``cuda`` rounds every storage up to
-            the caching allocator's block, lets layers choose their kernels as they do there and
-            the optimizer step over all parameters at once, and charges cuBLAS's workspaces.
+            the caching allocator's block, lets layers choose their kernels as on CUDA and the
+            optimizer step over all parameters at once, and adds cuBLAS's workspaces.
 
     Raises:
         ValueError: ``like`` is neither.
@@ -43,27 +43,27 @@ class FakeTensorReader:
 
     @contextmanager
     def open(self, probed: Probed) -> Iterator[Read]:
-        """The model itself is not touched: twins over fake tensors run."""
+        """Opens the model for reading; only fake copies of it run, and it is not touched."""
         yield _Steps(probed, self.like == "cuda").read
 
 
 class _Steps:
-    """Reads one step after another, each of a twin of its own, so that nothing that a module keeps
-    of one capacity is there at the next.
+    """Reads one step after another, each with a separate twin, so that nothing that a module caches
+    at one capacity remains at the next.
 
-    The first capacity is read warm. Where its first step and its warm one have the same moments,
-    other capacities are read from their first step, without the optimizer, whose update takes the
-    same at every capacity; each such step must leave nothing behind but gradients, as otherwise the
-    next one would find it, and the capacity is read warm, too.
+    The first capacity is read warm. If its first step and its warm one have the same moments, other
+    capacities are read from their first step, without the optimizer, whose update takes the same at
+    every capacity. Each such step must leave nothing allocated but gradients, since the next one
+    would find it; otherwise that capacity is read warm, too.
     """
 
     def __init__(self, probed: Probed, on_cuda: bool) -> None:
         self._probed, self._on_cuda = probed, on_cuda
         self._mode = fake_mode()
-        self._update: int | None = None  # what it adds, where first steps can be read
+        self._update: int | None = None  # what the update adds, where first steps can be read
 
     def read(self, capacity: Capacity) -> Reading:
-        """One warm step at a capacity, or what is the same."""
+        """Reads one warm step at a capacity, or an equivalent first step."""
         if self._update is not None:
             with self._ready(capacity, updates=False) as (live, step):
                 before = live.live_bytes
@@ -90,7 +90,7 @@ class _Steps:
     def _ready(
         self, capacity: Capacity, updates: bool
     ) -> Iterator[tuple[LiveStorages, Callable[[], _Taken]]]:
-        """A twin and its batch, counted, and what runs a step of them."""
+        """Prepares a twin and its batch, counted, and a function that runs one step of them."""
         probed, subject = self._probed, self._probed.subject
         live = LiveStorages(CUDA_BLOCK if self._on_cuda else 1, casts=not self._on_cuda)
         model, twins = fake_model(subject.model, self._mode)
@@ -115,9 +115,9 @@ class _Steps:
 
 
 class _Taken(NamedTuple):
-    """What a step took: bytes added after every operation of forward and backward, a number for
-    each of these, the most that its update had added, the widths of its dense blocks, and
-    whose turn it was at each operation."""
+    """The result of a step: bytes added after every operation of forward and backward, a number for
+    each of these operations, the most that the update had added, the widths of the dense blocks,
+    and the block that each operation belongs to."""
 
     added: list[int]
     operations: list[int]
@@ -127,7 +127,7 @@ class _Taken(NamedTuple):
 
 
 def _taken(live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> _Taken:
-    """Runs a step; no parameter has a gradient afterwards."""
+    """Runs a step and frees all gradients afterwards."""
     start = live.live_bytes
     live.reset_peak()
     seen, update = step(batch, between=live.reset_peak), live.peak_bytes

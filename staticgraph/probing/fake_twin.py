@@ -1,8 +1,8 @@
 """A model and its optimizer over fake tensors: every shape, no bytes, no arithmetic.
 
-The twin is what the step of a probe runs on, so that the real model is neither touched nor doubled.
-Fake tensors claim to be on the CPU even where the model is on CUDA: fake CUDA tensors that require
-grad abort the process in a build of torch without CUDA.
+A probe's step runs on the twin, so that the real model is neither touched nor doubled. Fake tensors
+claim to be on the CPU even where the model is on CUDA: fake CUDA tensors that require grad abort
+the process in a build of torch without CUDA.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-# Not in torch's public API, but what its documentation of fake tensors names. A torch without it
-# fails here, at import, by name.
+# Not part of torch's public API, but named in its documentation of fake tensors. A torch version
+# without it fails here, at import, by name.
 from staticgraph.internals.fakes import FakeTensorMode, QuickFakeMode
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode in which tensors have shapes alone. Real tensors that a module keeps outside its
-    parameters and buffers are taken as their shapes."""
+    """A mode in which tensors have only shapes.
+
+    Real tensors that a module keeps outside its parameters and buffers are treated as their shapes.
+    """
     return QuickFakeMode(allow_non_fake_inputs=True)
 
 
 def fake_model(
     model: torch.nn.Module, mode: FakeTensorMode
 ) -> tuple[torch.nn.Module, dict[Tensor, Tensor]]:
-    """A copy of a model over fake tensors, and its parameter for each of the model's.
+    """A copy of a model over fake tensors, and the map from the model's parameters to its own.
 
     Raises:
-        ValueError: a lazy module whose parameters have no shape yet.
+        ValueError: a lazy module's parameters have no shape yet.
     """
     memo: dict[int, Any] = {}
     twins: dict[Tensor, Tensor] = {}
@@ -53,15 +55,15 @@ def fake_optimizer(
 ) -> torch.optim.Optimizer:
     """The same kind of optimizer over the twins, with fake state of the same shapes.
 
-    Made the way pickle makes one, so that neither hooks nor a scheduler's hold on ``step`` comes
-    along and steps the real one.
+    It is created the way pickle creates one, so that neither hooks nor a scheduler's wrapper of
+    ``step`` is copied and steps the real one.
 
     Raises:
         ValueError: the optimizer has parameters that are not the model's.
     """
 
     def twin_of(parameter: Tensor) -> Tensor:
-        """The fake parameter that stands for a real one."""
+        """The fake parameter for a real one."""
         if parameter not in twins:
             raise ValueError(
                 f"the optimizer has a parameter of shape {list(parameter.shape)} that the model "
@@ -85,8 +87,8 @@ def fake_optimizer(
 
 
 def _on_the_host(group: dict[str, Any]) -> dict[str, Any]:
-    """A group's options without those that ask for a device: a fused kernel (which takes no memory
-    of its own), counting steps on the device, a learning rate in a tensor."""
+    """A group's options without those that require a device: a fused kernel (which needs no extra
+    memory), step counters on the device, a learning rate in a tensor."""
     options = {k: float(v) if isinstance(v, Tensor) else v for k, v in group.items()}
     if options.get("fused"):
         options["foreach"] = False

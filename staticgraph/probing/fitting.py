@@ -1,9 +1,9 @@
-"""Readings to a fit: one for all capacities, or one for each regime in which steps run alike.
+"""From readings to a fit: one for all capacities, or one per regime in which steps run alike.
 
-The first readings say which further ones are wanted: where a layer asked for blocks of a width of
-its own (:mod:`staticgraph.probing.floors`), and where attention goes through several blocks at
-larger capacities (:mod:`staticgraph.probing.layouts`). What no single sum explains is fitted for
-each regime by itself, and the better of the two is kept.
+The first readings determine which further ones are needed: where a layer requested blocks of a
+fixed width (:mod:`staticgraph.probing.floors`), and where attention goes through several blocks at
+larger capacities (:mod:`staticgraph.probing.layouts`). Readings that no single sum explains are
+fitted per regime, and the better of the two fits is kept.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ Measured = tuple[Capacity, Reading]
 
 @dataclass
 class Fitting:
-    """What is fitted, and grows by what the fit asks for.
+    """A fit in progress, which reads further capacities as it needs them.
 
     Attributes:
-        readings: so far, what was chosen for the data first.
-        checked: a reading that is left out of the fit.
+        readings: all readings so far, beginning with those chosen for the data.
+        checked: a reading that is held out of the fit.
         form: as for :func:`staticgraph.memory.fit.fit`.
         typed: as there.
         counted: as there.
-        read: reads further capacities, until memory runs out; and says so, or nothing.
-        note: where memory ran out; then no more is read.
+        read: reads further capacities until memory runs out; returns the readings, and a note where
+            it did.
+        note: where memory ran out; then nothing more is read.
     """
 
     readings: list[Measured]
@@ -49,16 +50,16 @@ class Fitting:
     note: str = ""
 
     def found(self) -> Fit:
-        """The fit, of as many readings as it takes.
+        """Returns the fit, after as many readings as it needs.
 
         Raises:
-            FitRefused: as for :func:`staticgraph.memory.fit.fit`; of a regime it names which.
+            FitRefused: as for :func:`staticgraph.memory.fit.fit`; for a regime, it is named.
         """
         base = self._capacities[-1]
         sides = self._sides()
         whole = self._tried(sides)
         if sides and self.note and isinstance(whole, FitRefused):
-            sides, whole = (), self._tried(())  # of what could be read
+            sides, whole = (), self._tried(())  # using only what could be read
         unexplained = _worst(whole) > (EXACT_RESIDUAL if self._loops else GOOD_RESIDUAL)
         if isinstance(whole, Fit) and self._grow(more(whole, self._capacities)):
             steps = [(capacity, reading.step) for capacity, reading in self.readings]
@@ -92,7 +93,7 @@ class Fitting:
         return any(reading.blocks > 1 for _, reading in self.readings)
 
     def _grow(self, capacities: Sequence[Capacity]) -> bool:
-        """Reads further capacities; whether any was."""
+        """Reads further capacities; returns whether any was read."""
         if not capacities or self.note:
             return False
         further, self.note = self.read(capacities)
@@ -100,7 +101,7 @@ class Fitting:
         return bool(further)
 
     def _sides(self) -> tuple[Regime, ...]:
-        """The sides of every floor, each with readings enough."""
+        """The sides of every floor, each with enough readings."""
         floors = floors_of(self.readings)
         if self._grow(beyond(floors, self.readings)):
             floors = floors_of(self.readings)
@@ -115,7 +116,7 @@ class Fitting:
             return refusal
 
     def _of(self, regimes: Sequence[Regime]) -> Fit:
-        """One fit of all readings, or one of each regime's."""
+        """One fit of all readings, or a separate one for each regime."""
         if not regimes:
             return self._one(self.readings, self.checked)
         fits = []
@@ -129,9 +130,9 @@ class Fitting:
             except FitRefused as refusal:
                 raise FitRefused(f"of {regime}: {refusal}") from None
             if regime == ONE and "auto" in LAYOUTS_OF[fitted.form]:
-                fitted = fitted._replace(layout="auto")  # the same here, and now it is known
+                fitted = fitted._replace(layout="auto")  # equal for one block, and now known
             fits.append((regime, fitted))
-        # What stands for the first capacity stands for all that no other piece holds.
+        # The fit for the first capacity applies to all that no other piece holds.
         first = self.readings[0][0]
         whole = next(fitted for regime, fitted in fits if regime.holds(first))
         return whole._replace(pieces=tuple(pair for pair in fits if pair[1] is not whole))
@@ -140,7 +141,7 @@ class Fitting:
         return self._fit(points_of(readings), checked, self.form)
 
     def _in_turn(self, readings: Sequence[Measured], checked: Measured | None) -> Fit | None:
-        """The fit of blocks in turn; None where it does not hold or another form was asked for."""
+        """The fit of blocks in turn; None where it does not hold or another form is requested."""
         points = points_of(readings)
         if self.form != "auto" or any(point.turns is None for point in points):
             return None
@@ -161,7 +162,7 @@ def _worst(found: Fit | FitRefused) -> float:
 
 
 def points_of(readings: Sequence[Measured]) -> list[FitPoint]:
-    """What is fitted of readings, their moments matched where they can be."""
+    """The points to fit for some readings, with their moments matched where possible."""
     steps = [reading for _, reading in readings]
     moments, turns = aligned(steps), parts_of(steps) or [None] * len(steps)
     return [

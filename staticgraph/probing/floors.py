@@ -1,14 +1,14 @@
-"""Blocks that do not narrow with the graphs: the widths that layers ask for, as functions of ``M``.
+"""Floors: block widths that layers request regardless of how small the graphs are.
 
-The problem: a layer that keeps ``k`` rows a graph lays nodes out in blocks of ``max(M, k)`` places,
-which no sum of ``N, E, G, G*M`` is: flat while the largest graph has fewer than ``k`` nodes, rising
-beyond, where it runs other operations, too. Bytes at a few widths do not tell where it bends. The
-idea: not bytes but the widths that were asked for say so. A width above the capacity's ``M`` is a
-floor ``k`` where every other reading has a block of ``max(M, k)``; where no reading has an ``M``
-above it, it may as well be a width that is always the same, and one more capacity is read that
-tells. Each side of a floor is fitted by itself, from as many readings as that takes.
+The problem: a layer that keeps ``k`` rows per graph lays out nodes in blocks of ``max(M, k)``
+places, which is not a sum of ``N, E, G, G*M``: it is constant while the largest graph has fewer
+than ``k`` nodes and rises beyond, where it also runs different operations. Bytes at a few widths do
+not show where it bends. The idea: the requested widths show it, not the bytes. A width above the
+capacity's ``M`` is a floor ``k`` if every other reading has a block of ``max(M, k)``; where no
+reading has an ``M`` above it, it may also be a constant width, and one more capacity is read to
+decide. Each side of a floor is fitted separately, from as many readings as it needs.
 
-The invariant: a floor is a number of the model's own, never one of the data's.
+The invariant: a floor is a property of the model, never of the data.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from staticgraph.sizes.capacity import Capacity
 
 Readings = Sequence[tuple[Capacity, Reading]]
 
-# Times nodes, edges and graphs of the smallest capacity; and the width: the widest of a side, one
-# in the middle, or the narrowest.
+# Multiples of the nodes, edges and graphs of the smallest capacity; and the width: the widest of a
+# side, a middle one, or the narrowest.
 SHAPES = (
     ((1, 1, 1), "widest"),
     ((5, 5, 5), "middle"),
@@ -38,12 +38,12 @@ SHAPES = (
     ((10, 10, 10), "middle"),
     ((10, 10, 10), "widest"),
 )
-# The form with most terms of those that a side may have; one more reading than it has terms.
+# The form with the most terms that a side may have; it needs one more reading than it has terms.
 COUNTED = TERMS["attention"]
 
 
 def floors_of(readings: Readings) -> tuple[int, ...]:
-    """The floors that all readings agree on, those that no largest graph passes included."""
+    """The floors that all readings agree on, including those that no largest graph exceeds."""
     asked = [(capacity.max_graph_nodes, reading.widths) for capacity, reading in readings]
     wider = {width for largest, widths in asked for width in widths if width > largest}
     return tuple(
@@ -52,25 +52,28 @@ def floors_of(readings: Readings) -> tuple[int, ...]:
 
 
 def beyond(floors: Sequence[int], readings: Readings) -> list[Capacity]:
-    """What tells the last floor from a width that is always the same: the smallest capacity with a
-    larger graph; nothing where that was read."""
+    """The capacity to read that distinguishes the last floor from a constant width.
+
+    It is the smallest one with a larger graph; none where such a capacity was read already.
+    """
     if not floors or floors[-1] < max(c.max_graph_nodes for c, _ in readings):
         return []
     return [_of_width(readings[0][0], (1, 1, 1), 2 * (floors[-1] + 1))]
 
 
 def sides_of(floors: Sequence[int]) -> tuple[Regime, ...]:
-    """The capacities between floors, narrowest first; none where there is no floor."""
+    """The regimes between floors, narrowest first; empty where there is no floor."""
     if not floors:
         return ()
     return (*(Regime(low, high) for low, high in pairwise((0, *floors))), Regime(floors[-1]))
 
 
 def wanted(side: Regime, capacities: Sequence[Capacity]) -> list[Capacity]:
-    """What else to read for a fit of one side.
+    """Lists the capacities still to be read for a fit of one side.
 
     Args:
-        capacities: that were read, of any side; the smallest first.
+        side: the regime to fit.
+        capacities: the capacities read so far, on any side; the smallest first.
     """
     widest = 2 * (side.above + 1) if side.upto is None else side.upto
     narrowest = max(side.above + 1, -(-widest // 4))
@@ -93,7 +96,7 @@ def _rank(capacities: Iterable[Capacity]) -> int:
 
 
 def _of_width(least: Capacity, times: Sequence[int], width: int) -> Capacity:
-    """So many times a capacity, with a largest graph of ``width`` nodes; with fewer graphs where it
+    """A multiple of a capacity with a largest graph of ``width`` nodes; with fewer graphs where it
     is wider, so that blocks take about as much."""
     nodes, edges, graphs = times
     share = min(1.0, least.max_graph_nodes / width)

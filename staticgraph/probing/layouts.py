@@ -1,10 +1,10 @@
-"""Capacities that tell apart how attention is laid out, where those that were probed do not.
+"""Capacities that distinguish how attention is laid out, where the probed ones do not.
 
-At small capacities the blocks by size of a converted layer are one block of all, as dense attention
-is at every capacity, so the same sum of counts fits both; at twice the largest graph one takes a
-third of the other. What is live beside the block that is computed, one block alone cannot show
-either. So where several blocks are worth it more readings follow: two that tell whether the sum of
-one block holds, and, if not, as many as tell what each block adds.
+At small capacities the blocks by size of a converted layer are a single block, as for dense
+attention at every capacity, so the same sum of counts fits both; at twice the largest graph one
+takes a third of the other. A single block also cannot show the memory that is live in addition
+to the block being computed. So where several blocks are worth it, more readings follow: two that
+tell whether the sum for one block holds, and, if not, as many as show what each block adds.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from staticgraph.memory.fit import Fit
 from staticgraph.memory.regime import Regime
 from staticgraph.sizes.capacity import Capacity
 
-# A simpler form that was exact before is kept where it misses the further readings by no more.
+# A simpler form that was exact before is kept if it misses the further readings by no more.
 EXPLAINED = 0.03
 # Terms of a form that depend on the layout.
 BLOCKS = ("places", "pairs", "widest", "block")
-# Times nodes, edges, graphs and the largest graph of the costliest capacity.
+# Multiples of the nodes, edges, graphs and largest graph of the costliest capacity.
 GROWN = ((0.5, 0.5, 1, 2), (2, 2, 2, 2), (2, 2, 4, 4))
-# As many more, where the reader cannot tell whose turn it is.
+# Further ones, where the reader cannot tell which block is being computed.
 UNTOLD = ((1, 1, 2, 2), (1, 1, 4, 2), (1, 1, 2, 4), (2, 2, 4, 1))
 ONE, SEVERAL = Regime(several=False), Regime(several=True)
-# For each of the two: few blocks, whose steps are short, and rows that vary each by themselves.
+# For each of the two: few blocks, so that steps are short, and rows that vary independently.
 APART: dict[Regime, tuple[tuple[float, ...], ...]] = {
     ONE: (
         (0.25, 0.25, 0.06, 1),
@@ -50,17 +50,18 @@ APART: dict[Regime, tuple[tuple[float, ...], ...]] = {
     ),
 }
 # One block of wider graphs than the data's, where none was read: kernels pad widths to whole tiles,
-# which the widths of the data alone do not tell from a square.
+# which the data's widths alone cannot distinguish from a square.
 WIDER = ((1, 1, 0.5, 2), (1, 1, 0.25, 4))
-# Readings of a kind that are enough.
+# The number of readings of a kind that suffices.
 ENOUGH = 8
 
 
 def more(found: Fit, capacities: Sequence[Capacity]) -> list[Capacity]:
-    """What else to read; nothing where the layouts part already, or where none matters.
+    """Further capacities to read; empty where the layouts differ already, or where none matters.
 
     Args:
-        found: fitted on ``capacities``.
+        found: the fit on ``capacities``.
+        capacities: the capacities read so far.
     """
     matters = any(
         value and term in BLOCKS
@@ -73,11 +74,11 @@ def more(found: Fit, capacities: Sequence[Capacity]) -> list[Capacity]:
 
 
 def apart(base: Capacity, capacities: Sequence[Capacity]) -> list[Capacity]:
-    """What else to read so that one block and several can be fitted each by itself.
+    """Further capacities to read so that one block and several blocks can be fitted separately.
 
     Args:
-        base: the costliest capacity that was chosen for the data.
-        capacities: that were read.
+        base: the costliest capacity chosen for the data.
+        capacities: the capacities read so far.
     """
     widest = max((c.max_graph_nodes for c in capacities if ONE.holds(c)), default=0)
     found = []
@@ -91,16 +92,16 @@ def apart(base: Capacity, capacities: Sequence[Capacity]) -> list[Capacity]:
 
 
 def untold(base: Capacity) -> list[Capacity]:
-    """What else to read of several blocks where only peaks, or moments of whole steps, are told.
+    """Further capacities with several blocks, where only peaks or moments of whole steps are known.
 
     Args:
-        base: the costliest capacity that was chosen for the data.
+        base: the costliest capacity chosen for the data.
     """
     return [grown for grown in _grown(base, UNTOLD) if _parts(grown)]
 
 
 def explaining(found: Fit, readings: Sequence[tuple[Capacity, float]]) -> Fit | None:
-    """The fit with the layout that explains all readings, bytes at a capacity, to 3%; or None."""
+    """The fit with the layout that explains the bytes of all readings to 3%, or None."""
     fits = [found._replace(layout=layout) for layout in LAYOUTS_OF[found.form]]
 
     def worst(fit: Fit) -> float:
@@ -112,7 +113,7 @@ def explaining(found: Fit, readings: Sequence[tuple[Capacity, float]]) -> Fit | 
 
 
 def _parts(capacity: Capacity) -> bool:
-    """Whether the layouts count differently here."""
+    """Whether the layouts have different counts at this capacity."""
     one, several = counts_of(capacity), counts_of(capacity, "auto")
     return any(one[term] != several[term] for term in BLOCKS)
 

@@ -1,16 +1,16 @@
 """Live bytes, counted storage by storage while operations run, without an allocator.
 
-The problem: the peak of a step on a device that is not here, or without doing its arithmetic. The
-idea: every tensor that an operation returns passes a dispatch mode; its storage is counted when it
-is first seen and uncounted when Python (or autograd, which shares the object) lets go of it. Over
-fake tensors the step runs in milliseconds and takes no memory; over real ones the count is of real
-bytes.
+The problem: finding the peak of a step for a device that is not present, or without doing its
+arithmetic. The idea: every tensor that an operation returns passes a dispatch mode; its storage is
+counted when it is first seen and uncounted when Python (or autograd, which shares the object)
+releases it. Over fake tensors the step runs in milliseconds and takes no memory; over real ones the
+count is of real bytes.
 
 The invariant: ``live_bytes`` is the sum over storages that are alive and were seen. Memory that a
-kernel takes and frees inside itself is not seen; the cases that matter on a CPU, operands cast to a
-common dtype, the backward of attention and of this library's linear layer, its way from blocks of
-heads to rows, are added by rule. torch's own
-``torch.distributed._tools.mem_tracker`` counts in the same way.
+kernel allocates and frees internally is not seen; the cases that matter on a CPU are added by rule:
+operands cast to a common dtype, the backward of attention and of this library's linear layer, and
+its conversion from blocks of heads to rows. torch's own ``torch.distributed._tools.mem_tracker``
+counts in the same way.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from staticgraph.nn.context.turns import Turn
 from staticgraph.probing.caching_pool import CachingPool
 from staticgraph.text.how_many import how_many
 
-# The CUDA caching allocator's smallest step (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
+# The CUDA caching allocator's smallest block (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
 CUDA_BLOCK = 512
-# Elementwise operations whose operands keep their dtypes: a condition, a copy that is the cast.
+# Elementwise operations whose operands keep their dtypes: a condition, and a copy that is the cast.
 UNCAST = frozenset({torch.ops.aten.where, torch.ops.aten.copy_, to_copy})
 
 
@@ -42,22 +42,22 @@ class LiveStorages(TorchDispatchMode):
     """Counts storages from the moment it is entered.
 
     Attributes:
-        live_bytes: of all storages alive now.
-        peak_bytes: the most since :meth:`reset_peak`.
-        moments: ``live_bytes`` at every operation since :meth:`reset_peak`, with its casts.
-        operations: a number for each of those operations, the same for the same operation.
-        turns: the block that each of them is for, inside a loop over blocks.
-        turn: the present one.
-        reads_allowed: answer 1.0 where an operation reads a number out of a fake tensor. On only
+        live_bytes: the bytes of all storages alive now.
+        peak_bytes: the maximum since :meth:`reset_peak`.
+        moments: ``live_bytes`` at every operation since :meth:`reset_peak`, including its casts.
+        operations: a hash per moment, the same for the same operation.
+        turns: the block that each of them belongs to, inside a loop over blocks.
+        turn: the current one.
+        reads_allowed: return 1.0 where an operation reads a number from a fake tensor. Only set
             while an optimizer steps, whose step count is such a number; anywhere else a read of
-            data is an error and stays one.
-        limit_bytes: raise torch's out-of-memory error beyond it; None for no limit.
+            data is an error and remains one.
+        limit_bytes: raise torch's out-of-memory error above it; None for no limit.
 
     Args:
-        block: what every storage is rounded up to.
+        block: every storage is rounded up to a multiple of it.
         limit_bytes: as above.
-        casts: count the copies that a CPU makes of operands of mixed dtypes.
-        pool: is told of every storage, where given.
+        casts: whether to count the copies that a CPU makes of operands of mixed dtypes.
+        pool: notified of every storage, where given.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class LiveStorages(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # no step here is traced; to say so at every operation takes a tenth of it
+        return False  # no step here is traced; checking at every operation takes a tenth of it
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is ask_device:  # half of all calls, after which no more is live than before
+        if func is ask_device:  # half of all calls; they allocate nothing
             return args[0].fake_device
         if self.reads_allowed and func is read_number:
             return 1.0
@@ -108,11 +108,11 @@ class LiveStorages(TorchDispatchMode):
         return out
 
     def take(self, turn: Turn | None) -> None:
-        """What follows is for this block."""
+        """Sets the block that the following operations belong to."""
         self.turn = turn
 
     def watch(self, tensors: Iterable[Tensor]) -> None:
-        """Counts tensors that were made before the mode was entered."""
+        """Counts tensors that were created before the mode was entered."""
         for tensor in tensors:
             self._count(tensor)
 
@@ -123,7 +123,7 @@ class LiveStorages(TorchDispatchMode):
         if known == nbytes:
             return
         if known is None:
-            # weakref.finalize would do, at several times the cost, once for every tensor of a step.
+            # weakref.finalize would also work, at several times the cost for every tensor.
             self._alive[key] = weakref.ref(storage, partial(self._gone, key))
         self._sizes[key] = nbytes
         if self._pool is not None:
@@ -138,7 +138,7 @@ class LiveStorages(TorchDispatchMode):
             )
 
     def reset_peak(self) -> tuple[list[int], list[int], list[Turn | None]]:
-        """Moments, operations and turns so far; restarts them and the peak from what is live."""
+        """Returns moments, operations and turns so far; resets them, and the peak to live bytes."""
         seen = self.moments, self.operations, self.turns
         self.moments, self.operations, self.turns, self.turn = [], [], [], None
         self.peak_bytes = self.live_bytes
@@ -153,8 +153,8 @@ class LiveStorages(TorchDispatchMode):
 
 @cache
 def _rules_of(func: Any) -> tuple[Callable[[tuple[Any, ...]], int], ...]:
-    """What tells, of an operation's arguments, the bytes that its kernel on a CPU takes and frees
-    inside itself; none for most operations."""
+    """The functions that compute, from an operation's arguments, the bytes that its CPU kernel
+    allocates and frees internally; empty for most operations."""
     found = [INSIDE[func.name()]] if func.name() in INSIDE else []
     if torch.Tag.pointwise in getattr(func, "tags", ()) and func.overloadpacket not in UNCAST:
         found.append(_cast_bytes)
@@ -162,11 +162,11 @@ def _rules_of(func: Any) -> tuple[Callable[[tuple[Any, ...]], int], ...]:
 
 
 def _cast_bytes(args: tuple[Any, ...]) -> int:
-    """What an elementwise operation on a CPU copies to bring its operands to one dtype.
+    """The bytes that an elementwise operation on a CPU copies to bring its operands to one dtype.
 
-    TensorIterator casts on the fly on CUDA, but makes a copy of each operand on a CPU
-    (aten/src/ATen/TensorIterator.cpp, ``compute_types``). Under autocast that is most of what the
-    sum of a bfloat16 and a float32 tensor takes.
+    TensorIterator casts on the fly on CUDA, but copies each operand on a CPU
+    (aten/src/ATen/TensorIterator.cpp, ``compute_types``). Under autocast that is most of the memory
+    taken by the sum of a bfloat16 and a float32 tensor.
     """
     operands = [a for a in args if isinstance(a, Tensor) and a.dim()]
     if len({a.dtype for a in operands}) < 2:
@@ -178,10 +178,12 @@ def _cast_bytes(args: tuple[Any, ...]) -> int:
 
 
 def _linear_bytes(args: tuple[Any, ...]) -> int:
-    """What the CPU kernel of ``staticgraph::linear_backward`` takes and frees: where the weight is
-    large oneDNN's transposed copy of the gradient or the input, whichever is narrower, and with
-    ReLU the masked gradient (measured with torch's profiler; without AVX-512 oneDNN takes up to
-    half a mebibyte more, which does not grow with the rows)."""
+    """The temporary bytes of the CPU kernel of ``staticgraph::linear_backward``.
+
+    Where the weight is large, this is oneDNN's transposed copy of the gradient or the input,
+    whichever is narrower; with ReLU, also the masked gradient (measured with torch's profiler;
+    without AVX-512 oneDNN takes up to half a mebibyte more, regardless of the rows).
+    """
     grad, x, _, out, _ = args
     tiles = grad.dtype == torch.float32 and weight_serves(grad.size(1), x.size(1))
     copied = 0 if tiles else min(grad.numel(), x.numel()) * grad.itemsize
@@ -189,21 +191,22 @@ def _linear_bytes(args: tuple[Any, ...]) -> int:
 
 
 def _rows_bytes(args: tuple[Any, ...]) -> int:
-    """What the CPU kernel of ``staticgraph::head_rows`` takes and frees: a copy of one block at a
-    time, where its heads lie apart, as attention's gradients do, and one of what NumPy has not."""
+    """The temporary bytes of the CPU kernel of ``staticgraph::head_rows``: a copy of one block at a
+    time where it is not contiguous, as for attention's gradients, and a float32 copy of one in half
+    precision, which NumPy or numba lacks."""
     return max(
         b.numel() * ((not b.is_contiguous()) * b.itemsize + (b.itemsize == 2) * 4) for b in args[0]
     )
 
 
 def _sdpa_bytes(args: tuple[Any, ...]) -> int:
-    """What the backward of attention on a CPU takes and frees: a copy of a gradient that does not
-    lie row by row with its heads side by side (measured with torch's profiler)."""
+    """The temporary bytes of the backward of attention on a CPU: a copy of a gradient that is not
+    contiguous with its heads next to each other in each row (measured with torch's profiler)."""
     grad = args[0]
     return 0 if grad.transpose(1, 2).is_contiguous() else grad.numel() * grad.itemsize
 
 
-# By the names of operations.
+# Keyed by the names of operations.
 INSIDE: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "staticgraph::linear_backward": _linear_bytes,
     "staticgraph::head_rows": _rows_bytes,

@@ -1,8 +1,8 @@
-"""A step taken apart: what runs once, and what runs again for each block of a loop.
+"""Splitting a step into the operations that run once and those that run for each block of a loop.
 
 A step over several blocks has more operations than one over fewer, but the same ones for each
-block, so they match iteration by iteration where whole steps do not match. What is live in an
-iteration is an exact sum of counts again: :mod:`staticgraph.memory.series`.
+block, so they match iteration by iteration where whole steps do not match. The live memory in an
+iteration is again an exact sum of counts: :mod:`staticgraph.memory.series`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from staticgraph.probing.reading import Reading
 
 
 def parts_of(readings: Sequence[Reading]) -> list[Moments] | None:
-    """The moments of each reading, of loops forward and backward apart: equally many of each; None
-    where no loop was seen, or where the steps cannot be matched."""
+    """The moments of each reading, with forward and backward loops separated.
+
+    All readings have equally many of each. The result is None where no loop was seen, or where the
+    steps cannot be matched.
+    """
     taken = [_apart(reading) for reading in readings]
     if any(found is None for found in taken):
         return None
@@ -44,7 +47,7 @@ _Loops = dict[tuple[int, bool], dict[int, Reading]]
 
 
 def _apart(reading: Reading) -> tuple[Reading, _Loops] | None:
-    """A reading of what runs once, and of each iteration by block, by loop."""
+    """Splits a reading into what runs once and, per loop, each iteration by block."""
     moments, operations, turns = reading.moments, reading.operations, reading.turns
     if moments is None or operations is None or len(turns) != len(moments):
         return None
@@ -58,7 +61,7 @@ def _apart(reading: Reading) -> tuple[Reading, _Loops] | None:
             loop.setdefault(turn.block, []).append(place)
 
     def part(chosen: list[int]) -> Reading:
-        """The part of a reading that these moments and operations are."""
+        """The part of the reading at these places."""
         return Reading(0, moments=moments[chosen], operations=operations[chosen])
 
     loops = {key: {b: part(at) for b, at in found.items()} for key, found in places.items()}

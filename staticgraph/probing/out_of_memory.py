@@ -1,17 +1,17 @@
-"""Out of memory, told from every other error by type and text.
+"""Distinguishing out of memory from every other error, by type and text.
 
-torch raises a type of its own for the caching allocator, but what torch calls does not: cuBLAS and
-cuDNN report a status, Triton's launcher, the driver and the CPU allocator plain RuntimeErrors.
-Everything that is not in the list below is some other error and must pass unchanged. Triton's
-``OutOfResources`` is one of those: it means shared memory or registers of a single kernel, which no
-smaller batch cures.
+torch raises a specific type for the caching allocator, but the libraries it calls do not: cuBLAS
+and cuDNN report a status; Triton's launcher, the driver and the CPU allocator raise plain
+RuntimeErrors. Any error that is not in the list below is some other error and must pass unchanged.
+Triton's ``OutOfResources`` is one of those: it means the shared memory or registers of a single
+kernel, which a smaller batch does not fix.
 """
 
 from __future__ import annotations
 
 import torch
 
-# What each reporter writes, in lower case.
+# The text of each source, in lower case.
 TEXTS = (
     "cuda out of memory",  # torch's CUDA allocator, where it is raised as a plain RuntimeError
     "cuda error: out of memory",  # the driver, through torch

@@ -1,17 +1,17 @@
-"""Measure a model at a few capacities, and know its memory at every other.
+"""Measuring a model at a few capacities to predict its memory at every other.
 
-The problem: the bucket sizes come from the device, as large as fits and never larger, before the
+The problem: the bucket sizes follow from the device, as large as fits and never larger, before the
 first step. The idea: run one warm step at a handful of capacities in which nodes, edges, graphs and
-the largest graph vary each by itself (and the rows of each axis of the data's own; where nodes have
-types, these in place of all nodes and all edges), fit the bytes that the step adds
+the largest graph vary independently (and the rows of each of the data's own axes; where nodes have
+types, these replace the totals of nodes and edges), fit the bytes that the step adds
 (:mod:`staticgraph.memory.fit`), and check the fit on a capacity twice the largest that was fitted.
 The invariants: the process is left as it was found, in memory, weights and random state; an error
 that is not out-of-memory passes unchanged.
 
-Which path is read: the shapes that are recorded. The batch of a probe does not tell its real counts
+Which path is read: the shapes that are recorded. The batch of a probe hides its real counts
 (``batch.real`` is None), so layers that would follow them in plain eager mode (batch norm over the
-real rows alone, an attention block as small as the batch) take the bucket's full shapes, as they do
-in a recording. ``path="counted"`` reads the other one, at full counts.
+real rows alone, an attention block as small as the batch) use the bucket's full shapes, as they do
+in a recording. ``path="counted"`` reads the other path, at full counts.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from staticgraph.steps.computation.model_setup import Subject
 
 # Graphs in the smallest probe; the largest fitted one has ten times as many.
 BASE_GRAPHS = 32
-# Times a base, in turn: nodes, edges, graphs, and the nodes of the largest graph. The line through
-# the first and the last of equal shares is the two-point form; the rest tells the counts apart.
+# Multiples of a base: nodes, edges, graphs, and the nodes of the largest graph. The line through
+# the first and last with equal shares is the two-point form; the others separate the counts.
 SHAPES = (
     (1.0, 1.0, 1.0, 1.0),
     (3.0, 3.0, 3.0, 1.0),
@@ -63,9 +63,9 @@ SHAPES = (
     (10.0, 10.0, 10.0, 1.0),
 )
 HELD_OUT = (22.0, 21.0, 20.0, 0.75)
-# The share of its rows that one axis has while all else is as in the last shape.
+# The share of its rows that one axis keeps while all else is as in the last shape.
 AXIS_APART = 0.7
-# The smallest base that is tried, where memory runs out, before a probe gives up.
+# Where memory runs out, the smallest base that is tried before a probe gives up.
 FEWEST_GRAPHS = 2
 
 
@@ -85,31 +85,33 @@ def probe(
     capacities: Sequence[Capacity] | None = None,
     held_out: Capacity | None = None,
 ) -> MemoryModel:
-    """Finds the memory of a step as a function of the capacity.
+    """Measures the memory of a step as a function of the capacity.
 
     Args:
         model: any PyG model, as for :class:`staticgraph.StaticGraphRunner`, or a
-            :class:`staticgraph.Subject`, which says loss, optimizer, forward and autocast.
+            :class:`staticgraph.Subject`, which has loss, optimizer, forward and autocast.
         store: a :class:`staticgraph.GraphStore`, or anything with ``.sizes`` and ``.schema``.
         loss: as for the runner; without one, evaluation is probed.
         optimizer: over the model's parameters; without one, forward and backward are probed.
-        form: ``linear``, ``attention``, ``quadratic``, or ``auto``, which finds out.
+        form: one of :data:`staticgraph.memory.counts.FORMS`, such as ``linear``, ``attention`` or
+            ``quadratic``, or ``auto``, which determines it.
         reader: how bytes are read: ``cuda`` (the allocator, real steps), ``fake`` (fake tensors,
-            counted as on the CPU), ``fake-cuda`` (counted as on CUDA), or a reader of your own.
+            counted as on the CPU), ``fake-cuda`` (counted as on CUDA), or a custom reader.
             ``auto`` is ``cuda`` for a model on CUDA, else ``fake``.
         forward: as for the runner.
         autocast: a dtype to run forward and loss in.
-        accumulate: backward passes to one step of the optimizer.
+        accumulate: backward passes per step of the optimizer.
         path: ``recorded`` shapes, or ``counted``: see the module.
-        kernels: read the step with this library's kernels under the model, as ``convert(model,
-            kernels=True)`` puts them; afterwards the model is as it was.
-        capacities: what to measure, instead of a choice from the sizes of the data.
-        held_out: what to check the fit on, with ``capacities``.
+        kernels: read the step with this library's kernels in the model, as set by ``convert(model,
+            kernels=True)``; afterwards the model is as before.
+        capacities: the capacities to measure, instead of ones chosen from the sizes of the data.
+        held_out: the capacity to check the fit on, with ``capacities``.
 
     Raises:
-        FitRefused: the points do not determine the form, or none explains them within 5%.
+        FitRefused: the points do not determine the form, or no form explains them within 5%.
         ProbeFailed: memory ran out before enough points were measured.
-        ValueError: an unknown reader or path, or a model that cannot be copied over fake tensors.
+        ValueError: an unknown reader, path or form, ``accumulate`` below 1, or a model that cannot
+            be copied over fake tensors.
     """
     if path not in ("recorded", "counted"):
         raise ValueError(f"path={path!r}; choose 'recorded' or 'counted'")
@@ -142,12 +144,12 @@ def probe(
 def probe_capacities(
     sizes: IntArray, graphs: int = BASE_GRAPHS, schema: Schema | None = None
 ) -> tuple[list[Capacity], Capacity]:
-    """What to measure for graphs of these sizes, and the capacity to check the fit on.
+    """The capacities to measure for graphs of these sizes, and the one to check the fit on.
 
     Args:
         sizes: ``[n, C]`` nodes and edges of the data, and rows of its axes.
-        graphs: of the smallest capacity.
-        schema: names the axes; none where it is None.
+        graphs: number of graphs in the smallest capacity.
+        schema: names the axes; no axes where it is None.
 
     Returns:
         Distinct capacities, each costlier than the one before, and one more than twice the last.
@@ -162,12 +164,12 @@ def probe_capacities(
     axes = [axis.name for axis in schema.axes] if schema is not None else []
 
     def capacity_at(shape: tuple[float, ...], apart: str = "") -> Capacity:
-        """At multiples of the mean batch's nodes, edges and graphs, and of the widest graph."""
+        """The capacity at multiples of the mean batch's counts and of the widest graph."""
         nodes, edges, count, width = shape
         largest = max(1, round(widest * width))
         rows = max(mean[0] * graphs, widest + 1) * nodes
-        # A row a graph at least, an edge, too: what is rare, or in no graph (a set, a cloud of
-        # points), is measured where it can be told from nothing.
+        # At least one row and one edge per graph: a component that is rare, or in no graph (a set,
+        # a cloud of points), is measured with enough rows to separate it from zero.
         own = {
             name: max(
                 2,
@@ -202,7 +204,7 @@ def ascending(capacities: Iterable[Capacity]) -> list[Capacity]:
     """Distinct capacities, each costlier than the one before, so that growth can stop in time."""
 
     def cost(c: Capacity) -> tuple[int, Capacity]:
-        """About what a step at a capacity takes, in rows; ties go by the capacity."""
+        """The approximate cost of a step at a capacity, in rows; the capacity breaks ties."""
         own = sum(rows for _, rows in c.extra)
         return c.nodes + c.edges + own + c.graphs * c.max_graph_nodes, c
 
@@ -212,7 +214,7 @@ def ascending(capacities: Iterable[Capacity]) -> list[Capacity]:
 def _grow(
     read: Read, sizes: IntArray, schema: Schema
 ) -> tuple[list[tuple[Capacity, Reading]], tuple[Capacity, Reading] | None, str]:
-    """Measures capacities chosen for the data, smaller ones where memory runs out."""
+    """Measures capacities chosen for the data, or smaller ones where memory runs out."""
     graphs = BASE_GRAPHS
     while True:
         capacities, held_out = probe_capacities(sizes, graphs, schema)
@@ -231,7 +233,7 @@ def _grow(
 def _read_all(
     read: Read, capacities: Sequence[Capacity], held_out: Capacity | None
 ) -> tuple[list[tuple[Capacity, Reading]], tuple[Capacity, Reading] | None, str]:
-    """Reads in order until memory runs out; then the last point read is held out instead."""
+    """Reads in order until memory runs out; where it does, no point is held out."""
     readings: list[tuple[Capacity, Reading]] = []
     for capacity in [*capacities, *([held_out] if held_out else [])]:
         reading, reason = _read_or_none(read, capacity)
@@ -252,7 +254,7 @@ def _read_all(
 def _further(
     read: Read, capacities: Sequence[Capacity]
 ) -> tuple[list[tuple[Capacity, Reading]], str]:
-    """Reads in order until memory runs out, and says where it did."""
+    """Reads in order until memory runs out; the second value then says where."""
     readings: list[tuple[Capacity, Reading]] = []
     for capacity in capacities:
         reading, reason = _read_or_none(read, capacity)
@@ -263,7 +265,7 @@ def _further(
 
 
 def _read_or_none(read: Read, capacity: Capacity) -> tuple[Reading | None, str]:
-    """A reading, or None and why where memory ran out; other errors pass unchanged."""
+    """A reading, or None and the reason where memory ran out; other errors pass unchanged."""
     try:
         return read(capacity), ""
     except Exception as error:
@@ -275,10 +277,10 @@ def _read_or_none(read: Read, capacity: Capacity) -> tuple[Reading | None, str]:
 
 
 def forget(error: BaseException) -> None:
-    """Lets go of the tensors that a failed step still holds.
+    """Releases the tensors that a failed step still holds.
 
-    The frames of the traceback hold activations; autograd's queue holds what the broken backward
-    had not come to, until the next backward of the thread (seen with torch 2.13).
+    The frames of the traceback hold activations; autograd's queue holds what the failed backward
+    had not reached, until the next backward of the thread (seen with torch 2.13).
     """
     traceback.clear_frames(error.__traceback__)
     with torch.enable_grad():
@@ -309,19 +311,19 @@ def _model_of(fitting: Fitting, probed: Probed, reader: str) -> MemoryModel:
 
 
 def batch_bytes(schema: Schema, pointers: bool = False) -> BatchBytes:
-    """Bytes of a slot for any capacity, alignment counted in full for every array."""
+    """Bytes of a slot for any capacity, with the full alignment counted for every array."""
     reserve = int(schema.counts_edges)
-    # Numbers that stay apart when one of them grows by 1.
+    # Numbers that stay distinct when one of them grows by 1.
     own = {axis.name: 300 + 2 * k for k, axis in enumerate(schema.axes)}
 
     def layout(nodes: int = 100, edges: int = 200, graphs: int = 50, grown: str = "") -> SlotLayout:
-        """A slot in which one number of rows may be larger than usual."""
+        """The layout of a slot in which one number of rows may be larger than usual."""
         extra = {name: rows + (name == grown) for name, rows in own.items()}
         capacity = Capacity(nodes, edges, graphs, 1, tuple(extra.items()), reserve)
         return SlotLayout(0, capacity, schema, pointers)
 
     def unaligned(found: SlotLayout) -> int:
-        """Bytes of its arrays without what stands between them."""
+        """The bytes of its arrays without the gaps between them."""
         return sum(entry.nbytes for entry in found.entries)
 
     base = unaligned(layout())

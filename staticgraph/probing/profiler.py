@@ -1,7 +1,8 @@
-"""What the CPU really allocated in a step, as torch's profiler recorded it.
+"""What the CPU actually allocated in a step, as recorded by torch's profiler.
 
-The CPU has no allocator with a high-water mark. The profiler records every allocation and release
-with its time, from which the mark follows. Slow next to a step, so for checks, not for training.
+The CPU allocator has no high-water mark. The profiler records every allocation and release with its
+time, from which the mark is computed. It is slow compared to a step, so it is for checks, not for
+training.
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ from typing import Any
 
 import torch
 
-# Allocations are in the profiler's event tree alone, which torch calls experimental. A torch
+# Allocations are only in the profiler's event tree, which torch calls experimental. A torch version
 # without it fails here, at import, by name.
 from staticgraph.internals.profiler_events import ALLOCATION
 
 
 class ProfilerAllocator:
-    """Bytes of the CPU relative to where it was first asked; an :class:`Allocator`."""
+    """Bytes of the CPU relative to the first recording; an :class:`Allocator`."""
 
     name = "the CPU, by torch.profiler"
-    by_operation = False  # each question ends one recording and begins another
+    by_operation = False  # each query ends one recording and begins another
 
     def __init__(self) -> None:
         self._live = 0
         self._profile: torch.profiler.profile | None = None
 
     def allocated(self) -> int:
-        """In use now, counted from the first :meth:`reset_peak` on."""
+        """The bytes in use now, counted from the first :meth:`reset_peak` on."""
         return self._live
 
     def reset_peak(self) -> None:
-        """Begins to record."""
+        """Starts recording."""
         self._profile = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         )
@@ -41,7 +42,7 @@ class ProfilerAllocator:
             self._profile.start()
 
     def peak(self) -> int:
-        """The most in use since then; stops recording."""
+        """The most bytes in use since then; stops recording."""
         assert self._profile is not None, "reset_peak() begins to record"
         with _quiet():
             self._profile.stop()
@@ -61,16 +62,16 @@ class ProfilerAllocator:
         return highest
 
     def reserved(self) -> int:
-        """The CPU keeps nothing in reserve."""
+        """Returns 0: the CPU reserves nothing."""
         return 0
 
     def trim(self) -> None:
-        """Nothing to give back."""
+        """Does nothing, since the CPU reserves nothing."""
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch 2.13's profiler writes a line to the process's stderr whenever it starts or stops."""
+    """Silences stderr: torch 2.13's profiler writes a line to it whenever it starts or stops."""
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

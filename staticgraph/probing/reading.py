@@ -1,4 +1,4 @@
-"""What is read, what a reading says, and the interface of those who read."""
+"""The steps that are read, the contents of a reading, and the interface of readers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 
-# Steps before the one that is read: the first makes the optimizer's state, the second shows the
-# allocator (and cuBLAS, which takes its workspace at first use) the whole cycle.
+# Steps before the one that is read: the first creates the optimizer's state, the second shows the
+# allocator (and cuBLAS, which allocates its workspace at first use) the whole cycle.
 WARM_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a reader runs: steps of a model over data of one kind.
+    """The steps that a reader runs: of a model, over data of one kind.
 
     Attributes:
         subject: the model and how it is trained. Without a loss an evaluation is read, without an
-            optimizer forward and backward alone.
+            optimizer only forward and backward.
         schema: the fields of the data.
-        accumulate: backward passes to one step of the optimizer.
-        counted: let layers follow the batch's real counts, full to the limits, as they do in eager
-            mode outside a recording.
+        accumulate: backward passes per step of the optimizer.
+        counted: let layers follow the batch's real counts, full up to the limits, as they do in
+            eager mode outside a recording.
     """
 
     subject: Subject
@@ -45,7 +45,7 @@ class Probed:
         return SlotLayout(0, capacity, self.schema, self.subject.pointers)
 
     def real_counts(self, capacity: Capacity) -> RealCounts | None:
-        """The host counts that a batch of this capacity tells its layers."""
+        """The host counts that a batch of this capacity reports to its layers."""
         if not self.counted:
             return None
         schema, own = self.schema, tuple((name, rows - 1) for name, rows in capacity.extra)
@@ -58,20 +58,20 @@ class Probed:
 
 
 class Reading(NamedTuple):
-    """One warm step, in bytes.
+    """The memory of one warm step, in bytes.
 
     Attributes:
         step: what forward and backward added, at the peak, to model, optimizer state and batch.
         update: what the optimizer's step had added at its peak, gradients included.
-        overhead: reserved over allocated bytes at the peak, less one.
-        workspaces: of libraries, where the reader can tell them.
-        moments: what was added after every operation, where the reader can tell.
+        overhead: reserved over allocated bytes at the peak, minus one.
+        workspaces: of libraries, where the reader knows them.
+        moments: what had been added after every operation, where the reader knows it.
         operations: a number for each of them, the same for the same operation.
-        widths: places a graph of the dense blocks that its layers asked for, where the reader can
-            tell.
-        turns: the block that each of the operations is for, inside loops over blocks; empty where
-            the reader cannot tell.
-        blocks: how many of them the longest loop goes through, where the reader can tell.
+        widths: places per graph of the dense blocks that its layers requested, where the reader
+            knows them.
+        turns: the block that each of the operations belongs to, inside loops over blocks; empty
+            where the reader does not know.
+        blocks: how many blocks the longest loop goes through, where the reader knows it.
     """
 
     step: int
@@ -86,7 +86,7 @@ class Reading(NamedTuple):
 
 
 def blocks_of(turns: Iterable[Turn | None]) -> int:
-    """How many blocks the longest loop goes through, by whose turn it was; 1 without a loop."""
+    """How many blocks the longest loop goes through, from the operations' turns; 1 without one."""
     return max((turn.block for turn in turns if turn is not None), default=0) + 1
 
 
@@ -99,12 +99,12 @@ class MemoryReader(Protocol):
     name: str
 
     def open(self, probed: Probed) -> AbstractContextManager[Read]:
-        """Gives a function that reads one step at a capacity; puts everything back at the end."""
+        """Yields a function that reads one step at a capacity; restores everything at the end."""
         ...
 
 
 class GivenReader:
-    """Answers with a function of the capacity: bytes, or a whole :class:`Reading`."""
+    """Reads from a function of the capacity that returns bytes, or a whole :class:`Reading`."""
 
     def __init__(
         self, bytes_of: Callable[[Capacity], int | Reading], name: str = "given numbers"
@@ -114,10 +114,10 @@ class GivenReader:
 
     @contextmanager
     def open(self, probed: Probed) -> Iterator[Read]:
-        """Runs nothing."""
+        """Opens nothing and runs nothing."""
 
         def read(capacity: Capacity) -> Reading:
-            """The bytes as given, or a reading as it is."""
+            """Returns a reading as given, or one made from the given bytes."""
             found = self._bytes_of(capacity)
             return found if isinstance(found, Reading) else Reading(int(found))
 

@@ -1,4 +1,4 @@
-"""Bytes of a model that are there at any capacity: parameters, buffers, gradients, state."""
+"""Bytes of a model that exist at any capacity: parameters, buffers, gradients, state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from staticgraph.steps.computation.model_setup import Subject
 
 
 def resident_bytes(subject: Subject) -> ResidentBytes:
-    """What a model in training keeps, once its optimizer has stepped; read off a fake twin."""
+    """The bytes that a model in training keeps after a step, computed on a fake twin."""
     parameters = list(subject.model.parameters())
     trained = [p for p in parameters if p.requires_grad] if subject.loss is not None else []
     optimizer = 0
@@ -39,7 +39,7 @@ def resident_bytes(subject: Subject) -> ResidentBytes:
 
 
 def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
-    """Bytes of the state that an optimizer has now."""
+    """Bytes of an optimizer's current state."""
     if optimizer is None:
         return 0
     found = (v for values in optimizer.state.values() for v in values.values())
@@ -47,6 +47,6 @@ def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
 
 
 def distinct_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages behind tensors, each once."""
+    """Bytes of the storages of tensors, each counted once."""
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

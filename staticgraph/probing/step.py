@@ -1,4 +1,4 @@
-"""The step that a probe reads: what the runner does, with a stop between backward and update."""
+"""The step that a probe reads: what the runner does, with a hook between backward and update."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from staticgraph.steps.state.training_state import evaluating
 
 
 class ProbeStep:
-    """One step of a subject: gradients freed, ``accumulate`` times forward and backward, then the
-    optimizer. Without a loss, one evaluation without gradients. Kernels are chosen as for large
-    batches, and for ``device`` where the tensors stand for those of another.
+    """One step of a subject: forward, backward and update, or an evaluation.
+
+    Gradients are freed, then forward and backward run ``accumulate`` times, then the optimizer.
+    Without a loss, it is one evaluation without gradients. Kernels are chosen as for large batches,
+    and for ``device`` where the tensors stand in for those of another device.
 
     Attributes:
-        widths: of the dense blocks that layers asked for in the last forward.
+        widths: of the dense blocks that layers requested in the last forward.
     """
 
     def __init__(self, subject: Subject, accumulate: int, device: str | None = None) -> None:
@@ -30,11 +32,11 @@ class ProbeStep:
         self._accumulate = accumulate
         self._trains = subject.loss is not None
         self._computation = Computation(subject)
-        self._computation.assume_rows()  # what is measured is a step alone
+        self._computation.assume_rows()  # only the step itself is measured
         self.widths: tuple[int, ...] = ()
 
     def free_gradients(self) -> None:
-        """No parameter has a gradient afterwards."""
+        """Sets every parameter's gradient to None."""
         for parameter in self._model.parameters():
             parameter.grad = None
 
@@ -50,7 +52,7 @@ class ProbeStep:
         return result
 
     def __call__(self, batch: StaticBatch, between: Callable[[], Any] | None = None) -> Any:
-        """Runs the step; calls ``between`` after the backward and returns what that gave."""
+        """Runs the step; calls ``between`` after the backward and returns its result."""
         with choosing(self._device):
             return self._run(batch, between)
 
@@ -62,7 +64,7 @@ class ProbeStep:
         self._model.train()
         self.free_gradients()
         for _ in range(self._accumulate):
-            self._loss(batch).backward()  # held by no name: the update comes after it is gone
+            self._loss(batch).backward()  # not bound to a name, so it is freed before the update
         marked = between() if between is not None else None
         if self._optimizer is not None:
             self._optimizer.step()

@@ -1,8 +1,8 @@
-"""A model with this library's kernels under it for as long as it is looked at.
+"""A model with this library's kernels, for the duration of a ``with`` block.
 
-The problem: a training that will turn kernels on takes other memory than the model as it stands,
-and ``convert(model, kernels=True)`` is for good. The idea: only classes and a few attributes of
-modules change by it, so these are put back; parameters and buffers never move.
+The problem: a training that will enable kernels takes different memory from the unconverted model,
+and ``convert(model, kernels=True)`` is permanent. The idea: it changes only classes and a few
+attributes of modules, so these are restored; parameters and buffers never move.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from staticgraph.nn.convert import convert
 
 @contextmanager
 def with_kernels(model: torch.nn.Module) -> Iterator[None]:
-    """As a ``with`` block: inside, the model is as ``convert(model, kernels=True)`` makes it."""
+    """Within the block, the model is as ``convert(model, kernels=True)`` makes it."""
     modules = [(m, type(m), dict(vars(m)), _registered(m)) for m in model.modules()]
     found = (own.get("_staticgraph") for _, _, own, _ in modules)
     context = next((one for one in found if isinstance(one, BatchContext)), None)
@@ -42,5 +42,5 @@ def with_kernels(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _registered(module: torch.nn.Module) -> dict[str, Any]:
-    """Copies of what a module keeps its buffers in: some fused forms have one more."""
+    """Copies of the containers of a module's buffers: some fused forms have one more buffer."""
     return {name: vars(module)[name].copy() for name in ("_buffers", "_non_persistent_buffers_set")}

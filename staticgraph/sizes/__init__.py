@@ -1,1 +1,1 @@
-"""Sizes of graphs, the limits they are held to, and how many graphs have which."""
+"""Sizes of graphs, limits on them, and how many graphs have which size."""

@@ -1,22 +1,22 @@
-"""Which way the attention of a bucket goes, and how it is cut into blocks: arithmetic alone.
+"""Choosing the path of a bucket's attention and cutting it into blocks: arithmetic only.
 
-Dense attention over ``[G, M]`` costs ``G * M * M`` entries although one molecule of 222 nodes
-stands among a hundred of 25. Order the graphs of a batch by falling size: the ``i``-th of them has
-at most ``(N - 1) / i`` nodes, since the ``i`` largest together have no more than ``N - 1``. So
-they can be cut into a few blocks, each as wide as the bound of its first graph, and every batch
-that fits the bucket fits the blocks. A capacity that promises more of the data's order statistics
+Dense attention over ``[G, M]`` costs ``G * M * M`` entries even if a single molecule of 222 nodes
+is among a hundred of 25. Sort the graphs of a batch by descending size: the ``i``-th graph has at
+most ``(N - 1) / i`` nodes, since the ``i`` largest together have no more than ``N - 1``. So they
+can be cut into a few blocks, each as wide as the bound of its first graph, and every batch that
+fits the bucket fits the blocks. A capacity that promises more of the data's order statistics
 (:attr:`Capacity.order_statistics`) has narrower blocks, and the batcher keeps the promise.
 
 Three more paths have no blocks: ``flex`` (one sequence of all nodes, tiles of a document mask),
-``varlen`` (one sequence a graph) and ``kernel`` (this library's own, tiles of each graph). What
-each costs is counted here the same way, as entries that its tiles cover in the costliest batch of
-the bucket, and what each block launches is charged as the entries of that time, so that a choice is
-a comparison of numbers with a reason beside it. Where the kernel can run it stands for the dense
-paths, whose arithmetic it does in one launch each way. The counts are arithmetic; no path but the
-first was timed on a GPU for them.
+``varlen`` (one sequence per graph) and ``kernel`` (this library's own, tiles of each graph). The
+cost of each is counted the same way, as the entries that its tiles cover in the costliest batch of
+the bucket, and the launches of each block are charged as the entries computed in that time, so that
+a choice is a comparison of numbers and comes with a reason. Where the kernel can run it replaces
+the dense paths, since it does their arithmetic in one launch each for forward and backward. The
+counts are arithmetic; no path but the first was timed on a GPU for them.
 
-The layers (:mod:`staticgraph.nn.attention.paths`) and the model of memory both ask here. Plain
-numbers, since :func:`attention_path` is traced with the step.
+Both the layers (:mod:`staticgraph.nn.attention.paths`) and the memory model use this module. It
+uses plain numbers, since :func:`attention_path` is traced with the step.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
 
 PATHS = ("auto", "dense", "size-classed", "flex", "varlen", "kernel")
-# Entries that a block must be worth: it costs half a dozen kernels forward and backward, 2 us
-# each where recorded, in which an H200 computes about this many entries of 64 columns.
+# Entries that a block must save: it costs half a dozen kernels forward and backward, 2 us each
+# where recorded, in which an H200 computes about this many entries of 64 columns.
 ENTRIES_A_BLOCK = 20_000
 MAX_BLOCKS = 6
-# Below this percentage of the entries of a simpler path the other one is taken.
+# A path replaces a simpler one if its entries are below this percentage of the simpler path's.
 WORTH_IT = 75
-# Rows and columns of a tile of torch's block mask (its own default).
+# Rows and columns of a tile of torch's block mask (torch's default).
 FLEX_TILE = 128
 # Rows and columns of the tiles that flash attention's kernels work on, for heads of up to 128.
 VARLEN_TILE = (128, 64)
-# Rows of a tile of our kernel, a side: a molecule is one tile or few; sixteen is the least of the
-# matrix unit. Wide heads leave room in the registers for no more.
+# Rows and columns of a tile of this library's kernel: a molecule is one tile or a few; sixteen is
+# the minimum of the matrix unit. Wide heads leave registers for no more.
 KERNEL_TILE, KERNEL_LEAST_TILE = 32, 16
 KERNEL_WIDE_HEAD = 64
-# Columns of a head that the kernel keeps in registers beside its sums.
+# The most columns of a head that the kernel keeps in registers together with its sums.
 KERNEL_MOST_HEAD = 128
 # Bytes that a row of one head must be a multiple of, for the kernels' vector loads.
 HEAD_ALIGNMENT_BYTES = 16
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-# The least columns of a head in torch's flex_attention on CUDA, the most in flash attention.
+# The fewest columns of a head in torch's flex_attention on CUDA, the most in flash attention.
 FLEX_LEAST_HEAD = 16
 VARLEN_MOST_HEAD = 256
 
 
 class AttentionBlock(NamedTuple):
-    """``graphs`` graphs by falling size from the ``first`` on, each with ``width`` places."""
+    """``graphs`` graphs by descending size, starting at ``first``, each with ``width`` places."""
 
     first: int
     graphs: int
@@ -61,22 +61,22 @@ class AttentionBlock(NamedTuple):
 
     @property
     def places(self) -> int:
-        """Rows of the block."""
+        """The rows of the block."""
         return self.graphs * self.width
 
 
 class AttentionSetting(NamedTuple):
-    """Where attention runs and with what options, as far as that rules a path out.
+    """Where attention runs and with which options, as far as that rules out a path.
 
     Attributes:
         device: ``cuda`` or ``cpu``.
         dtype: of queries, keys and values, such as ``float32``.
-        head: columns of one head; 0 where it is not known.
+        head: columns of one head; 0 where unknown.
         dropout: of the attention weights, 0 outside training.
-        extra_keys: what gives each graph keys that are no nodes, in words; or empty.
-        compiled: inside a compiled step.
+        extra_keys: what gives each graph keys that are not nodes, in words; or empty.
+        compiled: whether it runs inside a compiled step.
         kernels: whether the model was converted with this library's kernels.
-        training: in training mode, which is timed apart from evaluation.
+        training: whether in training mode, which is timed separately from evaluation.
     """
 
     device: str = "cpu"
@@ -118,7 +118,7 @@ class AttentionSetting(NamedTuple):
         return ""
 
     def discourages(self, path: str) -> str:
-        """Why ``auto`` leaves a possible path to those who ask for it; empty where it does not."""
+        """Why ``auto`` leaves a possible path to explicit requests; empty where it does not."""
         if path == "flex" and self.device != "cuda":
             return "on a CPU it is a reference of N * N entries"
         if path == "flex" and not self.compiled:
@@ -131,16 +131,16 @@ class AttentionSetting(NamedTuple):
 
 
 class AttentionPath(NamedTuple):
-    """How a bucket's attention is laid out, and what the other ways would have cost.
+    """How a bucket's attention is laid out, and what the alternatives would have cost.
 
     Attributes:
-        name: one of :data:`PATHS` but ``auto``.
-        asked: what the user chose.
-        blocks: by falling size, of the two dense paths; empty for the others.
-        costs: entries at most, by path.
-        pairs: pairs of nodes that attend to each other in the costliest batch, at most.
-        ruled_out: path and reason, of those that were not compared.
-        by_time: ``auto`` took it because it was timed on the device, whatever it costs by count.
+        name: one of :data:`PATHS` except ``auto``.
+        asked: the path that the user chose.
+        blocks: of the two dense paths, by descending size; empty for the others.
+        costs: the most entries of each path.
+        pairs: the most pairs of nodes that attend to each other, in the costliest batch.
+        ruled_out: path and reason for each path that was not compared.
+        by_time: whether ``auto`` took it because of timings on the device, whatever its count.
     """
 
     name: str
@@ -153,12 +153,12 @@ class AttentionPath(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """Entries of the chosen path, at most."""
+        """The most entries of the chosen path."""
         return dict(self.costs)[self.name]
 
     @property
     def reason(self) -> str:
-        """The choice in words, with the numbers it rests on."""
+        """The choice in words, with the numbers that led to it."""
         costs = dict(self.costs)
         out = dict(self.ruled_out)
         shown = [
@@ -179,19 +179,19 @@ def attention_path(
     setting: AttentionSetting | None = None,
     timed: str = "",
 ) -> AttentionPath:
-    """The path of a bucket's attention.
+    """Chooses the path of a bucket's attention.
 
     Args:
         capacity: the bucket.
-        asked: a path, or ``auto``: the one with the fewest entries, where that is fewer by a
-            margin than a simpler one has.
-        setting: where it runs; None compares the two dense paths alone.
+        asked: a path, or ``auto`` for the path with the fewest entries, if it beats a simpler
+            path by a margin.
+        setting: where it runs; None compares only the two dense paths.
         timed: the path that was fastest on the device, which ``auto`` takes where it is possible;
             empty where none was timed.
 
     Raises:
-        NotStatic: the path that was asked for is impossible there.
-        ValueError: another name.
+        NotStatic: the requested path is impossible there.
+        ValueError: an unknown name.
     """
     if asked not in PATHS:
         raise ValueError(f"attention={asked!r}; choose one of {', '.join(PATHS)}")
@@ -236,8 +236,10 @@ def attention_path(
 
 
 def rivals(capacity: Capacity, setting: AttentionSetting) -> tuple[str, ...]:
-    """The paths that only time can tell apart, simplest first: the best by count without
-    ``varlen``, and ``varlen``, whose kernels are another's. One alone where there is no choice.
+    """The paths that only timing can decide between, simplest first.
+
+    They are the best path by count without ``varlen``, and ``varlen``, whose kernels come from
+    another library. Only one path is returned where there is no choice.
 
     Args:
         capacity: the bucket.
@@ -251,19 +253,20 @@ def rivals(capacity: Capacity, setting: AttentionSetting) -> tuple[str, ...]:
 
 
 def kernel_tile(longest: int, head: int) -> int:
-    """Rows of a tile of our kernel, by the longest graph's nodes and the columns of a head."""
+    """Rows of a tile of this library's kernel, for the longest graph and the columns of a head."""
     small = longest <= KERNEL_LEAST_TILE or head > KERNEL_WIDE_HEAD
     return KERNEL_LEAST_TILE if small else KERNEL_TILE
 
 
 def charged(entries: int, blocks: int) -> int:
-    """Entries of blocks, and what the launches of the blocks cost, in entries."""
+    """Entries of blocks plus the cost of launching the blocks, in entries."""
     return entries + blocks * ENTRIES_A_BLOCK
 
 
 def _least(costs: tuple[tuple[str, int], ...], blocks: int, ruled_out: list[str]) -> str:
-    """The kernel where it can be, else one block of all; each other path must cost less than the
-    best so far by the margin, launches included. All but the blocks by size launch as one does."""
+    """Starts from the kernel where it is possible, else from one dense block; every other path must
+    cost less than the best so far by the margin, launches included. Every path except the blocks by
+    size is charged as one block."""
     whole = {path: charged(cost, blocks if path == "size-classed" else 1) for path, cost in costs}
     name = "dense" if "kernel" in ruled_out else "kernel"
     dense = ("size-classed",) if name == "dense" else ()
@@ -282,7 +285,7 @@ def _entries(blocks: tuple[AttentionBlock, ...]) -> int:
 
 
 def blocks_of(capacity: Capacity) -> tuple[AttentionBlock, ...]:
-    """As the capacity promises, or as its limits alone allow."""
+    """The blocks that the capacity's promise allows or, without one, its limits alone."""
     if not capacity.order_statistics:
         return _cut(capacity.node_limit, capacity.graphs, capacity.max_graph_nodes)
     ends = [first for first, _ in capacity.order_statistics[1:]] + [capacity.graphs]
@@ -295,7 +298,14 @@ def blocks_of(capacity: Capacity) -> tuple[AttentionBlock, ...]:
 def clipped(
     blocks: tuple[AttentionBlock, ...], nodes: int, graphs: int, largest: int
 ) -> tuple[AttentionBlock, ...]:
-    """As much of each block as so many nodes and graphs, the largest of so many nodes, can need."""
+    """The parts of the blocks that batches with these limits can need.
+
+    Args:
+        blocks: by descending size.
+        nodes: nodes of all graphs together, at most.
+        graphs: number of graphs, at most.
+        largest: nodes of the largest graph, at most.
+    """
     found = []
     for block in blocks:
         left = min(block.graphs, max(1, graphs) - block.first)
@@ -306,7 +316,8 @@ def clipped(
 
 
 def _costliest(capacity: Capacity, blocks: tuple[AttentionBlock, ...]) -> list[tuple[int, int]]:
-    """Graphs and their nodes in the batch of most pairs: the nodes go to the widest places."""
+    """Numbers of graphs and their nodes in the batch with the most pairs: nodes fill the widest
+    places first."""
     left, found = capacity.node_limit, []
     for block in blocks:
         full = min(block.graphs, left // block.width)
@@ -319,8 +330,9 @@ def _costliest(capacity: Capacity, blocks: tuple[AttentionBlock, ...]) -> list[t
 
 
 def _flex_entries(capacity: Capacity, pairs: int) -> int:
-    """Tiles of the block mask: the diagonal, and on either side of each border between two tiles
-    what the graph across it reaches; that graph is as large as a node's graph is on average."""
+    """Tiles of the block mask: the diagonal and, on either side of each border between two tiles,
+    the reach of the graph that crosses it, whose size is taken as that of an average node's
+    graph."""
     rows = -(-capacity.nodes // FLEX_TILE)
     across = pairs // max(1, capacity.node_limit)
     tiles = rows + (rows - 1) * (2 + across // FLEX_TILE)
@@ -330,7 +342,7 @@ def _flex_entries(capacity: Capacity, pairs: int) -> int:
 def _tile_entries(
     capacity: Capacity, costliest: list[tuple[int, int]], tile: tuple[int, int]
 ) -> int:
-    """Tiles of each graph; one that is smaller than a tile costs a tile all the same."""
+    """Tiles of each graph; a graph smaller than a tile still costs a whole tile."""
     rows, columns = tile
     total, seen = 0, 0
     for graphs, nodes in costliest:
@@ -340,11 +352,11 @@ def _tile_entries(
 
 
 def _cut(nodes: int, graphs: int, widest: int) -> tuple[AttentionBlock, ...]:
-    """The largest graph to the smallest in blocks that begin in geometric progression.
+    """Cuts the graphs, largest to smallest, into blocks that begin in geometric progression.
 
     Up to place ``nodes / widest`` every graph can be the widest. From there on the bound falls as
     one over the place, and of all cuts into ``k`` blocks one with equal ratios has the fewest
-    entries; ``k`` is where another block no longer saves what it costs.
+    entries; ``k`` is chosen where another block no longer saves what it costs.
     """
     first = max(1, nodes // widest)
     if first >= graphs:

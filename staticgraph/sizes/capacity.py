@@ -3,8 +3,8 @@
 A *size* is a graph's tuple of counts, a *capacity* the same tuple as a limit. Pure numbers: no
 torch, no device, no state.
 
-The legend used everywhere: ``N`` nodes, ``E`` edges, ``G`` graphs, ``M`` nodes of the largest
-graph; capitals are capacities (physical rows), lower case what is really there.
+The notation used everywhere: ``N`` nodes, ``E`` edges, ``G`` graphs, ``M`` nodes of the largest
+graph; upper case for capacities (physical rows), lower case for real counts.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ class GraphSize(NamedTuple):
 class Capacity:
     """The physical rows of a bucket: ``N`` nodes, ``E`` edges, ``G`` graphs.
 
-    One node and one graph are a reserve for padding that real graphs never fill (jraph's rule), so
-    the rows that graphs may use are :attr:`node_limit`, :attr:`edge_limit` and :attr:`graph_limit`.
-    ``max_graph_nodes`` is ``M``, the nodes of the largest single graph that the bucket takes; dense
-    attention costs ``G * M * M``.
+    One node and one graph are reserved for padding and never filled by real graphs (jraph's rule),
+    so the rows that graphs may use are :attr:`node_limit`, :attr:`edge_limit` and
+    :attr:`graph_limit`. ``max_graph_nodes`` is ``M``, the nodes of the largest single graph that
+    the bucket takes; dense attention costs ``G * M * M``.
 
     A data set may have further components (triplets, the nodes of one type): ``extra`` names the
-    physical rows of each, of which one is a reserve as well. ``edge_reserve`` keeps edges for
-    padding where an index counts edges, since its own padding must point at some. ``node_reserve``
-    is 2 where nodes have positions: padding edges must join two nodes that stand apart.
+    physical rows of each, one of which is reserved as well. ``edge_reserve`` keeps edges for
+    padding where an index counts edges, since its own padding must point at some edge.
+    ``node_reserve`` is 2 where nodes have positions: padding edges must join two nodes at different
+    positions.
 
-    ``order_statistics`` promises more of the batches that the bucket takes: pairs ``(k, width)``,
-    the ``k`` ascending from 0, such that with the graphs in order of falling size the ``k``-th,
+    ``order_statistics`` promises more about the batches that the bucket takes: pairs ``(k, width)``
+    with ``k`` ascending from 0, such that with the graphs sorted by descending size the ``k``-th,
     counted from zero, and all after it have at most ``width`` nodes. The first width is ``M``.
-    Without any, the limits alone bound them.
+    Without any pairs, only the limits bound them.
 
-    The numbers must all differ, because the leading size of a tensor tells whether its rows are
-    nodes, edges, graphs or one of the others.
+    The numbers must all differ, because the leading dimension of a tensor tells whether its rows
+    are nodes, edges, graphs or one of the others.
 
     Raises:
         ValueError: a number is too small, two of them are equal, or ``M`` exceeds ``N - 1``.
@@ -117,10 +118,10 @@ class Capacity:
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Capacity:
-        """``(nodes, edges, graphs)``, or with ``max_graph_nodes`` after them.
+        """A capacity from ``(nodes, edges, graphs)``, optionally followed by ``max_graph_nodes``.
 
         Raises:
-            ValueError: as many numbers as that are not there.
+            ValueError: not three or four numbers.
         """
         if len(numbers) not in (3, 4):
             raise ValueError(
@@ -131,7 +132,7 @@ class Capacity:
         return cls(nodes, edges, graphs, more[0] if more else 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; the order statistics stand under ``ranks``."""
+        """The capacity as plain values, for JSON; the order statistics are under ``ranks``."""
         values: dict[str, Any] = {
             "nodes": self.nodes,
             "edges": self.edges,
@@ -150,11 +151,11 @@ class Capacity:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Capacity:
-        """What :meth:`to_dict` gave.
+        """Rebuilds a capacity from the output of :meth:`to_dict`.
 
         Raises:
             TypeError: a key is missing or unknown.
-            ValueError: as for the numbers themselves.
+            ValueError: the numbers are not a valid capacity.
         """
         values = dict(values)
         extra, pairs = dict(values.pop("extra", ())), tuple(values.pop("ranks", ()))
@@ -171,7 +172,7 @@ class Capacity:
         edge_reserve: int = 0,
         node_reserve: int = 1,
     ) -> Capacity:
-        """A capacity of at least these rows, raised by a few where numbers coincide."""
+        """A capacity of at least these rows, increased slightly where numbers coincide."""
         if edges == nodes:
             edges += 1
         while graphs in (nodes, edges):
@@ -209,7 +210,7 @@ class Capacity:
 
     @property
     def size_limits(self) -> tuple[int, ...]:
-        """Limits of nodes, of edges, and of the further components: of each column of a size."""
+        """Limits of nodes, edges and the further components, one per column of a size."""
         return (self.node_limit, self.edge_limit, *self.extra_limits)
 
     def rows(self, level: str) -> int:
@@ -223,7 +224,7 @@ class Capacity:
 
     @property
     def graph_limit(self) -> int:
-        """Graphs that may be real."""
+        """Graphs that may be real, one less than the physical rows."""
         return self.graphs - 1
 
     def holds(self, size: GraphSize) -> bool:
@@ -234,8 +235,7 @@ class Capacity:
         )
 
     def order_statistics_hold(self, nodes: ArrayLike) -> bool:
-        """Whether graphs of these nodes, ``[g]`` in any order, keep to
-        :attr:`order_statistics`."""
+        """Whether graphs with these node counts, ``[g]`` in any order, keep the promised widths."""
         if not self.order_statistics:
             return True
         falling = -np.sort(-np.asarray(nodes, dtype=np.int64))

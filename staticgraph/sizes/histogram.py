@@ -1,7 +1,7 @@
-"""How many graphs have each size: ogbg-molhiv's 32,901 training graphs are 795 pairs.
+"""How many graphs have each size: ogbg-molhiv's 32,901 training graphs have 795 distinct sizes.
 
-Everything that decides shapes (packing, buckets, the memory budget) needs only how large the graphs
-are, never what they carry.
+Everything that decides shapes (packing, buckets, the memory budget) needs only the sizes of the
+graphs, never their features.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from staticgraph.sizes.whole_numbers import (
 )
 from staticgraph.text.how_many import how_many
 
-# Rows that are counted at once; sorting them takes some ten times their 16 bytes.
+# Rows that are counted at once; sorting them takes about ten times their 16 bytes.
 AT_ONCE = 1 << 21
 
 
@@ -34,13 +34,12 @@ class SizeHistogram:
     """Distinct sizes and how many graphs have each, in lexicographic order.
 
     Attributes:
-        sizes: ``[T, C]`` int64, one distinct size a row.
+        sizes: ``[T, C]`` int64, one distinct size per row.
         counts: ``[T]`` int64, how many graphs have it, each at least 1.
         components: the ``C`` names of the columns; the first two are nodes and edges.
 
     Raises:
-        ValueError: the shapes do not fit each other, a number is too small, or 64 bits do not hold
-            the total.
+        ValueError: the shapes do not match, a number is too small, or a total is not below 2^62.
     """
 
     sizes: IntArray
@@ -82,7 +81,7 @@ class SizeHistogram:
 
     @classmethod
     def merged(cls, histograms: Sequence[SizeHistogram]) -> SizeHistogram:
-        """That of all graphs that several count; at least one, all of the same components."""
+        """The combined histogram of several, at least one, all with the same components."""
         distinct, member, _ = distinct_rows(np.concatenate([each.sizes for each in histograms]))
         counts = np.zeros(len(distinct), np.int64)
         np.add.at(counts, member, np.concatenate([each.counts for each in histograms]))
@@ -110,7 +109,7 @@ class SizeHistogram:
             raise ValueError(f"{path}: the column {twice!r} appears twice; rename or drop one")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a file without rows, which is told below
+                warnings.simplefilter("ignore")  # about a file without rows, which raises below
                 rows = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
         except (ValueError, OverflowError) as error:
             raise ValueError(f"{path}: {error}; expected whole numbers below the header") from None
@@ -125,7 +124,7 @@ class SizeHistogram:
 
     @property
     def num_graphs(self) -> int:
-        """All graphs counted."""
+        """The number of graphs counted."""
         return int(self.counts.sum())
 
     @property

@@ -1,10 +1,10 @@
-"""Rows that a capacity keeps in addition to those for graphs, as the fields of the data require.
+"""Rows that a capacity reserves in addition to those for graphs, as the fields of the data require.
 
 The problem: an index that counts edges needs an edge for its padding, positions need two padding
-nodes apart, and where nodes have types, the rows of all types together must be no type's own. The
-idea: whoever makes up or rounds a capacity, for a plan or for a probe, dresses it here last. The
-invariant: rows never fall; where nodes have types, all nodes and all edges become the sums that
-their types make. Pure numbers.
+nodes at different positions, and where nodes have types, the total rows of all types must differ
+from the rows of every type. The idea: code that creates or rounds a capacity, for a plan or for a
+probe, adds the reserves here as its last step. The invariant: rows never decrease; where nodes have
+types, the node and edge totals become the sums over their types. Pure numbers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from staticgraph.sizes.capacity import Capacity
 
 
 def with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
-    """The capacity with an edge kept for padding where an index counts edges, two nodes where they
-    have positions, and with totals that no type has where nodes have types, so that a concatenation
-    of all is known by its size."""
+    """Adds the reserves that the schema requires to a capacity.
+
+    An edge is reserved for padding where an index counts edges, and a second node where nodes have
+    positions. Where nodes have types, the totals are raised until no type has the same number of
+    rows, so that a concatenation of all types is recognized by its size.
+    """
     if schema is None:
         return capacity
     reserve = int(schema.counts_edges)
@@ -55,8 +58,8 @@ def with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
 
 
 def _raised(rows: int, taken: set[int], others: int = 0) -> int:
-    """The first number from ``rows`` on that is not taken, nor, where ``others`` are added to it,
-    their sum; both are taken from now on. Both rise by one at every try, so one is found."""
+    """The first number from ``rows`` upwards that is not taken and whose sum with ``others`` is not
+    taken; both are then marked as taken. Both grow by one per try, so the search terminates."""
     while rows in taken or rows + others in taken:
         rows += 1
     taken.update((rows, rows + others))
@@ -64,8 +67,8 @@ def _raised(rows: int, taken: set[int], others: int = 0) -> int:
 
 
 def _with_total(rows: dict[str, int], types: list[str], taken: set[int]) -> int:
-    """Raises the rows of the last of some types until they and the total are told from all that is
-    taken; gives the total."""
+    """Raises the rows of the last type until they and the total differ from everything that is
+    taken; returns the total."""
     others = sum(rows[name] for name in types[:-1])
     if types:
         rows[types[-1]] = _raised(rows[types[-1]], taken, others)

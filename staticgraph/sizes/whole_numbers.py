@@ -1,4 +1,4 @@
-"""Whole numbers, never rounded: counts, sizes and indices as int64."""
+"""Whole numbers as int64, never rounded: counts, sizes and indices."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 
 IntArray = NDArray[np.int64]
 
-# Totals of a histogram stay below this, so that no sum or product of them leaves int64.
+# Totals of a histogram stay below this, so that their sums and products stay within int64.
 MOST_ROWS = 2**62
 
 
 def whole_numbers(values: ArrayLike, what: str, error: type[ValueError] = ValueError) -> IntArray:
-    """The values as int64, never rounded: 2.0 is 2, and 2.7 is refused.
+    """Converts the values to int64 without rounding: 2.0 becomes 2, and 2.7 raises.
 
     Args:
         values: numbers of any dtype and shape.
-        what: they are, for the message.
+        what: what the values are, for the message.
         error: the type to raise.
 
     Raises:
@@ -42,10 +42,16 @@ def whole_numbers(values: ArrayLike, what: str, error: type[ValueError] = ValueE
 
 
 def distinct_rows(rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Distinct rows of ``[n, C]`` numbers of at least 0 in lexicographic order, which of them each
-    row is ``[n]``, and how often each occurs. As ``np.unique`` gives them, a dozen times faster
-    where a row fits one number."""
-    # Python's integers: a float loses the 1 beyond 2^53.
+    """Finds the distinct rows of ``[n, C]`` whole numbers.
+
+    The result is that of ``np.unique``, a dozen times faster where the numbers are at least 0 and
+    a row fits into one number.
+
+    Returns:
+        The distinct rows in lexicographic order, the index ``[n]`` of each row among them, and how
+        often each occurs.
+    """
+    # Python integers: a float loses the 1 above 2^53.
     shape = tuple(int(most) + 1 for most in np.atleast_1d(rows.max(axis=0, initial=0)))
     if rows.ndim == 2 and len(rows) and rows.min() >= 0 and math.prod(shape) < MOST_ROWS:
         keys = np.ravel_multi_index(tuple(rows.T), shape)
@@ -57,8 +63,10 @@ def distinct_rows(rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def counted_rows(rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Distinct rows and how often each occurs, as :func:`distinct_rows` has them; without sorting
-    where all that could be are few."""
+    """Distinct rows and how often each occurs, as in :func:`distinct_rows`.
+
+    Nothing is sorted where the number of possible rows is small.
+    """
     shape = tuple(int(most) + 1 for most in np.atleast_1d(rows.max(axis=0, initial=0)))
     few = math.prod(shape) <= max(1 << 16, 2 * len(rows))
     if not (few and rows.ndim == 2 and len(rows) and rows.min() >= 0):
@@ -70,13 +78,15 @@ def counted_rows(rows: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def pointer_dtype(edges: int) -> str:
-    """The dtype of pointers into so many edges, the end included: int32 while it holds them."""
+    """The dtype of pointers into ``edges`` edges, end included: int32 if it can hold them."""
     return "int32" if edges <= np.iinfo(np.int32).max else "int64"
 
 
 def stacked(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Whole numbers ``[n]`` of at least 0 side by side, ``[n, C]``, in the narrowest signed dtype
-    that holds them; signed, so that a difference of two is one, too."""
+    """Stacks columns ``[n]`` of whole numbers of at least 0 into a table ``[n, C]``.
+
+    The dtype is the narrowest signed one that holds them; signed, so that differences stay valid.
+    """
     most = max((int(column.max(initial=0)) for column in columns), default=0)
     dtype = next(d for d in (np.int16, np.int32, np.int64) if most <= np.iinfo(d).max)
     table = np.empty((len(columns[0]), len(columns)), dtype)

@@ -1,4 +1,4 @@
-"""Everything that is patched, by whose it is. Each point names its symbol and says why."""
+"""All patches, grouped by the library or component they patch. Each names its symbol and reason."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ GROUPS = (cuda, fakes, dynamo, triton, attention, inductor, library)
 
 
 def install(guard: ctypes.CDLL, target: TargetDevice, leave_out: str | None = None) -> PatchPoints:
-    """Patches this process, for good.
+    """Patches this process permanently.
 
     Args:
-        guard: as :func:`staticgraph.dryrun.guard.load` gives it.
-        target: the device to believe in.
-        leave_out: a symbol not to patch; the self-test is tested with it.
+        guard: as returned by :func:`staticgraph.dryrun.guard.load`.
+        target: the device to emulate.
+        leave_out: a symbol not to patch, used to test the self-test.
 
     Raises:
-        DryRunBroken: torch has no such symbol any more; the message names it.
+        DryRunBroken: torch no longer has a symbol; the message names it.
     """
     points = PatchPoints(leave_out)
     with points.of("guard"):

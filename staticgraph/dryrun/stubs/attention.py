@@ -1,8 +1,8 @@
-"""Which kernel attention takes: torch asks the device, and without one computes explicit weights.
+"""The choice of attention's kernel: without a device to query, torch uses explicit weights.
 
-What is emulated (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): in half precision without a
-mask flash attention; else the memory-efficient kernel; explicit weights where rows are not aligned
-to 16 bytes, in float64, and where the operands are not ``[batch, heads, rows, columns]``.
+What is emulated (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): flash attention in half
+precision without a mask; else the memory-efficient kernel; explicit weights where rows are not
+aligned to 16 bytes, in float64, and where the operands are not ``[batch, heads, rows, columns]``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EMULATED = (
 
 
 def install(points: PatchPoints, target: TargetDevice) -> None:
-    """Chooses as a device would."""
+    """Patches attention to choose its kernel as on a device."""
     real = points.real(SYMBOL, WHY)
     aten = torch.ops.aten
 
@@ -41,7 +41,7 @@ def install(points: PatchPoints, target: TargetDevice) -> None:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """As torch's function; its fused kernel of the target device where that would be chosen."""
+        """Like torch's function, but with the fused kernel that the target would choose, if any."""
         width = query.shape[-1]
         aligned = (width * query.dtype.itemsize) % ALIGNED_BYTES == 0
         if (

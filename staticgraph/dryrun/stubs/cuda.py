@@ -1,4 +1,4 @@
-"""``torch.cuda``: one device, always current, with the numbers of a sheet and nothing behind it."""
+"""``torch.cuda``: one device, always current, with the numbers of a data sheet and no hardware."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANDOM_STATE_BYTES = 16
 
 
 def properties(target: TargetDevice) -> SimpleNamespace:
-    """What ``torch.cuda.get_device_properties`` says of a device."""
+    """The result of ``torch.cuda.get_device_properties`` for a target."""
     return SimpleNamespace(
         name=target.device,
         major=target.capability[0],
@@ -40,28 +40,28 @@ def properties(target: TargetDevice) -> SimpleNamespace:
 
 
 def stream(device: Any = None) -> SimpleNamespace:
-    """The one stream."""
+    """The only stream."""
     return SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0)
 
 
 class Event:
-    """An event of the one stream, on which nothing is ever waited for."""
+    """An event of the only stream, which never waits."""
 
     def __init__(self, **options: Any) -> None:
-        """As ``torch.cuda.Event``; options change nothing."""
+        """Accepts the options of ``torch.cuda.Event`` and ignores them."""
 
     def record(self, stream: Any = None) -> None:
-        """Nothing runs."""
+        """Does nothing, since nothing runs."""
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing runs."""
+        """Does nothing, since nothing runs."""
 
     def query(self) -> bool:
-        """All that was given is done."""
+        """Returns True: all work is always done."""
         return True
 
     def synchronize(self) -> None:
-        """Nothing runs."""
+        """Does nothing, since nothing runs."""
 
 
 def install(points: PatchPoints, target: TargetDevice) -> None:

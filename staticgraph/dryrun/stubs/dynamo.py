@@ -1,4 +1,4 @@
-"""Dynamo's and Inductor's own view of a device."""
+"""The device interface of Dynamo and Inductor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AS_TORCH_CUDA = (
 
 
 def install(points: PatchPoints, target: TargetDevice) -> None:
-    """Gives ``CudaInterface``, which bound torch.cuda's functions when imported, the patched."""
+    """Patches ``CudaInterface``, which bound torch.cuda's original functions when imported."""
     for name in AS_TORCH_CUDA:
         value = staticmethod(getattr(torch.cuda, name))
         points.put(f"{INTERFACE}.{name}", value, "bound to torch.cuda's own when imported")

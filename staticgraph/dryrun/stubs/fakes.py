@@ -9,7 +9,7 @@ MODULE = "torch._subclasses.fake_tensor"
 
 
 def install(points: PatchPoints, target: TargetDevice) -> None:
-    """Keeps fake tensors from making a real one on the device."""
+    """Prevents fake tensors from creating a real one on the device."""
     points.put(f"{MODULE}:init_gpu_context", lambda *_: None, "would make a real tensor")
     points.put(
         f"{MODULE}:FakeTensorMode.avoid_device_init",

@@ -1,4 +1,4 @@
-"""This library's own seam: an empty batch is filled through NumPy, which fake memory is not."""
+"""This library's own patch: a blank batch is filled through NumPy, which cannot use fake memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from staticgraph.dryrun.targets import TargetDevice
 
 
 def blank(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
-    """As ``StaticBatch.blank``, of arrays whose values nobody knows."""
+    """Like ``StaticBatch.blank``, with arrays of undefined values."""
     return StaticBatch(
         layout,
         {
@@ -26,7 +26,7 @@ def blank(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
 
 
 def install(points: PatchPoints, target: TargetDevice) -> None:
-    """Makes blank batches without NumPy."""
+    """Patches ``StaticBatch.blank`` to work without NumPy."""
     points.put(
         "staticgraph.batches.batch.static_batch:StaticBatch.blank",
         staticmethod(blank),

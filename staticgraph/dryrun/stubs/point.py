@@ -1,4 +1,4 @@
-"""One patch point: a symbol of another library, what stands in its place, and why."""
+"""Patch points: symbols of other libraries, their replacements, and the reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class PatchPoint:
-    """What was patched: ``symbol`` as ``module:attribute.path``, in which group, and why."""
+    """A patched symbol as ``module:attribute.path``, its group, and the reason."""
 
     symbol: str
     group: str
@@ -24,7 +24,7 @@ class PatchPoint:
 
 
 class PatchPoints:
-    """Patches, and remembers what.
+    """Applies patches and keeps a list of them.
 
     Args:
         leave_out: a symbol that is not patched.
@@ -37,7 +37,7 @@ class PatchPoints:
 
     @contextmanager
     def of(self, group: str) -> Iterator[None]:
-        """What is patched inside belongs to a group, which the self-test tries as one."""
+        """Assigns the patches made inside to a group, which the self-test tries as one."""
         self._group = group
         try:
             yield
@@ -45,13 +45,13 @@ class PatchPoints:
             self._group = ""
 
     def put(self, symbol: str, value: Any, why: str, new: bool = False) -> None:
-        """Puts a value in the place of a symbol.
+        """Replaces a symbol by a value.
 
         Args:
-            symbol: module and name, with dots.
-            value: what stands there instead.
-            why: it is put there, for the message.
-            new: the symbol need not exist: a CPU build of torch lacks what CUDA's has.
+            symbol: ``module:attribute.path``.
+            value: the replacement.
+            why: the reason, for the message.
+            new: whether the symbol may be missing: a CPU build of torch lacks some of CUDA's.
 
         Raises:
             DryRunBroken: there is no such symbol.
@@ -64,7 +64,7 @@ class PatchPoints:
             setattr(owner, name, value)
 
     def real(self, symbol: str, why: str) -> Any:
-        """What stands there now, to be called from what takes its place."""
+        """Returns the current value of a symbol, for its replacement to call."""
         owner, name = _owner(symbol, why)
         found = getattr(owner, name, MISSING)
         if found is MISSING:

@@ -1,7 +1,7 @@
 """Triton's driver: compiles for the target, and launches nothing.
 
-This library's own kernels are launched by their ``gpu.py`` as on a device; what arrives here is
-compiled (once a signature) and noted. Inductor's go through :mod:`.inductor`.
+This library's own kernels are launched by their ``gpu.py`` as on a device; the launches that arrive
+here are compiled (once per signature) and noted. Inductor's go through :mod:`.inductor`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WHY = "there is no driver"
 
 
 def driver_for(target: TargetDevice) -> Any:
-    """A driver that knows the device's numbers."""
+    """A driver with the device's numbers."""
     from triton.backends.compiler import GPUTarget
 
     major, minor = target.capability
@@ -43,32 +43,34 @@ def driver_for(target: TargetDevice) -> Any:
 
 
 class Pointer:
-    """A tensor as Triton's compiler sees it: a dtype and an address, here the place in its storage,
-    so that a view is aligned as it would be."""
+    """A tensor as Triton's compiler sees it: a dtype and an address.
+
+    The address is the offset in its storage, so that a view has the right alignment.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype: torch.dtype = tensor.dtype
         self._address = int(tensor.storage_offset()) * tensor.element_size()
 
     def data_ptr(self) -> int:
-        """The address, as of a tensor."""
+        """The address, as in ``Tensor.data_ptr``."""
         return self._address
 
     @staticmethod
     def ptr_range() -> int:
-        """Bytes behind the address: not known."""
+        """The size of the memory at the address; 0, since it is unknown."""
         return 0
 
 
 def install(points: PatchPoints, target: TargetDevice) -> None:
-    """Makes the driver active and notes launches."""
+    """Activates the driver and patches Triton's launches so that they are noted."""
     from triton.runtime import driver
 
     driver.set_active(driver_for(target))
     run = points.real("triton.runtime.jit:JITFunction.run", WHY)
 
     def launch_noted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        """In place of a launch: compiles for the target where asked, and counts it."""
+        """Replaces a launch: compiles for the target where requested, and notes it."""
         bare = [Pointer(a) if isinstance(a, torch.Tensor) else a for a in args]
         named = {k: Pointer(a) if isinstance(a, torch.Tensor) else a for k, a in kwargs.items()}
         kernel = None
