@@ -1,1 +1,2 @@
-"""What follows a backward: gradients added up, averaged over ranks, clipped; the optimizer."""
+"""After a backward: gradients are accumulated, averaged over ranks, clipped; the optimizer
+steps."""
