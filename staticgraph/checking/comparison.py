@@ -125,8 +125,10 @@ def _compare(
 
 
 def relative_difference(expected: Tensor, found: Tensor) -> float:
-    """Returns the difference relative to the largest value; infinite if not finite, or of
-    integers."""
+    """Returns the difference relative to the largest value.
+
+    Infinite if either side is not finite, or if integers differ.
+    """
     if not expected.numel():
         return 0.0
     if not expected.is_floating_point():

@@ -120,8 +120,7 @@ def _fitting(store: GraphColumns, capacity: Capacity) -> list[int]:
 def _graphs_below(
     store: GraphColumns, capacity: Capacity, bound: int, full: bool = False
 ) -> list[int]:
-    """The first graphs with fewer nodes than a bound; ``full`` lets them fill the bucket's
-    limits."""
+    """The first graphs with fewer nodes than a bound; ``full`` lets them fill the bucket."""
     limits = np.array(capacity.size_limits)
     ids, total = [], np.zeros_like(limits)
     taken: list[int] = []

@@ -47,16 +47,14 @@ def module_row(
 
 
 def is_layer(module: torch.nn.Module) -> bool:
-    """Whether a module has a row although it has children: a PyG layer, or one with a static
-    form."""
+    """Whether a module has a row despite its children: a PyG layer, or one with a static form."""
     kind = type(module)
     known = form_of(kind, STATIC_FORMS | REFUSED_FORMS, made=False) is not None
     return known or kind.__module__.startswith("torch_geometric.")
 
 
 def _first_sentence(form: type) -> str:
-    """Returns the first sentence of a static form's docstring, without what the row already
-    says."""
+    """Returns a static form's docstring's first sentence, without what the row already says."""
     text = " ".join((form.__doc__ or form.__name__).split()).replace("``", "")
     sentence = re.split(r"\.(?: |$)", text)[0]
     sentence = sentence.split(": ", 1)[-1] if ": " in sentence else sentence.split("; ", 1)[-1]

@@ -257,8 +257,7 @@ class PaddingCheck:
         return None if _several_ranks() else self._attempt(run)
 
     def _leaves_ties_open(self, device: torch.device) -> bool:
-        """Whether plain PyG may choose differently among equal nodes: its sort is stable only on a
-        CPU."""
+        """Whether plain PyG may order equal nodes differently: its sort is stable only on a CPU."""
         chooses = any(isinstance(module, SelectTopK) for module in self._model.modules())
         return chooses and device.type != "cpu"
 

@@ -84,8 +84,7 @@ class Trail:
             yield
 
     def parting(self, other: Trail, tolerance: float) -> Culprit | None:
-        """Returns the first event that differs between the runs; None if their events do not
-        match."""
+        """Returns the first event that differs; None if the events of the runs do not match."""
         theirs = iter(other.events)
         for event in self.events:
             match = next((e for e in theirs if e.what == event.what), None)
@@ -186,8 +185,7 @@ def real_part(value: Tensor, context: BatchContext | None) -> Tensor | None:
 
 
 def _same(left: list[Tensor], right: list[Tensor], tolerance: float) -> bool:
-    """Whether everything comparable is equal up to the tolerance; other shapes are not
-    comparable."""
+    """Whether all that is comparable is equal up to the tolerance; other shapes are not."""
     if [t.shape for t in left] != [t.shape for t in right]:
         return True
     for a, b in zip(left, right, strict=True):

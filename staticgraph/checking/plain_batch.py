@@ -84,8 +84,7 @@ def plain_batch(batch: StaticBatch) -> PlainBatch:
 
 
 def _followed(schema: Schema) -> list[str]:
-    """The fields whose ``x_batch`` and ``x_ptr`` a static batch has in addition to those of
-    nodes."""
+    """The fields whose ``x_batch`` and ``x_ptr`` a static batch has besides those of nodes."""
     return [] if schema.hetero else [field.name for field in schema]
 
 

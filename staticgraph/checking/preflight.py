@@ -130,8 +130,7 @@ class _Preflight:
         return model, context_of(model)
 
     def _watched(self) -> tuple[list[str], bool]:
-        """Runs once under watch; returns the paths of the modules that ran, and whether one
-        raised."""
+        """Runs once under watch; returns the modules that ran, and whether one raised."""
         model, context = self._copy()
         watch, ran, stopped = Watch(), [], False
         stack: list[str] = []
@@ -176,8 +175,7 @@ class _Preflight:
         return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)], stopped
 
     def _also_plain(self, found: Obstacle) -> Obstacle:
-        """Adds whether padding is why a model raises, by running plain PyG on the graphs without
-        it."""
+        """Adds whether padding is why a model raises, by running plain PyG without it."""
         if found.kind == "refused" or self._batch.real is None:
             return found
         try:
@@ -196,8 +194,7 @@ class _Preflight:
         return found._replace(advice=advice)
 
     def _host_attributes(self) -> None:
-        """Finds tensors that a module holds as plain attributes, which ``.to(device)`` leaves
-        behind.
+        """Finds tensors in plain attributes of modules, which ``.to(device)`` does not move.
 
         Those that ``weight_norm`` and ``spectral_norm`` recompute before every forward do not
         count.
@@ -312,8 +309,7 @@ class _Preflight:
         return found.worst, found.note
 
     def _loss_compared(self) -> None:
-        """Compares the loss's mean over rows with that of the torch functions in it, on plain
-        PyG."""
+        """Compares the loss's mean over rows with that of torch's functions, on plain PyG."""
         if self._loss is None:
             return
         data: Any = plain_batch(self._batch)

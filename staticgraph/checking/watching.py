@@ -131,8 +131,7 @@ class Watch:
 
 
 def _makes_a_batch() -> bool:
-    """Whether PyG is putting graphs together, or taking them apart, called from a line of the
-    model."""
+    """Whether PyG, called by the model, is joining graphs or taking them apart."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _owner(frame) == "model":

@@ -112,8 +112,7 @@ def _of_value(
 def _of_attributes(
     name: str, owner: Any, names: tuple[str, ...], depth: int, met: set[int]
 ) -> Iterator[tuple[str, Any]]:
-    """Yields ``owner.attribute`` for the attributes named in the code; for a method, what it
-    reads."""
+    """Yields the attributes of ``owner`` named in the code; for a method, what it reads."""
     kind = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
     if isinstance(owner, type):
         kind = owner.__module__

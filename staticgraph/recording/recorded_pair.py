@@ -91,8 +91,7 @@ class RecordedPair:
             return leaves_of(out)
 
         def backward(outputs: list[Any], gradients: list[Tensor]) -> list[Tensor | None]:
-            """Returns gradients of parameters and fields; None where the output does not depend on
-            one."""
+            """Returns gradients of parameters and fields; None where there is no dependence."""
             wanted = [*self.parameters, *self._leaves]
             given = [out for out in outputs if _has_gradient(out)]
             if not given or not wanted:

@@ -77,8 +77,7 @@ class RecordedWork:
         return step
 
     def computed(self, work: str, batch: StaticBatch, compiles: bool) -> Any:
-        """Returns the output, or the mean loss, of a batch; with gradients if autograd is
-        enabled."""
+        """Returns a batch's output or mean loss, with gradients if autograd is enabled."""
         if compiles:
             return self._compiled.run(work, batch)
         with self._computation.active():

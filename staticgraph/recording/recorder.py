@@ -97,8 +97,9 @@ class CudaGraphRecorder:
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def warm(self, body: Callable[[], Any], runs: int) -> None:
-        """Runs the function on the recording stream, as autograd remembers where a parameter was
-        used.
+        """Runs the function on the recording stream.
+
+        Autograd remembers the stream of each parameter's use.
 
         Raises:
             NotStatic: something holds an autograd graph of another stream.
@@ -116,8 +117,7 @@ class CudaGraphRecorder:
                 present.wait_stream(stream)
 
     def record(self, body: Callable[[], Any]) -> Recorded:
-        """Captures one CUDA graph; anything that synchronises or allocates outside the pool
-        raises."""
+        """Captures one CUDA graph; synchronising or allocating outside the pool raises."""
         graph = torch.cuda.CUDAGraph()
         with self._on.alone:
             result = captured(graph, body, self._pool, self._on.stream, self._error_mode)

@@ -240,8 +240,10 @@ class StaticGraphRunner(Inference):
 
     @contextmanager
     def bind(self, batch: StaticBatch) -> Iterator[StaticBatch]:
-        """A ``with`` block in which the model may be called directly, in eager, on a batch of this
-        plan; see :class:`staticgraph.bound`."""
+        """A ``with`` block in which the model may be called directly, in eager, on a batch.
+
+        The batch is one of this runner's plan; see :class:`staticgraph.bound`.
+        """
         check_not_traced("bind()")
         with self._turns.forward, bound(self.model, self._intake.take(batch, "forward")) as data:
             yield data
@@ -309,8 +311,10 @@ class StaticGraphRunner(Inference):
             return self.steps.train(self.steps.form.accept(batch), "eager")
 
     def verify(self, batch: StaticBatch) -> Verification:
-        """Compares a step and a forward with eager on one batch, without changing anything; see
-        :func:`staticgraph.runner.verification.verify`."""
+        """Compares a step and a forward with eager on one batch, without changing anything.
+
+        See :func:`staticgraph.runner.verification.verify`.
+        """
         with self._turns.whole, self.steps.accumulated.kept():
             return verify(self, batch)
 
@@ -365,8 +369,7 @@ class StaticGraphRunner(Inference):
     # ------------------------------------------------------------------ reporting
 
     def stats(self) -> RunnerStats:
-        """Returns what the runner holds under its budget; it grows, then stays, and never exceeds
-        it."""
+        """Returns what the runner holds; it grows, then stays, and never exceeds the budget."""
         return self._account.stats
 
     def report(self) -> Report:

@@ -65,8 +65,7 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether every difference is within the tolerance and at least one field moved the
-        output."""
+        """Whether all differences are within the tolerance and a field moved the output."""
         return bool(self.moved) and all(e <= self.tolerance for e in self.errors.values())
 
     _repr_html_ = as_preformatted

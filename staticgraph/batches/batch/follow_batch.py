@@ -14,8 +14,7 @@ from staticgraph.schema import EDGE_INDEX, Field
 
 
 def followed(batch: BatchArrays, field: Field, part: str) -> Tensor | None:
-    """Returns ``x_batch`` ``[rows]``, ``x_ptr`` ``[G + 1]`` (int64) or ``x_mask`` ``[rows]`` of a
-    field.
+    """Returns a field's ``x_batch [rows]``, ``x_ptr [G + 1]`` (int64) or ``x_mask [rows]``.
 
     Args:
         batch: with one kind of nodes.

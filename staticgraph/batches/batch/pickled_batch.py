@@ -47,8 +47,10 @@ def state_of(
 
 
 def note_indices(batch: BatchArrays) -> None:
-    """Notes the memory of a copy's index arrays as a batch's; see
-    :func:`staticgraph.batches.slots.batch_memory.note`."""
+    """Notes the memory of a copy's index arrays as a batch's.
+
+    See :func:`staticgraph.batches.slots.batch_memory.note`.
+    """
     for name, tensor in batch.tensors().items():
         if name in _INDICES or name.endswith(".edge_index"):
             note(tensor, batch.layout.lengths)

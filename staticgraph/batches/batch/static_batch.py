@@ -92,8 +92,7 @@ class StaticBatch(BucketShape):
         bucket: int = 0,
         pointers: bool = False,
     ) -> StaticBatch:
-        """Pads graphs of a store (given by numbers or a mask) into newly allocated memory on the
-        CPU.
+        """Pads graphs of a store (numbers, or a mask) into newly allocated CPU memory.
 
         Raises:
             GraphTooLarge: together they exceed the capacity.
@@ -340,8 +339,7 @@ class StaticBatch(BucketShape):
         return unbatch.unpadded(self, value, name)
 
     def to_data_list(self) -> list[Any]:
-        """Returns the real graphs as PyG ``Data`` or ``HeteroData``, edges sorted by
-        destination."""
+        """Returns the real graphs as ``Data`` or ``HeteroData``, edges sorted by destination."""
         graphs = unbatch.to_data_list(self)
         for name, values in self._objects.items():
             for data, value in zip(graphs, values, strict=True):
@@ -360,8 +358,7 @@ class StaticBatch(BucketShape):
 
     @property
     def real_graphs(self) -> int:
-        """The number of real graphs on the host, for loops and metrics: ``out[:
-        batch.real_graphs]``.
+        """The number of real graphs on the host, as in ``out[: batch.real_graphs]``.
 
         Raises:
             RuntimeError: inside a compiled step, which does not know it.

@@ -18,8 +18,7 @@ from staticgraph.store.pyg.assembled import assembled, assembled_typed
 
 
 def starts(batch: BatchArrays, level: str) -> Tensor:
-    """``[g + 1]`` int64 on the CPU: where the rows of each real graph begin, and the last one's
-    end."""
+    """``[g + 1]`` int64 on the CPU: where the rows of each real graph begin and end."""
     tensors, graphs = batch.tensors(), batch.real_counts.graphs
     if level == "graph":
         return torch.arange(graphs + 1)

@@ -36,8 +36,7 @@ def fill_axes(
 
 
 def fill_axis(store: GraphColumns, ids: IntArray, level: Level, arrays: dict[str, Array]) -> None:
-    """Writes mask, graphs and pointers of a level's rows; the arrays of nodes have their own
-    names."""
+    """Writes mask, graphs and pointers of a level; those of nodes have their own names."""
     start = "" if level == "node" else f"{level}_"
     _axis(
         ids,
@@ -114,8 +113,7 @@ def _index_rows(
     spare: IntArray,
     apart: IntArray,
 ) -> None:
-    """Copies ``source`` ``[., W]`` to ``target`` ``[front, rows, back]``, values raised by
-    ``before``.
+    """Copies ``source [., W]`` to ``target [front, rows, back]``, raised by ``before``.
 
     There are ``rows`` rows per graph, or as many as ``offsets`` say if that is 0.
     """

@@ -37,8 +37,7 @@ NORMED = frozenset({"Cartesian", "Distance", "Polar", "Spherical"})
 
 
 def check_transform(transform: Any) -> Any:
-    """Returns a transform as it is, but refuses PyG transforms that would take a batch for one
-    graph.
+    """Returns a transform, but refuses PyG transforms that would take a batch for one graph.
 
     Args:
         transform: of a loader; may be None, or contain others (``T.Compose``).

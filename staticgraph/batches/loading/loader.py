@@ -204,8 +204,7 @@ class StaticLoader:
         self._resumed = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the loader as plain values; batches already yielded count as
-        done."""
+        """Returns the loader's position as plain values; batches already yielded are done."""
         return self._batcher.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -14,8 +14,7 @@ from staticgraph.sizes.capacity import Capacity
 
 
 class BatchArrays(Protocol):
-    """The part of :class:`staticgraph.batches.batch.static_batch.StaticBatch` that its helpers
-    use."""
+    """What helpers use of :class:`staticgraph.batches.batch.static_batch.StaticBatch`."""
 
     layout: SlotLayout
 

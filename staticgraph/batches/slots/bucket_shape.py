@@ -53,8 +53,9 @@ class BucketShape:
         return self.layout.capacity.graphs
 
     def level_of(self, value: Tensor) -> Level:
-        """Returns the level of a tensor's rows (nodes, edges, graphs or an axis), by its leading
-        dimension.
+        """Returns the level of a tensor's rows by its leading dimension.
+
+        A level is nodes, edges, graphs or an axis.
 
         Raises:
             ValueError: the leading dimension is that of no level.

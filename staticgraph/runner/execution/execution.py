@@ -92,6 +92,8 @@ class Execution:
 
     @property
     def only_fused(self) -> bool:
-        """Whether ``auto`` has nothing to measure but the rewritten graph, which the user did not
-        request: where that graph cannot be captured, everything runs in eager."""
+        """Whether ``auto`` has nothing to measure but the rewritten graph.
+
+        The user did not request that graph, so where it cannot be captured, all runs in eager.
+        """
         return self.auto is not None and set(self.auto.ways) <= {"eager", FUSED}

@@ -112,8 +112,7 @@ class Steps:
             return self.computation.run(work, batch)
 
     def _replayed(self, work: str, batch: StaticBatch, gradients: bool = False) -> Any:
-        """Returns the result of a recording. Checks for single rows only where the counts call for
-        it."""
+        """Replays a recording, after a check for single rows if the counts call for one."""
         real = batch.real
         if real is not None and (1 in real or real.extra):
             self.computation.check_not_single(batch)
@@ -123,8 +122,7 @@ class Steps:
         return recorded.forward(batch) if gradients else recorded.run(work, batch)
 
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
-        """Runs one training step: zeroes gradients, forward, loss, backward and, when due, the
-        update.
+        """Runs one training step: zero gradients, forward, loss, backward, and the update if due.
 
         The update is due once enough batches have accumulated.
 

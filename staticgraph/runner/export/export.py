@@ -43,9 +43,11 @@ from staticgraph.text.progress import bar
 
 
 class _Forward(torch.nn.Module):
-    """The module that torch exports: the model's parameters, and a function from tensors to
-    tensors. Everything else in an output is stored in the manifest (:func:`form`): a package would
-    return None as one more tensor, and cannot return strings."""
+    """The module that torch exports: the model's parameters, and a function of tensors.
+
+    Everything else in an output is stored in the manifest (:func:`form`): a package would
+    return None as one more tensor, and cannot return strings.
+    """
 
     def __init__(self, model: torch.nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -139,7 +141,9 @@ def _require_alike(forms: list[Any], model: torch.nn.Module) -> None:
 
 
 def form(out: Any) -> Any:
-    """Describes how tensors are nested in an output, as plain values: ``"tensor"``, ``{"dict":
+    """Describes how tensors are nested in an output, as plain values.
+
+    The values are ``"tensor"``, ``{"dict":
     [[key, form], ...]}``, ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"value": ...}``.
 
     Raises:

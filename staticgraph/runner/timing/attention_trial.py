@@ -44,8 +44,7 @@ class AttentionTrial:
         self._layers = [attn for _, own, attn in found if attn is not None and own is context]
 
     def contenders(self, capacity: Capacity, training: bool) -> tuple[str, ...]:
-        """Returns the paths to time, simplest first; fewer than two if there is nothing to
-        choose."""
+        """Returns the paths to time, simplest first; fewer than two if there is no choice."""
         choice = self._context.attention
         if choice.is_timed(capacity, training) or choice.asked != "auto" or not self._layers:
             return ()

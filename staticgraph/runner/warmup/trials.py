@@ -127,8 +127,7 @@ class Trials:
         return (*found, *self._paths)
 
     def measure_attention(self, batch: StaticBatch, phase: str) -> None:
-        """Times the attention of a batch's bucket by itself, and chooses the fastest path for all
-        ways.
+        """Times the attention of a batch's bucket alone, and chooses its path for all ways.
 
         Does nothing unless more than one path is left.
         """

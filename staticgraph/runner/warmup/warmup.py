@@ -165,8 +165,7 @@ class Warming:
             self._preparation.prepare(way, bucket, phase, schema)
 
     def _commit_gradients(self, phases: Iterable[str]) -> None:
-        """Commits the gradients of recordings other than one training step per bucket, in
-        advance."""
+        """Commits, in advance, the gradients of recordings beyond one step per bucket."""
         if self._commitments is None:
             return
         buckets = len(self._plan.capacities)

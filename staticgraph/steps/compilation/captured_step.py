@@ -63,8 +63,10 @@ class CapturedStep:
         return self._found[0]
 
     def seconds_around(self, calls: int = 50, rounds: int = 20) -> float:
-        """Returns a call's overhead over the graph in seconds: guards, dispatch, arguments; best
-        round."""
+        """Returns a call's overhead over the graph in seconds, in the best round.
+
+        It consists of guards, dispatch and arguments.
+        """
         self._idle, best = (torch.zeros(()),), float("inf")
         try:
             with Restored(nothing=True):

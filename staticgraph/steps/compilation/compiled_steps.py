@@ -75,8 +75,7 @@ class CompiledSteps:
             return self.of(work, batch, fused)(*batch.tensors().values())
 
     def of(self, work: str, batch: StaticBatch, fused: bool = False) -> CompiledFunction:
-        """Returns the function of a batch's key under the current flags; warns if it is made
-        late."""
+        """Returns the function for a batch and the current flags; warns if it is made late."""
         fused = fused or self._mode.fused
         grad = torch.is_grad_enabled()
         asked = grad and work == "forward"

@@ -86,8 +86,7 @@ class Computation:
         self.hooks: HeardHooks = HeardHooks(model)
 
     def settle(self) -> None:
-        """Makes layers static that were added to the model since; discards what is known of its
-        results."""
+        """Makes newly added layers static; discards what is known of the model's results."""
         self.newcomers.seen()
         self._context = context_of(self._model)
         self._known.clear()
@@ -144,8 +143,7 @@ class Computation:
         self._known = {flag: Provenance(guessed=True) for flag in (True, False)}
 
     def check_not_single(self, batch: StaticBatch) -> None:
-        """Refuses, before a compiled or recorded step, a norm with a single real row, as eager
-        does.
+        """Refuses a norm over a single real row before a compiled or recorded step.
 
         Raises:
             ValueError: a norm runs over a level of which the batch has one real row.
@@ -157,8 +155,10 @@ class Computation:
                 raise ValueError(single_row(f"{path}, over {level} rows"))
 
     def levels(self, out: Any, batch: StaticBatch) -> dict[Path, Level | None]:
-        """Returns the level of each tensor of an output; see
-        :func:`staticgraph.steps.rows.provenance.level_in`."""
+        """Returns the level of each tensor of an output.
+
+        See :func:`staticgraph.steps.rows.provenance.level_in`.
+        """
         return level_in(out, batch, self.known(batch), self._rows)
 
     def run(
@@ -169,8 +169,10 @@ class Computation:
         known: Provenance | None = None,
         leaves: bool = False,
     ) -> Any:
-        """Returns the output for work ``forward``, the mean loss (or a share of one) for ``step``,
-        and both for ``both``.
+        """Returns the result of some work over a batch.
+
+        That is the output for ``forward``, the mean loss (or a share of one) for ``step``, and
+        output and mean for ``both``.
 
         With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it;
         with ``leaves`` the trace will be rewritten.
@@ -233,10 +235,10 @@ class Computation:
             return batch.replace(**{name: batch[name] + none for name in self._differentiable})
 
     def of_tensors(self, work: str, like: StaticBatch, leaves: bool = False) -> Callable[..., Any]:
-        """Returns :meth:`run` as a function of tensors alone, in the order of ``like``'s: for
-        compiling.
+        """Returns :meth:`run` as a function of tensors alone, in the order of ``like``'s.
 
-        The batch that it makes has no real counts, so nothing depends on them. With ``leaves`` the
+        This is what can be compiled. The batch that it makes has no real counts, so nothing
+        depends on them. With ``leaves`` the
         trace is made for rewriting (:mod:`staticgraph.rewrites`).
 
         Raises:
@@ -267,8 +269,7 @@ class Computation:
         known: Provenance,
         shared: bool = False,
     ) -> Any:
-        """``given`` is the batch as the model received it; in ``batch`` the model may have set
-        others."""
+        """Takes ``given``, the batch as received, and ``batch`` as the model left it."""
         assert self._loss is not None
         if known.loss is None:
             _refuse(LossTerms.of(self._loss(out, batch)).values, batch)

@@ -91,8 +91,7 @@ class FiniteLosses:
 
     @contextmanager
     def unread(self) -> Iterator[None]:
-        """A ``with`` block in which losses are not read: for steps that are timed and then
-        undone."""
+        """A ``with`` block in which losses are not read: for timed steps that are undone."""
         self._reads = False
         try:
             yield

@@ -181,8 +181,7 @@ def _mean(
 
 
 def _warn_of_pairs(values: Tensor, batch: StaticBatch) -> None:
-    """Warns of values ``[R, R]`` that were broadcast from ``[R, 1]`` and ``[R]`` in a user's own
-    loop.
+    """Warns of values ``[R, R]`` broadcast from ``[R, 1]`` and ``[R]`` in a user's loop.
 
     An output ``[R, 1]`` minus a target ``[R]`` is such a case. Having as many columns as the batch
     has rows is no reason to warn by itself; without gradients, a field of that shape shows that
@@ -251,8 +250,7 @@ def _added_up_in(values: Tensor) -> torch.dtype:
 
 
 def _rounded(mean: Tensor, values: Tensor) -> Tensor:
-    """Returns a mean in the dtype that torch's own has: half precision for half-precision
-    values."""
+    """Returns a mean in torch's own dtype for it: half precision for such values."""
     return mean.to(values.dtype) if values.dtype in HALVES else mean
 
 

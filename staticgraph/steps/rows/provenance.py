@@ -125,8 +125,7 @@ def leaves(out: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
 
 
 def name_of(path: Path) -> str:
-    """The name of a tensor of an output in ``rows=`` and messages: ``embedding``, ``1``,
-    ``a.0``."""
+    """The name of an output's tensor in ``rows=`` and messages: ``embedding``, ``a.0``."""
     return ".".join(map(str, path))
 
 

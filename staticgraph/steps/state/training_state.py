@@ -41,8 +41,7 @@ KEPT = {APART, SINGLE}
 
 
 def train(model: torch.nn.Module) -> None:
-    """Sets training mode unless the model is in it; layers frozen in evaluation mode then stay
-    frozen."""
+    """Sets training mode if the model is not in it; otherwise frozen layers stay frozen."""
     if not model.training:
         model.train()
 
@@ -155,8 +154,7 @@ def _parameters(
     tensors: Sequence[Tensor],
     optimizer: torch.optim.Optimizer | None,
 ) -> list[Tensor]:
-    """Everything a step may train: parameters of modules, other tensors, and the optimizer's
-    own."""
+    """Everything a step may train: parameters, other tensors, and the optimizer's own."""
     found = [p for root in roots for p in root.parameters()]
     found += [tensor for tensor in tensors if tensor.requires_grad]
     for group in () if optimizer is None else optimizer.param_groups:

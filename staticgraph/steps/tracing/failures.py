@@ -137,14 +137,12 @@ def why_not_compiled(error: Exception, seen: str | None) -> str:
 
 
 def remedy(message: str) -> str | None:
-    """Returns what to write instead of what torch.compile stopped at; None if only torch's text
-    tells."""
+    """Returns what to write instead of what stopped torch.compile; None if unknown."""
     return _DERIVED if any(words in message for words in _ASKS_DERIVATIVE) else None
 
 
 def of_setting(changed: str) -> str | None:
-    """Returns what to do if a process-wide setting has changed since a step was traced; else
-    None."""
+    """Returns what to do if a process-wide setting changed since the trace; else None."""
     found = _SETTING.search(changed)
     if found is None or found[1] not in _SETTINGS:
         return None

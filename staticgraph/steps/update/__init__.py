@@ -1,2 +1,1 @@
-"""After a backward: gradients are accumulated, averaged over ranks, clipped; the optimizer
-steps."""
+"""After a backward: gradients accumulated, averaged over ranks, clipped; the optimizer step."""

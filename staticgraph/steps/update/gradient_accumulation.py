@@ -72,8 +72,7 @@ class Accumulation:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """A ``with`` block for steps that do not train: each updates by itself; the state is
-        restored."""
+        """A ``with`` block for steps that do not train, without accumulation; state is restored."""
         before = self._every, self._sums, self._count
         self._every, self._sums, self._count = 1, {}, 0
         try:

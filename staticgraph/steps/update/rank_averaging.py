@@ -145,8 +145,7 @@ class Averaging:
             )
 
     def check_recordable(self) -> None:
-        """Refuses to record a step in which ranks exchange data over a group that does so on the
-        host.
+        """Refuses to record a step in which ranks exchange data through the host.
 
         Raises:
             NotStatic: the model has a norm over all ranks, and the group is not an NCCL one.

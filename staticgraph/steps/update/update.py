@@ -21,8 +21,7 @@ class Update:
         self._clip_norm = subject.clip_norm
 
     def zero_grad(self) -> None:
-        """Sets every gradient of the model and the optimizer to None, so that a backward does not
-        add."""
+        """Sets all gradients of model and optimizer to None, so that a backward does not add."""
         drop_gradients(self._model)
         for group in () if self.optimizer is None else self.optimizer.param_groups:
             for parameter in group["params"]:
