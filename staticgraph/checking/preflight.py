@@ -291,7 +291,7 @@ class _Preflight:
         for path, module in model.named_modules():
             module.register_forward_hook(note(path))
         torch.manual_seed(0)
-        with Restored(), torch.enable_grad():  # a model of forces differentiates
+        with Restored(), torch.enable_grad():  # a force model differentiates
             context.enter(batch)
             self._forward(model, with_own_sizes(batch) if self._own_sizes else batch.replace())
         return seen

@@ -164,7 +164,7 @@ class RecordedSteps:
         def before() -> None:
             """Sets the model's mode, and finds out which results are rows."""
             train(self._model) if work == "step" else self._model.eval()
-            self._computation.known(inputs)  # its run of its own cannot happen inside a recording
+            self._computation.known(inputs)  # its separate run cannot be recorded
 
         def between() -> None:
             """Drops the gradients after the warm-up, and calls ``warmed``."""

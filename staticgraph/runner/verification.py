@@ -34,7 +34,7 @@ class RunsBothWays(Protocol):
     steps: Steps
 
     def step(self, batch: StaticBatch) -> Tensor:
-        """One training step."""
+        """Takes one training step."""
         ...
 
     def eager_step(self, batch: StaticBatch) -> Tensor:

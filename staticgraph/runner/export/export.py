@@ -125,7 +125,7 @@ def _compile(
             "sg.preflight(model, plan) names what stands in the way"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own tree specifications
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, about its own tree specs
         compile_and_package(program, package_path=str(path))
     return form(out)
 

@@ -188,7 +188,7 @@ class CompiledFunction:
             return self._first(tensors)
 
     def _first(self, tensors: tuple[Tensor, ...]) -> Any:
-        if watched():  # torch would not trace now, nor ever after
+        if watched():  # torch would not trace now, or ever again
             raise NotStatic(
                 f"{self._name} is traced when it is first called, which cannot be while a mode "
                 "sees every operation (torch's FlopCounterMode, or another TorchDispatchMode): "

@@ -103,7 +103,7 @@ class Computation:
     def known(self, batch: StaticBatch) -> Provenance:
         """Returns which of the model's results are rows, in its current mode.
 
-        A run of its own finds this at the first call, and again if a bucket shares a size with that
+        A separate run finds this at the first call, and again if a bucket shares a size with that
         run. The new run then avoids all sizes seen so far, so that alternating buckets do not each
         undo it.
         """
@@ -139,7 +139,7 @@ class Computation:
                 self._own_sizes = before or bool(asked)
 
     def assume_rows(self) -> None:
-        """Skips the run of its own: an output's rows are taken from its leading dimension."""
+        """Skips the separate run: an output's rows are taken from its leading dimension."""
         self._known = {flag: Provenance(guessed=True) for flag in (True, False)}
 
     def check_not_single(self, batch: StaticBatch) -> None:
@@ -246,7 +246,7 @@ class Computation:
         """
         self.hooks.note()
         layout, names, run = like.layout, tuple(like.tensors()), self.run
-        known = self.known(like)  # found now, since a run of its own cannot happen inside a trace
+        known = self.known(like)  # now, since its separate run cannot be traced
 
         def function(*tensors: Tensor) -> Any:
             """Runs the work over a batch of these tensors."""
