@@ -48,7 +48,9 @@ def explain(
         with the one thing that prevented it. It prints as a table.
 
     Raises:
+        TypeError: the example is neither a store nor a batch.
         ValueError: there is neither an example nor a plan that knows the fields of the data.
+        GraphTooLarge: no graph of the example fits a bucket.
         TorchDynamoException: the model cannot be captured; ``staticgraph.preflight`` says why.
     """
     plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)

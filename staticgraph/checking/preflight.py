@@ -72,7 +72,10 @@ def preflight(
         The report; it prints as a table, and is true if there are no obstacles.
 
     Raises:
-        ValueError: there is neither an example nor a plan that knows the fields of the data.
+        TypeError: the example is neither a store nor a batch.
+        ValueError: there is neither an example nor a plan that knows the fields of the data, or the
+            model cannot be copied.
+        GraphTooLarge: no graph of the example fits a bucket.
     """
     plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
     batch = batch_of(plan, example)

@@ -1,4 +1,4 @@
-"""What is trained, and how it is called: the noun that runner, probe, budget and checks share.
+"""What is trained, and how it is called: the object shared by runner, probe, budget and checks.
 
 A model by itself does not define a step. With its loss, its optimizer, the way it is called and
 what is done to inputs and gradients, it does; so these travel together, and are checked once, here.
