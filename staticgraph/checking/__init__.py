@@ -1,1 +1,1 @@
-"""Whether a model can run over padding, and be recorded, and what stands in the way."""
+"""Whether a model can run over padding, and be recorded, and what prevents it."""

@@ -1,9 +1,9 @@
-"""A model over padding compared with plain PyG without it: outputs and parameters' gradients.
+"""Compares a model over padding with plain PyG without it: outputs and parameters' gradients.
 
-The static side runs as a compiled step sees it, with the real counts unknown and garbage in the
-padding, so that a width taken from the batch, or a division by the zero nodes of a padding graph
-whose gradient is not finite, is found before a training is. Both sides sum their real output rows
-with the same random weights and differentiate the sum.
+The static side runs as a compiled step does, without real counts and with garbage in the padding.
+So a width taken from the batch, or a gradient that is not finite because of a division by the zero
+nodes of a padding graph, is found before training. Both sides sum their real output rows with the
+same random weights and differentiate the sum.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from staticgraph.nn.convert import context_of
 from staticgraph.nn.utils.own_sizes import with_own_sizes
 from staticgraph.steps.computation.model_arguments import Forward
 
-# Of the largest value: what float32 loses over a deep network, a tenth of what garbage does. GINE
-# 5x300 and GPS 10x64 on molecules of HIV differ by 4e-5 and 3e-7 in float32, gradients among it.
+# Of the largest value: far above what float32 loses over a deep network, a tenth of what garbage
+# causes. GINE 5x300 and GPS 10x64 on molecules of HIV differ by 4e-5 and 3e-7 in float32, gradients
+# included.
 TOLERANCE = 1e-3
 
 
@@ -34,11 +35,11 @@ class Comparison(NamedTuple):
     """How far apart the two sides are.
 
     Attributes:
-        worst: the largest difference, relative to the largest value of its kind; None where plain
-            PyG does not run.
+        worst: the largest difference, relative to the largest value of its kind; None if plain PyG
+            does not run.
         note: how it was measured, or why not.
-        what: what differs by more than the tolerance, in words; None where nothing does.
-        finite: whether all gradients over padding are.
+        what: what differs by more than the tolerance, in words; None if nothing does.
+        finite: whether all gradients over padding are finite.
     """
 
     worst: float | None
@@ -54,15 +55,16 @@ def compare_with_plain(
     plain_batch: PlainBatch,
     own_sizes: bool = False,
 ) -> Comparison:
-    """Runs copies of a model on both sides; the model itself is left as it was. What differs is
-    looked at again without ties; see :mod:`staticgraph.checking.jitter`.
+    """Runs copies of a model on both sides; the model itself is left as it was.
+
+    A difference is measured again without ties; see :mod:`staticgraph.checking.jitter`.
 
     Args:
         stock: the model.
         forward: how it is called.
         batch: with real graphs and padding of every kind.
         plain_batch: the same graphs as PyG batches them.
-        own_sizes: the model reads sizes off the batch's own indices.
+        own_sizes: whether the model reads sizes off the batch's own indices.
     """
     found = _compare(stock, forward, batch, plain_batch, own_sizes, None)
     if found.what is None or not found.finite or batch.layout.schema.hetero:
@@ -88,7 +90,7 @@ def _compare(
     before = torch.get_rng_state()
 
     def side_of(training: bool) -> _Side:
-        """A copy of the stock model, over the batch, with jitter where there is some."""
+        """Runs a copy of the model over the plain batch, with jitter if there is any."""
         model = copy.deepcopy(stock)
         model = model if training else model.eval()
         seen: Any = plain_batch
@@ -100,7 +102,7 @@ def _compare(
     try:
         expected = side_of(training=True)
         random = not torch.equal(before, torch.get_rng_state())
-        if random:  # dropout draws another pattern over other shapes
+        if random:  # dropout draws different patterns for different shapes
             expected = side_of(training=False)
     except Exception as error:  # whatever the model raises
         return Comparison(None, f"plain PyG raised {type(error).__name__}: {error}")
@@ -123,7 +125,10 @@ def _compare(
 
 
 def relative_difference(expected: Tensor, found: Tensor) -> float:
-    """Of the largest value; infinite where either is not finite, or integers differ."""
+    """Returns the difference relative to the largest value.
+
+    Infinite if either side is not finite, or if integers differ.
+    """
     if not expected.numel():
         return 0.0
     if not expected.is_floating_point():
@@ -132,7 +137,7 @@ def relative_difference(expected: Tensor, found: Tensor) -> float:
 
 
 class _Side:
-    """Real rows of the outputs, and the gradients of a weighted sum of them."""
+    """The real rows of the outputs, and the gradients of a weighted sum of them."""
 
     def __init__(self, model: torch.nn.Module, out: Any, context: BatchContext | None) -> None:
         outputs = [_real_rows(tensor, context) for tensor in tensors_in(out)]
@@ -149,7 +154,7 @@ class _Side:
         self.scale = max([*largest, 1e-6])
 
     def named(self) -> list[tuple[str, Tensor]]:
-        """Gradients by the name of their parameter."""
+        """Returns the gradients with the names of their parameters."""
         return list(self.gradients.items())
 
 
@@ -179,7 +184,7 @@ def _real_rows(tensor: Tensor, context: BatchContext | None) -> Tensor:
 
 
 def _weights(like: Tensor) -> Tensor:
-    """The same on both sides, for outputs of the same shape."""
+    """Returns random weights, the same on both sides for outputs of the same shape."""
     drawn = torch.rand(like.shape, generator=torch.Generator().manual_seed(0))
     return (drawn + 0.5).to(like)
 
@@ -192,7 +197,7 @@ def _worst(expected: list[Tensor], found: list[Tensor]) -> float:
 
 
 def _apart(expected: Tensor, found: Tensor | None, scale: float) -> float:
-    """Relative to ``scale``; what is missing counts as zero."""
+    """Returns the largest difference relative to ``scale``; a missing tensor counts as zero."""
     other = torch.zeros_like(expected) if found is None else found
     if not expected.numel():
         return 0.0

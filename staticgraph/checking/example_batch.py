@@ -1,7 +1,7 @@
-"""What a preflight runs a model on: a real batch with padding of every kind, and the same poisoned.
+"""The batches a preflight runs a model on: real graphs with padding of every kind, and variants.
 
-Graphs of the user's data where there are any; without, a few rings whose fields have the shapes and
-dtypes of the plan's schema.
+The graphs come from the user's data if there are any; otherwise they are a few rings whose fields
+have the shapes and dtypes of the plan's schema.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ GARBAGE = 1000.0
 
 
 def batch_of(plan: BucketPlan, example: GraphColumns | StaticBatch | None) -> StaticBatch:
-    """A batch to look at a model with: the example itself, graphs of it, or made-up ones.
+    """Returns a batch to examine a model with: the example itself, its graphs, or made-up ones.
 
     Raises:
         TypeError: the example is neither a store nor a batch.
-        ValueError: there is none, and the plan does not know the fields.
+        ValueError: there is no example, and the plan does not know the fields.
         GraphTooLarge: no graph of the example fits a bucket.
     """
     if isinstance(example, StaticBatch):
@@ -62,12 +62,12 @@ def example_of(
     example: GraphColumns | StaticBatch | None,
     pointers: bool = False,
 ) -> StaticBatch | None:
-    """A batch with padding for a warm-up to look at; None where nothing is known of the data.
+    """Returns a batch with padding for a warm-up to check; None if nothing is known of the data.
 
     Args:
         plan: the buckets.
-        schema: of the data, if known; graphs are made up of it where there is no example, their
-            numbers 0 and 1, which are categories everywhere and blow up nowhere.
+        schema: the fields of the data, if known; without an example, graphs are made up from it,
+            with values 0 and 1, which are valid categories everywhere and do not overflow.
         example: graphs, or a batch.
         pointers: whether the model reads row pointers.
     """
@@ -91,7 +91,7 @@ def _known(schema: Schema | None) -> Schema:
 
 
 def _zeros_and_ones(batch: StaticBatch) -> StaticBatch:
-    """The batch with 1 for what is positive in its float fields, and 0 for the rest."""
+    """Returns the batch with 1 for positive values in its float fields, and 0 for all others."""
     return batch.replace(
         **{
             field.name: (batch[field.name] > 0).to(batch[field.name].dtype)
@@ -102,13 +102,16 @@ def _zeros_and_ones(batch: StaticBatch) -> StaticBatch:
 
 
 def _fitting(store: GraphColumns, capacity: Capacity) -> list[int]:
-    """The first graphs of a store that together leave some padding of every kind: in a dense block
-    of nodes, too, so without those as large as the largest, if there are others. Where a bucket is
-    full with any graph (batches of one, all of one size), with the padding of its reserve alone."""
+    """The first graphs of a store that together leave some padding of every kind.
+
+    This includes padding in a dense block of nodes, so graphs as large as the largest are left out
+    if there are others. If any graph fills the bucket (batches of one, all of one size), only the
+    padding of the bucket's reserve is left.
+    """
     widest, fallback = capacity.max_graph_nodes, []
     for bound, full in ((widest, False), (widest + 1, False), (widest + 1, True)):
         ids = _graphs_below(store, capacity, bound, full)
-        if store.sizes[ids, 0].sum() > 1:  # one row has no variance
+        if store.sizes[ids, 0].sum() > 1:  # a single row has no variance
             return ids
         fallback = fallback or ids
     return fallback
@@ -117,7 +120,7 @@ def _fitting(store: GraphColumns, capacity: Capacity) -> list[int]:
 def _graphs_below(
     store: GraphColumns, capacity: Capacity, bound: int, full: bool = False
 ) -> list[int]:
-    """The first graphs of fewer nodes than a bound; ``full`` lets them fill the bucket's limits."""
+    """The first graphs with fewer nodes than a bound; ``full`` lets them fill the bucket."""
     limits = np.array(capacity.size_limits)
     ids, total = [], np.zeros_like(limits)
     taken: list[int] = []
@@ -136,7 +139,7 @@ def _graphs_below(
 
 
 def _made_up(schema: Schema, capacity: Capacity) -> GraphColumns:
-    """A few rings with normal numbers, one of a single node; of types and other rows a few each."""
+    """Makes a few rings with normal numbers, one of a single node; or a few rows of every axis."""
     if schema.axes:
         return _made_up_rows(schema, capacity)
     random = np.random.default_rng(0)
@@ -156,12 +159,12 @@ def _made_up(schema: Schema, capacity: Capacity) -> GraphColumns:
     return GraphColumns.from_arrays(nodes, edges, source, target, fields, rows=rows, name="made up")
 
 
-# Graphs that are made up where rows have types.
+# How many graphs are made up if rows have types.
 FEW = 3
 
 
 def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphColumns:
-    """Graphs with some rows of every axis that the capacity has room for, indices at random."""
+    """Makes graphs with some rows of every axis the capacity has room for, and random indices."""
     random = np.random.default_rng(0)
     of_graph = {"graph": 1, "node": 0 if schema.hetero else 2, "edge": 0 if schema.hetero else 2}
     for axis in schema.axes:
@@ -201,17 +204,17 @@ def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphColumns:
 
 
 def poisoned(batch: StaticBatch) -> StaticBatch:
-    """The batch with garbage in every padding row, for integers the values of real rows."""
+    """Returns the batch with garbage in every padding row; integers take values of real rows."""
     random = torch.Generator().manual_seed(0)
     tensors = {}
     for field in batch.layout.schema:
-        if field.is_index:  # its padding points at padding, and must
+        if field.is_index:  # its padding must refer to padding
             continue
         value = batch[field.name]
         mask = field_mask(batch, field)
         if value.is_floating_point():
             garbage = torch.randn(value.shape, generator=random) * GARBAGE
-        else:  # other rows' values: a table looked up with them has an entry for each
+        else:  # values of other rows, so that a table that is looked up has an entry for each
             real = torch.where(mask)[0]
             drawn = torch.randint(0, max(1, len(real)), (len(value),), generator=random)
             garbage = value[real[drawn.to(real.device)]] if len(real) else value
@@ -221,14 +224,16 @@ def poisoned(batch: StaticBatch) -> StaticBatch:
 
 
 def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
-    """The batch with other values in every padding row, none outside what real rows hold: a column
-    of a float field between its least and largest, mostly near those; categories, whether integers
-    or whole floats, those of other real rows. A model that looks up a table with them, or takes an
-    exponential, is then asked for nothing that real rows do not ask for."""
+    """Returns the batch with other values in every padding row, within the range of real rows.
+
+    A column of a float field gets values between its smallest and largest, mostly near these;
+    categories, whether integers or whole floats, get those of other real rows. A model that looks
+    them up in a table, or takes an exponential, then meets nothing that real rows do not contain.
+    """
     random = torch.Generator().manual_seed(seed)
     tensors = {}
     for field in batch.layout.schema:
-        if field.is_index:  # its padding points at padding, and must
+        if field.is_index:  # its padding must refer to padding
             continue
         value = batch[field.name]
         mask = field_mask(batch, field)
@@ -250,8 +255,11 @@ def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
 
 
 def with_gaps(batch: StaticBatch) -> StaticBatch | None:
-    """The batch with a missing value (NaN) in its first real row, in each float field of which the
-    data set has some; None where it has one of each already, so that nothing would be new."""
+    """Returns the batch with a missing value (NaN) in its first real row.
+
+    It is set in each float field of which the dataset has some; None if the batch already has one
+    in each, so that nothing would be new.
+    """
     tensors = {}
     for field in batch.layout.schema:
         value = batch[field.name]

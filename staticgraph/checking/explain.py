@@ -1,8 +1,8 @@
-"""What of a model runs by an operator of this library, and what stands in the way of the rest.
+"""Which parts of a model run by an operator of this library, and what prevents the rest.
 
 A copy of the model is captured over one padded batch, as mode ``fused`` captures it, and the graph
-is rewritten (:mod:`staticgraph.rewrites`); what the rewrites say of themselves is the answer.
-Nothing of the model that was given changes.
+is rewritten (:mod:`staticgraph.rewrites`); the rewrites themselves report what they did. The given
+model is not changed.
 """
 
 from __future__ import annotations
@@ -34,20 +34,23 @@ def explain(
     forward: Forward | None = None,
     loss: Loss | None = None,
 ) -> Explanation:
-    """What mode ``fused``, and compiled modes with kernels, rewrite of a model in training.
+    """Shows what mode ``fused``, and compiled modes with kernels, rewrite of a model in training.
 
     Args:
         model: any PyG model, or a :class:`staticgraph.Subject`; it is not changed.
         plan: the buckets, or a plain list of capacities.
-        example: graphs to capture it with; made up from the plan's schema where there are none.
+        example: graphs to capture it with, or a batch; without one, graphs are made up from the
+            plan's schema.
         forward, loss: as the runner takes them.
 
     Returns:
         The places that are rewritten, by the model's own lines, and those that nearly are, each
-        with the one thing that stood in the way. It prints as a table.
+        with the one thing that prevented it. It prints as a table.
 
     Raises:
-        ValueError: neither an example nor a plan that knows the fields of the data.
+        TypeError: the example is neither a store nor a batch.
+        ValueError: there is neither an example nor a plan that knows the fields of the data.
+        GraphTooLarge: no graph of the example fits a bucket.
         TorchDynamoException: the model cannot be captured; ``staticgraph.preflight`` says why.
     """
     plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)

@@ -1,10 +1,10 @@
-"""Ties broken, the same way on both sides of a comparison.
+"""Breaks ties, in the same way on both sides of a comparison.
 
-A model that chooses among rows (TopK, a maximum, a sort) chooses by rounding where two are equal,
-as symmetric atoms of a molecule are, and sums over padded rows round otherwise than those over
-real ones. Such a difference is no fault of the padding. It vanishes when no two rows are equal: so
-noise is added to the nodes' float fields, and to what embeddings and linear layers make of nodes,
-to a real row the same with padding and without.
+A model that chooses among rows (TopK, a maximum, a sort) chooses by rounding if two are equal, as
+symmetric atoms of a molecule are, and sums over padded rows round differently from those over real
+ones. Such a difference is not caused by the padding. It vanishes when no two rows are equal, so
+noise is added to the nodes' float fields, and to what embeddings and linear layers compute for
+nodes. A real row gets the same noise with padding and without.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_geometric.nn import Linear
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 
-# Of a tensor's largest value: far above rounding, far below what a model makes of another input.
+# Of a tensor's largest value: far above rounding, far below the effect of another input.
 SIZE = 1e-2
 _MIXES = (torch.nn.Linear, torch.nn.Embedding, Linear)
 
@@ -40,13 +40,13 @@ class Jitter:
         ]
 
     def on(self, model: torch.nn.Module) -> None:
-        """Adds noise to what a copy of the model makes of nodes, from now on."""
+        """Adds noise to what a copy of the model computes for nodes, from now on."""
         for path, module in model.named_modules():
             if isinstance(module, _MIXES):
                 module.register_forward_hook(self._hook(path))
 
     def of(self, batch: Any) -> Any:
-        """Sets the noisy fields on a batch with padding, or on one without, and returns it."""
+        """Sets the noisy fields on a batch, with padding or without, and returns it."""
         for name in self._fields:
             value = getattr(batch, name)
             if value.is_floating_point():
@@ -57,7 +57,7 @@ class Jitter:
         calls = 0
 
         def hook(_: torch.nn.Module, given: Any, out: Any) -> Any:
-            """Adds this call's noise to what a module gives; other results stay."""
+            """Adds this call's noise to the output of a module, if it is a tensor of nodes."""
             nonlocal calls
             calls += 1
             if not isinstance(out, Tensor) or not out.dim():
@@ -79,7 +79,7 @@ class Jitter:
 
 @torch.no_grad()
 def nudge(model: torch.nn.Module) -> None:
-    """Parameters moved by a few of their last places."""
+    """Moves the parameters by a few units in their last place."""
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.is_floating_point():

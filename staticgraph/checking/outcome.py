@@ -1,4 +1,4 @@
-"""What a run of a model gave, and how two runs differ by more than rounding makes of it."""
+"""What a run of a model computed, and how two runs differ by more than rounding."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# How much more than rounding a difference must be.
+# How many times rounding a difference must be.
 CLEAR = 10.0
 
 
 class Outcome(NamedTuple):
-    """What a run of the model gave, each by the name that an error calls it.
+    """What a run of the model computed, each value by the name that an error calls it.
 
     Attributes:
         values: outputs, loss, gradients and buffers.
-        scales: the largest value of each one's kind.
-        drew: whether it drew random numbers.
+        scales: for each, the largest value of its kind.
+        drew: whether the run drew random numbers.
     """
 
     values: dict[str, Tensor]
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether all of it is."""
+        """Whether all values are finite."""
         return all(bool(torch.isfinite(value).all()) for value in self.values.values())
 
 
@@ -39,15 +39,18 @@ class Difference(NamedTuple):
 
     @property
     def how(self) -> str:
-        """In words."""
+        """The difference in words."""
         if self.off != self.off or self.off == float("inf"):
             return "more than any number (it is not finite)"
         return f"{self.off:.1e} of the largest"
 
 
 def differing(expected: Outcome, found: Outcome, tolerance: float) -> list[Difference]:
-    """What differs by more than a tolerance: outputs first, then the loss, gradients, buffers. What
-    is on one side alone, or of another shape, is nothing to compare."""
+    """Returns the values that differ by more than a tolerance.
+
+    Outputs come first, then the loss, gradients and buffers. Values that only one side has, or that
+    have another shape, are not compared.
+    """
     differences = [
         Difference(name, _off(expected, found, name))
         for name in expected.values
@@ -67,8 +70,11 @@ def _off(expected: Outcome, found: Outcome, name: str) -> float:
 def first_clear(
     found: list[Difference], first: Outcome, nudged: Outcome | None
 ) -> Difference | None:
-    """The first difference that is more than rounding makes of it: of a deep net in float32 with a
-    gradient near zero, or of sums in another order at every run."""
+    """Returns the first difference that is larger than rounding explains.
+
+    Rounding is large in a deep net in float32 with a gradient near zero, or where sums run in
+    another order at every run.
+    """
     for each in found:
         again = None if nudged is None else nudged.values.get(each.name)
         if nudged is None or again is None or again.shape != first.values[each.name].shape:
@@ -79,6 +85,6 @@ def first_clear(
 
 
 def largest_of(values: Iterable[Tensor]) -> float:
-    """The largest absolute value of all, as the scale that differences are measured by."""
+    """Returns the largest absolute value, as the scale that differences are measured by."""
     found = [float(v.detach().abs().max()) for v in values if v.numel()]
     return max([*found, 1e-6])

@@ -1,16 +1,15 @@
-"""Whether padding reaches real rows, asked of a model's first batch, before it trains on it.
+"""Checks on a model's first batch, before it trains, whether padding reaches real rows.
 
-A mean, a softmax or a norm over all rows of a batch takes padding rows in. Nothing fails: the loss
-is a number like any other, and wrong. So one batch runs three times: as it is, with other values
-in its padding rows, and without padding through plain PyG. Output, loss, gradients and buffers
-(running statistics) must agree, the first two to rounding, since they are the same arithmetic; what
-differs is an error that names the layer.
+A mean, a softmax or a norm over all rows of a batch includes padding rows. Nothing fails: the loss
+looks like any other number, and is wrong. So one batch runs three times: as it is, with other
+values in its padding rows, and without padding through plain PyG. Output, loss, gradients and
+buffers (running statistics) must agree; between the first two runs up to rounding, since they do
+the same arithmetic. A difference is an error that names the layer.
 
-What a model does with random numbers depends on the shapes it draws for, so one that draws any is
-compared with plain PyG in evaluation mode. Where a comparison cannot be made (plain PyG raises, or
-its numbers are not finite) there is none; several ranks, whose layers may sum over all of them, run
-with two paddings alone. Invariant: the model, its optimizer and the
-random states are afterwards what they were.
+Random numbers depend on the shapes they are drawn for, so a model that draws any is compared with
+plain PyG in evaluation mode. If a comparison is impossible (plain PyG raises, or its numbers are
+not finite), it is skipped; several ranks, whose layers may sum over all of them, only compare the
+two paddings. Invariant: the model, its optimizer and the random states are unchanged afterwards.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import untouched
 
-# Of the largest value of a kind. Between two paddings: the same sums in the same order, so that
-# only what atomics reorder is left. Beside plain PyG: sums of other lengths; GINE 5x300 in float32
-# is off by 4e-5, gradients among it. Both are raised to what rounding does to this very model.
+# Relative to the largest value of a kind. Between two paddings: the same sums in the same order, so
+# that only reordering by atomics is left. Against plain PyG: sums of other lengths; GINE 5x300 in
+# float32 is off by 4e-5, gradients included. Both are raised to what rounding does to this model.
 PADDINGS = {torch.float64: 1e-10, torch.float32: 3e-5}
 PLAIN = {torch.float64: 1e-9, torch.float32: 1e-3}
 COARSE = {id(PADDINGS): 1e-2, id(PLAIN): 5e-2}  # bfloat16, float16
 
-# What to do, by what did it, and further where it was plain PyG that differs.
+# What to do, depending on the cause; the last two are added if it was plain PyG that differs.
 LAYERS = "Reduce over each graph with a pool and the batch vector, or mask with batch.node_mask"
 LOSSES = (
     "In a loss, sg.masked_mean(values, batch) is the mean of rows, and batch.graph_mask "
@@ -67,9 +66,9 @@ class PaddingCheck:
     """The check of one runner's model, made once.
 
     Args:
-        subject: its model converted; its optimizer is left as it is.
-        computation: runs it over padding.
-        compiled: run padded batches as a compiled step sees them, their counts unknown.
+        subject: its model is converted; its optimizer is left as it is.
+        computation: runs the model over padding.
+        compiled: whether to run padded batches as a compiled step sees them, without counts.
     """
 
     def __init__(
@@ -90,8 +89,8 @@ class PaddingCheck:
         self._context = computation.context
         self._done: set[str] = set()
         self._newcomers = Newcomers(model)
-        self._versions: dict[str, int] = {}  # of parameters, before a run
-        self._written: set[str] = set()  # parameters that a forward has written to
+        self._versions: dict[str, int] = {}  # parameter versions before a run
+        self._written: set[str] = set()  # names of parameters that a forward has written to
         self._turn = Lock()
         dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         dtypes += [] if autocast is None else [autocast]
@@ -100,19 +99,19 @@ class PaddingCheck:
     # ------------------------------------------------------------------ asking
 
     def wanted(self, phase: str) -> bool:
-        """Whether a phase has no verdict yet, that of a training step being one for all.
+        """Whether a phase has no verdict yet; a training step's verdict covers all phases.
 
         Args:
             phase: as for :meth:`of`.
         """
         if self._newcomers.came and self._newcomers.seen():
-            self._done.clear()  # it was of other layers
+            self._done.clear()  # the verdicts were on other layers
         if "step" in self._done:
             return False
         return self._kind(phase) not in self._done
 
     def _kind(self, phase: str) -> str:
-        """What verdicts are kept by: ``forward`` is an evaluation where the model evaluates."""
+        """The key of a phase's verdict: ``forward`` is an evaluation if the model evaluates."""
         if phase == "forward":
             return "training" if self._model.training else "eval"
         return phase
@@ -122,10 +121,11 @@ class PaddingCheck:
 
         Args:
             batch: on the model's device.
-            phase: ``step`` for forward, loss and gradients in training mode; without gradients
-                ``eval`` for the forward in evaluation mode, ``forward`` for it in the present mode.
-            real: False for made-up graphs: they are run with two paddings alone, since ties among
-                them may fall otherwise in plain PyG, and a batch of real ones is still wanted.
+            phase: ``step`` for forward, loss and gradients in training mode; without gradients,
+                ``eval`` for the forward in evaluation mode and ``forward`` for it in the current
+                mode.
+            real: False for made-up graphs: these are run with two paddings only, since ties among
+                them may fall differently in plain PyG, and a batch of real ones is still wanted.
 
         Raises:
             PaddingLeaks: padding reaches real rows.
@@ -143,7 +143,7 @@ class PaddingCheck:
         step = phase == "step" and self._loss is not None
         clean = self._attempt(lambda: self._padded(batch, training, step))
         if clean is None:
-            return  # it does not run as it is: the step says why
+            return  # it fails without any change; the step itself will say why
         differs = self._between_paddings(batch, clean, training, step)
         if differs is None and real:
             differs = self._beside_plain(batch, clean, training, step)
@@ -192,7 +192,7 @@ class PaddingCheck:
             return None
 
         def unpadded(nudged: bool = False) -> Outcome:
-            """What plain PyG makes of the same graphs, their values nudged where asked."""
+            """Runs plain PyG on the same graphs, with nudged parameters if requested."""
             return self._plain(batch, data, training, step, nudged)
 
         plain = self._attempt(unpadded)
@@ -222,9 +222,12 @@ class PaddingCheck:
         )
 
     def _beside_plain_with_gaps(self, batch: StaticBatch) -> PaddingLeaks | None:
-        """The first batch of a data set with missing labels may have none, and a loss that asks
-        which are missing would be found out by none. Of several ranks only those whose batch has
-        all labels would run it."""
+        """Compares with plain PyG on the batch with missing labels added.
+
+        The first batch of a dataset with missing labels may have none, which would hide a loss that
+        depends on which are missing. Skipped with several ranks, since only those whose batch has
+        all labels would run it.
+        """
         if batch.real is None or _several_ranks():
             return None
         other = with_gaps(batch)
@@ -240,19 +243,21 @@ class PaddingCheck:
         return max(tolerances.get(dtype, coarse) for dtype in (self._dtype, around))
 
     def _attempt(self, run: Callable[[], Any]) -> Any:
-        """What a run gives, or None where the model raises."""
+        """Returns the result of a run, or None if the model raises."""
         try:
             return run()
-        except Exception:  # whatever the model raises; its own step raises it again, and says it
+        except Exception:  # whatever the model raises; its own step will raise it again
             return None
 
     def _again(self, run: Callable[[], Any]) -> Any:
-        """A run that only the rank that found a difference would make; None among several, where
-        the others do not wait for its sums."""
+        """Runs what only the rank that found a difference would run.
+
+        None with several ranks, since the others would not join its collectives.
+        """
         return None if _several_ranks() else self._attempt(run)
 
     def _leaves_ties_open(self, device: torch.device) -> bool:
-        """Whether plain PyG may choose otherwise among equal nodes: its sort is stable on a CPU."""
+        """Whether plain PyG may order equal nodes differently: its sort is stable only on a CPU."""
         chooses = any(isinstance(module, SelectTopK) for module in self._model.modules())
         return chooses and device.type != "cpu"
 
@@ -263,7 +268,7 @@ class PaddingCheck:
         tolerances: dict[torch.dtype, float],
         operations: bool = True,
     ) -> Culprit | None:
-        """Where two runs part, if it can be told."""
+        """Returns where two runs diverge, if that can be found."""
         trails = []
         for run in (first, second):
             trail = Trail(self._model, self._context, operations)
@@ -357,7 +362,7 @@ class PaddingCheck:
         return Outcome(values, scales, drew or self._drew_on_device())
 
     def _drew_on_device(self) -> bool:
-        """Whether the generator of the model's own device has moved; its seed was set again."""
+        """Whether the generator of the model's own device has advanced since it was seeded."""
         if self._device.type != "cuda":
             return False
         return bool(torch.cuda.default_generators[self._device.index or 0].get_offset())
@@ -379,7 +384,7 @@ def _leak(
     what: str,
     more: str = "",
 ) -> PaddingLeaks:
-    """The error, naming the layer as well as it is known, with ``more`` of what may be done."""
+    """Returns the error, which names the layer if it is known; ``more`` is added to the remedy."""
     path, where, line = culprit or Culprit(None)
     remedy = LAYERS
     for kind in ("the buffer ", "the parameter "):

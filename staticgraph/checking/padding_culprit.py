@@ -1,11 +1,12 @@
-"""Where two runs of a model part: the first layer, and the line, whose real rows differ.
+"""Where two runs of a model diverge: the first layer, and the line, whose real rows differ.
 
-Both runs are followed operation by operation, as Python calls them, and module by module; what each
-gives is kept on the host, its padding left out. The first operation whose real rows differ stands
-on the guilty line, in the module that was running. Only asked once a difference is known, since it
+Both runs are followed operation by operation, as Python calls them, and module by module; every
+result is kept on the host, without its padding. The first operation whose real rows differ is on
+the guilty line, in the module that was running. This runs only once a difference is known, since it
 keeps every intermediate result.
 
-What it does not do: gradients. A difference that a backward makes alone has no layer here.
+What it does not do: gradients. A difference that arises in a backward alone is attributed to no
+layer.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _SEEN_ONLY = {"__get__", "__set__", "size", "dim", "numel", "detach", "stride", 
 
 
 class Culprit(NamedTuple):
-    """What parted two runs.
+    """What made two runs diverge.
 
     Attributes:
         module: its path; empty for the model's own forward, None outside of it: in the loss, or in
             the function that calls the model.
         where: ``file:line``, or empty.
-        line: the source there.
+        line: the source at that line.
     """
 
     module: str | None
@@ -42,7 +43,7 @@ class Culprit(NamedTuple):
 
 
 class TrailEntry(NamedTuple):
-    """What one operation, or one module, gave."""
+    """The result of one operation, or of one module."""
 
     what: str
     culprit: Culprit
@@ -51,12 +52,13 @@ class TrailEntry(NamedTuple):
 
 
 class Trail:
-    """One run, followed.
+    """The recorded results of one run.
 
     Args:
-        model: what runs.
-        context: knows which rows are real, where a batch is bound.
-        operations: follow these, too; where two runs do not call the same ones, modules alone.
+        model: the model that runs.
+        context: knows which rows are real while a batch is bound.
+        operations: whether to follow operations, too; modules alone if two runs call different
+            ones.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Trail:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Follows what runs inside, in this thread."""
+        """A ``with`` block that follows everything run inside, in this thread."""
         with ExitStack() as stack:
             for path, module in self._model.named_modules():
                 before = module.register_forward_pre_hook(self._entering(path))
@@ -82,7 +84,7 @@ class Trail:
             yield
 
     def parting(self, other: Trail, tolerance: float) -> Culprit | None:
-        """The first event that is not the same in both runs, if both have the same events."""
+        """Returns the first event that differs; None if the events of the runs do not match."""
         theirs = iter(other.events)
         for event in self.events:
             match = next((e for e in theirs if e.what == event.what), None)
@@ -92,7 +94,7 @@ class Trail:
                 continue
             if event.inputs is None or _same(event.inputs, match.inputs or [], tolerance):
                 return event.culprit
-            # What came between it and the module before.
+            # The difference arose between this module and the one before.
             path = event.culprit.module
             return Culprit(path.rpartition(".")[0] if path else None)
         return None
@@ -100,7 +102,7 @@ class Trail:
     # ------------------------------------------------------------------ noting
 
     def note(self, name: str, result: Any) -> None:
-        """Keeps what an operation gave, if a line of the model asked for it."""
+        """Keeps the result of an operation, if a line of the model called it."""
         values = self._parts(result)
         place = calling_line() if values else None
         if place is not None:
@@ -109,14 +111,14 @@ class Trail:
 
     def _entering(self, path: str) -> Any:
         def hook(*_: Any) -> None:
-            """Before a module runs: it is the one that runs now, called from this line."""
+            """Before a module runs: makes it the running one, called from this line."""
             self._running.append(_at(path, calling_line()))
 
         return hook
 
     def _leaving(self, path: str) -> Any:
         def hook(_: Any, args: Any, kwargs: Any, out: Any) -> None:
-            """After it: an entry with what it was given and what it gave."""
+            """After a module ran: adds an entry with its inputs and its outputs."""
             called = self._running.pop() if len(self._running) > 1 else Culprit(path)
             with DisableTorchFunction():
                 inputs = self._parts([args, kwargs])
@@ -137,7 +139,7 @@ class Trail:
 
 
 class _Operations(TorchFunctionMode):
-    """Tells a trail of every operation that Python calls."""
+    """Reports every operation that Python calls to a trail."""
 
     def __init__(self, trail: Trail) -> None:
         super().__init__()
@@ -156,14 +158,14 @@ def _at(path: str | None, place: tuple[str, int, str] | None) -> Culprit:
 
 
 def real_part(value: Tensor, context: BatchContext | None) -> Tensor | None:
-    """A tensor without its padding, along whichever dimensions have the size of rows of the batch.
+    """Returns a tensor without its padding, along each dimension that has the size of batch rows.
 
     Args:
         value: any tensor.
-        context: with the batch that it belongs to; None where nothing is padded.
+        context: holds the batch that it belongs to; None if nothing is padded.
 
     Returns:
-        A copy; None where a dimension may hold rows without being told (rows times heads).
+        A copy; None if a dimension may hold rows in a way that cannot be told (rows times heads).
     """
     part = value.detach()
     if context is None:
@@ -183,7 +185,7 @@ def real_part(value: Tensor, context: BatchContext | None) -> Tensor | None:
 
 
 def _same(left: list[Tensor], right: list[Tensor], tolerance: float) -> bool:
-    """Whether what can be compared is equal to the tolerance; of another shape, nothing can be."""
+    """Whether all that is comparable is equal up to the tolerance; other shapes are not."""
     if [t.shape for t in left] != [t.shape for t in right]:
         return True
     for a, b in zip(left, right, strict=True):

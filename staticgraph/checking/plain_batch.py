@@ -1,8 +1,8 @@
 """The graphs of a padded batch as plain PyG batches them, for a model that is called either way.
 
-A model written for a :class:`StaticBatch` may ask for its masks; here all rows are real, so all are
-True, and the real counts are those of the rows. What else a static batch knows and PyG's does not
-is not here.
+A model written for a :class:`StaticBatch` may read its masks; here all rows are real, so all masks
+are True, and the real counts are the numbers of rows. Anything else that only a static batch has is
+missing here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 
 
 class PlainBatch:
-    """A PyG ``Batch`` that can be asked for a model's arguments as a StaticBatch can."""
+    """A PyG ``Batch`` that provides a model's arguments as a StaticBatch does."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
 
     def fresh(self) -> PlainBatch:
-        """The same, on which a model may set attributes."""
+        """Returns a copy on which a model may set attributes."""
         return PlainBatch(self._data.clone())
 
     def __getattr__(self, name: str) -> Any:
@@ -50,15 +50,15 @@ class PlainBatch:
         return name in self._data
 
     def mask_of(self, value: Tensor) -> Tensor:
-        """The mask of a tensor's rows: all are real."""
+        """Returns the mask of a tensor's rows: all are real."""
         return torch.ones(value.shape[:1], dtype=torch.bool, device=value.device)
 
     def level_of(self, value: Tensor) -> str:
-        """Of what a tensor's rows are, which no mean over all rows depends on."""
+        """Returns no level: a mean over all rows does not depend on it."""
         return ""
 
     def argument(self, name: str) -> Any:
-        """What a model's parameter of this name gets; None if there is nothing for it."""
+        """Returns the argument for a model's parameter of this name; None if there is none."""
         found = getattr(self._data, name, None)
         if found is None and hasattr(self._data, "node_types"):  # x: one of each type
             found = getattr(self._data, f"{name}_dict", None)
@@ -66,7 +66,7 @@ class PlainBatch:
 
 
 def plain_batch(batch: StaticBatch) -> PlainBatch:
-    """The real graphs of a batch, without padding, on its device."""
+    """Returns the real graphs of a batch, without padding, on its device."""
     graphs: list[Any] = list(batch.to_data_list())
     data: Any = Batch.from_data_list(graphs, follow_batch=_followed(batch.layout.schema))
     data = data.to(str(batch.device))
@@ -84,12 +84,12 @@ def plain_batch(batch: StaticBatch) -> PlainBatch:
 
 
 def _followed(schema: Schema) -> list[str]:
-    """The fields whose ``x_batch`` and ``x_ptr`` a static batch has beside those of nodes."""
+    """The fields whose ``x_batch`` and ``x_ptr`` a static batch has besides those of nodes."""
     return [] if schema.hetero else [field.name for field in schema]
 
 
 class _Read(PlainBatch):
-    """One that notes which of its fields are read."""
+    """A plain batch that notes which of its fields are read."""
 
     def __init__(self, data: PlainBatch) -> None:
         super().__init__(data._data)
@@ -105,12 +105,12 @@ class _Read(PlainBatch):
         return super().__getitem__(name)
 
     def read(self) -> set[Any]:
-        """The names so far."""
+        """Returns the names read so far."""
         return self._names
 
 
 class _Asking(TorchFunctionMode):
-    """Notes whether anything asks which numbers are missing."""
+    """Notes whether anything tests which numbers are missing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,17 +129,20 @@ def has_gaps(batch: StaticBatch) -> bool:
 
 
 def plain_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor:
-    """The mean of a loss over all rows of an unpadded batch."""
+    """Returns the mean of a loss over all rows of an unpadded batch."""
     assert loss is not None
     asked: Any = data
     return LossTerms.of(loss(out, asked)).mean()
 
 
 def labelled_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor | None:
-    """The mean of a loss over the labelled entries of an unpadded batch, whose labels are as they
-    came: NaN where they are missing; and over others that a loss gives a value of their own, having
-    asked which are missing. Without gradients, which NaN would reach; None where it has no mean (it
-    is not finite, or raises on a NaN)."""
+    """Returns the mean of a loss over the labelled entries of an unpadded batch.
+
+    The batch has its original labels, NaN where they are missing. If the loss tests which are
+    missing and gives such an entry a finite value other than 0, that counts as well. Computed
+    without gradients, which NaN would reach; None if there is no mean (it is not finite, or the
+    loss raises on a NaN).
+    """
     assert loss is not None
     seen: Any = _Read(data)
     try:
@@ -160,6 +163,6 @@ def labelled_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor | Non
             shares = shares.to(values.dtype).expand(values.shape)
             mean = (torch.where(shares != 0, values, 0) * shares).sum() / shares.sum()
             mean = mean if terms.added is None else mean + terms.added
-    except Exception:  # whatever the loss raises over a NaN
+    except Exception:  # whatever the loss raises on a NaN
         return None
     return mean if bool(torch.isfinite(mean)) else None

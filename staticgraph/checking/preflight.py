@@ -1,9 +1,10 @@
-"""Whether a model can run in fixed shapes, and what stands in its way, before anything is recorded.
+"""Whether a model can run in fixed shapes, and what prevents it, before anything is recorded.
 
 The model is copied, its layers are made static, and it runs on one padded batch four times: watched
-(every operation that a recording cannot contain, with the line of the model), traced (one graph, no
-sizes from data), with garbage in the padding (which module lets it reach real rows), and beside
-plain PyG on the same graphs without padding. Nothing of the model that was given changes.
+(finding every operation that a recording cannot contain, with the line of the model), traced (one
+graph, no sizes from data), with garbage in the padding (finding the module that lets it reach real
+rows), and compared with plain PyG on the same graphs without padding. The given model is not
+changed.
 
 What it does not do: compile or record. A model that passes can still exceed the device's memory.
 """
@@ -45,7 +46,7 @@ from staticgraph.steps.tracing.trace import trace_step
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many
 
-# On a device a compiled step refuses it, too.
+# On a GPU, a compiled step refuses it, too.
 HOST_COPY = "host-to-device copy"
 
 
@@ -56,21 +57,25 @@ def preflight(
     *,
     forward: Forward | None = None,
 ) -> PreflightReport:
-    """Runs a copy of the model on one static batch and says what stands in its way.
+    """Runs a copy of the model on one static batch and reports what prevents fixed shapes.
 
     Args:
         model: any PyG model, or a :class:`staticgraph.Subject`; it is not changed.
         plan: the buckets, or a plain list of capacities; the first bucket that the example fits is
             used.
-        example: graphs to run on. Without them some are made up from the plan's schema, with zeros
-            for integers, since how many categories there are is not known.
-        forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
+        example: graphs to run on, or a batch. Without one, graphs are made up from the plan's
+            schema, with zeros for integers, since the number of categories is not known.
+        forward: ``forward(model, batch)``, needed where the names of the model's own parameters do
+            not say what to pass.
 
     Returns:
-        The report; it prints as a table and is true where nothing stands in the way.
+        The report; it prints as a table, and is true if there are no obstacles.
 
     Raises:
-        ValueError: neither an example nor a plan that knows the fields of the data.
+        TypeError: the example is neither a store nor a batch.
+        ValueError: there is neither an example nor a plan that knows the fields of the data, or the
+            model cannot be copied.
+        GraphTooLarge: no graph of the example fits a bucket.
     """
     plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
     batch = batch_of(plan, example)
@@ -92,7 +97,7 @@ class _Preflight:
         self._own_sizes = False  # whether the model reads sizes off the batch's own indices
 
     def report(self) -> PreflightReport:
-        """All runs, and what they found."""
+        """Makes all runs, and reports what they found."""
         ran, stopped = self._watched()
         self._host_attributes()
         self._refused_options()
@@ -128,13 +133,13 @@ class _Preflight:
         return model, context_of(model)
 
     def _watched(self) -> tuple[list[str], bool]:
-        """Runs once under watch; the paths of the modules that ran, and whether one raised."""
+        """Runs once under watch; returns the modules that ran, and whether one raised."""
         model, context = self._copy()
         watch, ran, stopped = Watch(), [], False
         stack: list[str] = []
 
         def enter(path: str) -> Any:
-            """What notes, before a module runs, that it does."""
+            """Returns the hook that notes, before a module runs, that it does."""
 
             def hook(*_: Any) -> None:
                 """Puts the module's path on the stack and in the order of runs."""
@@ -145,7 +150,7 @@ class _Preflight:
             return hook
 
         def leave(*_: Any) -> None:
-            """The module that called is the running one again."""
+            """Makes the calling module the running one again."""
             stack.pop()
             watch.module = stack[-1] if stack else ""
 
@@ -160,7 +165,7 @@ class _Preflight:
                 with watch.running(), asks() as asked:
                     self._forward(model, with_own_sizes(unknown))
                 self._own_sizes = bool(asked)
-            except Exception as error:  # whatever the model raises is what stands in the way
+            except Exception as error:  # whatever the model raises is an obstacle
                 self._obstacles += watch.obstacles
                 found = raised(error, stack[-1] if stack else "")
                 self._obstacles.append(self._also_plain(found))
@@ -173,7 +178,7 @@ class _Preflight:
         return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)], stopped
 
     def _also_plain(self, found: Obstacle) -> Obstacle:
-        """Says whether the padding is why a model raises: plain PyG runs the graphs without."""
+        """Adds whether padding is why a model raises, by running plain PyG without it."""
         if found.kind == "refused" or self._batch.real is None:
             return found
         try:
@@ -181,7 +186,7 @@ class _Preflight:
                 warnings.simplefilter("ignore")
                 unpadded: Any = plain_batch(self._batch)
                 self._forward(_copied(self._stock), unpadded)
-        except Exception:  # whatever the model raises: it is the model's own affair
+        except Exception:  # whatever the model raises, padding is not the cause
             here = "plain PyG stops on these graphs, too"
         else:
             here = (
@@ -192,8 +197,11 @@ class _Preflight:
         return found._replace(advice=advice)
 
     def _host_attributes(self) -> None:
-        """Tensors that a module holds as plain attributes: ``.to(device)`` leaves them behind. Not
-        those that ``weight_norm`` and ``spectral_norm`` compute again before every forward."""
+        """Finds tensors in plain attributes of modules, which ``.to(device)`` does not move.
+
+        Those that ``weight_norm`` and ``spectral_norm`` recompute before every forward do not
+        count.
+        """
         for path, module in self._stock.named_modules():
             for name, value in vars(module).items():
                 computed = {f"{name}_orig", f"{name}_g"} & module._parameters.keys()
@@ -209,7 +217,7 @@ class _Preflight:
                     )
 
     def _refused_options(self) -> None:
-        """Layers that are refused for what they were given, and not for what they are."""
+        """Finds layers that are refused for their options or hooks rather than for their class."""
         for path, why in (unheard_hooks(self._stock) | caching_layers(self._stock)).items():
             kind = type(self._stock.get_submodule(path))
             self._obstacles.append(
@@ -220,7 +228,7 @@ class _Preflight:
         model, context = self._copy()
 
         def compute(batch: StaticBatch) -> Any:
-            """The forward in the context of a batch: what is traced."""
+            """The function to trace: the forward in the context of a batch."""
             context.enter(batch)
             own = with_own_sizes(batch) if self._own_sizes else batch.replace()
             out = self._forward(model, own)
@@ -239,7 +247,7 @@ class _Preflight:
         return trace.graphs if trace.error is None else 0
 
     def _measured(self) -> dict[str, bool]:
-        """For each module whose real inputs stayed the same: whether its real outputs did."""
+        """Maps each module whose real inputs stayed the same to whether its real outputs did."""
         clean, dirty = (self._outputs(b) for b in (self._batch, poisoned(self._batch)))
         inert: dict[str, bool] = {}
         for path, (inputs, outputs) in clean.items():
@@ -269,15 +277,15 @@ class _Preflight:
         return inert
 
     def _outputs(self, batch: StaticBatch) -> dict[str, tuple[list[Tensor], list[Tensor]]]:
-        """Real rows of what went into and came out of each module, its first call."""
+        """Returns the real rows of each module's inputs and outputs, at its first call."""
         model, context = self._copy()
         seen: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
 
         def note(path: str) -> Any:
-            """What keeps the first input and output of the module at a path."""
+            """Returns the hook that keeps the first input and output of the module at a path."""
 
             def hook(_: Any, given: Any, out: Any) -> None:
-                """Keeps the real rows of both, at the first call alone."""
+                """Keeps the real rows of both, at the first call only."""
                 if path not in seen:
                     seen[path] = _real(given, context), _real(out, context)
 
@@ -286,13 +294,13 @@ class _Preflight:
         for path, module in model.named_modules():
             module.register_forward_hook(note(path))
         torch.manual_seed(0)
-        with Restored(), torch.enable_grad():  # a model of forces differentiates
+        with Restored(), torch.enable_grad():  # a force model differentiates
             context.enter(batch)
             self._forward(model, with_own_sizes(batch) if self._own_sizes else batch.replace())
         return seen
 
     def _compared(self) -> tuple[float | None, str]:
-        """Outputs and gradients compared with plain PyG's on the same graphs without padding."""
+        """Compares outputs and gradients with plain PyG's on the same graphs without padding."""
         unpadded = plain_batch(self._batch)
         found = compare_with_plain(
             self._stock, self._forward, self._batch, unpadded, own_sizes=self._own_sizes
@@ -304,7 +312,7 @@ class _Preflight:
         return found.worst, found.note
 
     def _loss_compared(self) -> None:
-        """The mean of the loss over rows against that of torch's functions in it, on plain PyG."""
+        """Compares the loss's mean over rows with that of torch's functions, on plain PyG."""
         if self._loss is None:
             return
         data: Any = plain_batch(self._batch)
@@ -312,7 +320,7 @@ class _Preflight:
         try:
             with torch.no_grad():
                 mean, own, name = stock_mean(self._loss, self._forward(model, data), data)
-        except Exception:  # whatever model or loss raise on a plain batch; a step says it
+        except Exception:  # whatever model or loss raise on a plain batch; a step reports it
             return
         if name and relative_difference(own, mean) > TOLERANCE:
             self._obstacles.append(
@@ -326,7 +334,7 @@ class _Preflight:
             )
 
     def _attention(self) -> tuple[AttentionRow, ...]:
-        """The paths of attention in a compiled step in the example's bucket."""
+        """Returns the paths of attention in a compiled step in the example's bucket."""
         try:
             return attention_choices(
                 self._copy()[0],
@@ -337,7 +345,7 @@ class _Preflight:
                 compiled=True,
                 first_bucket=self._batch.bucket,
             )
-        except NotStatic:  # the watched run has found it and named the line
+        except NotStatic:  # the watched run has found it already, and named the line
             return ()
 
     def _row(self, path: str, attention: tuple[AttentionRow, ...], inert: bool | None) -> ModuleRow:
@@ -367,7 +375,7 @@ def _copied(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _real(value: Any, context: BatchContext) -> list[Tensor]:
-    """The real rows of each tensor whose rows are known."""
+    """Returns the real rows of each tensor whose rows are known."""
     found = []
     for tensor in tensors_in(value):
         rows = context.find_rows(tensor.shape[0]) if tensor.dim() else None

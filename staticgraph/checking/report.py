@@ -1,4 +1,4 @@
-"""What a preflight found: a row a module, the obstacles by line, and the comparison with PyG."""
+"""What a preflight found: one row per module, the obstacles by line, the comparison with PyG."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ModuleRow:
     Attributes:
         path: its name in the model.
         layer: its class.
-        how: what was done, ``as it is``, or what stands in the way.
-        inert: whether its real rows stayed the same with garbage in the padding; None where it
-            was not measured.
+        how: what was done, ``as it is``, or the obstacle.
+        inert: whether its real rows stayed the same with garbage in the padding; None if that was
+            not measured.
     """
 
     path: str
@@ -39,17 +39,17 @@ class PreflightReport:
     """What :func:`preflight` found.
 
     Attributes:
-        model: its class.
+        model: the model's class.
         batch: the batch it ran on, in words.
-        modules: one row for each module that ran.
+        modules: one row per module that ran.
         obstacles: what prevents a recording, in the order of the model.
-        graphs: how many graphs torch.compile would make; 0 where it cannot.
-        compiles: whether a mode that compiles takes it: one graph, of fixed shapes.
-        recordable: whether a recording can hold what was compiled.
-        parity: the largest difference to plain PyG without padding, relative to the largest value;
-            None where it was not measured.
+        graphs: how many graphs torch.compile would make; 0 if it cannot.
+        compiles: whether it runs in a mode that compiles: one graph, of fixed shapes.
+        recordable: whether the compiled step can be recorded.
+        parity: the largest difference from plain PyG without padding, relative to the largest
+            value; None if it was not measured.
         parity_note: how it was measured, or why not.
-        attention: the path of each layer that has a choice of several, and what it was chosen by.
+        attention: the path of each layer that has a choice of several, and the reason for it.
     """
 
     model: str
@@ -65,19 +65,19 @@ class PreflightReport:
 
     @property
     def ran(self) -> bool:
-        """Whether the model ran at all; one that does not is neither static nor otherwise."""
+        """Whether the model ran at all; otherwise nothing is known of whether it is static."""
         return self.parity_note != DID_NOT_RUN
 
     @property
     def ok(self) -> bool:
-        """Whether nothing stands in the way."""
+        """Whether there are no obstacles, and a single graph."""
         return not self.obstacles and self.graphs == 1
 
     def __bool__(self) -> bool:
         return self.ok
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Returns plain values, for JSON."""
         values = asdict(self)
         values["obstacles"] = [
             {**o._asdict(), "reason": o.reason, "remedy": o.remedy} for o in self.obstacles
@@ -85,17 +85,17 @@ class PreflightReport:
         return {"ok": self.ok, **values}
 
     def raise_for_obstacles(self) -> PreflightReport:
-        """The report itself, or NotStatic with its text.
+        """Returns the report itself if there are no obstacles.
 
         Raises:
-            NotStatic: something stands in the way.
+            NotStatic: there are obstacles; the message is the report.
         """
         if not self.ok:
             raise NotStatic(str(self))
         return self
 
     def _verdict(self, what: str, found: bool, other: frozenset[str]) -> str:
-        """One line: yes, or no for which of the obstacles."""
+        """Returns one line: yes, or no with the numbers of the obstacles that are the reason."""
         if found:
             return f"{what}: yes"
         own = [n for n, o in enumerate(self.obstacles, 1) if o.kind not in other]

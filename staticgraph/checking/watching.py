@@ -1,11 +1,11 @@
 """One eager run of a model, watched for what a recording could not contain.
 
-Tracing ends at the first thing it cannot trace, and passes some things on that a CUDA graph cannot
-record. Watching an ordinary run sees every one, in order, with the line of the model that asked for
-it: each operation is looked at twice, as the Python call (``Tensor.item``, ``torch.tensor``) and as
-what it does to tensors (a read of one number, an index by a mask, a result whose size is data).
+Tracing ends at the first thing it cannot trace, and lets some things pass that a CUDA graph cannot
+record. Watching an ordinary run finds all of them, in order, with the line of the model that called
+them. Each operation is inspected twice: as the Python call (``Tensor.item``, ``torch.tensor``) and
+by what it does to tensors (a read of one number, an index by a mask, a result whose size is data).
 
-Lines inside PyG are named only where no line of the model called them; this library's own code and
+Lines inside PyG are named only if no line of the model called them; this library's own code and
 torch's are never named.
 """
 
@@ -28,7 +28,7 @@ from staticgraph.internals.checkpoints import checkpoints_told
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.steps.tracing.obstacles import Obstacle, is_mask
 
-# Modules of this library that stand between any model and its call, and make no operation.
+# Modules of this library on the call stack of any model that do no operations of their own.
 _MACHINERY = frozenset(
     f"staticgraph.{name}"
     for name in (
@@ -42,10 +42,10 @@ _MACHINERY = frozenset(
         "steps.tracing.trace",
     )
 )
-# Plain PyG models that come with this library; their lines are a model's.
+# Plain PyG models that come with this library; their lines count as the model's.
 _ZOO = "staticgraph.models."
 
-# Python calls that read a number, and those that copy to the host.
+# Python calls that read a number, and calls that copy to the host.
 _READS: dict[Any, tuple[str, str]] = {
     Tensor.item: (".item()", "host read"),
     Tensor.tolist: (".tolist()", "host read"),
@@ -63,11 +63,11 @@ _READS: dict[Any, tuple[str, str]] = {
     Tensor.numpy: (".numpy()", "device-to-host copy"),
     Tensor.__array__: ("a NumPy array of a tensor", "device-to-host copy"),
 }
-# Makers of tensors from data of the host; they copy, whatever device they are told.
+# Functions that make tensors from host data; they copy, whatever device they are given.
 _FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy}
-# Reads that pass no operation in which they could be seen.
+# Reads that execute no operation in which they could be noticed.
 _UNSEEN = {Tensor.tolist, Tensor.__repr__, Tensor.__format__}
-# Makers of tensors that are on the CPU unless told otherwise.
+# Functions that make tensors on the CPU unless given a device.
 _FACTORIES = {
     torch.arange,
     torch.empty,
@@ -82,7 +82,7 @@ _FACTORIES = {
     torch.zeros,
 }
 _CHECKED = ("a check that only the CPU makes", "")
-# PyG's own collation, whose sizes are data wherever it stands.
+# PyG's own collation, whose sizes are always data.
 _COLLATION = frozenset(
     f"torch_geometric.data.{name}" for name in ("batch", "collate", "separate", "on_disk_dataset")
 )
@@ -99,7 +99,7 @@ class Watch:
 
     Attributes:
         obstacles: what was found, in order, each place once.
-        module: the path of the module that runs now; the caller keeps it up to date.
+        module: the path of the running module; the caller keeps it up to date.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Watch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Watches everything that runs in this thread."""
+        """A ``with`` block that watches everything run in this thread."""
         with ExitStack() as stack:
             noted = partial(self.found, "checkpoint", "activation checkpointing")
             stack.enter_context(checkpoints_told(noted))
@@ -131,7 +131,7 @@ class Watch:
 
 
 def _makes_a_batch() -> bool:
-    """Whether PyG is putting graphs together, or taking them apart, below a line of the model."""
+    """Whether PyG, called by the model, is joining graphs or taking them apart."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _owner(frame) == "model":
@@ -143,9 +143,11 @@ def _makes_a_batch() -> bool:
 
 
 def calling_line() -> tuple[str, int, str] | None:
-    """File, number and source of the innermost line that is neither torch's, Python's nor this
-    library's; if it is PyG's, the line of the model that led there, where there is one. None where
-    a static form of this library asked."""
+    """Returns file, number and source of the innermost line outside torch, Python and this library.
+
+    If that line is PyG's, the line of the model that led there is returned, if there is one. None
+    if a static form of this library made the call.
+    """
     frame: FrameType | None = sys._getframe(1)
     place: tuple[str, int] | None = None
     while frame is not None:
@@ -161,8 +163,10 @@ def calling_line() -> tuple[str, int, str] | None:
 
 
 def _owner(frame: FrameType) -> str:
-    """``torch``, ``torch_geometric``, ``staticgraph``, ``python`` or ``model``. By module, not by
-    file: PyG writes the code of its message passing into files elsewhere."""
+    """Returns ``torch``, ``torch_geometric``, ``staticgraph``, ``python`` or ``model``.
+
+    It goes by module, not by file: PyG writes the code of its message passing into files elsewhere.
+    """
     name = frame.f_globals.get("__name__", "")
     top = name.split(".")[0]
     if name.startswith(_ZOO):
@@ -173,7 +177,7 @@ def _owner(frame: FrameType) -> str:
 
 
 class _Calls(TorchFunctionMode):
-    """Looks at Python calls."""
+    """Inspects Python calls."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -201,19 +205,22 @@ class _Calls(TorchFunctionMode):
 
 
 def _one_hot(tensor: Tensor, num_classes: int = -1) -> tuple[str, str]:
-    """On the CPU ``one_hot`` reads the largest class to check it; on a GPU, and in a compiled
-    step, only where it is not told how many there are."""
+    """Returns the kind of read that ``one_hot`` makes.
+
+    On the CPU it always reads the largest class, to check it; on a GPU, and in a compiled step,
+    only if it is not given the number of classes.
+    """
     return ("one_hot without num_classes", "host read") if num_classes < 0 else _CHECKED
 
 
 def _names_cpu(values: tuple[Any, ...]) -> bool:
     # Not torch.device("cpu"): on the CPU that is what to(x.device) names, which follows the model.
-    # Where the model is elsewhere the copy itself is seen.
+    # If the model is elsewhere, the copy itself is noticed.
     return any(isinstance(v, str) and v.startswith("cpu") for v in values)
 
 
 def _look_at_made(watch: Watch, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """A tensor made on the host: by value, or by a factory that was told no device."""
+    """Finds a tensor made on the host: from values, or by a factory without a device."""
     if func in _FROM_HOST:
         given = args[0] if args else kwargs.get("data", kwargs.get("obj"))
         stays = kwargs.get("device") is None and (out.dim() == 0 or _inside_pyg())
@@ -226,7 +233,7 @@ def _look_at_made(watch: Watch, func: Any, args: Any, kwargs: Any, out: Any) -> 
 
 
 def _inside_pyg() -> bool:
-    """Whether PyG's own code, and not a line of the model, is running."""
+    """Whether PyG's own code, rather than a line of the model, is running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _owner(frame) in ("torch", "python"):
         frame = frame.f_back
@@ -234,7 +241,7 @@ def _inside_pyg() -> bool:
 
 
 class _Operations(TorchDispatchMode):
-    """Looks at what is done to tensors."""
+    """Inspects what is done to tensors."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -257,7 +264,7 @@ class _Operations(TorchDispatchMode):
             if args[0].dim() > 0 and not watch._making and not _inside_pyg():
                 watch.found("a tensor of the host's values", "host-to-device copy")
         elif name == "repeat_interleave" and kwargs.get("output_size") is not None:
-            pass  # told its size, it has no need of the counts
+            pass  # given its output size, it does not read the counts
         elif torch.Tag.dynamic_output_shape in func.tags or name == "bincount":
             watch.found(name.lstrip("_"), "size from data")
         out = func(*args, **kwargs)

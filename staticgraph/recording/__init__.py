@@ -1,1 +1,1 @@
-"""Work noted once and repeated: recorders, recorded steps, lent results, collation inside."""
+"""Work recorded once and repeated: recorders, recorded steps, lent results, recorded collation."""

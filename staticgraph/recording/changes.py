@@ -1,21 +1,21 @@
-"""What of a model is no longer as it was recorded, and how a message says so."""
+"""What in a model is no longer as it was recorded, and how a message says so."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Changes in a message.
+# How many changes a message lists.
 NAMED = 6
 
 
 class Change(NamedTuple):
-    """What is no longer as it was.
+    """One difference from what was recorded.
 
     Attributes:
-        where: the path of a module and what of it.
-        before, after: as text.
-        attribute: whether it is one that no forward may have read.
+        where: the path of a module, and what in it has changed.
+        before, after: the values as text.
+        attribute: whether it is an attribute, which perhaps no forward reads.
     """
 
     where: str
@@ -28,7 +28,7 @@ class Change(NamedTuple):
 
 
 def told(changes: Sequence[Change], remedy: str) -> str:
-    """Changes as the end of a message."""
+    """Returns changes as the end of a message."""
     named = "; ".join(map(str, changes[:NAMED]))
     more = f"; and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
     private = (

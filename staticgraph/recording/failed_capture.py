@@ -1,19 +1,18 @@
-"""One capture, and what one that failed leaves behind in the process, put right.
+"""One capture, and the cleanup of what a failed one leaves behind in the process.
 
-What the graph reads must be the pool's. cuBLAS's workspaces are the process's: where they were
-taken before the capture, whoever drops them (torch's graph trees around each of theirs, some
-releases wherever a graph of the stream ends, pytorch/pytorch#193402) gives memory away that every
-replay writes to. So they are dropped before, the capture takes its own from the pool, and these are
-dropped after (``clear_cublas_manager`` in ``torch/_inductor/cudagraph_trees.py``). And nothing is
-collected meanwhile: an unreachable graph that ends inside ends the capture
-(pytorch/pytorch#161037), an unreachable batch would have its event recorded.
+What the graph reads must come from its pool. cuBLAS's workspaces are process-wide: if they were
+allocated before the capture, whoever drops them (torch's graph trees around each of theirs, some
+releases wherever a graph of the stream ends, pytorch/pytorch#193402) frees memory that every replay
+writes to. So they are dropped before, the capture allocates new ones from the pool, and these are
+dropped after (``clear_cublas_manager`` in ``torch/_inductor/cudagraph_trees.py``). Garbage
+collection is off during a capture: destroying an unreachable graph would end the capture
+(pytorch/pytorch#161037), and destroying an unreachable batch would record its event.
 
 The problem of failing: where the work cannot be captured, ``torch.cuda.graph`` raises a second time
-as it ends the capture. What it raises then hides the first error, which is the one that names the
-cause; its stream and device stay the present ones; the allocator goes on waiting for the capture's
-end; and up to torch 2.12 the random generator stays in its capturing state, so that the next
-dropout, anywhere in the process, fails an assertion. An empty capture that ends as it should brings
-the generator back.
+as it ends the capture. That second exception hides the first, which names the cause; its stream and
+device stay current; the allocator goes on waiting for the end of the capture; and up to torch 2.12
+the random generator stays in its capturing state, so that the next dropout, anywhere in the
+process, fails an assertion. An empty capture that ends normally resets the generator.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ import torch
 
 from staticgraph.internals import memory_pool
 
-# Graphs whose capture failed: torch's allocator of pinned memory asks each of them at every later
-# allocation, by an address that it keeps (``CUDAGraph::create_allocate_filter``).
+# Graphs whose capture failed, kept alive: torch's pinned-memory allocator queries each of them at
+# every later allocation, by a stored address (``CUDAGraph::create_allocate_filter``).
 _ASKED_FOR_EVER: list[torch.cuda.CUDAGraph] = []
 
 
@@ -43,10 +42,10 @@ def captured(
     """Captures one run of a function, and returns what it returned.
 
     Raises:
-        Exception: the first that was raised; what followed from it is added as notes. The process
-            is usable as before.
+        Exception: the first that was raised, with later ones added as notes. The process is as
+            usable as before.
     """
-    # To set a stream is to choose its device: the caller's own comes last.
+    # Setting a stream also sets its device, so the caller's own stream comes last.
     present = torch.cuda.current_stream(stream.device), torch.cuda.current_stream()
     first: BaseException | None = None
     capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=error_mode)
@@ -92,7 +91,7 @@ def _put_right(
     graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device, error: BaseException
 ) -> None:
     _ASKED_FOR_EVER.append(graph)
-    # Raises where the capture was ended after all, or never begun; then nothing is to be given up.
+    # Raises if the capture did end, or never began; then there is nothing to release.
     with suppress(Exception):
         memory_pool.end_allocations(device.index, pool)
         memory_pool.release(device.index, pool)
@@ -101,7 +100,7 @@ def _put_right(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-            # On another stream: what the failed one still holds is not this capture's affair.
+            # On another stream, unaffected by whatever the failed one still holds.
             aside = torch.cuda.Stream(device)
             with torch.cuda.graph(
                 torch.cuda.CUDAGraph(), stream=aside, capture_error_mode="thread_local"

@@ -1,10 +1,10 @@
-"""Autograd graphs that somebody still holds when a recording begins.
+"""Autograd graphs that are still held when a recording begins.
 
-The problem: a loss kept from before (a notebook's variable) holds the nodes that add up each
-parameter's gradient, and these belong to the stream that they were made on. A recorded backward
+The problem: a loss kept from an earlier step (a notebook variable) holds the nodes that accumulate
+each parameter's gradient, and these belong to the stream they were made on. A recorded backward
 that meets them leaves its stream, which ends the capture with an error that names nothing. torch
-sees it in the runs before, and warns. Here what nobody can reach is collected first, and the
-warning is an error that says what to delete.
+notices this in the runs before, and warns. Here unreachable graphs are collected first, and the
+warning becomes an error that says what to delete.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import torch
 
 from staticgraph.errors import NotStatic
 
-# How torch (input_buffer.cpp) begins the warning.
+# The beginning of torch's warning (input_buffer.cpp).
 MISMATCH = "The AccumulateGrad node's stream does not match"
 
 
 @contextmanager
 def no_kept_graphs() -> Iterator[None]:
-    """For the runs before a recording.
+    """A ``with`` block for the runs before a recording.
 
     Raises:
         NotStatic: something holds an autograd graph of the parameters.
     """
     gc.collect()
     always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)  # else torch warns once a process, and the second time is silent
+    torch.set_warn_always(True)  # else torch warns once per process, and is silent the second time
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=MISMATCH, category=UserWarning)

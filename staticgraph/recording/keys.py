@@ -1,4 +1,4 @@
-"""What a recording belongs to; a key is also its name in messages and reports."""
+"""What a recording belongs to; the key is also its name in messages and reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from staticgraph.recording.recording import Scope
 
 
 class RecordingKey(NamedTuple):
-    """Of the recording of a bucket's work; ``from_ids`` where it makes its batch, too."""
+    """The key of a recording of a bucket's work; ``from_ids`` if it also makes its batch."""
 
     bucket: int
     work: str
@@ -23,7 +23,7 @@ class RecordingKey(NamedTuple):
 
 
 class PairKey(NamedTuple):
-    """Of a forward and its backward, which are recorded apart."""
+    """The key of a forward and its backward, which are recorded separately."""
 
     bucket: int
     training: bool
@@ -35,5 +35,5 @@ class PairKey(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The model's, in a word."""
+        """The model's mode, in one word."""
         return "train" if self.training else "eval"

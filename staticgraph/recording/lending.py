@@ -1,15 +1,15 @@
-"""What a replay gives to its caller: small results copied, large ones lent until the next replay.
+"""What a replay returns to its caller: small results copied, large ones lent until the next replay.
 
 The problem: a recording writes its results to the same addresses every time, and the recordings of
-one pool write over each other's, so whoever holds a result over the next replay of any of them
-would find other numbers in it. Copying everything is safe and, for
-outputs a node or an edge, costs their memory a second time. So what is small is copied (losses,
-metrics, a row per graph), and what is large is lent: a tensor that knows which replay wrote it, and
-whose use after the next replay, of whichever recording, is an error instead of wrong numbers.
+one pool overwrite each other's, so a result kept past the next replay of any of them would hold
+other numbers. Copying everything is safe, but for outputs per node or per edge it takes their
+memory a second time. So small results (losses, metrics, one row per graph) are copied, and large
+ones are lent: a lent tensor knows which replay wrote it, and using it after the next replay, of
+whichever recording, raises an error instead of giving wrong numbers.
 
-Invariant: a lent tensor's views are lent, too; whatever is computed from it is an ordinary tensor.
-Its shape, dtype and device may be asked for at any time. What reaches the memory without torch
-(``numpy()`` of a CPU tensor, DLPack, ``data_ptr``) is checked when it is asked for and not later.
+Invariant: views of a lent tensor are lent, too; whatever is computed from it is an ordinary tensor.
+Its shape, dtype and device may be read at any time. Access to the memory that bypasses torch
+(``numpy()`` of a CPU tensor, DLPack, ``data_ptr``) is checked when it is requested, and not later.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from staticgraph.internals.trees import tree_map_only
 from staticgraph.recording.replays import Replays
 from staticgraph.text.how_many import how_many
 
-# Below this a copy is one kernel of about a microsecond at an H200's 4.3 TB/s (modelled, not
-# measured): less than a lend costs the host.
+# Below this size a copy is one kernel of about a microsecond at an H200's 4.3 TB/s (modelled, not
+# measured), which is less than the host time of lending.
 CLONED_BYTES = 1 << 20
 
 
-# What tells of a tensor without reading it; errors and debuggers ask for these.
+# Properties of a tensor that do not read it; errors and debuggers use them.
 _PROPERTIES = ("shape", "dtype", "device", "layout", "requires_grad", "is_cuda", "ndim")
 _HARMLESS = frozenset(
     {
@@ -62,10 +62,10 @@ class LentTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        lent: dict[int, LentTensor] = {}  # by the address of their memory
+        lent: dict[int, LentTensor] = {}  # by memory address
 
         def plain(value: LentTensor) -> Tensor:
-            """The tensor itself, after a look at whether its memory is still its own."""
+            """Returns the plain tensor, after checking that its memory is still valid."""
             with DisableTorchFunctionSubclass():
                 bare = value.as_subclass(Tensor)
                 lent[_memory(bare)] = value
@@ -74,7 +74,7 @@ class LentTensor(Tensor):
             return bare
 
         def lend(value: Tensor) -> Tensor:
-            """A view of lent memory as lent, too; any other result as it is."""
+            """Lends views of lent memory, too; returns any other result as it is."""
             owner = lent.get(_memory(value))
             return value if owner is None else cls.of(value, owner._replays, owner._replay)
 
@@ -102,14 +102,14 @@ def _memory(value: Tensor) -> int:
 
 
 def check_can_be_handed_out(result: Any, what: str) -> None:
-    """Refuses a result in which tensors may stand that cannot be found, copied and lent.
+    """Refuses a result that may hold tensors which cannot be found, copied and lent.
 
     Args:
-        result: of what is to be recorded.
-        what: it is, for the message.
+        result: of the work that is to be recorded.
+        what: the name of the work, for the message.
 
     Raises:
-        NotStatic: the message names the class.
+        NotStatic: the result holds such a container; the message names its class.
     """
     if (found := opaque(result)) is not None:
         raise NotStatic(
@@ -120,19 +120,20 @@ def check_can_be_handed_out(result: Any, what: str) -> None:
 
 
 def handed_out(result: Any, replays: Replays) -> Any:
-    """A result as a caller may have it: every tensor copied or lent, in the same structure.
+    """Returns a result for the caller: every tensor copied or lent, in the same structure.
 
     Args:
-        result: tensors in whatever :mod:`staticgraph.batches.batch.containers` takes apart.
-        replays: of all recordings that share memory with the one that wrote it just now.
+        result: tensors, in any containers that :mod:`staticgraph.batches.batch.containers` takes
+            apart.
+        replays: those of all recordings that share memory with the one that just wrote the result.
     """
 
     def handed_over(value: Tensor) -> Tensor:
-        """A copy of what is small; a tensor of the recording's own memory where it is large."""
+        """Copies a small tensor; lends the recording's own memory for a large one."""
         if value.numel() * value.element_size() <= CLONED_BYTES:
             return value.clone()
         return LentTensor.of(value, replays, replays.count)
 
-    if type(result) is Tensor:  # as a step's loss: no tree to walk
+    if type(result) is Tensor:  # such as a step's loss: no structure to walk
         return handed_over(result)
     return mapped(handed_over, result)

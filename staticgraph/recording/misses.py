@@ -1,4 +1,4 @@
-"""What ran eagerly because it had no recording, and whether it may."""
+"""What ran in eager because it had no recording, and whether that is allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from staticgraph.text.how_many import how_many
 
 
 class Misses:
-    """Keys that were asked for after warm-up, and have no recording.
+    """The keys that were needed after the warm-up but have no recording.
 
     Args:
         on_miss: ``error``, or ``eager``, which counts them.
@@ -24,11 +24,11 @@ class Misses:
     def note(
         self, key: RecordingKey | PairKey, recorded: Callable[[], Iterable[RecordingKey]]
     ) -> None:
-        """Counts a key; its work may then run in eager.
+        """Counts a key, whose work may then run in eager.
 
         Args:
-            key: what was asked for.
-            recorded: gives what there is instead, for the message.
+            key: the missing key.
+            recorded: returns the keys that are recorded, for the message.
 
         Raises:
             NotStatic: nothing may run without a recording; the message names the key.
@@ -58,7 +58,7 @@ class Misses:
         )
 
     def sentences(self) -> list[str]:
-        """One for each key, in the order they were first missed."""
+        """Returns one sentence per key, in the order they were first missed."""
         return [
             f"{key}: no recording, ran in eager {how_many(count, 'time')}; name its phase in "
             "warmup(phases=...)"

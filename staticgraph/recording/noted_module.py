@@ -1,4 +1,4 @@
-"""One module as it stood when it was recorded: what of it a forward may depend on.
+"""One module as it was when it was recorded: everything in it that a forward may depend on.
 
 Noted are its class, its submodules, the objects and addresses of its parameters and buffers, its
 hooks, and its public attributes that are plain values, tensors or functions
@@ -25,16 +25,16 @@ class NotedModule:
     """What was noted of one module.
 
     Args:
-        path: its own in the model, ``""`` for the model itself.
-        module: noted as it stands.
+        path: its path in the model, ``""`` for the model itself.
+        module: the module, noted in its current state.
 
     Attributes:
         kind: its class.
-        own: names of all attributes.
+        own: the names of all its attributes.
         attributes: those that a forward may read.
         hooks: how many of each kind.
         registered: parameters, buffers and submodules, by name.
-        addresses: of the buffers.
+        addresses: the addresses of the buffers.
     """
 
     path: str
@@ -61,13 +61,13 @@ class NotedModule:
         self.note_registered()
 
     def note_registered(self) -> None:
-        """Parameters, buffers and layers, as they stand now."""
+        """Notes parameters, buffers and submodules as they are now."""
         own = vars(self.module)
         self.registered = [dict(own[name]) for name in _REGISTERED]
         self.addresses = {n: _address(b) for n, b in self.module._buffers.items()}
 
     def changes(self) -> Iterator[Change]:
-        """What of it is no longer as it was."""
+        """Yields what in the module is no longer as it was."""
         module = self.module
         own = vars(module)
         if type(module) is not self.kind:
@@ -77,7 +77,7 @@ class NotedModule:
             if now is not value and differ(now, value):
                 yield self.changed(name, text_of(value), text_of(now), attribute=True)
         if own.keys() != self.own:
-            for name in own.keys() - self.own:  # it hides what the class says
+            for name in own.keys() - self.own:  # it may hide an attribute of the class
                 if not name.startswith("_") and (before := getattr(self.kind, name, None)):
                     yield self.changed(name, text_of(before), text_of(own[name]), attribute=True)
         for kind, before in zip(_REGISTERED, self.registered, strict=True):
@@ -96,7 +96,7 @@ class NotedModule:
             yield self.changed("hooks", str(sum(self.hooks)), str(sum(hooks)))
 
     def forget(self) -> None:
-        """Leaves out what has changed since."""
+        """Drops from the notes what has changed since."""
         own = vars(self.module)
         for name, value in list(self.attributes.items()):
             if differ(own.get(name, GONE), value):
@@ -104,7 +104,7 @@ class NotedModule:
         self.own |= own.keys()
 
     def changed(self, name: str, before: str, after: str, attribute: bool = False) -> Change:
-        """A change of what the module calls ``name``, ``""`` for itself."""
+        """Returns a change of what the module calls ``name``; ``""`` for the module itself."""
         where = ".".join(filter(None, (self.path, name))) or "the model"
         return Change(where, before, after, attribute)
 

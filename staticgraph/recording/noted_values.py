@@ -1,4 +1,4 @@
-"""Values that a recording took for granted: which are looked at, and whether one is another now."""
+"""Values that a recording assumes: which of them are watched, and whether one has changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GONE = _Gone()
 
 
 def is_watched(value: Any) -> bool:
-    """Whether a public attribute of this value is looked at; a list that is empty may be filled."""
+    """Whether a public attribute with this value is watched; an empty list may still be filled."""
     if type(value) is list and not value:
         return False
     if isinstance(value, tuple | list):
@@ -31,7 +31,7 @@ def is_watched(value: Any) -> bool:
 
 
 def differ(now: Any, noted: Any) -> bool:
-    """Whether another value stands there; one of another kind does not have to be comparable."""
+    """Whether a value has changed; values of other kinds need not be comparable."""
     if now is noted:
         return False
     if isinstance(noted, tuple) and isinstance(now, tuple | list):
@@ -42,7 +42,7 @@ def differ(now: Any, noted: Any) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """In a message."""
+    """Returns the text of a value in a message."""
     if isinstance(value, (*PLAIN, _Gone, tuple, list)):
         return repr(value)
     return getattr(value, "__qualname__", None) or f"a {type(value).__name__}"

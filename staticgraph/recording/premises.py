@@ -1,15 +1,15 @@
-"""What recordings took for granted of the loss and the forward: numbers that they read by name.
+"""What recordings assume of the loss and the forward: values that they read by name.
 
 The problem: a loss reads a weight that the user anneals, a global, a field of a configuration, a
-variable around it. A replay goes on with the number that stood there when it was recorded. The
-idea: note, at the recording, the values of the names that the code of these functions says, as
+variable of an enclosing function. A replay goes on with the number from when it was recorded. The
+idea: when recording, note the values of the names in the code of these functions, as
 :mod:`staticgraph.recording.signature` notes the model's attributes, and compare.
 
-Noted are plain values, the identity of tensors, containers of few of them, and small arrays: of
-variables around a function, globals, defaults, what ``partial`` binds, and of those attributes, of
-an object, a class or a module of the user's, whose names the code says. Names that begin with an
-underscore are the user's own books. Of the model itself this is asked of its own forward, and of no
-layer's.
+Noted are plain values, the identity of tensors, containers with few of these, and small arrays.
+They are found in enclosing variables, globals, defaults, arguments that ``partial`` binds, and
+attributes, of a user's object, class or module, whose names occur in the code. Names that begin
+with an underscore are considered private and are left out. Of the model itself this covers its own
+forward, and no layer's.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from torch import Tensor
 from staticgraph.recording.noted_values import PLAIN
 from staticgraph.steps.state.reachable_state import LIBRARIES, globals_in, names_in
 
-# Items of a container, and numbers of an array: what has more is data.
+# The most items of a container, and numbers of an array: anything larger is data.
 MOST = 256
 DEPTH = 4
 
 
 def read_by(functions: Mapping[str, object]) -> dict[str, Any]:
-    """What functions read by name, as it stands now.
+    """Returns what functions read by name, with the current values.
 
     Args:
-        functions: by the name that a message calls them.
+        functions: by the name that messages call them.
 
     Returns:
-        Values by where they stand, such as ``loss: config.beta``; tensors as they are.
+        Values by where they were found, such as ``loss: config.beta``; tensors as they are.
     """
     found: dict[str, Any] = {}
     for name, function in functions.items():
@@ -81,7 +81,7 @@ def _of_function(
     names = tuple(names_in(function.__code__))
     around: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # it is not filled yet
+        with suppress(ValueError):  # the cell is still empty
             around[name] = cell.cell_contents
     code = function.__code__
     given = function.__globals__
@@ -96,7 +96,7 @@ def _of_function(
 def _of_value(
     name: str, value: Any, names: tuple[str, ...], depth: int, met: set[int]
 ) -> Iterator[tuple[str, Any]]:
-    """A value itself, or what the code reads of it."""
+    """Yields a value itself, or what the code reads of it."""
     if name.startswith("_"):
         return
     if _is_noted(value):
@@ -112,8 +112,7 @@ def _of_value(
 def _of_attributes(
     name: str, owner: Any, names: tuple[str, ...], depth: int, met: set[int]
 ) -> Iterator[tuple[str, Any]]:
-    """What ``owner.attribute`` is, for the attributes whose names the code says; of a method, what
-    it reads."""
+    """Yields the attributes of ``owner`` named in the code; for a method, what it reads."""
     kind = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
     if isinstance(owner, type):
         kind = owner.__module__
@@ -143,7 +142,7 @@ def _is_noted(value: Any) -> bool:
 
 
 def _kept(value: Any) -> Any:
-    """A value that does not change when its container does."""
+    """Returns a copy that does not change when the container does."""
     if isinstance(value, dict):
         return tuple(value), *value.values()
     if isinstance(value, list):

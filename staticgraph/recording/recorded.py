@@ -1,23 +1,23 @@
-"""The recorded steps of a runner: one recording a key, made before the first step.
+"""The recorded steps of a runner: one recording per key, made before the first step.
 
 A key is (bucket, work, autocast, scope). Its function reads one input slot, whose addresses the
 recording knows; a batch is copied there, the recording is replayed, and its results are copied or
-lent (:mod:`staticgraph.recording.lending`). What a scope records:
+lent (:mod:`staticgraph.recording.lending`). Each scope records:
 
 * ``step``: gradients to None, forward, loss, backward, clipping, optimizer;
 * ``forward_backward``: up to the gradients, which appear in fixed tensors; the optimizer steps
   outside, as do accumulation, schedulers and closures;
 * ``forward``: inference alone.
 
-Where the data set is on the device a key has a second recording, which makes the batch from its ids
-first: one launch for all of a step. The other one serves batches of any other origin.
+If the dataset is on the device, a key has a second recording, which first makes the batch from its
+ids: one launch for the whole step. The first recording serves batches from anywhere else.
 
-A forward with gradients, for a loop of a user's own, is a pair of recordings in the first two; see
-:mod:`staticgraph.recording.recorded_pair`.
+A forward with gradients, for a user's own loop, is a pair of recordings in the first two scopes;
+see :mod:`staticgraph.recording.recorded_pair`.
 
 Invariants: recording changes no parameter, buffer, optimizer state or random state; nothing is
-recorded after :meth:`freeze`; a replay whose parameters, optimizer settings or inputs stand
-elsewhere than when it was recorded raises instead of computing with old ones.
+recorded after :meth:`freeze`; a replay whose parameters, optimizer settings or inputs are not where
+they were recorded raises instead of computing with old ones.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ REMEDY = (
 )
 
 
-# Bucket, work and precision.
+# Bucket, work and autocast dtype.
 Place = tuple[int, str, str | None]
 
 
@@ -68,13 +68,13 @@ class RecordedSteps:
 
     Args:
         subject: its model's parameters are watched; its dtype is part of the keys.
-        computation: forward, or forward and mean loss, of a batch.
-        compiled: its functions are what is recorded, where the recorder wants them compiled.
+        computation: computes the forward, or forward and mean loss, of a batch.
+        compiled: its functions are recorded if the recorder wants compiled ones.
         update: clipping and the optimizer, inside the recording for ``scope="step"``.
-        recording: how, and how much of a training step.
-        finite: notes losses that are not, inside the recordings.
-        averaging: of several ranks: inside the recordings for ``scope="step"``; for the others
-            whoever runs them averages the gradients, and what a step gives is a ``Share``.
+        recording: how to record, and how much of a training step.
+        finite: notes losses that are not finite, inside the recordings.
+        averaging: averages over several ranks, inside the recordings for ``scope="step"``; with
+            other scopes the caller averages the gradients, and a step returns a ``Share``.
 
     Raises:
         NotStatic: the optimizer's step cannot be recorded.
@@ -107,7 +107,7 @@ class RecordedSteps:
             self._watched = RecordableOptimizer(optimizer)
         self._inputs = RecordedInputs(self._device)
         self._one_launch = recording.one_launch
-        # By bucket, work and precision; those that make their batch from ids apart.
+        # By bucket, work and precision; recordings that make their batch from ids are separate.
         self._recordings: dict[Place, ModelRecording] = {}
         self._from_ids: dict[Place, ModelRecording] = {}
         given = {"loss": subject.loss, "forward": subject.forward}
@@ -124,7 +124,7 @@ class RecordedSteps:
         self._inputs.prepare(layouts)
 
     def collate_from(self, store: DeviceStore) -> None:
-        """What is recorded from now on takes ids of a store, too."""
+        """Makes everything recorded from now on accept ids of a store, too."""
         assert self._recorder is not None
         collation = RecordedCollation(store, self._inputs.batches, self._recorded_model.replays)
         self._inputs.collation = collation
@@ -132,24 +132,24 @@ class RecordedSteps:
             collation.record(self._recorder)
 
     def key(self, bucket: int, work: str) -> RecordingKey:
-        """The key of a bucket's work."""
+        """Returns the key of a bucket's work."""
         return RecordingKey(bucket, work, self._precision, self.scope)
 
     @property
     def _precision(self) -> str | None:
-        """The subject's, or that of an autocast that is entered now."""
+        """The subject's precision, or that of an autocast currently entered."""
         return self._autocast or self._computation.precision.around
 
     def record(self, bucket: int, work: str, warmed: Callable[[], None] | None = None) -> None:
-        """Warms up and records one key; everything the run touched is put back.
+        """Warms up and records one key; everything the run touches is restored.
 
         Args:
-            bucket, work: the key's.
-            warmed: called in between, when no gradients are held.
+            bucket, work: those of the key.
+            warmed: called between warm-up and recording, when no gradients are held.
 
         Raises:
-            NotStatic: the work cannot be recorded. All recordings are torn down then, since they
-                share a pool that a failed one leaves unusable; the runner works on in eager.
+            NotStatic: the work cannot be recorded. All recordings are then freed, since they share
+                a pool that a failed one leaves unusable; the runner still runs in eager.
         """
         key = self.key(bucket, work)
         place = bucket, work, key.autocast
@@ -162,19 +162,19 @@ class RecordedSteps:
             self._finite.prepare(bucket)
 
         def before() -> None:
-            """The model in the mode of the work, and what is read off the inputs known."""
+            """Sets the model's mode, and finds out which results are rows."""
             train(self._model) if work == "step" else self._model.eval()
-            self._computation.known(inputs)  # a recording is no place for a run of its own
+            self._computation.known(inputs)  # its separate run cannot be recorded
 
         def between() -> None:
-            """After the warm-up: no gradients, and whoever waits for it is told."""
+            """Drops the gradients after the warm-up, and calls ``warmed``."""
             if work == "step":
-                self._update.zero_grad()  # the warm-up's; a recording makes its own
+                self._update.zero_grad()  # those of the warm-up; a recording makes its own
             if warmed is not None:
                 warmed()
 
         def record_key(key: RecordingKey) -> ModelRecording:
-            """The recording of one key."""
+            """Makes the recording of one key."""
             assert self._recorder is not None
             body = self._body(key)
             return self._recorded_model.record(
@@ -191,15 +191,17 @@ class RecordedSteps:
             raise
 
     def _abandon(self, error: BaseException) -> None:
-        """Tears all down for an error, which stays the one that is seen: after a failed capture the
-        device may refuse even that."""
+        """Frees everything after an error, which remains the one that is raised.
+
+        After a failed capture the device may refuse even to free.
+        """
         try:
             self.close()
         except Exception as further:
             error.add_note(f"the teardown failed as well: {type(further).__name__}: {further}")
 
     def _body(self, key: RecordingKey) -> Callable[[], Any]:
-        """What is recorded: reads the input slot, returns tensors."""
+        """Returns the function to record: it reads the input slot and returns tensors."""
         assert self._recorder is not None
         inputs = self._inputs.batches[key.bucket]
         whole = self._work.body(key.work, inputs, self._recorder.compiles)
@@ -209,14 +211,14 @@ class RecordedSteps:
         collate = self._inputs.collation.body(key.bucket)
 
         def from_ids() -> Any:
-            """Collates by the ids in the slot, then does the work."""
+            """Makes the batch from the ids in the slot, then does the work."""
             collate()
             return whole()
 
         return from_ids
 
     def freeze(self) -> None:
-        """From now on nothing is recorded."""
+        """Allows no further recording."""
         self.frozen = True
 
     # ------------------------------------------------------------------ replaying
@@ -226,17 +228,17 @@ class RecordedSteps:
         return (bucket, work, self._precision) in self._recordings
 
     def run(self, work: str, batch: StaticBatch) -> Any:
-        """Replays a batch's recording; its results are copies that later replays leave alone, or,
-        where large, lent until the next replay of any of these recordings.
+        """Replays a batch's recording.
 
-        A key without a recording is recorded now, unless frozen.
+        The results are copies, which later replays leave alone, or, if large, lent until the next
+        replay of any of these recordings. A key without a recording is recorded now, unless frozen.
 
         Raises:
             NotStatic: frozen without a recording and ``on_miss="error"``; or parameters, optimizer
-                or inputs are not those that were recorded.
+                or inputs differ from those that were recorded.
         """
         bucket = batch.bucket
-        precision = self._autocast  # a replay mostly asks no more, and saves calls in Python
+        precision = self._autocast  # usually enough for a replay, and saves Python calls
         if precision is None and torch.is_autocast_enabled(self._device.type):
             precision = self._precision
         place = bucket, work, precision
@@ -266,7 +268,7 @@ class RecordedSteps:
         return handed_out(result, self._recorded_model.replays)
 
     def record_forward(self, bucket: int, training: bool) -> PairKey:
-        """Records a forward and its backward, if they are not.
+        """Records a forward and its backward, unless they are recorded already.
 
         Raises:
             NotStatic: they cannot be recorded; see :meth:`record`.
@@ -279,7 +281,7 @@ class RecordedSteps:
         inputs, compiles = self._inputs.blank(bucket), self._recorder.compiles
 
         def compute(batch: StaticBatch) -> Any:
-            """The model's output over a batch, compiled where the recorder compiles."""
+            """Computes the model's output over a batch, compiled if the recorder compiles."""
             return self._work.computed("forward", batch, compiles)
 
         known = self._computation.known
@@ -296,8 +298,11 @@ class RecordedSteps:
         return key
 
     def forward(self, batch: StaticBatch) -> Any:
-        """The output of a batch in the model's present mode, part of autograd's graph: its backward
-        is a replay, too. See :mod:`staticgraph.recording.recorded_pair` for what it raises."""
+        """Returns the output of a batch in the model's current mode, as part of autograd's graph.
+
+        Its backward is a replay, too. See :mod:`staticgraph.recording.recorded_pair` for what it
+        raises.
+        """
         key = PairKey(batch.bucket, self._model.training, self._precision)
         if key not in self._pairs and self.frozen:
             self._misses.note(key, lambda: self.counts)
@@ -310,12 +315,12 @@ class RecordedSteps:
 
     @property
     def buffer(self) -> Tensor | None:
-        """``[bytes]`` uint8: what the inputs of all buckets stand in; None before ``prepare``."""
+        """``[bytes]`` uint8: the memory of the inputs of all buckets; None before ``prepare``."""
         return self._inputs.buffer
 
     @property
     def counts(self) -> dict[RecordingKey, int]:
-        """Replays of each recording."""
+        """How often each recording was replayed."""
         both = (self._recordings, False), (self._from_ids, True)
         counts = {
             RecordingKey(*place, self.scope, from_ids): made.recorded.replays
@@ -329,7 +334,7 @@ class RecordedSteps:
         return counts
 
     def missed(self) -> list[str]:
-        """A sentence for whatever ran without a recording."""
+        """Returns a sentence for everything that ran without a recording."""
         return self._misses.sentences() + [
             f"made from ids outside the recordings: {how_many(count, 'batch')}; pass the store on "
             "the device to warmup(store)"
@@ -338,7 +343,7 @@ class RecordedSteps:
         ]
 
     def close(self) -> None:
-        """Tears all recordings down together. Gradients that a recording owned are dropped."""
+        """Frees all recordings together. Gradients that a recording owned are dropped."""
         self._recorded_model.drop([*self._recordings.values(), *self._from_ids.values()])
         self._recordings.clear()
         self._from_ids.clear()

@@ -1,13 +1,13 @@
 """How a recorded step's input is filled from the ids of a batch.
 
-The problem: a recording reads its input where it always stands, so a batch that was made elsewhere
-on the device is copied there first, some hundred kilobytes a step. The idea: where the graphs are
-on the device, the batch is made at that place, by work that is recorded as well. Its only input are
-the ids, ``[G]`` int32 at an address of their own, to which the host writes straight.
+The problem: a recording reads its input at fixed addresses, so a batch that was made elsewhere on
+the device is first copied there, some hundred kilobytes per step. The idea: if the graphs are on
+the device, the batch is made directly in that place, by work that is recorded as well. Its only
+inputs are the ids, ``[G]`` int32 at their own address, which the host writes directly.
 
-That work stands at the head of a recording of the whole step, so that ids in and an update out are
-one launch; or, where the step's own recording shall serve batches of every origin alone, in a
-recording of its own a bucket, replayed before it on the same stream; so does a forward whose
+That work comes first in a recording of the whole step, so that going from ids to an update is a
+single launch. If the step's own recording is to serve batches of every origin, the work instead has
+one recording per bucket, replayed before the step on the same stream; likewise for a forward whose
 backward is another recording.
 """
 
@@ -32,14 +32,14 @@ class RecordedCollation:
 
     Args:
         store: the graphs.
-        inputs: of each bucket, the batch whose arrays a step reads.
-        replays: of the steps, which count those of these as well.
+        inputs: for each bucket, the batch whose arrays a step reads.
+        replays: the counter of the steps' replays, which counts these as well.
 
     Attributes:
         store: the graphs.
 
     Raises:
-        ValueError: the steps read row pointers, and the store was moved without.
+        ValueError: the steps read row pointers, and the store was moved to the device without them.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class RecordedCollation:
         self._recordings: dict[int, Recorded] = {}
 
     def body(self, bucket: int) -> Callable[[], None]:
-        """What makes a bucket's input from the ids that stand there."""
+        """Returns the function that makes a bucket's input from the ids currently in its slot."""
         return self._bodies[bucket]
 
     def clear(self) -> None:
-        """The ids of a batch of padding alone."""
+        """Sets the ids to those of a batch of padding alone."""
         self._ids.fill_(-1)
 
     def record(self, recorder: Recorder, only: int | None = None) -> None:
-        """Gives every bucket's, or one's, a recording of its own, in the pool of the steps'."""
+        """Makes a recording for every bucket, or only for one, in the pool of the steps."""
         for bucket, body in self._bodies.items():
             if bucket in self._recordings or only not in (None, bucket):
                 continue
@@ -77,7 +77,7 @@ class RecordedCollation:
             self._recordings[bucket] = recorder.record(body)
 
     def send(self, bucket: int, batch: CollatedTensors) -> None:
-        """Writes a batch's ids where they are read.
+        """Writes a batch's ids to where they are read.
 
         Raises:
             StaleBatch: the batch was given back.
@@ -85,8 +85,10 @@ class RecordedCollation:
         batch.send_ids(self._of_bucket[bucket])
 
     def fill(self, bucket: int, batch: CollatedTensors) -> bool:
-        """Makes a batch in the input of its bucket, by the bucket's own recording; False where it
-        is of another store, or there is none."""
+        """Makes a batch in its bucket's input, by the bucket's own recording.
+
+        Returns False if the batch is of another store, or there is no such recording.
+        """
         if batch.store is not self.store or bucket not in self._recordings:
             return False
         self.send(bucket, batch)

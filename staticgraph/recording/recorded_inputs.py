@@ -1,8 +1,8 @@
-"""The memory that recordings read: a slot at fixed addresses, to which every batch is copied.
+"""The memory that recordings read: a slot at fixed addresses, which every batch is copied to.
 
-All buckets share it, since no two recordings run at once. A batch of one buffer is one copy; one
-that is known by its ids alone is made there (:mod:`staticgraph.recording.recorded_collation`), and
-any other is copied array by array.
+All buckets share it, since no two recordings run at once. A batch with a single buffer takes one
+copy; a batch known by its ids alone is made in place
+(:mod:`staticgraph.recording.recorded_collation`); any other is copied array by array.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class RecordedInputs:
     """The inputs of one runner's recordings.
 
     Args:
-        device: the model's.
+        device: the device of the model.
 
     Attributes:
-        batches: of each bucket, what its recordings read.
-        collation: makes batches from ids, where the store is on the device.
-        unrecorded_fills: batches that were made from ids, but by no recording.
+        batches: for each bucket, the batch that its recordings read.
+        collation: makes batches from ids, if the store is on the device.
+        unrecorded_fills: how many batches were made from ids without a recording.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,10 +38,10 @@ class RecordedInputs:
         self.unrecorded_fills: int = 0
         self._device = device
         self._slot: Slot | None = None
-        self._whole: dict[int, Tensor] = {}  # the same memory, to be copied to at once
+        self._whole: dict[int, Tensor] = {}  # the same memory as one tensor, for a single copy
 
     def prepare(self, layouts: list[SlotLayout]) -> None:
-        """Allocates the slot, with padding alone in it: finite values to warm up with."""
+        """Allocates the slot, filled with padding alone: finite values to warm up with."""
         self._slot = slot = Slot(layouts, self._device, pinned=False)
         for layout in layouts:
             self.batches[layout.bucket] = StaticBatch(layout, slot.tensors(layout.bucket))
@@ -50,18 +50,18 @@ class RecordedInputs:
 
     @property
     def buffer(self) -> Tensor | None:
-        """``[bytes]`` uint8: what the inputs of all buckets stand in; None before ``prepare``."""
+        """``[bytes]`` uint8: the memory of the inputs of all buckets; None before ``prepare``."""
         return None if self._slot is None else self._slot.buffer
 
     def blank(self, bucket: int) -> StaticBatch:
-        """A bucket's input, which now holds padding alone."""
+        """Fills a bucket's input with padding alone, and returns it."""
         inputs = self.batches[bucket]
         padding = StaticBatch.blank(inputs.layout, self._device)
         self.take(padding, padding.tensors())
         return inputs
 
     def take(self, batch: StaticBatch, arrays: Mapping[str, Tensor]) -> None:
-        """The batch to the recorded addresses of its bucket.
+        """Copies a batch to the recorded addresses of its bucket.
 
         Args:
             batch: on the device.
@@ -87,5 +87,5 @@ class RecordedInputs:
                 f"the batch and the recording differ in {', '.join(missing)}: make the loader over "
                 "the data that the plan was made for"
             )
-        with torch.set_grad_enabled(False):  # half the calls of no_grad
+        with torch.set_grad_enabled(False):  # half as many calls as no_grad
             copy_all(list(targets.values()), list(arrays.values()))

@@ -1,12 +1,12 @@
-"""What recordings of one model have in common, whoever makes them: a runner's steps, hops' steps.
+"""What all recordings of one model have in common: those of a runner's steps, and of hops' steps.
 
 A recording is warmed up, and changes no parameter, gradient, optimizer state or random state. Its
-replay writes gradients of its own, which are then the parameters'. It reads parameters where they
-stood, so one that stands elsewhere now is an error and not a step with old values; so is a model
-that was changed since (:mod:`staticgraph.recording.signature`).
+replay writes its own gradients, which then become the parameters'. It reads parameters at their
+recorded addresses, so a parameter that has moved is an error rather than a step with old values; so
+is a model that has changed since (:mod:`staticgraph.recording.signature`).
 
-A replay is a few microseconds of Python: the parameters are listed once, and no call in it is one a
-parameter or a layer.
+A replay takes a few microseconds of Python: the parameters are listed once, and no Python call in
+it is made once per parameter or layer.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ from staticgraph.recording.replays import Replays
 from staticgraph.recording.signature import Flags, Signature
 from staticgraph.steps.state.training_state import untouched
 
-# torch's own recipe warms up three times: lazily made workspaces and states must exist by then.
+# torch's own recipe warms up three times: lazily allocated workspaces and states must exist by
+# then.
 WARM_RUNS = 3
-# Replays between two looks at a model. A look took 94 us (GINE, 5 layers) and 400 us (GPS, 10
-# layers) on one core of the 2-core CPU that bench_host_time ran on: below one microsecond a replay.
+# Replays between two checks of a model. A check took 94 us (GINE, 5 layers) and 400 us (GPS, 10
+# layers) on one core of the 2-core CPU that bench_host_time ran on: below one microsecond per
+# replay.
 EVERY = 512
 
 
 @dataclass(slots=True, eq=False)
 class ModelRecording:
-    """A recording, and what it was made with.
+    """A recording, and the state that it was made with.
 
     Attributes:
-        recorded: it.
+        recorded: the recording.
         what: its name in messages.
-        number: its own, which an epoch notes when the model was looked at.
-        parameters, addresses: where each stood.
-        grads: those that a replay writes.
-        flags: the model's, as they were.
-        sample: the place of a parameter with a gradient, if any has one.
+        number: its unique number, by which an epoch notes that it has checked the model.
+        parameters, addresses: the parameters, and the address of each.
+        grads: the gradients that a replay writes.
+        flags: the model's flags when it was recorded.
+        sample: the index of a parameter with a gradient; 0 if none has one.
     """
 
     recorded: Recorded
@@ -74,8 +76,11 @@ _NUMBERS = itertools.count()
 
 
 def recorded_by(recorder: Recorder, body: Callable[[], Any]) -> Recorded:
-    """What a recorder makes of a function. Weights that an autocast around it has cast before are
-    cast again, inside: a replay would read the old casts for ever."""
+    """Returns what a recorder makes of a function.
+
+    Clears the autocast cache first, so that weights are cast inside the recording: a replay would
+    otherwise read old casts for ever.
+    """
     torch.clear_autocast_cache()
     return recorder.record(body)
 
@@ -87,12 +92,12 @@ def made_of(
     flags: Flags,
     grads: list[Tensor | None] | None = None,
 ) -> ModelRecording:
-    """A recording with a number of its own, and the parameters as they stand now.
+    """Makes a recording with its own number and the current parameters.
 
     Args:
         recorded, what, flags: as in :class:`ModelRecording`.
-        signature: of its model.
-        grads: of each parameter, what a replay writes to it; None where it writes none.
+        signature: the signature of its model.
+        grads: the gradient of each parameter that a replay writes; None if it writes none.
     """
     parameters = signature.parameters
     written = [None for _ in parameters] if grads is None else grads
@@ -106,11 +111,12 @@ class RecordedModel:
 
     Args:
         model: is watched; see :mod:`staticgraph.recording.signature`.
-        optimizer: whose state is put back after recording, too; None for none.
-        steps_outside: gradients are read after every replay, so each is the parameter's then,
-            whatever was done to it meanwhile. Else it is one to be looked at, and is given again
-            after another recording's replay, or once gradients were set to None.
-        functions: the loss and the forward, by these names: what they hold is put back with the
+        optimizer: its state is also restored after recording; None for none.
+        steps_outside: whether gradients are read after every replay, so that each is assigned to
+            its parameter then, whatever happened to it in between. Otherwise gradients are only
+            there for inspection, and are assigned again after another recording's replay, or once
+            they were set to None.
+        functions: the loss and the forward, by these names: what they hold is restored with the
             model, and what they read is watched with it.
     """
 
@@ -125,7 +131,7 @@ class RecordedModel:
         self._model, self._optimizer, self._functions = model, optimizer, functions or {}
         self._steps_outside = steps_outside
         self._signature: Signature | None = None
-        self._shown: ModelRecording | None = None  # whose gradients the parameters have
+        self._shown: ModelRecording | None = None  # the one whose gradients the parameters have
 
     def record(
         self,
@@ -136,18 +142,19 @@ class RecordedModel:
         before: Callable[[], None] = lambda: None,
         between: Callable[[], None] = lambda: None,
     ) -> ModelRecording:
-        """Warms up and records; everything the run touched is put back.
+        """Warms up and records; everything the run touches is restored.
 
         Args:
-            recorder: how.
-            body: what is recorded.
-            what: it is, for the message.
-            remedy: what stands in the way as a rule, and what to do.
-            before: run first, and undone with the rest; what it registers stays, and is recorded.
-            between: run after the warm-up and before the recording.
+            recorder: the recorder to use.
+            body: the function to record.
+            what: the name of the work, for the message.
+            remedy: what usually prevents recording, and what to do.
+            before: runs first, and is undone with the rest; what it registers stays, and is
+                recorded.
+            between: runs after the warm-up and before the recording.
 
         Raises:
-            NotStatic: it cannot be recorded, or the model was changed since the last recording.
+            NotStatic: it cannot be recorded, or the model has changed since the last recording.
         """
         with self.recording(what, remedy) as signature:
             before()
@@ -164,15 +171,16 @@ class RecordedModel:
 
     @contextmanager
     def recording(self, what: str, remedy: str) -> Iterator[Signature]:
-        """Around whatever is recorded: puts back all that it touches, and notes what it takes for
-        granted of the model.
+        """A ``with`` block around a recording: restores everything it touches.
+
+        Also notes what the recording assumes of the model.
 
         Args:
-            what: it is, for the message.
-            remedy: what stands in the way as a rule, and what to do.
+            what: the name of the work, for the message.
+            remedy: what usually prevents recording, and what to do.
 
         Raises:
-            NotStatic: it cannot be recorded, or the model was changed since the last recording.
+            NotStatic: it cannot be recorded, or the model has changed since the last recording.
         """
         stepped = None if self._steps_outside else self._optimizer
         signature = self._signature or Signature(self._model, self._functions, stepped)
@@ -182,7 +190,7 @@ class RecordedModel:
             beside = tuple(self._functions.values())
             with untouched(self._model, self._optimizer, beside=beside):
                 yield signature
-                torch.clear_autocast_cache()  # whose memory is the recording's
+                torch.clear_autocast_cache()  # its memory belongs to the recording
         except NotStatic:
             raise
         except Exception as error:
@@ -196,13 +204,14 @@ class RecordedModel:
         """Refuses to replay a model that is not the one that was recorded.
 
         Args:
-            made: what is to be replayed.
-            remedy: what helps.
-            looked: the recordings that looked at the model in this epoch; None outside of any.
+            made: the recording to replay.
+            remedy: what to do, for the message.
+            looked: the numbers of the recordings that have checked the model in this epoch; None
+                outside of any epoch.
 
         Raises:
-            NotStatic: a parameter stands elsewhere; or, as far as it is looked at now (see
-                :mod:`staticgraph.recording.signature`), the model was changed.
+            NotStatic: a parameter has moved; or the model has changed, as far as it is checked now
+                (see :mod:`staticgraph.recording.signature`).
         """
         if _addresses(made.parameters) != made.addresses:
             raise NotStatic(
@@ -216,7 +225,7 @@ class RecordedModel:
             signature.doubtful
             or signature.hooks_made != RemovableHandle.next_id
             or not replays % EVERY
-            or not replays & (replays - 1)  # 0, 1, 2, 4, 8: what is annealed is found soon
+            or not replays & (replays - 1)  # 0, 1, 2, 4, 8: finds annealed values soon
             or (looked is not None and made.number not in looked)
         ):
             if changes := signature.changes(made.flags):
@@ -225,8 +234,10 @@ class RecordedModel:
                 looked.add(made.number)
 
     def replay(self, made: ModelRecording, trains: bool = True) -> Any:
-        """Runs a recording, and gives the parameters the gradients that it writes; another's are
-        others. Its result is overwritten by the next."""
+        """Runs a recording, and assigns the gradients that it writes to the parameters.
+
+        Each recording has its own gradients. Its result is overwritten by the next replay.
+        """
         self.replays.run(made.recorded)
         if trains and (self._steps_outside or self._shown is not made or not made.shown):
             for parameter, grad in zip(made.parameters, made.grads, strict=True):
@@ -235,7 +246,7 @@ class RecordedModel:
         return made.recorded.result
 
     def drop(self, all_made: list[ModelRecording]) -> None:
-        """Takes from the parameters the gradients that belong to recordings."""
+        """Removes from the parameters the gradients that belong to recordings."""
         owned = {id(grad) for made in all_made for grad in made.grads if grad is not None}
         for parameter in self._model.parameters():
             if id(parameter.grad) in owned:

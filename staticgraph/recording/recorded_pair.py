@@ -1,17 +1,17 @@
 """A forward with gradients, recorded: two recordings, and autograd between them.
 
-The problem: a loop of a user's own calls ``runner(batch)``, takes whatever loss it likes, and calls
-``backward()``; what lies between is not known when the recording is made. So forward and backward
-are recorded apart, as a pair, and stand in autograd's graph as one operation: its forward copies
+The problem: a user's own loop calls ``runner(batch)``, computes any loss, and calls ``backward()``;
+what happens in between is not known when the recording is made. So forward and backward are
+recorded separately, as a pair, and appear in autograd's graph as one operation: its forward copies
 the batch and replays the first, its backward copies the gradients of the outputs and replays the
 second. Parameters are the operation's inputs, so that their gradients are accumulated, hooked and
-reduced over processes as any others are.
+reduced over processes as usual.
 
-Invariant: what the forward keeps for the backward stands in the memory that all recordings of a
-runner share. So a backward is only valid until the next replay of any of them, and says so
-otherwise, instead of computing with another's numbers. Gradients that are handed out are copies.
+Invariant: what the forward saves for the backward is in the memory that all recordings of a runner
+share. So a backward is only valid until the next replay of any of them, and otherwise raises
+instead of computing with another's numbers. Gradients that are returned are copies.
 
-What it does not do: take a turn in its backward; second derivatives of its outputs.
+What it does not do: lock the model during its backward; compute second derivatives of its outputs.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class RecordedPair:
     """A recorded forward and its recorded backward.
 
     Attributes:
-        forward, backward: the recordings, each with where the parameters stood.
+        forward, backward: the recordings, each with the addresses of the parameters.
         outputs: what the forward writes, flat, at fixed addresses, without a graph.
         differentiable: for each output, whether it has a gradient.
-        given: what the outputs' gradients are copied to before a backward.
+        given: where the outputs' gradients are copied before a backward.
         parameters, fields: what has a gradient: parameters, and names of fields.
-        gradients: what the backward writes, of the parameters, then of the fields.
+        gradients: what the backward writes: gradients of the parameters, then of the fields.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class RecordedPair:
         inputs: StaticBatch,
     ) -> None:
         self.name = name
-        flags = signature.flags(False)  # which parameters want gradients is asked at every call
+        flags = signature.flags(False)  # required gradients are checked at every call instead
         self.fields: tuple[str, ...] = tuple(subject.differentiable)
         self.parameters: list[torch.nn.Parameter] = [
             p for p in subject.model.parameters() if p.requires_grad
         ]
-        self._container: Any = None  # of the outputs, without them
+        self._container: Any = None  # the outputs' structure, without the tensors
         self._model = recorded_model
         self._named = dict(subject.model.named_parameters())
         self._leaves: list[Tensor] = []
 
         def forward() -> list[Any]:
-            """The output's tensors, over fields that are leaves of this pass."""
+            """Returns the output's tensors, over fields that are leaves of this pass."""
             with torch.enable_grad():
                 own = {name: inputs[name].detach().requires_grad_() for name in self.fields}
                 self._leaves = list(own.values())
@@ -91,7 +91,7 @@ class RecordedPair:
             return leaves_of(out)
 
         def backward(outputs: list[Any], gradients: list[Tensor]) -> list[Tensor | None]:
-            """Gradients of parameters and fields; None for what the output does not depend on."""
+            """Returns gradients of parameters and fields; None where there is no dependence."""
             wanted = [*self.parameters, *self._leaves]
             given = [out for out in outputs if _has_gradient(out)]
             if not given or not wanted:
@@ -99,7 +99,7 @@ class RecordedPair:
             return list(torch.autograd.grad(given, wanted, gradients, allow_unused=True))
 
         def both() -> None:
-            """Both passes, from gradients of zero: the warm-up."""
+            """Runs both passes, from gradients of zero: the warm-up."""
             outputs = forward()
             backward(outputs, [torch.zeros_like(o) for o in outputs if _has_gradient(o)])
 
@@ -111,7 +111,7 @@ class RecordedPair:
         second = recorder.record(lambda: backward(outputs, self.given))
         self.gradients: list[Tensor | None] = second.result
         self.outputs: list[Any] = [o.detach() if isinstance(o, Tensor) else o for o in outputs]
-        first.result = None  # and with it the graph, whose memory later recordings may take
+        first.result = None  # frees the graph, whose memory later recordings may take
         self._leaves = []
         self.forward: ModelRecording = made_of(first, name, signature, flags)
         self.backward: ModelRecording = made_of(second, name, signature, flags)
@@ -119,15 +119,15 @@ class RecordedPair:
     # ------------------------------------------------------------------ replaying
 
     def run(self, batch: StaticBatch, copy: Callable[[], None]) -> Any:
-        """The output of a batch, part of autograd's graph where gradients are on.
+        """Returns the output of a batch, as part of autograd's graph if gradients are enabled.
 
         Args:
-            batch: whose fields may require a gradient, where they are among :attr:`fields`.
-            copy: puts it where the recording reads it.
+            batch: its fields may require a gradient if they are among :attr:`fields`.
+            copy: copies the batch to where the recording reads it.
 
         Raises:
-            NotStatic: a parameter stands elsewhere, it or a field has a gradient now, or the model
-                was changed, as far as it is looked at now.
+            NotStatic: a parameter has moved, a parameter or a field requires a gradient that was
+                not recorded, or the model has changed, as far as it is checked now.
         """
         self._model.check(self.forward, "call warmup() again", looked_in_epoch(batch))
         if torch.is_grad_enabled():
@@ -148,7 +148,7 @@ class RecordedPair:
                 )
         arrays = batch.tensors()
         if type(arrays) is CollatedTensors and not arrays.made:
-            return  # nobody has read one, and to read one is to make all
+            return  # nobody has read an array, and reading one would make all
         for name, value in arrays.items():
             if value.requires_grad and name not in self.fields:
                 raise NotStatic(
@@ -158,7 +158,7 @@ class RecordedPair:
                 )
 
     def replay_forward(self, copy: Callable[[], None]) -> list[Any]:
-        """Copies of what is small, and the recording's own tensors of what is large."""
+        """Returns copies of small outputs, and the recording's own tensors for large ones."""
         self.forward.recorded.behind()
         copy()
         self._model.replays.run(self.forward.recorded)
@@ -167,12 +167,12 @@ class RecordedPair:
     def replay_backward(
         self, count: int, versions: int, gradients: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """Gradients of parameters, then of fields, copied.
+        """Returns copies of the gradients of parameters, then of fields.
 
         Args:
-            count: of replays when the forward was over.
-            versions: of the parameters then.
-            gradients: of the outputs.
+            count: the number of replays when the forward finished.
+            versions: the versions of the parameters at that time.
+            gradients: the gradients of the outputs.
 
         Raises:
             StaleOutput: other replays ran since, or a parameter was written to.
@@ -200,18 +200,18 @@ class RecordedPair:
                 target.copy_(gradient)
         self._model.replays.run(self.backward.recorded)
         made = [gradient for gradient in self.gradients if gradient is not None]
-        # One or a few launches, where a clone of each would be one a parameter.
+        # One or a few launches, where cloning each would take one launch per parameter.
         copies = iter(copies_of(made) if made else ())
         return [None if gradient is None else next(copies) for gradient in self.gradients]
 
     @property
     def versions(self) -> int:
-        """Grows whenever a parameter is written to."""
+        """A number that grows whenever a parameter is written to."""
         return sum(version_of(parameter) for parameter in self.parameters)
 
     @property
     def count(self) -> int:
-        """Replays so far, of all recordings that share its memory."""
+        """How many replays have run, of all recordings that share its memory."""
         return self._model.replays.count
 
     def _handed(self, value: Any) -> Any:
@@ -226,11 +226,11 @@ class RecordedPair:
 
 
 class _Replayed(torch.autograd.Function):
-    """The pair as one operation of autograd."""
+    """The pair as one autograd operation."""
 
     @staticmethod
     def forward(ctx: Any, pair: RecordedPair, copy: Callable[[], None], *given: Tensor) -> Any:
-        """Replays the forward over what ``copy`` writes; the output's tensors, flat."""
+        """Replays the forward over what ``copy`` writes; returns the output's tensors, flat."""
         flat = pair.replay_forward(copy)
         ctx.pair, ctx.count, ctx.versions = pair, pair.count, pair.versions
         ctx.mark_non_differentiable(
@@ -245,7 +245,7 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Replays the backward; gradients of parameters and fields."""
+        """Replays the backward; returns the gradients of parameters and fields."""
         found = ctx.pair.replay_backward(ctx.count, ctx.versions, gradients)
         return None, None, *found
 
@@ -254,13 +254,13 @@ class RecordedPairs:
     """The pairs of one model.
 
     Args:
-        subject: what is run.
-        recorded_model: its other recordings, which share their memory.
+        subject: the model, and how it is run.
+        recorded_model: the model's other recordings, which share their memory.
     """
 
     def __init__(self, subject: Subject, recorded_model: RecordedModel) -> None:
         self._subject = subject
-        self._container: Any = None  # of the outputs, without them
+        self._container: Any = None  # the outputs' structure, without the tensors
         self._model = recorded_model
         self._pairs: dict[PairKey, RecordedPair] = {}
 
@@ -280,19 +280,19 @@ class RecordedPairs:
         before: Callable[[], object],
         remedy: str,
     ) -> None:
-        """Warms up and records; everything the run touched is put back.
+        """Warms up and records a pair; everything the run touches is restored.
 
         Args:
-            key: of the pair; its text is in messages.
-            recorder: how.
-            compute: the model's output over a batch.
-            inputs: what the recording reads.
-            training: the model's flag.
+            key: the pair's key, whose text appears in messages.
+            recorder: the recorder to use.
+            compute: returns the model's output over a batch.
+            inputs: the batch that the recording reads.
+            training: the model's training flag.
             before: called first, in that mode.
-            remedy: what stands in the way as a rule, and what to do.
+            remedy: what usually prevents recording, and what to do.
 
         Raises:
-            NotStatic: it cannot be recorded, or the model was changed since the last recording.
+            NotStatic: it cannot be recorded, or the model has changed since the last recording.
         """
         model = self._subject.model
         with self._model.recording(str(key), remedy) as signature:
@@ -305,14 +305,14 @@ class RecordedPairs:
 
     @property
     def counts(self) -> dict[PairKey, tuple[int, int]]:
-        """Replays of each pair's forward and backward."""
+        """How often each pair's forward and backward were replayed."""
         return {
             key: (pair.forward.recorded.replays, pair.backward.recorded.replays)
             for key, pair in self._pairs.items()
         }
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Forgets all pairs."""
         self._pairs.clear()
 
 

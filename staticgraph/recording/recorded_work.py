@@ -1,10 +1,10 @@
 """What a recording records: the work of a key, as a function without arguments.
 
 It reads the bucket's input slot and returns tensors. A ``step`` goes as far as its scope says: to
-the gradients, or through the optimizer. The same work can be done once in eager, for a batch whose
-key has no recording.
+the gradients, or through the optimizer. The same work can run once in eager, for a batch whose key
+has no recording.
 
-The invariant: what is recorded, and what is run in eager instead, end in the same state.
+The invariant: recorded work, and work run in eager instead, end in the same state.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from staticgraph.steps.update.update import Update
 
 
 class RecordedWork:
-    """The functions that a runner's recordings are made of.
+    """The functions that a runner's recordings are made from.
 
     Args:
-        computation: forward, or forward and mean loss, of a batch.
-        compiled: its functions are what is recorded, where the recorder wants them compiled.
+        computation: computes the forward, or forward and mean loss, of a batch.
+        compiled: its functions are recorded if the recorder wants compiled ones.
         update: clipping and the optimizer, inside the recording for ``scope="step"``.
         scope: how much of a training step is recorded.
-        finite: notes losses that are not, inside the recordings.
-        averaging: of several ranks: inside the recordings for ``scope="step"``; for the others what
-            a step gives is a ``Share``, yet to be averaged.
+        finite: notes losses that are not finite, inside the recordings.
+        averaging: averages over several ranks, inside the recordings for ``scope="step"``; with
+            other scopes a step returns a ``Share``, still to be averaged.
     """
 
     def __init__(
@@ -53,38 +53,38 @@ class RecordedWork:
         self._averaging = averaging
 
     def body(self, work: str, inputs: StaticBatch, compiles: bool) -> Callable[[], Any]:
-        """What is recorded of some work.
+        """Returns the function to record for some work.
 
         Args:
             work: ``forward``, without gradients, or ``step``.
-            inputs: over the input slot of the bucket.
-            compiles: whether the compiled functions are recorded, or eager ones.
+            inputs: the batch over the bucket's input slot.
+            compiles: whether to record the compiled functions or eager ones.
         """
         if work == "forward":
 
             def forward() -> Any:
-                """The output alone, without a tape."""
+                """Computes the output alone, without an autograd graph."""
                 with torch.no_grad():
                     return self.computed(work, inputs, compiles)
 
             return forward
 
         def step() -> Any:
-            """Forward, loss and as much of the update as is recorded."""
+            """Computes forward, loss and as much of the update as is recorded."""
             self._update.zero_grad()
             return self._trained(self.computed(work, inputs, compiles), inputs)
 
         return step
 
     def computed(self, work: str, batch: StaticBatch, compiles: bool) -> Any:
-        """The output, or the mean loss, of a batch; with gradients where autograd is on."""
+        """Returns a batch's output or mean loss, with gradients if autograd is enabled."""
         if compiles:
             return self._compiled.run(work, batch)
         with self._computation.active():
             return self._computation.run(work, batch)
 
     def once(self, work: str, batch: StaticBatch) -> Any:
-        """The work in eager, where there is no recording.
+        """Does the work in eager, where there is no recording.
 
         Raises:
             NonFiniteLoss: the loss is NaN or infinite; nothing was updated.
@@ -104,8 +104,11 @@ class RecordedWork:
         return loss.detach()
 
     def _trained(self, result: Any, batch: StaticBatch) -> Any:
-        """From what a step computed to as far as its scope goes: the mean loss, or the share of it
-        that is yet to be averaged."""
+        """Continues from what a step computed as far as the scope goes.
+
+        Returns:
+            The mean loss, or the share of it that is still to be averaged.
+        """
         if self._averaging is None:
             if self._finite is not None:
                 self._finite.note(result.detach(), batch)

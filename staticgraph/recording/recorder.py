@@ -1,15 +1,15 @@
-"""Recording work once and replaying it: the interface, and CUDA graphs behind it.
+"""Recording work once and replaying it: the interface, and its implementation with CUDA graphs.
 
-A recorder runs a function once while it notes every kernel and every address, and from then on
-repeats just that: no Python, one launch. What follows from it holds for any backend: inputs must be
-copied to the noted addresses, results appear at noted addresses, a number read on the host is noted
-as it was. Because the interface is this small, everything around it (dispatch, slots, staleness,
-teardown) is tested without a GPU against a backend that notes calls with their tensors and repeats
-them on those tensors.
+A recorder runs a function once, noting every kernel and every address, and from then on repeats
+exactly that: no Python, one launch. The consequences are the same for any backend: inputs must be
+copied to the noted addresses, results appear at noted addresses, and a number read on the host
+keeps its noted value. Because the interface is this small, everything around it (dispatch, slots,
+staleness, teardown) is tested without a GPU against a backend that notes calls with their tensors
+and repeats them on those tensors.
 
-One pool serves all recordings of a runner, and one stream all of a device: recordings that never
-run at once may share memory. They share library workspaces too, so those of a runner are torn down
-together or not at all, and replays come one after the other.
+One pool serves all recordings of a runner, and one stream all those of a device: recordings that
+never run at once may share memory. They share library workspaces too, so those of a runner are
+freed together or not at all, and replays run one after another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from staticgraph.recording.stream import recording_stream
 
 
 def _nothing() -> None:
-    """Where there is one stream, what is queued later comes later."""
+    """Does nothing: with a single stream, work runs in the order in which it was queued."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Recorded:
         result: what the function returned: tensors at fixed addresses, which every replay
             overwrites.
         replays: how often it was repeated.
-        behind: called before what it reads is written: has that wait for the last replay, where
+        behind: called before its inputs are written: makes the write wait for the last replay, if
             that was on another stream.
     """
 
@@ -59,19 +59,19 @@ class Recorder(Protocol):
     compiles: bool
 
     def warm(self, body: Callable[[], Any], runs: int) -> None:
-        """Runs the function for real, where it will be recorded."""
+        """Runs the function for real, on the stream where it will be recorded."""
         ...
 
     def record(self, body: Callable[[], Any]) -> Recorded:
         """Records one run of the function.
 
         Raises:
-            Exception: what the function did cannot be recorded; the recorder is unusable then.
+            Exception: what the function did cannot be recorded; the recorder is then unusable.
         """
         ...
 
     def close(self) -> None:
-        """Frees what the recordings share; they must not be replayed any more."""
+        """Frees what the recordings share; they must not be replayed any longer."""
         ...
 
 
@@ -80,10 +80,11 @@ class CudaGraphRecorder:
 
     Args:
         device: the CUDA device.
-        error_mode: what other threads may do during a capture, as of ``torch.cuda.graph``:
-            ``global``, nothing that a capture cannot hold; ``thread_local``, what they like: a
-            loader's thread that waits for an event, or one that pins memory, would end the
-            capture. torch's own graph trees capture so, too (``torch/_inductor/cudagraph_trees``).
+        error_mode: what other threads may do during a capture, as in ``torch.cuda.graph``: with
+            ``global``, nothing that a capture cannot hold; with ``thread_local``, anything. With
+            ``global`` a loader thread that waits for an event, or a thread that pins memory, would
+            end the capture. torch's own graph trees use ``thread_local``, too
+            (``torch/_inductor/cudagraph_trees``).
     """
 
     compiles = True
@@ -96,7 +97,9 @@ class CudaGraphRecorder:
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def warm(self, body: Callable[[], Any], runs: int) -> None:
-        """On the recording stream, since autograd remembers the stream of each parameter's use.
+        """Runs the function on the recording stream.
+
+        Autograd remembers the stream of each parameter's use.
 
         Raises:
             NotStatic: something holds an autograd graph of another stream.
@@ -110,11 +113,11 @@ class CudaGraphRecorder:
                 with torch.cuda.stream(stream):
                     for _ in range(runs):
                         body()
-            finally:  # what is put back after a failure comes after what was queued before it
+            finally:  # restoring after a failure must follow what was queued before it
                 present.wait_stream(stream)
 
     def record(self, body: Callable[[], Any]) -> Recorded:
-        """One CUDA graph; whatever synchronises or allocates outside the pool raises."""
+        """Captures one CUDA graph; synchronising or allocating outside the pool raises."""
         graph = torch.cuda.CUDAGraph()
         with self._on.alone:
             result = captured(graph, body, self._pool, self._on.stream, self._error_mode)

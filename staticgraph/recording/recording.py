@@ -1,4 +1,4 @@
-"""How training steps are recorded, as the user says it."""
+"""How training steps are recorded, as chosen by the user."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Recording:
     Attributes:
         scope: what the recording of a training step holds: ``step`` (all of it),
             ``forward_backward`` (up to the gradients), or ``forward`` (inference alone).
-        on_miss: what is done with a batch whose key no warm-up recorded: ``error``, or ``eager``
+        on_miss: what happens to a batch whose key no warm-up recorded: ``error``, or ``eager``
             (counted in the report).
-        recorder: makes what records, given the device; CUDA graphs where None.
-        one_launch: with a data set on the device, also record each step together with the making
-            of its batch, so that a step is one launch; False replays two recordings, and holds a
-            set of gradients less for each bucket.
+        recorder: called with the device; returns the recorder. None for CUDA graphs.
+        one_launch: whether, with a dataset on the device, to record each step also together with
+            the making of its batch, so that a step is one launch. False replays two recordings
+            instead, and holds one set of gradients less per bucket.
         allow_cpu: let torch's recording modes run on a CPU, where they record nothing.
 
     Raises:
-        ValueError: no such scope, or nothing that can be done on a miss.
+        ValueError: there is no such scope, or no such action on a miss.
     """
 
     scope: Scope = "step"
@@ -52,9 +52,9 @@ class Recording:
         return self.allow_cpu or self.recorder is not None
 
     def records_on(self, device: torch.device) -> bool:
-        """Whether something can be recorded there."""
+        """Whether anything can be recorded on a device."""
         return device.type == "cuda" or self.recorder is not None
 
     def recorder_on(self, device: torch.device) -> Recorder:
-        """What records on a device."""
+        """Returns the recorder for a device."""
         return CudaGraphRecorder(device) if self.recorder is None else self.recorder(device)

@@ -1,7 +1,7 @@
 """How often the recordings of one pool ran, all together.
 
-They share memory: what one of them keeps for a moment stands where the results of another do. So a
-result is as it was written only until the next replay of *any* of them, and one count tells.
+They share memory: temporary values of one may occupy the memory of another's results. So a result
+is valid only until the next replay of *any* of them, and one count is enough to tell.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class Replays:
     """Runs the recordings of one recorder.
 
     Attributes:
-        count: replays so far.
+        count: how many replays have run.
     """
 
     __slots__ = ("count",)

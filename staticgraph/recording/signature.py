@@ -1,20 +1,21 @@
-"""What recordings took for granted of a model's modules, compared with what stands there now.
+"""What recordings assume of a model's modules, compared with the current modules.
 
-The problem: a replay runs no Python. Dropout whose ``p`` was changed, one BatchNorm put into
-evaluation mode, a layer frozen with ``requires_grad_(False)``, a buffer exchanged: an eager step
-follows, a compiled one is refused by its guards, and a replay goes on as it was recorded, in
-silence. The idea: note at the recording what a forward may depend on, and look again when an epoch
-begins, at the second replay, the third, the fifth, the ninth and so on, and every so many
-(:mod:`staticgraph.recording.recorded_model`). Torch tells at once of a parameter, a buffer or a
-module that is registered again, and counts the hooks that were made; the next replay then looks.
-What the loss and the forward read is looked at with it (:mod:`staticgraph.recording.premises`).
+The problem: a replay runs no Python. If a dropout's ``p`` is changed, a single BatchNorm is put
+into evaluation mode, a layer is frozen with ``requires_grad_(False)``, or a buffer is replaced, an
+eager step follows the change, a compiled one is refused by its guards, and a replay silently goes
+on as it was recorded. The idea: note at the recording everything a forward may depend on, and check
+it at the start of an epoch, at the second, third, fifth, ninth replay and so on, and at regular
+intervals (:mod:`staticgraph.recording.recorded_model`). torch reports at once when a parameter, a
+buffer or a module is registered again, and counts the hooks that were made; the next replay then
+checks. What the loss and the forward read is checked with it
+(:mod:`staticgraph.recording.premises`).
 
-Noted are every module (:mod:`staticgraph.recording.noted_module`), and of each recording the
-training flags and which parameters wanted gradients. What the recorded run itself wrote (a counter,
-an activation kept for later) is no premise of it, and is left out.
+Noted are every module (:mod:`staticgraph.recording.noted_module`) and, for each recording, the
+training flags and which parameters require gradients. What the recorded run itself wrote (a
+counter, an activation kept for later) is not assumed, and is left out.
 
-Not seen: a change inside a value of another kind (a dictionary of the user's own), a list that was
-empty, and private attributes, which are how a model may keep its own books.
+Not seen: a change inside a value of another kind (a user's own dictionary), a list that was empty,
+and private attributes, which a model may use for its own bookkeeping.
 """
 
 from __future__ import annotations
@@ -35,26 +36,28 @@ from staticgraph.steps.state.training_hooks import callbacks_of
 
 
 class Flags(NamedTuple):
-    """What belongs to one recording: ``training`` by module, ``requires_grad`` by parameter; the
-    second is None where no gradients were recorded."""
+    """The flags of one recording: ``training`` by module, ``requires_grad`` by parameter.
+
+    The second is None if no gradients were recorded.
+    """
 
     training: list[bool]
     wanted: list[bool] | None
 
 
 class Signature:
-    """Of one model, as it stands when this is made.
+    """The signature of one model, as it is when this is made.
 
     Args:
-        model: what is recorded.
+        model: the model that is recorded.
         functions: the loss and the forward, by the names that messages call them; see
             :mod:`staticgraph.recording.premises`.
-        optimizer: whose step is recorded too; None for none.
+        optimizer: the optimizer, if its step is recorded too; None for none.
 
     Attributes:
-        doubtful: torch told of something registered again, or a change was found: look before the
-            next replay.
-        hooks_made: how many hooks had been made in the process at the last look.
+        doubtful: torch reported a new registration, or a change was found: check before the next
+            replay.
+        hooks_made: how many hooks had been made in the process at the last check.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Signature:
         watch((noted.module for noted in self._modules), self)
 
     def registered(self, layer: bool) -> None:
-        """As torch tells it: in a module that was noted."""
+        """Called when torch reports a registration in a noted module."""
         self.doubtful = True
 
     @property
@@ -83,18 +86,18 @@ class Signature:
         return list(self._parameters.values())
 
     def flags(self, trains: bool) -> Flags:
-        """The flags as they stand now."""
+        """Returns the current flags."""
         training = [noted.module.training for noted in self._modules]
         wanted = [p.requires_grad for p in self._parameters.values()] if trains else None
         return Flags(training, wanted)
 
     def note_registered(self) -> None:
-        """What was registered since this was made is part of the model."""
+        """Adopts what was registered since this was made as part of the model."""
         for noted in self._modules:
             noted.note_registered()
 
     def settle(self) -> None:
-        """What has changed since this was made was written by the recorded run: leaves it out."""
+        """Drops what has changed since this was made, as the recorded run itself wrote it."""
         for noted in self._modules:
             noted.forget()
         now = read_by(self._functions)
@@ -105,7 +108,7 @@ class Signature:
         }
 
     def changes(self, flags: Flags | None = None) -> list[Change]:
-        """What is no longer as it was; of flags, too, where given."""
+        """Returns what has changed, including the flags if given."""
         found: list[Change] = []
         self.doubtful = False
         self.hooks_made = RemovableHandle.next_id
@@ -125,7 +128,7 @@ class Signature:
             before, after = str(len(self._callbacks)), str(len(callbacks))
             found.append(Change("hooks of parameters and of the optimizer", before, after))
         now = read_by(self._functions)
-        evaluates = flags is not None and flags.wanted is None  # and its recording has no loss
+        evaluates = flags is not None and flags.wanted is None  # then no loss was recorded
         for where, value in self._read.items():
             if evaluates and where.startswith("loss: "):
                 continue

@@ -1,13 +1,13 @@
-"""The one stream of a device that everything is recorded on, for the life of the process.
+"""The one stream per device that everything is recorded on, for the life of the process.
 
 The problem: cuBLAS keeps a workspace for every stream and thread that it was called on (32 MiB on
-Hopper), so a stream a warm-up would take one a warm-up. And autograd remembers the stream of a
-parameter's first use. The idea: one stream a device, which every recorder takes.
+Hopper), so a new stream for every warm-up would add one each time. And autograd remembers the
+stream of a parameter's first use. The idea: one stream per device, which every recorder uses.
 
-Recordings share their input and their pool, and may not run beside each other. The invariant: a
-replay comes after the last one, on whatever stream that was, and so does the copy of its batch,
-which would otherwise overtake the replay that still reads the batch before; and nobody uses the
-stream for anything else while one records.
+Recordings share their input and their pool, and may not run concurrently. The invariant: a replay
+runs after the last one, whatever stream that was on, and so does the copy of its batch, which would
+otherwise overtake the replay that still reads the previous batch; and nobody else uses the stream
+during a recording.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class RecordingStream:
     """See the module; get one with :func:`recording_stream`.
 
     Attributes:
-        stream: to warm up and record on.
-        alone: held while somebody does.
+        stream: the stream to warm up and record on.
+        alone: the lock that is held while doing so.
     """
 
     __slots__ = ("_device", "_last", "alone", "stream")
@@ -36,17 +36,17 @@ class RecordingStream:
         self._last: torch.cuda.Stream | None = None
 
     def replay(self, launch: Callable[[], None]) -> None:
-        """Launches a recording on the present stream, behind the last one."""
+        """Launches a recording on the current stream, after the last replay."""
         with self.alone:
             self._last = self._behind()
             launch()
 
     def behind(self) -> None:
-        """What is queued on the present stream from now on comes after the last replay."""
+        """Makes what is queued on the current stream from now on wait for the last replay."""
         with self.alone:
             present = self._behind()
             if self._last is not None:
-                self._last = present  # which waits for it now
+                self._last = present  # it waits for the last replay now
 
     def _behind(self) -> torch.cuda.Stream:
         present = torch.cuda.current_stream(self._device)
@@ -60,7 +60,7 @@ _MAKING = threading.Lock()
 
 
 def recording_stream(device: torch.device) -> RecordingStream:
-    """A device's stream, made at the first call."""
+    """Returns a device's recording stream, made at the first call."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with _MAKING:
         if index not in _MADE:

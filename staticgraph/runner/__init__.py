@@ -1,1 +1,1 @@
-"""StaticGraphRunner: which way each bucket runs, and what is said of it afterwards."""
+"""StaticGraphRunner: how each bucket runs, and the report of what ran."""

@@ -1,8 +1,8 @@
-"""Inference: a model over the batches of a plan, without training it.
+"""Inference: runs a model over the batches of a plan, without training it.
 
-What reads the model's output and changes nothing: evaluation, prediction and export. It holds the
-model, its plan and the steps of the plan's buckets; :class:`staticgraph.StaticGraphRunner` is this
-and the training.
+Everything that reads the model's output and changes nothing: evaluation, prediction and export. It
+holds the model, its plan and the steps of the plan's buckets;
+:class:`staticgraph.StaticGraphRunner` adds training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from staticgraph.store.graph_store import GraphStore
 
 
 class EvalResult(NamedTuple):
-    """What :meth:`StaticGraphRunner.eval_step` gives: the padded output and the mean loss."""
+    """What :meth:`StaticGraphRunner.eval_step` returns: the padded output and the mean loss."""
 
     out: Any
     loss: Tensor | None
@@ -40,12 +40,12 @@ class Inference:
     Args:
         subject: the model, and how it is run.
         plan: the buckets.
-        turns: a forward of a batch takes one.
-        parts: what runs the batches.
+        turns: locks the model; every forward of a batch takes a turn.
+        parts: the parts that run the batches.
 
     Attributes:
-        steps: the ways in which batches run, below turns and statistics: for tools that look
-            inside, such as the dry run. A training loop needs none of it.
+        steps: runs the batches, without locking or statistics: for tools that look inside, such as
+            the dry run. A training loop does not need it.
     """
 
     def __init__(
@@ -61,23 +61,24 @@ class Inference:
 
     @property
     def model(self) -> torch.nn.Module:
-        """What is run."""
+        """The model that is run."""
         return self.subject.model
 
     @property
     def pointers(self) -> bool:
-        """Whether its batches need row pointers."""
+        """Whether the model's batches need row pointers."""
         return self.subject.pointers
 
     @property
     def loss(self) -> Loss | None:
-        """One value per row, as given."""
+        """The loss function, one value per row, as given; None without one."""
         return self.subject.loss
 
     def eval_step(self, batch: StaticBatch) -> EvalResult:
-        """Output and mean loss in evaluation mode, without gradients.
+        """Computes the output and the mean loss in evaluation mode, without gradients.
 
-        Every module's training flag is as before afterwards. Without a loss, ``loss`` is None.
+        Every module's training flag is restored afterwards. Without a loss function, ``loss`` is
+        None.
         """
         check_not_traced("eval_step()")
         with self._turns.forward, self._evaluating():
@@ -86,39 +87,40 @@ class Inference:
         return EvalResult(out, loss)
 
     def eager_forward(self, batch: StaticBatch) -> Any:
-        """The output in evaluation mode, without compiling or recording, whatever the mode."""
+        """Returns the output in evaluation mode, in eager, whatever the mode."""
         with self._turns.forward, self._evaluating():
             return self.steps.run("forward", self.steps.form.accept(batch), "eager")
 
     def predict(self, graphs: Any) -> Any:
-        """Outputs for new graphs, in the order given, padding left out.
+        """Returns outputs for new graphs, in the order given, without padding.
 
         Args:
-            graphs: a list of ``Data``, a PyG data set, or a :class:`GraphStore`, on a device too.
+            graphs: a list of ``Data``, a PyG dataset, or a :class:`GraphStore`, also one on a
+                device.
 
         Returns:
-            For an output per graph a tensor ``[n, ...]`` on the CPU; for one per node or per edge a
-            list of ``n`` tensors, edges in the order of each graph's ``edge_index``. Tuples,
-            lists and dicts of these as the model returns them; in them a scalar tensor gives one
-            value a batch, and None stays None.
+            For one output per graph, a tensor ``[n, ...]`` on the CPU; for one per node or per
+            edge, a list of ``n`` tensors, edges in the order of each graph's ``edge_index``.
+            Tuples, lists and dicts of these as the model returns them; within them, a scalar tensor
+            gives one value per batch, and None stays None.
 
         Raises:
             GraphTooLarge: a graph fits no bucket.
             BadGraph: a graph lacks a field, or has one of another dtype or width.
-            TypeError: a loader, which has batches.
+            TypeError: ``graphs`` is a loader, which yields batches.
         """
         check_not_traced("predict()")
         return predict(self, graphs, self._fields.schema)
 
     def predict_batch(self, batch: StaticBatch) -> Any:
-        """The output of one batch in evaluation mode, without gradients and without a loss.
+        """Returns the output of one batch in evaluation mode, without gradients and without a loss.
 
         Returns:
             The model's output over all physical rows, on the device; each of its tensors has rows
             of the batch, as ``batch.unpad`` and :class:`Predictions` take them.
 
         Raises:
-            ValueError: an output has no rows of the batch.
+            ValueError: a tensor of the output has no rows of the batch.
         """
         check_not_traced("predict_batch()")
         with self._turns.forward, self._evaluating():
@@ -134,22 +136,24 @@ class Inference:
         overwrite: bool = False,
         progress: bool = True,
     ) -> str:
-        """Writes the model's forward in evaluation mode as compiled code, a package of AOTInductor
-        a bucket, with the plan and the fields: what :func:`staticgraph.load_exported` loads without
-        the model's source, with the torch, and on a processor or GPU, like these.
+        """Writes the model's forward in evaluation mode as compiled code: one package per bucket.
+
+        The packages are AOTInductor's; the plan and the fields are written with them.
+        :func:`staticgraph.load_exported` loads the folder without the model's source, with the same
+        version of torch and the same kind of processor or GPU.
 
         Args:
-            folder: a new one, or one that an export wrote, with ``overwrite``.
-            example: a batch or a store, where the plan does not know the fields of the data.
-            overwrite: replace an export.
-            progress: show a bar.
+            folder: a new folder or, with ``overwrite``, one that an earlier export wrote.
+            example: a batch or a store, needed where the plan does not know the fields of the data.
+            overwrite: whether to replace an earlier export.
+            progress: whether to show a progress bar.
 
         Returns:
-            The digest of the folder. A package is code: give the digest to those who load it, for
-            ``load_exported(folder, digest=...)``.
+            The digest of the folder. A package is code: pass the digest on to those who load it,
+            for ``load_exported(folder, digest=...)``.
 
         Raises:
-            FileExistsError: something stands there that is not to be replaced.
+            FileExistsError: the folder holds something that must not be replaced.
             NotStatic: the model cannot be exported; the message has torch's reason.
             ValueError: the fields of the data are not known.
         """

@@ -1,6 +1,6 @@
-"""A batch on its way into a runner's steps: refused, committed, counted, its padding looked at.
+"""Takes batches into a runner's steps: validates, commits and counts them, and checks padding.
 
-Every call of a runner takes its batch in here, but those that are a reference (``eager_step``,
+Every call of a runner takes its batch in here, except the reference calls (``eager_step``,
 ``eager_forward``), which leave no trace in a report.
 """
 
@@ -17,14 +17,15 @@ from staticgraph.runner.warmup.warmup import Warming
 
 
 class Intake:
-    """Takes the batches of one runner in.
+    """Takes in the batches of one runner.
 
     Args:
-        steps: say what a batch must be.
-        statistics: of each bucket, which count it.
+        steps: define what a batch must be.
+        statistics: one per bucket; they count the batches.
         warming: knows whether the runner has been warmed up.
-        commitments: under its budget, where it has one; enter the bucket.
-        padding: the check of the first batches; None where the user wants none.
+        commitments: the runner's memory ledger, which the bucket is entered in; None without a
+            budget.
+        padding: the padding check of the first batches; None where the user turned it off.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Intake:
         self._commitments, self._padding = commitments, padding
 
     def take(self, batch: StaticBatch, work: str) -> StaticBatch:
-        """The batch as the steps take it.
+        """Returns the batch as the steps take it.
 
         Args:
             batch: of a bucket of the plan.
@@ -62,6 +63,6 @@ class Intake:
 
     @property
     def _recorded(self) -> bool:
-        """Whether there are recordings: beside them there is no memory for another step."""
+        """Whether there are recordings, next to which there is no memory for another step."""
         trees = self._steps.mode.recording and self._warming.seconds is not None
         return trees or self._steps.recordings.made is not None

@@ -1,4 +1,4 @@
-"""What a runner is made of, in the order in which it is made."""
+"""The parts of a runner, in the order in which they are made."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class RunnerParts:
 
     Attributes:
         steps: run its batches, each in its bucket's way.
-        preparation: compiles and records them.
-        fields: of the data, as far as they are known.
-        warming: prepares all of them before the first step.
-        account: of what ran.
-        intake: of batches.
+        preparation: compiles and records the steps.
+        fields: the fields of the data, as far as they are known.
+        warming: prepares all steps before the first one runs.
+        account: counts and reports what ran.
+        intake: takes the batches in.
     """
 
     steps: Steps
@@ -47,13 +47,13 @@ class RunnerParts:
         execution: Execution,
         budget: MemoryBudget | None,
     ) -> RunnerParts:
-        """Makes them; the model becomes static.
+        """Makes the parts; the model's layers become static.
 
         Args:
-            subject: what is run.
+            subject: the model, and how it is run.
             plan: the buckets.
-            execution: how.
-            budget: a cap on what torch holds; None for none.
+            execution: how the steps are executed.
+            budget: a cap on what torch holds; None for no cap.
 
         Raises:
             BudgetExceeded: the plan needs more than the budget; nothing was compiled yet.

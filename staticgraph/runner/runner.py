@@ -1,9 +1,10 @@
 """StaticGraphRunner: a PyG model, one step per bucket, each compiled once.
 
-The problem: a batch of graphs has another shape every time, so every step launches its kernels one
-by one, and every shape compiles. Here batches come in the few shapes of a plan; for each the runner
-makes one function (forward and loss, or forward alone), compiles it before the first step, and from
-then on only calls it. What cannot be static is an error that names it, never a silent fallback.
+The problem: every batch of graphs has another shape, so every step launches its kernels one by one,
+and every new shape compiles again. Here batches come in the few shapes of a plan. For each shape
+the runner makes one function (forward and loss, or forward alone), compiles it before the first
+step, and from then on only calls it. Anything that cannot be static raises an error that names it;
+there is never a silent fallback.
 
 Outside torch.compile nothing else changes: the same model, parameters, optimizer and autograd.
 """
@@ -58,46 +59,49 @@ class StaticGraphRunner(Inference):
 
     Args:
         model: any PyG model; its layers are made static in place (see :func:`staticgraph.convert`).
-            Or a :class:`staticgraph.Subject`: a model with its loss, optimizer, forward and
-            autocast, and what else there is to say of its step.
+            Or a :class:`staticgraph.Subject`: a model with its loss, optimizer, forward, autocast
+            and the other options of its step.
         plan: the buckets, or a plain list of capacities.
         mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
             ``max-autotune-no-cudagraphs``; ``fused``, the captured graph rewritten to this
-            library's operators; ``cuda-graph``, compiled by Inductor and recorded by
-            this library; or ``auto``, or an :class:`staticgraph.Auto`: on CUDA, for each bucket,
-            the fastest of eager, compiled and recorded as :meth:`warmup` measures it; on the CPU
-            of eager and ``fused``, and, with ``Auto(on_cpu=True)``, compiled; ``eager`` until then.
-        loss: ``loss(out, batch)``, one value per graph (node, edge); the runner takes the mean
-            over the real rows.
-        optimizer: over the model's parameters. Where its step will be recorded, one that has not
-            stepped yet is made ready for it (``capturable``, ``fused``).
-        forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
+            library's operators; ``cuda-graph``, compiled by Inductor and recorded by this library;
+            or ``auto``, or a :class:`staticgraph.Auto`. With ``auto`` each bucket takes the fastest
+            way, as measured by :meth:`warmup`: on CUDA among eager, compiled and recorded, and
+            ``default`` until then; on the CPU among eager and ``fused`` and, with
+            ``Auto(on_cpu=True)``, compiled, and ``eager`` until then.
+        loss: ``loss(out, batch)``, one value per graph (node, edge); the runner takes the mean over
+            the real rows.
+        optimizer: over the model's parameters. If its step will be recorded and it has not stepped
+            yet, it is made recordable (``capturable``, ``fused``).
+        forward: ``forward(model, batch)``, needed where the names of the model's own parameters do
+            not say what to pass.
         autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.
         recording: how ``cuda-graph`` records, and how much; see :class:`staticgraph.Recording`.
         budget: a cap on what this runner makes torch hold; see
-            :mod:`staticgraph.runner.execution.commitments`. Where it has no memory model the model
-            is probed here, in seconds.
-        distributed: ``"auto"``: where ``torch.distributed`` is initialised, all its processes train
-            this model, and the loss is the mean over the real rows of all; ``"off"``: this process
-            alone; or a process group. Every rank makes the runner, with the same model and plan,
-            and takes as many steps; a runner that does not train is each rank's own. See
-            ``docs/distributed.md``.
+            :mod:`staticgraph.runner.execution.commitments`. If it has no memory model, the model is
+            probed here, which takes seconds.
+        distributed: ``"auto"``: if ``torch.distributed`` is initialised, all its processes train
+            this model, and the loss is the mean over the real rows of all of them; ``"off"``: this
+            process alone; or a process group. Every rank makes the runner with the same model and
+            plan, and takes the same number of steps; a runner that does not train is independent on
+            each rank. See ``docs/distributed.md``.
 
-    Any thread may call any method. Runners whose models share a module take turns, a batch at a
-    time, since training flags and gradients belong to the modules; others, and plain PyG, do not
-    wait. A runner may be called inside the forward or the loss of another's step in eager.
+    Any thread may call any method. Runners whose models share a module take turns, one batch at a
+    time, since training flags and gradients belong to the modules; other runners, and plain PyG, do
+    not wait. A runner may be called inside the forward or the loss of another runner's step in
+    eager.
 
     Raises:
         BudgetExceeded: the plan needs more than the budget; nothing was compiled yet.
         ValueError: an unknown mode, one that records CUDA graphs for a model on the CPU, or
             ``fused`` for a model that takes derivatives by its fields.
         NotStatic: the optimizer's step cannot be recorded.
-        TypeError: no module, a loss module of torch, an optimizer that needs a closure, or an
-            option that a given ``Subject`` says already.
+        TypeError: the model is not a module, the loss is a loss module of torch, the optimizer
+            needs a closure, or an option repeats one of a given ``Subject``.
 
     Attributes:
-        steps: the ways in which batches run, below turns and statistics: for tools that look
-            inside, such as the dry run. A training loop needs none of it.
+        steps: runs the batches, without locking or statistics: for tools that look inside, such as
+            the dry run. A training loop does not need it.
     """
 
     steps: Steps
@@ -148,19 +152,19 @@ class StaticGraphRunner(Inference):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """Over the model's parameters, as given."""
+        """The optimizer over the model's parameters, as given."""
         return self.subject.optimizer
 
     @property
     def measures(self) -> bool:
-        """Whether ``warmup()`` times the ways of each bucket, given graphs to time them with."""
+        """Whether ``warmup()`` times the ways of each bucket, if given graphs to time them with."""
         return self._execution.auto is not None
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuses to be copied or pickled.
 
         Raises:
-            TypeError: always; the message says what to copy or to save instead.
+            TypeError: always; the message says what to copy or save instead.
         """
         raise TypeError(
             "a StaticGraphRunner cannot be copied or pickled: its compiled and recorded steps, and "
@@ -184,14 +188,15 @@ class StaticGraphRunner(Inference):
         num_workers: int = 0,
         **options: Any,
     ) -> StaticLoader:
-        """A loader of batches for this runner: of its plan, on its device, and with row pointers
-        where the model reads them.
+        """Makes a loader of batches for this runner.
+
+        The batches are of its plan, on its device, and have row pointers if the model reads them.
 
         Args:
             store, indices, exact, shuffle, seed, num_workers: as for
-                :class:`staticgraph.StaticLoader`, which also says what it raises.
-            **options: its others; ``rank`` and ``world_size`` are the runner's own, where several
-                processes train.
+                :class:`staticgraph.StaticLoader`, which also lists what it raises.
+            **options: its other options; where several processes train, ``rank`` and ``world_size``
+                default to the runner's own.
 
         Raises:
             TypeError: ``device`` or ``pointers`` is given.
@@ -220,10 +225,11 @@ class StaticGraphRunner(Inference):
     # ------------------------------------------------------------------ running
 
     def __call__(self, batch: StaticBatch) -> Any:
-        """The forward in the model's present mode, with autograd as torch has it: for a loop of
-        your own, in every mode. Recorded (``cuda-graph``), its backward is valid until the runner's
-        next call. A field that requires a gradient gets one; where that is recorded,
-        ``Subject(differentiable=)`` must name it.
+        """Runs the forward in the model's current mode, with autograd, for a loop of your own.
+
+        Works in every mode. If recorded (``cuda-graph``), its backward is valid until the runner's
+        next call. A field that requires a gradient gets one; if the forward is recorded,
+        ``Subject(differentiable=)`` must name that field.
 
         Returns:
             The model's output over all physical rows; ``out[batch.graph_mask]`` are the real ones.
@@ -234,27 +240,29 @@ class StaticGraphRunner(Inference):
 
     @contextmanager
     def bind(self, batch: StaticBatch) -> Iterator[StaticBatch]:
-        """As a ``with`` block: inside, the model may be called as it is, on a batch of this
-        runner's plan, in eager; see :class:`staticgraph.bound`."""
+        """A ``with`` block in which the model may be called directly, in eager, on a batch.
+
+        The batch is one of this runner's plan; see :class:`staticgraph.bound`.
+        """
         check_not_traced("bind()")
         with self._turns.forward, bound(self.model, self._intake.take(batch, "forward")) as data:
             yield data
 
     def step(self, batch: StaticBatch) -> Tensor:
-        """One training step: gradients to zero, forward, loss, backward, optimizer; with
-        ``Subject(accumulate=K)`` the optimizer at every K-th.
+        """Takes one training step: zeroes gradients, forward, loss, backward, optimizer step.
 
-        Puts the model into training mode if it is not, by its own ``train()``; layers that you
-        have put into evaluation mode yourself stay so.
+        With ``Subject(accumulate=K)`` the optimizer steps at every K-th call. Puts the model into
+        training mode if it is not, by its own ``train()``; layers that you have put into evaluation
+        mode yourself stay in it.
 
         Returns:
             The mean loss over the real rows, 0-dim, detached, on the device.
 
         Raises:
             ValueError: no loss or no optimizer was given, or the loss is a scalar.
-            RuntimeError: gradients are off around it.
+            RuntimeError: gradients are disabled around the call.
             NotStatic: the step cannot be compiled in fixed shapes, or would compile again.
-            NonFiniteLoss: the loss is NaN or infinite, or one since the last check was.
+            NonFiniteLoss: the loss, or one since the last check, is NaN or infinite.
             PaddingLeaks: padding reaches real rows.
         """
         if not self._trains:
@@ -275,32 +283,38 @@ class StaticGraphRunner(Inference):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs besides model and optimizer, in plain values and tensors: with
-        ``accumulate`` the gradients that wait for their update."""
+        """Returns what a checkpoint needs besides model and optimizer, in plain values and tensors.
+
+        With ``accumulate``, these are the gradients that wait for their update.
+        """
         return {"accumulated": self.steps.accumulated.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what :meth:`state_dict` gave."""
+        """Continues from what :meth:`state_dict` returned."""
         self.steps.accumulated.load(state["accumulated"])
 
     def check_finite(self) -> None:
         """Waits for the device and checks the losses of the steps so far; for the end of an epoch.
-        A norm that met one real row in a batch whose counts only the device knows is warned of,
-        once.
+
+        Also warns, once, of a norm that met a single real row in a batch whose counts only the
+        device knows.
 
         Raises:
-            NonFiniteLoss: one since the last check was NaN or infinite; it names the graphs.
+            NonFiniteLoss: a loss since the last check was NaN or infinite; the error names the
+                graphs.
         """
         self.steps.check()
 
     def eager_step(self, batch: StaticBatch) -> Tensor:
-        """:meth:`step` without compiling or recording, whatever the mode: the reference."""
+        """Takes a :meth:`step` without compiling or recording, whatever the mode: the reference."""
         with self._turns.step:
             return self.steps.train(self.steps.form.accept(batch), "eager")
 
     def verify(self, batch: StaticBatch) -> Verification:
-        """Compares a step and a forward with eager on one batch, and changes nothing; see
-        :func:`staticgraph.runner.verification.verify`."""
+        """Compares a step and a forward with eager on one batch, without changing anything.
+
+        See :func:`staticgraph.runner.verification.verify`.
+        """
         with self._turns.whole, self.steps.accumulated.kept():
             return verify(self, batch)
 
@@ -314,23 +328,24 @@ class StaticGraphRunner(Inference):
         cache: str | Path | bool | None = None,
         choices: str | Path | None = None,
     ) -> StaticGraphRunner:
-        """Compiles, and records, every bucket now; ``auto`` measures and chooses. Parameters,
-        buffers, gradients, optimizer and random state are as before afterwards.
+        """Compiles, and records, every bucket now; ``auto`` measures and chooses.
+
+        Parameters, buffers, gradients, optimizer state and random state are restored afterwards.
 
         Args:
-            example: a batch or a store, where the plan does not know the fields of the data (a
-                plain list of capacities); ``auto`` measures with graphs of it. Of a store on the
+            example: a batch or a store, needed where the plan does not know the fields of the data
+                (a plain list of capacities); ``auto`` measures with its graphs. With a store on the
                 device, ``cuda-graph`` also records how a batch is made from its ids.
-            phases: of ``"step"``, ``"eval"`` (:meth:`eval_step`, :meth:`predict`) and
+            phases: any of ``"step"``, ``"eval"`` (:meth:`eval_step`, :meth:`predict`) and
                 ``"forward"`` (calling the runner while the model trains); by default the first two,
-                or the second alone without a loss and an optimizer.
-            progress: show a bar.
-            cache: a file of compiled code, used where it exists and written afterwards, so that
-                the next process hardly compiles; True keeps it in your own cache folder. Torch
-                unpickles and runs it, so only a file of yours, signed, is used: see
+                or only the second without a loss and an optimizer.
+            progress: whether to show a progress bar.
+            cache: a file of compiled code, used if it exists and written afterwards, so that the
+                next process hardly compiles; True keeps it in your own cache folder. Torch
+                unpickles and runs it, so only a signed file of your own is used: see
                 :mod:`staticgraph.runner.warmup.compile_cache`.
-            choices: a JSON file of what ``auto`` chose: taken where it exists, without measuring,
-                and written afterwards; by default ``cache`` with ``.choices.json`` added.
+            choices: a JSON file of the ways that ``auto`` chose: used if it exists, instead of
+                measuring, and written otherwise; by default ``cache`` with ``.choices.json`` added.
 
         Raises:
             ValueError: the fields of the data are not known.
@@ -342,18 +357,21 @@ class StaticGraphRunner(Inference):
         return self
 
     def close(self) -> None:
-        """Frees the recordings of ``cuda-graph``, all together. The runner then needs another
-        :meth:`warmup`; other modes have nothing to free. Of several ranks over NCCL, call it before
-        ``dist.destroy_process_group()``, which waits for graphs that hold its sums."""
+        """Frees the recordings of ``cuda-graph``, all together.
+
+        The runner then needs another :meth:`warmup`; other modes have nothing to free. With several
+        ranks over NCCL, call it before ``dist.destroy_process_group()``, which waits for graphs
+        that contain its collectives.
+        """
         with self._turns.whole:
             self.steps.recordings.close()
 
     # ------------------------------------------------------------------ reporting
 
     def stats(self) -> RunnerStats:
-        """What the runner holds under its budget; it grows, then stays, and never passes it."""
+        """Returns what the runner holds; it grows, then stays, and never exceeds the budget."""
         return self._account.stats
 
     def report(self) -> Report:
-        """What ran so far, bucket by bucket."""
+        """Returns what ran so far, per bucket."""
         return self._account.report()

@@ -1,8 +1,8 @@
-"""Proof on request: what a runner replays is what the model computes, and nothing in it is stale.
+"""Verification: what a runner replays is what the model computes, and no input is stale.
 
 One batch is stepped twice from the same state, through the runner and in plain eager, and the loss,
-gradients and parameters are compared; then each input field is changed in turn, and the output must
-move. A recording whose input was never copied passes every test of shapes and fails these.
+gradients and parameters are compared. Then each input field is changed in turn, and the output must
+change. A recording whose input was never copied passes every test of shapes and fails these.
 """
 
 from __future__ import annotations
@@ -22,39 +22,41 @@ from staticgraph.steps.state.training_state import untouched
 from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
 
-# Chosen, not derived: far above float32 rounding, far below what a stale or skipped input does.
-# TF32 and bfloat16 round more coarsely and want a larger one.
+# Chosen, not derived: far above float32 rounding, far below the effect of a stale or skipped input.
+# TF32 and bfloat16 round more coarsely and need a larger one.
 TOLERANCE = 1e-3
 
 
 class RunsBothWays(Protocol):
-    """A runner, as a verification uses it: each of its calls, and the same in eager."""
+    """A runner as a verification uses it: each of its calls, and the same call in eager."""
 
     subject: Subject
     steps: Steps
 
     def step(self, batch: StaticBatch) -> Tensor:
-        """One training step."""
+        """Takes one training step."""
         ...
 
     def eager_step(self, batch: StaticBatch) -> Tensor:
-        """The same in eager."""
+        """The same step in eager."""
         ...
 
     def eval_step(self, batch: StaticBatch) -> Any:
-        """The output, as ``.out``, in evaluation mode."""
+        """Returns the output in evaluation mode, as ``.out``."""
         ...
 
     def eager_forward(self, batch: StaticBatch) -> Any:
-        """The same in eager."""
+        """Returns the output in evaluation mode, in eager."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Differences to eager, relative to the largest value of each kind, and the fields that moved
-    the output. ``passed`` says whether all is as it must be; a field that a model does not read is
-    in ``unmoved`` and is for the caller to judge."""
+    """How a runner's results differ from eager, and which fields moved the output.
+
+    ``errors`` are relative to the largest value of each kind. ``passed`` is the verdict; a field
+    that the model does not read is in ``unmoved``, for the caller to judge.
+    """
 
     errors: dict[str, float]
     moved: tuple[str, ...]
@@ -63,7 +65,7 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Every difference within the tolerance, and at least one field moved the output."""
+        """Whether all differences are within the tolerance and a field moved the output."""
         return bool(self.moved) and all(e <= self.tolerance for e in self.errors.values())
 
     _repr_html_ = as_preformatted
@@ -83,10 +85,10 @@ class Verification:
 
 
 def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANCE) -> Verification:
-    """Compares a runner's step and forward with eager on one batch; changes nothing.
+    """Compares a runner's step and forward with eager on one batch, without changing anything.
 
     Args:
-        runner: warmed up. Dropout must be off (p=0 or frozen) for steps to be comparable.
+        runner: warmed up. Dropout must be off (p=0 or frozen) for the steps to be comparable.
         batch: of one of its buckets, on its device, with real graphs in it.
         tolerance: the largest relative difference that passes.
     """
@@ -116,7 +118,7 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
 
 
 def _after_step(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> dict[str, list[Tensor]]:
-    """Loss, gradients and parameters after one step from the present state."""
+    """Returns loss, gradients and parameters after one step from the current state."""
     model = runner.subject.model
     with untouched(model, runner.subject.optimizer, beside=runner.subject.functions):
         loss = runner.eager_step(batch) if eager else runner.step(batch)
@@ -129,8 +131,10 @@ def _after_step(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> dict[s
 
 
 def _rows(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> list[Tensor]:
-    """The real rows of the output in evaluation mode, or of each tensor of a tuple, list or dict;
-    a tensor without rows of the batch, such as a loss among the outputs, whole."""
+    """The real rows of each tensor of the output in evaluation mode.
+
+    A tensor without rows of the batch, such as a loss among the outputs, is returned whole.
+    """
     out = runner.eager_forward(batch) if eager else runner.eval_step(batch).out
     levels = runner.steps.computation.levels(out, batch)
     return [
@@ -144,8 +148,11 @@ def _differ(left: list[Tensor], right: list[Tensor]) -> bool:
 
 
 def _changed(batch: StaticBatch, name: str) -> StaticBatch:
-    """The batch with other values in one field: its rows in reverse within the real ones, which
-    keeps categories valid, and a shift where that changes nothing."""
+    """Returns the batch with other values in one field.
+
+    The real rows are reversed, which keeps categories valid, and floating-point values also
+    shifted.
+    """
     value = batch[name]
     field = batch.layout.schema[name]
     mask = field_mask(batch, field)

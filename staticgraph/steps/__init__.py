@@ -1,2 +1,1 @@
-"""One step: how a model is called, its loss and update, compiled or not, and what stands in the
-way."""
+"""One step: how a model is called, its loss and update, compiled or not, and what prevents it."""

@@ -1,4 +1,4 @@
-"""The paths of a model's attention, bucket by bucket, with what they were compared by."""
+"""The paths of a model's attention in each bucket, with the costs they were compared by."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ def attention_choices(
     compiled: bool,
     first_bucket: int = 0,
 ) -> tuple[AttentionRow, ...]:
-    """How each converted layer with a choice of paths goes in each bucket.
+    """Returns the path that each converted layer with a choice of paths takes in each bucket.
 
     Args:
         model: converted.
-        capacities: of the buckets, from ``first_bucket`` on.
-        device: of the model.
-        dtype: of autocast; the layer's own where None.
-        training: whether weights are dropped.
+        capacities: one per bucket, from ``first_bucket`` on.
+        device: the model's device.
+        dtype: the dtype of autocast; None for the layer's own.
+        training: whether attention weights are dropped out.
         compiled: whether the step is compiled.
+        first_bucket: the number of the first bucket.
     """
     found: dict[tuple[int, AttentionPath], list[str]] = {}
     for name, context, attn in attending_layers(model):
@@ -48,7 +49,7 @@ def attention_choices(
                 own = attn.out_proj.weight.dtype if dtype is None else dtype
                 setting = setting_of(attn, device.type, own, training, compiled, context.kernels)
                 if setting.forbids(context.attention.asked):
-                    setting = setting._replace(dropout=0.0)  # then it was only evaluated
+                    setting = setting._replace(dropout=0.0)  # used in evaluation only
                 path = context.attention.path_in(capacity, setting)
             found.setdefault((bucket, path), []).append(name)
     return tuple(
@@ -69,7 +70,7 @@ def attention_choices(
 def attending_layers(
     model: torch.nn.Module,
 ) -> Iterator[tuple[str, BatchContext, torch.nn.MultiheadAttention | None]]:
-    """Layers with a choice of paths; a pool by seed vectors has None for its attention."""
+    """Yields the layers with a choice of paths; attention is None for pooling by seed vectors."""
     for name, module in model.named_modules():
         if isinstance(module, StaticSetTransformerAggregation | StaticGraphMultisetTransformer):
             yield name, context_held(module), None

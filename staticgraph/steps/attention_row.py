@@ -1,4 +1,4 @@
-"""One path of a model's attention in one bucket, as reports have it: read without torch."""
+"""One path of a model's attention in one bucket, as reports hold it; read without torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class AttentionRow:
 
     Attributes:
         bucket: its number.
-        layers: names in the model.
+        layers: the layers' names in the model.
         path: ``dense``, ``size-classed``, ``flex``, ``varlen`` or ``kernel``.
-        entries: that it looks at, at most.
-        pairs: pairs of nodes that attend to each other, at most.
-        costs: entries at most, of every path.
+        entries: the most entries that it computes.
+        pairs: the most pairs of nodes that attend to each other.
+        costs: the most entries, for every path.
         ruled_out: why a path was not compared, by path.
-        reason: all of it in words.
+        reason: all of this in words.
     """
 
     bucket: int
@@ -33,7 +33,7 @@ class AttentionRow:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> AttentionRow:
-        """What ``dataclasses.asdict`` gave, after JSON too."""
+        """Rebuilds a row from what ``dataclasses.asdict`` returned, also after JSON."""
         return cls(**{**values, "layers": tuple(values["layers"])})
 
     def __str__(self) -> str:

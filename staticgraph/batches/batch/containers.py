@@ -1,10 +1,10 @@
-"""What a model collects its tensors in, taken apart and put together again.
+"""The containers in which a model returns its tensors, taken apart and put together again.
 
 Models return a tensor, or several: in tuples, lists, dicts, named tuples, ordered dicts,
-dataclasses, and these in each other. What is done to an output (padding zeroed, rows cut, recorded
-memory copied) is done to every tensor in it, and the caller gets the same container back. The
-invariant: whoever walks an output walks it by these functions, so that no tensor is seen by one and
-missed by another. An object of any other class is a leaf: see :func:`opaque`.
+dataclasses, and any nesting of these. Whatever is done to an output (padding zeroed, rows cut,
+recorded memory copied) is done to every tensor in it, and the caller gets the same container back.
+The invariant: every traversal of an output uses these functions, so that no tensor is seen by one
+and missed by another. An object of any other class is a leaf: see :func:`opaque`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLAIN = (
 
 
 def parts_of(out: object) -> list[tuple[Any, Any]] | None:
-    """What a container holds, each with its key, field or place; None for what is no container."""
+    """Returns a container's items, each with its key, field or position; None for other values."""
     if isinstance(out, Tensor | torch.Size):
         return None
     if isinstance(out, tuple | list):
@@ -41,13 +41,13 @@ def parts_of(out: object) -> list[tuple[Any, Any]] | None:
 
 
 def with_parts(out: Any, values: Sequence[Any]) -> Any:
-    """A container like another, with other things in it, in the order of :func:`parts_of`."""
+    """Returns a container like another, with other items, in the order of :func:`parts_of`."""
     kind = type(out)
     if kind is dict:
         return dict(zip(out, values, strict=True))
     if isinstance(out, tuple | list):
         return kind(*values) if hasattr(out, "_fields") else kind(values)
-    if kind is OrderedDict:  # no copy of one is traced on torch 2.15
+    if kind is OrderedDict:  # torch 2.15 does not trace a copy of one
         return OrderedDict(zip(out, values, strict=True))
     if isinstance(out, dict):
         made = copy.copy(out)
@@ -56,12 +56,12 @@ def with_parts(out: Any, values: Sequence[Any]) -> Any:
         return made
     made = copied(out)
     for field, value in zip(dataclasses.fields(out), values, strict=True):
-        object.__setattr__(made, field.name, value)  # of a frozen one, too
+        object.__setattr__(made, field.name, value)  # works for frozen ones, too
     return made
 
 
 def mapped(change: Callable[[Tensor], Any], out: Any) -> Any:
-    """An output with every tensor in it changed."""
+    """Returns an output with every tensor in it changed."""
     if isinstance(out, Tensor):
         return change(out)
     parts = parts_of(out)
@@ -71,18 +71,18 @@ def mapped(change: Callable[[Tensor], Any], out: Any) -> Any:
 
 
 def leaves_of(out: Any) -> list[Any]:
-    """Everything in an output that is no container."""
+    """Returns everything in an output that is not a container."""
     parts = parts_of(out)
     return [out] if parts is None else [leaf for _, value in parts for leaf in leaves_of(value)]
 
 
 def tensors_in(out: Any) -> list[Tensor]:
-    """The tensors of an output, in the order of :func:`leaves_of`."""
+    """Returns the tensors of an output, in the order of :func:`leaves_of`."""
     return [leaf for leaf in leaves_of(out) if isinstance(leaf, Tensor)]
 
 
 def with_leaves(out: Any, leaves: Iterator[Any]) -> Any:
-    """An output like another, with other leaves, in the order of :func:`leaves_of`."""
+    """Returns an output like another, with other leaves, in the order of :func:`leaves_of`."""
     parts = parts_of(out)
     if parts is None:
         return next(leaves)
@@ -90,7 +90,7 @@ def with_leaves(out: Any, leaves: Iterator[Any]) -> Any:
 
 
 def opaque(out: Any) -> str | None:
-    """The class of the first thing in an output that may hide tensors; None where there is none."""
+    """Returns the class of the first leaf of an output that may hide tensors; None without one."""
     for leaf in leaves_of(out):
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             return type(leaf).__name__

@@ -1,7 +1,7 @@
-"""Attributes that a batch has without an array of its own: they follow from others.
+"""Attributes of a batch that have no array of their own and follow from other attributes.
 
-Where nodes have types: ``x_dict``, ``edge_index_dict``, ``num_nodes_dict``. Elsewhere ``x_batch``
-and ``x_ptr`` of a field ``x``, as PyG's ``follow_batch`` gives them.
+If nodes have types: ``x_dict``, ``edge_index_dict``, ``num_nodes_dict``. Otherwise ``x_batch`` and
+``x_ptr`` of a field ``x``, as with PyG's ``follow_batch``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from staticgraph.schema import AXIS_ARRAYS, DICT_SUFFIX
 
 
 def derived(batch: BatchArrays, name: str) -> Any:
-    """The attribute of a name; None where nothing of this batch is called so."""
+    """Returns the derived attribute of a name; None if this batch has no such attribute."""
     schema = batch.layout.schema
     if schema.hetero:
         if name == "num_nodes_dict":

@@ -9,5 +9,5 @@ from staticgraph.schema import Field
 
 
 def field_mask(batch: StaticBatch, field: Field) -> Tensor:
-    """``[rows of the field]`` bool: the mask of its level, as often as a row of that has rows."""
+    """``[rows of the field]`` bool: its level's mask, each entry ``field.rows`` times."""
     return batch[f"{field.level}_mask"].repeat_interleave(field.rows)

@@ -1,7 +1,7 @@
 """The graph of each row of a field, and where each graph's rows begin: PyG's ``follow_batch``.
 
-Of nodes and axes a batch has both already; of edges and of fields of graphs they follow from what
-it has, by operations of fixed shape.
+For nodes and axes a batch has both as arrays; for edges and for fields of graphs they are computed
+from its arrays, by operations of fixed shape.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from staticgraph.schema import EDGE_INDEX, Field
 
 
 def followed(batch: BatchArrays, field: Field, part: str) -> Tensor | None:
-    """``x_batch`` ``[rows]``, ``x_ptr`` ``[G + 1]`` (int64) or ``x_mask`` ``[rows]`` of a field.
+    """Returns a field's ``x_batch [rows]``, ``x_ptr [G + 1]`` (int64) or ``x_mask [rows]``.
 
     Args:
-        batch: of one kind of nodes.
+        batch: with one kind of nodes.
         field: of any level.
-        part: ``batch``, ``ptr`` or ``mask``; None is returned for a mask that the batch calls
-            otherwise.
+        part: ``batch``, ``ptr`` or ``mask``; None is returned for a mask that the batch has under
+            another name.
     """
     tensors, graphs = batch.tensors(), batch.capacity.graphs
     if field.level not in ("node", "edge", "graph"):

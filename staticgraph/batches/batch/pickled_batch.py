@@ -1,8 +1,7 @@
-"""What of a batch is written where it is saved, pickled or deeply copied: its tensors, in memory of
-their own, and nothing of the slot that they stand in.
+"""What is written of a batch when it is saved, pickled or deeply copied.
 
-The arrays of a slot are views of one buffer in many dtypes, which ``torch.save`` refuses, and the
-slot is the loader's.
+That is its tensors, in their own memory, and nothing of its slot. The arrays of a slot are views of
+one buffer in many dtypes, which ``torch.save`` refuses, and the slot belongs to the loader.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ def state_of(
     objects: Mapping[str, Any],
     extra: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What makes the same batch again, with memory of its own.
+    """Returns what is needed to rebuild the batch with its own memory.
 
     Args:
-        batch: whose tensors are copied.
-        real: its real counts, where they are known.
-        objects: its strings and objects of graphs.
-        extra: what was set on it.
+        batch: its tensors are copied.
+        real: its real counts, if known.
+        objects: its strings and objects per graph.
+        extra: the attributes that were set on it.
 
     Raises:
         StaleBatch: its slot was given back.
@@ -48,8 +47,10 @@ def state_of(
 
 
 def note_indices(batch: BatchArrays) -> None:
-    """Notes the memory of a copy's index arrays as a batch's, see
-    :func:`staticgraph.batches.slots.batch_memory.note`."""
+    """Notes the memory of a copy's index arrays as a batch's.
+
+    See :func:`staticgraph.batches.slots.batch_memory.note`.
+    """
     for name, tensor in batch.tensors().items():
         if name in _INDICES or name.endswith(".edge_index"):
             note(tensor, batch.layout.lengths)

@@ -1,4 +1,4 @@
-"""Outputs of padded batches, put back graph by graph into the order of the input."""
+"""Outputs of padded batches, split per graph and returned in the order of the input."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from staticgraph.store.graph_columns import GraphColumns
 class Predictions:
     """Collects the outputs of a model for the graphs of a store.
 
-    An output is a tensor of rows, or a tuple, list or dict of outputs; None, numbers and scalar
-    tensors may stand among them.
+    An output is a tensor of rows, or a tuple, list or dict of outputs, which may also include None,
+    numbers and scalar tensors.
 
     Raises (from :meth:`add`):
         TypeError: an output of another type.
@@ -34,10 +34,10 @@ class Predictions:
         self._plain: Any = None
 
     def add(self, batch: StaticBatch, out: object) -> None:
-        """Takes the output of one batch, over its physical rows.
+        """Adds the output of one batch, over its physical rows.
 
         Raises:
-            TypeError: the output holds something else than tensors and plain values.
+            TypeError: the output holds something other than tensors and plain values.
         """
         if (parts := parts_of(out)) is not None:
             self._container = with_parts(out, [None] * len(parts))
@@ -71,9 +71,12 @@ class Predictions:
         return torch.empty_like(piece).index_copy_(0, origin, piece)
 
     def in_order(self) -> Any:
-        """``[n, ...]`` for an output a graph, a list of ``n`` tensors for other rows, ``[batches]``
-        for a scalar tensor, anything else as it came last; in tuples, lists and dicts as the model
-        returns them."""
+        """Returns the outputs of all graphs, in the order of the store.
+
+        A tensor ``[n, ...]`` for an output per graph, a list of ``n`` tensors for other rows,
+        ``[batches]`` for a scalar tensor, and the latest value for anything else; in tuples, lists
+        and dicts as the model returns them.
+        """
         if self._container is not None:
             found = [self._parts[key].in_order() for key, _ in parts_of(self._container) or ()]
             return with_parts(self._container, found)

@@ -1,9 +1,9 @@
-"""A batch of fixed shape as code outside of the model sees it: real rows alone.
+"""A batch of fixed shape as code outside the model sees it: real rows alone.
 
-A training step that somebody else wrote takes means, metrics and targets of whatever it reads. So
-it is given this: the attribute names and shapes of PyG's batch, without a padded row, as views of
-the static batch's memory. Where the model is called, the static batch is found again
-(:attr:`RealBatch.static`), and with it each view's padded array, by :func:`origin_of`.
+A training step written by somebody else takes means, metrics and targets of whatever it reads. So
+it is given this: the attribute names and shapes of PyG's batch, without padded rows, as views of
+the static batch's memory. Where the model is called, the static batch is recovered
+(:attr:`RealBatch.static`), and each view's padded array with it, by :func:`origin_of`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Origin(NamedTuple):
     """Where real rows come from.
 
     Attributes:
-        batch: the batch that they are of.
-        name: of the array; empty for what a model made.
-        full: with padding.
+        batch: the batch that they belong to.
+        name: the name of the array; empty for what a model made.
+        full: the tensor with padding.
     """
 
     batch: RealBatch
@@ -46,11 +46,11 @@ class Origin(NamedTuple):
 
 
 class RowsUnknown(ValueError):
-    """What was set on a batch has no rows of it, so that no padding can be put behind them."""
+    """A tensor set on a batch does not have the batch's rows, so that no padding can be added."""
 
 
 class RealCount(int):
-    """A number of real rows, which stands for the bucket's number where a model is given it."""
+    """A number of real rows, which becomes the bucket's number when a model receives it."""
 
     name: str
     batch: weakref.ref[RealBatch]
@@ -60,11 +60,11 @@ class RealBatch:
     """The real rows of a batch.
 
     Args:
-        static: with its real counts known.
+        static: a batch whose real counts are known.
 
-    Attributes as of PyG's batch: the fields, ``edge_index``, ``batch``, ``ptr``, ``num_graphs``;
-    where nodes have types ``x_dict`` and its like. What is set on it is what the model gets.
-    Iterating gives ``graph_ids``, so that whoever takes the first tensor's length for the batch's
+    Attributes as of PyG's batch: the fields, ``edge_index``, ``batch``, ``ptr``, ``num_graphs``; if
+    nodes have types, ``x_dict`` and similar. What is set on it is what the model receives.
+    Iterating yields ``graph_ids``, so that code that takes the first tensor's length as the batch
     size finds the number of real graphs.
 
     Raises:
@@ -106,7 +106,7 @@ class RealBatch:
         return self.real(value, *self._cut(name), name) if isinstance(value, Tensor) else value
 
     def _cut(self, name: str) -> tuple[int | None, int]:
-        """How many rows of an array are real, None for all, and along which axis."""
+        """Returns how many rows of an array are real, None for all, and along which dimension."""
         counts, schema = self.static.real_counts, self.static.layout.schema
         if name in schema:
             field = schema[name]
@@ -122,7 +122,7 @@ class RealBatch:
         return None, 0
 
     def real(self, full: Tensor, rows: int | None, dim: int = 0, name: str = "") -> Tensor:
-        """The first rows of a padded tensor, of which :func:`origin_of` tells."""
+        """Returns the first rows of a padded tensor, noted for :func:`origin_of`."""
         if rows is None:
             return full
         part = full.narrow(dim, 0, rows)
@@ -130,13 +130,15 @@ class RealBatch:
         return part
 
     def levels_of(self, value: Tensor) -> frozenset[Level]:
-        """The levels of which a tensor has as many rows as are real."""
+        """Returns the levels that have as many real rows as a tensor has rows."""
         counts, rows = self.static.real_counts, len(value) if value.dim() else -1
         return frozenset(level for level in self.static.levels if counts.of(level) == rows)
 
     def padded(self, value: Tensor) -> Tensor | None:
-        """A tensor of real rows with rows of zeros for the padding; None where its number of rows
-        is that of several levels, or of none."""
+        """Returns a tensor of real rows with rows of zeros added for the padding.
+
+        None if its number of rows is that of several levels, or of none.
+        """
         found = self.levels_of(value)
         if len(found) != 1:
             return None
@@ -144,10 +146,11 @@ class RealBatch:
         return pad(value, (0, 0) * (value.dim() - 1) + (0, more))
 
     def whole(self) -> StaticBatch:
-        """The batch with padding, and with what was set on this.
+        """Returns the batch with padding, and with what was set on this one.
 
         Raises:
-            RowsUnknown: a tensor was set whose rows are of no level, or of several; or other edges.
+            RowsUnknown: a tensor was set whose rows are of no level, or of several; or other edges
+                were set.
         """
         seen = self.static.replace()
         for name, value in self._set.items():
@@ -165,8 +168,11 @@ class RealBatch:
         return seen
 
     def _padded_as(self, name: str, value: Tensor) -> Tensor | None:
-        """What was set under a name with rows of padding; None where they cannot be told, and for
-        edges and graphs of nodes, which padding needs as the bucket has them."""
+        """Returns what was set under a name, with rows of padding.
+
+        None if its rows cannot be told, and for edges and graphs of nodes, which padding needs as
+        the bucket has them.
+        """
         schema = self.static.layout.schema
         if name in schema:
             field = schema[name]
@@ -195,30 +201,30 @@ class RealBatch:
         return name in self._set or name in self.static
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The attribute of this name, or ``default``, as in PyG."""
+        """Returns the attribute of this name, or ``default``, as in PyG."""
         return getattr(self, name, default)
 
     def keys(self) -> list[str]:
-        """The names of the tensors, and of what was set."""
+        """Returns the names of the tensors, and of what was set."""
         return list(dict.fromkeys([*self.static.keys(), *self._set]))
 
     def to(self, device: Any, **_: Any) -> RealBatch:
-        """The batch on another device; itself where it is there already."""
+        """Returns the batch on another device; itself if it is already there."""
         moved = self.static.to(device)
         return self if moved is self.static else self._over(moved, lambda value: value.to(device))
 
     def cpu(self) -> RealBatch:
-        """The batch on the host; itself where it is there already."""
+        """Returns the batch on the host; itself if it is already there."""
         return self.to("cpu")
 
     def cuda(self, device: int | str | torch.device | None = None) -> RealBatch:
-        """The batch on a CUDA device, the present one where None."""
+        """Returns the batch on a CUDA device; on the current one if None."""
         return self.to(
             torch.device("cuda", device) if isinstance(device, int) else device or "cuda"
         )
 
     def clone(self) -> RealBatch:
-        """A copy in memory of its own."""
+        """Returns a copy with its own memory."""
         return self._over(self.static.clone(), lambda value: value.clone())
 
     def __copy__(self) -> RealBatch:
@@ -228,7 +234,7 @@ class RealBatch:
         return self.clone()
 
     def _over(self, static: StaticBatch, as_there: Callable[[Tensor], Tensor]) -> RealBatch:
-        """One over another static batch, with what was set on this."""
+        """Returns a batch over another static batch, with what was set on this one."""
         other = RealBatch(static)
         for name, value in self._set.items():
             origin = origin_of(value)
@@ -240,7 +246,7 @@ class RealBatch:
         return other
 
     def to_data_list(self) -> list[Any]:
-        """The graphs as PyG ``Data`` or ``HeteroData``."""
+        """Returns the graphs as PyG ``Data`` or ``HeteroData``."""
         return self.static.to_data_list()
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -251,7 +257,7 @@ class RealBatch:
 
 
 class RealView:
-    """The real rows of one type, as PyG's storages."""
+    """The real rows of one type, as in PyG's storages."""
 
     __slots__ = ("_axis", "_batch")
 
@@ -269,7 +275,7 @@ class RealView:
 
 
 def origin_of(value: object) -> Origin | None:
-    """Of which batch and padded tensor something is the real rows; None for anything else."""
+    """Returns the batch and padded tensor whose real rows a value is; None for anything else."""
     held, name, full = getattr(value, _ORIGIN, (None, "", None))
     batch = held() if held is not None else None
     return None if batch is None or full is None else Origin(batch, name, full)

@@ -1,9 +1,8 @@
-"""A batch's tensors with others in their places.
+"""A batch's tensors with some of them replaced.
 
-Row pointers follow from the edges, and fused loops read the one for the other: where the edges are
-exchanged, pointers to what stood there before would give another graph's sums, and no error. So
-they are left out, and whoever needs them makes them
-(:mod:`staticgraph.batches.batch.row_pointers`).
+Row pointers follow from the edges, and fused loops rely on that: if edges are replaced, pointers to
+the previous ones would silently give wrong sums. So they are dropped, and made again where they are
+needed (:mod:`staticgraph.batches.batch.row_pointers`).
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ from staticgraph.schema import EDGE_INDEX, POINTERS
 
 
 def exchanged(tensors: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors`` with those that are ``given`` in place of, or beside, them; without the row
-    pointers of edges that are exchanged, unless they are given too."""
+    """Returns ``tensors`` updated with the ``given`` ones.
+
+    The row pointers of replaced edges are dropped, unless they are given too.
+    """
     edges = tensors.get(EDGE_INDEX)
     made = {**tensors, **given}
     if given.get(EDGE_INDEX, edges) is not edges:

@@ -1,7 +1,7 @@
-"""Row pointers of a batch that came without: who reads them need not have asked the loader.
+"""Row pointers of a batch that was made without them, for code that reads them.
 
 A store keeps row pointers and the transpose, and a loader with ``pointers=True`` only moves them.
-Any other batch has its edges in order of destination all the same, so the pointers follow from
+Any other batch has its edges sorted by destination all the same, so the pointers follow from
 ``edge_index``: two counts and one pass over the sources, 20 us for 7,000 edges.
 """
 
@@ -28,7 +28,7 @@ UNSORTED = (
 
 @kernel
 def _point(edge_index: Array, row_ptr: Array, col_ptr: Array, transpose: Array) -> bool:
-    """Whether the edges stand in order of destination; if so, the arrays are filled."""
+    """Fills the arrays if the edges are sorted by destination; returns whether they are."""
     nodes, edges = len(row_ptr) - 1, edge_index.shape[1]
     for e in range(1, edges):
         if edge_index[1, e] < edge_index[1, e - 1]:
@@ -41,7 +41,7 @@ def _point(edge_index: Array, row_ptr: Array, col_ptr: Array, transpose: Array) 
     for v in range(nodes):
         col_ptr[v + 1] += col_ptr[v]
         row_ptr[v + 1] += row_ptr[v]
-    for e in range(edges):  # each source's place moves on, and is put back below
+    for e in range(edges):  # advances the start of each source, which is restored below
         place = col_ptr[edge_index[0, e]]
         transpose[place] = e
         col_ptr[edge_index[0, e]] = place + 1
@@ -52,12 +52,12 @@ def _point(edge_index: Array, row_ptr: Array, col_ptr: Array, transpose: Array) 
 
 
 def with_pointers(batch: StaticBatch) -> StaticBatch:
-    """The batch with ``row_ptr``, ``col_ptr`` and ``transpose``, as
-    :class:`staticgraph.batches.slots.slots.SlotLayout` describes them; itself where it has them.
+    """Returns the batch with ``row_ptr``, ``col_ptr`` and ``transpose``; itself if it has them.
+
+    :class:`staticgraph.batches.slots.slots.SlotLayout` describes these arrays.
 
     Raises:
-        ValueError: its edges were exchanged or written to, and are no longer in order of
-            destination.
+        ValueError: its edges were replaced or written to, and are no longer sorted by destination.
     """
     if batch.layout.pointers and POINTERS[0] in batch.tensors():
         return batch
@@ -82,7 +82,7 @@ def _pointers(batch: StaticBatch) -> tuple[Tensor, Tensor, Tensor]:
         if not _point(*(array.numpy() for array in arrays)):
             raise ValueError(UNSORTED)
         return row_ptr, col_ptr, transpose
-    if bool((edge_index[1].diff() < 0).any()):  # edges that were exchanged: no loader's come here
+    if bool((edge_index[1].diff() < 0).any()):  # replaced edges: a loader's are always sorted
         raise ValueError(UNSORTED)
     every = torch.arange(nodes + 1, device=edge_index.device)
     source, order = edge_index[0].sort(stable=True)

@@ -1,8 +1,8 @@
 """A batch of fixed shape: PyG's attribute names, and masks that say which rows are real.
 
-A model that reads ``data.x``, ``data.edge_index`` and ``data.batch`` reads them here as well; what
-differs from a PyG ``Batch`` is that every tensor has the bucket's physical size, real rows first.
-The loader makes these and the runner consumes them; neither knows of the other.
+A model that reads ``data.x``, ``data.edge_index`` and ``data.batch`` finds them here as well;
+unlike in a PyG ``Batch``, every tensor has the bucket's physical size, real rows first. The loader
+makes these batches and the runner consumes them; neither knows of the other.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
 
 
 class StaticBatch(BucketShape):
-    """Tensors of one bucket's shapes. Made by a :class:`StaticLoader`, or with :meth:`of`.
+    """Tensors of one bucket's shapes, made by a :class:`StaticLoader` or with :meth:`of`.
 
     Attributes (``N, E, G`` are the bucket's physical sizes):
-        x, edge_attr, y, ...: the fields of the data set, ``[N, ...]``, ``[E, ...]``, ``[G, ...]``.
+        x, edge_attr, y, ...: the fields of the dataset, ``[N, ...]``, ``[E, ...]``, ``[G, ...]``.
         edge_index: ``[2, E]`` int64; batch: ``[N]`` int64; ptr: ``[G + 1]`` int64.
         node_mask, edge_mask, graph_mask: ``[N]``, ``[E]``, ``[G]`` bool, True on real rows.
         graph_ids: ``[G]`` int64, positions in the store, -1 on padding graphs.
-        row_ptr, col_ptr, transpose: the edges by node, where asked for; see :class:`SlotLayout`.
+        row_ptr, col_ptr, transpose: the edges by node, if requested; see :class:`SlotLayout`.
         num_nodes, num_edges, num_graphs, batch_size: ``N, E, G, G`` as Python numbers.
         num_real_nodes, num_real_edges, num_real_graphs: 0-dim int64 tensors on the device.
         real_nodes, real_edges, real_graphs: the same as Python numbers, outside a compiled step.
         bucket: the number of the bucket; capacity: its sizes.
         real: the real counts as host numbers, or None inside a compiled step.
 
-    Strings and other objects of graphs (``batch.smiles``) are lists on the host, of real graphs, in
-    their order; a compiled step has none. ``x_batch`` and ``x_ptr`` of a field ``x`` are what PyG's
-    ``follow_batch`` gives.
+    Strings and other per-graph objects (``batch.smiles``) are lists on the host, one entry per real
+    graph, in order; a compiled step has none. ``x_batch`` and ``x_ptr`` of a field ``x`` are what
+    PyG's ``follow_batch`` gives.
 
-    Rows of a data set's own (an axis ``a``) come with ``a_mask``, ``a_batch`` and ``a_ptr``. Where
-    nodes have types there are ``x_dict``, ``edge_index_dict``, ``batch_dict``, ``batch["type"].x``
-    and :attr:`node_masks` instead of ``x``, ``edge_index``, ``batch`` and the masks of nodes and
-    edges, and fields of graphs as ever.
+    A dataset's own kind of rows (an axis ``a``) comes with ``a_mask``, ``a_batch`` and ``a_ptr``.
+    If nodes have types, there are ``x_dict``, ``edge_index_dict``, ``batch_dict``,
+    ``batch["type"].x`` and :attr:`node_masks` instead of ``x``, ``edge_index``, ``batch`` and the
+    masks of nodes and edges; fields of graphs stay the same.
 
-    A loader reuses the memory of its batches: once one is dropped, a later one is written there.
+    A loader reuses the memory of its batches: once one is dropped, a later one is written to it.
     Keep tensors with :meth:`clone`; ``torch.save`` and pickle write copies.
 
-    A model may set attributes, as it may on PyG's batch (``batch.x = layer(batch.x)``,
-    ``batch.pair = ...``): that exchanges a tensor in this object, never the memory behind it. The
-    runner hands each forward an object of its own, so the loader's batch stays as it was. What is
-    set under a name that the layout does not have is no input of a step.
+    A model may set attributes, as on PyG's batch (``batch.x = layer(batch.x)``, ``batch.pair =
+    ...``): this replaces a tensor in this object, and never writes to its memory. The runner gives
+    each forward its own object, so the loader's batch stays unchanged. Anything set under a name
+    that is not in the layout is not an input of a step.
     """
 
     __slots__ = ("_extra", "_lease", "_objects", "_tensors", "real")
@@ -92,42 +92,46 @@ class StaticBatch(BucketShape):
         bucket: int = 0,
         pointers: bool = False,
     ) -> StaticBatch:
-        """Pads graphs of a store (numbers, or a mask) into memory of its own, on the CPU.
+        """Pads graphs of a store (numbers, or a mask) into newly allocated CPU memory.
 
         Raises:
             GraphTooLarge: together they exceed the capacity.
-            IndexError: there is no graph of a number, or a mask has another length.
+            IndexError: there is no graph with such a number, or a mask has another length.
         """
         capacity = capacity if isinstance(capacity, Capacity) else Capacity.of(capacity)
         return filled(SlotLayout(bucket, capacity, store.schema, pointers), store, ids)
 
     @classmethod
     def blank(cls, layout: SlotLayout, device: str | torch.device = "cpu") -> StaticBatch:
-        """A batch of padding alone, with real counts left out: what a compiled step is warmed up
-        with before any data is read."""
+        """Makes a batch of padding alone, without real counts.
+
+        A compiled step is warmed up with it before any data is read.
+        """
         store = GraphColumns.zeros(layout.schema)
         made = padded(store, np.empty(0, np.int64), layout)
         return cls(layout, {name: t.to(device) for name, t in made.tensors.items()})
 
     @property
     def num_real_nodes(self) -> Tensor:
-        """Real nodes, 0-dim int64 on the device."""
+        """The number of real nodes, 0-dim int64 on the device."""
         return self._tensors[COUNTS][0]
 
     @property
     def num_real_edges(self) -> Tensor:
-        """Real edges, 0-dim int64 on the device."""
+        """The number of real edges, 0-dim int64 on the device."""
         return self._tensors[COUNTS][1]
 
     @property
     def num_real_graphs(self) -> Tensor:
-        """Real graphs, 0-dim int64 on the device."""
+        """The number of real graphs, 0-dim int64 on the device."""
         return self._tensors[COUNTS][2]
 
     @property
     def buffer(self) -> Tensor | None:
-        """The one buffer that all tensors are views of, ``[nbytes]`` uint8, for a batch of a
-        loader; None where a tensor was exchanged or has memory of its own."""
+        """The single buffer that all tensors of a loader's batch are views of, ``[nbytes]`` uint8.
+
+        None if a tensor was replaced or has its own memory.
+        """
         lease = self._lease
         if lease is None or self._tensors is not lease.slot.tensors(self.bucket):
             return None
@@ -135,7 +139,7 @@ class StaticBatch(BucketShape):
 
     @property
     def num_node_features(self) -> int:
-        """Columns of ``x``, 0 without one, as in PyG."""
+        """The number of columns of ``x``, 0 without ``x``, as in PyG."""
         x = self._tensors.get("x")
         return 0 if x is None else 1 if x.dim() == 1 else x.size(-1)
 
@@ -143,20 +147,20 @@ class StaticBatch(BucketShape):
 
     @property
     def num_edge_features(self) -> int:
-        """Columns of ``edge_attr``, 0 without one, as in PyG."""
+        """The number of columns of ``edge_attr``, 0 without it, as in PyG."""
         attr = self._tensors.get("edge_attr")
         return 0 if attr is None else 1 if attr.dim() == 1 else attr.size(-1)
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
-        # A mapping's own, without making arrays that are not made yet.
+        """The device that the tensors are on."""
+        # The mapping's own attribute, if any, does not trigger making the arrays.
         return getattr(self._tensors, "device", None) or self._tensors["graph_ids"].device
 
     def release(self) -> None:
-        """Gives the memory back before the batch is dropped; whatever uses it afterwards raises.
+        """Gives the memory back before the batch is dropped; any later use raises.
 
-        Nothing happens to a batch with memory of its own.
+        Does nothing for a batch that has its own memory.
         """
         if self._lease is not None:
             self._lease.give_back()
@@ -198,7 +202,7 @@ class StaticBatch(BucketShape):
                 f"{name!r}: a static batch keeps names that begin with {PRIVATE!r} for itself; "
                 "choose another name"
             )
-        elif name in self._tensors:  # a new mapping: a slot's own is shared by all its batches
+        elif name in self._tensors:  # a new mapping: all batches of a slot share the slot's mapping
             self._tensors = exchanged(self._tensors, {name: value})
         else:
             self._extra = {**self._extra, name: value}
@@ -217,21 +221,21 @@ class StaticBatch(BucketShape):
         return name in self._tensors or name in self._extra or name in self._objects
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The attribute of this name, or ``default``."""
+        """Returns the attribute of this name, or ``default``."""
         return getattr(self, name, default)
 
     def keys(self) -> list[str]:
-        """The names of the tensors, of objects on the host, and of what was set."""
+        """Returns the names of the tensors, of objects on the host, and of what was set."""
         names = dict.fromkeys((*self._tensors, *self._objects, *self._extra))
         return [name for name in names if name != COUNTS]
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """All tensors by name, the counts of real rows included, in the layout's order."""
+        """Returns all tensors by name, including the counts of real rows, in the layout's order."""
         self._check_lease()
         return self._tensors
 
     def argument(self, name: str) -> Any:
-        """What a model's parameter of this name gets; None if the batch has nothing for it."""
+        """Returns the argument for a model's parameter of this name; None if the batch has none."""
         if name in self._tensors or name in _COUNTED or name in _SIZES:
             return getattr(self, name)
         found = derived(self, name)
@@ -241,33 +245,35 @@ class StaticBatch(BucketShape):
 
     @property
     def node_masks(self) -> dict[str, Tensor]:
-        """``{node type: [rows] bool}``, True on real rows, where nodes have types."""
+        """``{node type: [rows] bool}``, True on real rows, if nodes have types."""
         schema = self.layout.schema
         return {axis.key: self._tensors[f"{axis.name}_mask"] for axis in schema.node_axes}
 
     @property
     def edge_masks(self) -> dict[tuple[str, str, str], Tensor]:
-        """``{edge type: [rows] bool}``, True on real rows, where nodes have types."""
+        """``{edge type: [rows] bool}``, True on real rows, if nodes have types."""
         schema = self.layout.schema
         return {axis.key: self._tensors[f"{axis.name}_mask"] for axis in schema.edge_axes}
 
     def mask_of(self, value: Tensor) -> Tensor:
-        """The mask that fits a tensor's rows; see :meth:`level_of`."""
+        """Returns the mask that fits a tensor's rows; see :meth:`level_of`."""
         return self._tensors[f"{self.level_of(value)}_mask"]
 
     def replace(self, **tensors: Tensor) -> StaticBatch:
-        """The same batch with some tensors exchanged; without any, an object of its own over the
-        same memory, on which a model may set attributes."""
+        """Returns the same batch with some tensors replaced.
+
+        Without any, returns a new object over the same memory, on which a model may set attributes.
+        """
         return self.with_tensors(exchanged(self._tensors, tensors) if tensors else self._tensors)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> StaticBatch:
-        """The same batch over another mapping of its tensors, under the same names."""
+        """Returns the same batch over another mapping of its tensors, under the same names."""
         other = StaticBatch(self.layout, tensors, self.real, self._lease, self._objects)
         other._extra = self._extra
         return other
 
     def without_pointers(self) -> StaticBatch:
-        """The same batch without row pointers, for a model that does not read them."""
+        """Returns the same batch without row pointers, for a model that does not read them."""
         if not self.layout.pointers:
             return self
         layout = dataclasses.replace(self.layout, pointers=False)
@@ -275,21 +281,21 @@ class StaticBatch(BucketShape):
         return StaticBatch(layout, tensors, self.real, self._lease, self._objects)
 
     def clone(self) -> StaticBatch:
-        """A copy in memory of its own."""
+        """Returns a copy with its own memory."""
         return self._moved(self.device, copy=True)
 
     def to(self, device: str | torch.device) -> StaticBatch:
-        """The batch on another device; itself where it is there already."""
+        """Returns the batch on another device; itself if it is already there."""
         target = torch.device(device)
         same = target.type == self.device.type and target.index in (None, self.device.index)
         return self if same else self._moved(target, copy=False)
 
     def cpu(self) -> StaticBatch:
-        """The batch on the host."""
+        """Returns the batch on the host."""
         return self.to("cpu")
 
     def cuda(self, device: int | str | torch.device | None = None) -> StaticBatch:
-        """The batch on a CUDA device, the present one where None."""
+        """Returns the batch on a CUDA device; on the current one if None."""
         return self.to(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
 
     def __copy__(self) -> StaticBatch:
@@ -315,7 +321,7 @@ class StaticBatch(BucketShape):
         return moved
 
     def unpad(self, value: Any, name: str = "") -> Any:
-        """Cuts a padded tensor into one piece a real graph, padding left out.
+        """Cuts a padded tensor into one piece per real graph, without padding.
 
         Args:
             value: ``[G, ...]``, ``[N, ...]``, ``[E, ...]``, or the rows of an axis; or a tuple,
@@ -323,8 +329,8 @@ class StaticBatch(BucketShape):
             name: what an error calls the value.
 
         Returns:
-            One tensor a real graph, in the batch's order: its row, its nodes' rows, or its edges'
-            rows as the store sorted them (by destination). Of a tuple, list or dict the same of
+            One tensor per real graph, in the batch's order: its row, its nodes' rows, or its edges'
+            rows as the store sorted them (by destination). For a tuple, list or dict, the same for
             each of its values; None, numbers and scalar tensors among them stay as they are.
 
         Raises:
@@ -333,7 +339,7 @@ class StaticBatch(BucketShape):
         return unbatch.unpadded(self, value, name)
 
     def to_data_list(self) -> list[Any]:
-        """The real graphs as PyG ``Data`` or ``HeteroData``, edges sorted by destination."""
+        """Returns the real graphs as ``Data`` or ``HeteroData``, edges sorted by destination."""
         graphs = unbatch.to_data_list(self)
         for name, values in self._objects.items():
             for data, value in zip(graphs, values, strict=True):
@@ -342,17 +348,17 @@ class StaticBatch(BucketShape):
 
     @property
     def real_nodes(self) -> int:
-        """Real nodes as a number on the host; see :attr:`real_graphs`."""
+        """The number of real nodes on the host; see :attr:`real_graphs`."""
         return self.real_counts.nodes
 
     @property
     def real_edges(self) -> int:
-        """Real edges as a number on the host; see :attr:`real_graphs`."""
+        """The number of real edges on the host; see :attr:`real_graphs`."""
         return self.real_counts.edges
 
     @property
     def real_graphs(self) -> int:
-        """Real graphs as a number on the host, for loops and metrics: ``out[: batch.real_graphs]``.
+        """The number of real graphs on the host, as in ``out[: batch.real_graphs]``.
 
         Raises:
             RuntimeError: inside a compiled step, which does not know it.
@@ -382,15 +388,17 @@ _OWN = (*BucketShape.__slots__, *StaticBatch.__slots__)
 
 
 def looked_in_epoch(batch: StaticBatch) -> set[int] | None:
-    """Who has done in a batch's epoch what is done once in each, see
-    ``looked`` of :class:`staticgraph.batches.slots.slots.SlotPool`; None for a batch of no
-    loader."""
+    """The numbers of the recordings that have checked the model in a batch's epoch.
+
+    See ``looked`` of :class:`staticgraph.batches.slots.slots.SlotPool`; None for a batch that is
+    not from a loader.
+    """
     lease = batch._lease
     return None if lease is None else lease.pool.looked
 
 
 def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> StaticBatch:
-    """:meth:`StaticBatch.of` a layout that is made already, for stores with its fields.
+    """Does the work of :meth:`StaticBatch.of` with an existing layout, for stores with its fields.
 
     Raises:
         GraphTooLarge: together the graphs exceed the capacity.

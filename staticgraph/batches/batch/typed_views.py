@@ -1,8 +1,8 @@
-"""What a batch of typed nodes and edges offers of PyG's ``HeteroData`` batch.
+"""What a batch with typed nodes and edges offers of PyG's ``HeteroData`` batch.
 
 ``batch["atom"].x``, ``batch["atom", "bond", "atom"].edge_index``, ``batch.x_dict``,
-``batch.edge_index_dict`` and ``batch.batch_dict`` are views of the batch's own tensors, which stand
-in it under plain names (``atom.x``). Nothing is copied; masks come by type as well.
+``batch.edge_index_dict`` and ``batch.batch_dict`` are views of the batch's own tensors, which it
+stores under plain names (``atom.x``). Nothing is copied; masks are available by type as well.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from staticgraph.schema import AXIS_ARRAYS, Axis, Schema
 
 
 def axis_of(schema: Schema, key: Any) -> Axis | None:
-    """The axis of a node type, of an edge type (a triple, or source and destination where one
-    relation joins them), or None."""
+    """Returns the axis of a node type or an edge type, or None.
+
+    An edge type is a triple, or source and destination if a single relation joins them.
+    """
     wanted = key if isinstance(key, tuple) else (key,)
     exact = [axis for axis in schema.axes if axis.type == wanted]
     if not exact and len(wanted) == 2:
@@ -28,12 +30,12 @@ def axis_of(schema: Schema, key: Any) -> Axis | None:
 
 
 def array_name(axis: Axis, name: str) -> str:
-    """What a batch calls the array ``name`` of a type."""
+    """Returns the batch's name for the array ``name`` of a type."""
     return f"{axis.name}_{name}" if name in AXIS_ARRAYS else f"{axis.name}.{name}"
 
 
 def by_type(batch: BatchArrays, name: str) -> dict[Any, Tensor] | None:
-    """``{type: tensor}`` of every type that has such a field; None where none has."""
+    """Returns ``{type: tensor}`` for every type that has such a field; None if none has."""
     schema, tensors = batch.layout.schema, batch.tensors()
     axes = schema.node_axes if name in ("batch", "ptr") else schema.axes
     found = {axis.key: tensors.get(array_name(axis, name)) for axis in axes}
@@ -42,13 +44,13 @@ def by_type(batch: BatchArrays, name: str) -> dict[Any, Tensor] | None:
 
 
 def rows_by_type(batch: BatchArrays) -> dict[Any, int]:
-    """``{node type: physical rows}``, PyG's ``num_nodes_dict``."""
+    """Returns ``{node type: physical rows}``, PyG's ``num_nodes_dict``."""
     schema = batch.layout.schema
     return {axis.key: batch.capacity.rows(axis.name) for axis in schema.node_axes}
 
 
 class TypeView:
-    """The fields of one type of a batch, as PyG's storages."""
+    """The fields of one type of a batch, as in PyG's storages."""
 
     __slots__ = ("_axis", "_batch")
 
@@ -75,7 +77,7 @@ class TypeView:
         return array_name(self._axis, name) in self._batch.tensors()
 
     def keys(self) -> list[str]:
-        """The names of the type's fields, and of its masks."""
+        """Returns the names of the type's fields, and of its masks."""
         start = f"{self._axis.name}."
         fields = [f.name.removeprefix(start) for f in self._batch.layout.schema]
         own = [f.name.startswith(start) for f in self._batch.layout.schema]

@@ -1,6 +1,6 @@
-"""A batch -> the graphs in it, as PyG has them: padding left out, index fields counted within each.
+"""Splits a batch into its graphs, as PyG has them: without padding, indices relative to each graph.
 
-The way back of :mod:`staticgraph.batches.collation.collate`. Edges stay sorted by destination.
+The inverse of :mod:`staticgraph.batches.collation.collate`. Edges stay sorted by destination.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from staticgraph.store.pyg.assembled import assembled, assembled_typed
 
 
 def starts(batch: BatchArrays, level: str) -> Tensor:
-    """``[g + 1]`` int64 on the CPU: where the rows of each real graph begin, and where they end."""
+    """``[g + 1]`` int64 on the CPU: where the rows of each real graph begin and end."""
     tensors, graphs = batch.tensors(), batch.real_counts.graphs
     if level == "graph":
         return torch.arange(graphs + 1)
@@ -34,7 +34,7 @@ def starts(batch: BatchArrays, level: str) -> Tensor:
 
 
 def unpadded(batch: BatchArrays, value: Any, name: str = "") -> Any:
-    """One tensor a real graph; see :meth:`staticgraph.StaticBatch.unpad`.
+    """Returns one tensor per real graph; see :meth:`staticgraph.StaticBatch.unpad`.
 
     Raises:
         ValueError: a tensor has no rows of the batch; the message names it.
@@ -56,7 +56,7 @@ def unpadded(batch: BatchArrays, value: Any, name: str = "") -> Any:
 
 
 def pieces(batch: BatchArrays, field: Field) -> list[Tensor]:
-    """A field cut into one tensor a real graph, its values counted within the graph."""
+    """Cuts a field into one tensor per real graph; indices become relative to the graph."""
     value = batch.tensors()[field.name]
     at = field.cat_dim or 0
     rows = value.movedim(at, 0)
@@ -78,7 +78,7 @@ def _counted_within(piece: Tensor, field: Field, graph: int, before: dict[str, T
 
 
 def to_data_list(batch: BatchArrays) -> list[Any]:
-    """The real graphs as ``Data`` or ``HeteroData``."""
+    """Returns the real graphs as ``Data`` or ``HeteroData``."""
     schema, graphs = batch.layout.schema, batch.real_counts.graphs
     values = {field.name: pieces(batch, field) for field in schema}
     bounds = {axis.name: starts(batch, axis.name).diff().tolist() for axis in schema.axes}

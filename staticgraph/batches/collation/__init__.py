@@ -1,1 +1,1 @@
-"""Graphs of a store written into the arrays of a slot, padding included."""
+"""Graphs of a store written into the arrays of a slot, including padding."""

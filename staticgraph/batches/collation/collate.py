@@ -1,14 +1,14 @@
-"""Graphs of a store -> the arrays of a slot, padding and masks included.
+"""Writes graphs of a store into the arrays of a slot, including padding and masks.
 
-One pass over flat columns in numba, without the interpreter lock: about a microsecond a molecule.
-Every fill writes every element of the slot, so nothing of an earlier batch can stand in the tail:
+One pass over flat columns in numba, without the interpreter lock: about a microsecond per molecule.
+Every fill writes every element of the slot, so nothing of an earlier batch remains in the tail:
 
 * padding nodes are zero in every field and spread evenly over the padding graphs;
-* padding edges are self-loops of padding nodes, spread evenly and ascending, since a single hot
-  node would serialise atomic additions, and the edges stay sorted by destination;
-* where nodes have positions (a float field ``pos``), padding nodes stand one apart on a line and a
-  padding edge joins two neighbours: a distance of zero has no second derivative, and the NaN would
-  reach every weight of a model of forces. A lone padding node keeps its self-loops;
+* padding edges are self-loops of padding nodes, spread evenly and ascending: a single hot node
+  would serialise atomic additions, and the edges stay sorted by destination;
+* if nodes have positions (a float field ``pos``), padding nodes are placed one apart on a line, and
+  a padding edge joins two neighbours: a distance of zero has no second derivative, and the NaN
+  would reach every weight of a force model. A lone padding node keeps its self-loops;
 * ``graph_ids`` is -1 on padding graphs, and the masks say what is real. They are stored, never
   inferred: jraph infers them from trailing empty graphs and mistakes real empty graphs for padding.
 """
@@ -26,7 +26,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns
 
-# The bits of every byte's value in half precision.
+# The bit pattern of every byte's value in half precision.
 HALVES = np.arange(256).astype(np.float16).view(np.uint16)
 
 
@@ -37,7 +37,7 @@ def fill(
 
     Args:
         store: the graphs.
-        ids: which of them; empty gives a batch of padding alone.
+        ids: which graphs; empty gives a batch of padding alone.
         layout: the bucket's layout.
         arrays: the slot's arrays, every element of which is overwritten.
 
@@ -70,8 +70,10 @@ def _fill_structure(
     arrays: dict[str, Array],
     real: RealCounts,
 ) -> None:
-    """Edges, masks, the graph of each node, and row pointers where they are asked for; where nodes
-    have types, what each has of these is filled as an axis."""
+    """Writes edges, masks, the graph of each node, and row pointers if the layout has them.
+
+    If nodes have types, each type's part of these is filled as an axis.
+    """
     schema = layout.schema
     if schema.hetero or schema.two_sided:
         _graphs(ids, arrays["graph_ids"], arrays["graph_mask"])
@@ -110,7 +112,7 @@ def _fill_structure(
 
 
 def _fill_field(store: GraphColumns, ids: IntArray, field: Field, target: Array) -> None:
-    """The rows of one field, widened to its dtype, and zeros after them."""
+    """Writes the rows of one field, widened to its dtype, and zeros after them."""
     source, width = store.columns[field.name], field.width
     if field.level == "graph":
         rows = source.reshape(len(store), field.rows, *field.shape)
@@ -119,11 +121,11 @@ def _fill_field(store: GraphColumns, ids: IntArray, field: Field, target: Array)
         target[len(ids) :] = 0
         return
     offsets = store.offsets_of(field.level)
-    if (source.dtype, target.dtype) == (np.uint8, np.float16):  # which numba does not have
+    if (source.dtype, target.dtype) == (np.uint8, np.float16):  # numba has no float16
         bits = target.view(np.uint16).reshape(-1)
         _look_up_rows(ids, offsets, width, HALVES, source.reshape(-1), bits)
         return
-    if source.dtype == target.dtype:  # one compiled copy of bytes serves every dtype
+    if source.dtype == target.dtype:  # a single compiled copy of bytes serves every dtype
         width *= source.dtype.itemsize
         source, target = source.view(np.uint8), target.view(np.uint8)
     _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
@@ -203,8 +205,11 @@ def _pointers(
     col_ptr: Array,
     transpose: Array,
 ) -> None:
-    """What the store keeps a graph, moved to where its graphs stand in the batch. Padding edges
-    are self-loops in ascending order after the real ones, so they need no sorting either way."""
+    """Moves each graph's pointers, as the store keeps them, to the graph's place in the batch.
+
+    Padding edges are self-loops in ascending order after the real ones, so they need no sorting by
+    either end.
+    """
     nodes, edges = len(row_ptr) - 1, edge_index.shape[1]
     node, edge = 0, 0
     for i in ids:
@@ -248,7 +253,7 @@ def _copy_rows(ids: IntArray, offsets: IntArray, width: int, source: Array, targ
 def _look_up_rows(
     ids: IntArray, offsets: IntArray, width: int, given: Array, source: Array, target: Array
 ) -> None:
-    """:func:`_copy_rows` of ``given[source]``."""
+    """Does the work of :func:`_copy_rows` on ``given[source]``."""
     at = 0
     for g in ids:
         for k in range(offsets[g] * width, offsets[g + 1] * width):

@@ -1,4 +1,4 @@
-"""A store on the device and the arrays of a slot, as collation takes them."""
+"""The arguments of collation: a store on the device and the arrays of a slot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from staticgraph.kernels.collate.arguments import Arguments
 from staticgraph.schema import COUNTS, LEVELS, POINTERS, Field
 from staticgraph.store.on_device import PLAIN, STRUCTURE, UNSIGNED, DeviceColumn, DeviceStore
 
-# What every batch has in addition to its fields, in the order of the operator's list.
+# The arrays that every batch has in addition to its fields, in the operator's order.
 OUTPUTS = (
     "edge_index",
     "batch",
@@ -29,13 +29,13 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def collate_arguments(
     store: DeviceStore, layout: SlotLayout, tensors: Mapping[str, Tensor]
 ) -> Arguments:
-    """The arguments of collation for a store and the arrays of a slot.
+    """Returns the arguments of collation for a store and the arrays of a slot.
 
-    Where a column has the field's own dtype both are taken as integers of that size, so that
-    every bit is copied, a NaN's too.
+    If a column has the field's own dtype, both are passed as integers of that size, so that every
+    bit is copied, even of a NaN.
 
     Raises:
-        ValueError: row pointers are wanted and the store was moved without.
+        ValueError: row pointers are wanted, and the store was moved to the device without them.
     """
     if layout.pointers and not store.pointers:
         raise ValueError(
@@ -61,7 +61,7 @@ def collate_arguments(
 
 
 def _pair(field: Field, column: DeviceColumn, target: Tensor, line: bool) -> tuple[Tensor, Tensor]:
-    """A column and where it goes, as ``[rows, width]``; ``line`` is written to as a float."""
+    """Returns a column and its target ``[rows, width]``; the positions (``line``) stay float."""
     values, same = column.values, column.kind == PLAIN and column.values.dtype == target.dtype
     if same and not line:
         values = _integers(values)
@@ -72,5 +72,5 @@ def _pair(field: Field, column: DeviceColumn, target: Tensor, line: bool) -> tup
 
 
 def _integers(value: Tensor) -> Tensor:
-    """The same memory as integers of the same size."""
+    """Returns the same memory as integers of the same size."""
     return value.view(INTEGERS[value.element_size()])

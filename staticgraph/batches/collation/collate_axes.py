@@ -1,10 +1,11 @@
-"""The parts of a batch that are neither plain nodes, edges nor graphs, written into a slot.
+"""Writes the parts of a batch that are neither plain nodes, edges nor graphs into a slot.
 
-Axes (triplets, the second side of a pair, the nodes and edges of one type) get their masks, their
-graph of each row and their pointers; index fields get each value raised by the rows that stood
+Axes (triplets, the second side of a pair, the nodes and edges of one type) get their masks, the
+graph of each row and their pointers. Index fields get each value raised by the number of rows
 before its graph. The rule for padding is that of :mod:`staticgraph.batches.collation.collate`:
-padding rows are zero, and an index in one points at padding rows of what it counts, spread evenly
-and ascending, so that what it gathers and scatters stays among padding. Every element is written.
+padding rows are zero, and an index in a padding row refers to padding rows of what it counts,
+spread evenly and ascending, so that its gathers and scatters stay within padding. Every element is
+written.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.indices import counted
 
-# Padding nodes of different types stand on one line, so far apart from those of the type before
-# that no two of eight types coincide.
+# Padding nodes of all types are placed on one line, each type shifted by this much from the one
+# before, so that no two of eight types coincide.
 BETWEEN_TYPES = 0.125
 
 
 def fill_axes(
     store: GraphColumns, ids: IntArray, layout: SlotLayout, arrays: dict[str, Array]
 ) -> None:
-    """Masks, graphs and pointers of every axis."""
+    """Writes masks, graphs and pointers of every axis."""
     for axis in layout.schema.axes:
         fill_axis(store, ids, axis.name, arrays)
 
 
 def fill_axis(store: GraphColumns, ids: IntArray, level: Level, arrays: dict[str, Array]) -> None:
-    """Mask, graphs and pointers of the rows of a level; those of nodes have names of their own."""
+    """Writes mask, graphs and pointers of a level; those of nodes have their own names."""
     start = "" if level == "node" else f"{level}_"
     _axis(
         ids,
@@ -66,7 +67,7 @@ def _axis(ids: IntArray, offsets: IntArray, mask: Array, batch: Array, ptr: Arra
 def fill_index(
     store: GraphColumns, ids: IntArray, layout: SlotLayout, field: Field, target: Array
 ) -> None:
-    """One field whose values count rows, or whose rows do not come first."""
+    """Writes a field whose values count rows, or whose rows are not the leading dimension."""
     before = np.zeros((field.width, len(ids) + 1), np.int64)
     spare = np.zeros(field.width, np.int64)
     for place, level in counted(field):
@@ -92,7 +93,7 @@ def fill_index(
 
 
 def _before(store: GraphColumns, ids: IntArray, level: Level) -> IntArray:
-    """``[g + 1]`` rows of a level that stand before each graph of the batch, and all of them."""
+    """``[g + 1]``: how many rows of a level precede each graph of the batch, and the total."""
     if level == "graph":
         return np.arange(len(ids) + 1)
     offsets = store.offsets_of(level)
@@ -112,8 +113,10 @@ def _index_rows(
     spare: IntArray,
     apart: IntArray,
 ) -> None:
-    """``source`` ``[., W]`` into ``target`` ``[front, rows, back]``, values raised by what stood
-    before; ``rows`` a graph, or as ``offsets`` say where 0."""
+    """Copies ``source [., W]`` to ``target [front, rows, back]``, raised by ``before``.
+
+    There are ``rows`` rows per graph, or as many as ``offsets`` say if that is 0.
+    """
     front, _, back = target.shape
     at = 0
     for g in range(len(ids)):
@@ -131,7 +134,7 @@ def _index_rows(
             place = p * back + q
             end, room = before[place, -1], spare[place]
             step = apart[place] if p == 0 else 0
-            same = apart[0]  # a second end that stands one before the first leaves it room
+            same = apart[0]  # leaves room for a second end that is one row before the first
             for k in range(padding):
                 if room == 0:
                     target[p, at + k, q] = 0
@@ -142,7 +145,7 @@ def _index_rows(
 def stand_apart(
     layout: SlotLayout, arrays: dict[str, Array], real_rows: Callable[[Level], int]
 ) -> None:
-    """Padding nodes one apart on a line, since a distance of zero has no second derivative."""
+    """Places padding nodes one apart on a line, since zero distances have no second derivative."""
     levels = [axis.name for axis in layout.schema.node_axes] or ["node"]
     for number, level in enumerate(levels):
         if name := layout.schema.positions_of(level):

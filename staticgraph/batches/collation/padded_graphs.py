@@ -1,4 +1,4 @@
-"""Graphs padded into memory of their own, on the CPU, without a loader's slots."""
+"""Graphs padded into newly allocated memory on the CPU, without a loader's slots."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from staticgraph.store.graph_columns import GraphColumns
 
 
 class Padded(NamedTuple):
-    """A bucket's arrays, filled.
+    """The filled arrays of a bucket.
 
     Attributes:
         buffer: ``[nbytes]`` uint8, which the tensors are views of.
         tensors: by name, in the layout's order.
-        real: how many rows of them are real.
+        real: how many of their rows are real.
     """
 
     buffer: Tensor
@@ -29,12 +29,12 @@ class Padded(NamedTuple):
 
 
 def padded(store: GraphColumns, graphs: IntArray, layout: SlotLayout) -> Padded:
-    """Some graphs of a store in a bucket's shapes.
+    """Pads some graphs of a store to a bucket's shapes.
 
     Args:
         store: the graphs.
-        graphs: ``[g]`` int64, which of them; empty gives padding alone.
-        layout: the bucket's.
+        graphs: ``[g]`` int64, which graphs; empty gives padding alone.
+        layout: the bucket's layout.
 
     Raises:
         GraphTooLarge: together they exceed the capacity.

@@ -1,13 +1,13 @@
 """A transform at collation: noise, sign flips, rotations, drawn again for every batch.
 
-The problem: a data set's ``transform`` runs once, when a store is made, so that a random one is
-frozen. The idea: a filled batch hands the flat arrays of its real rows to a function as a PyG
-``Data``, with the graph of each node in ``data.batch``, before anything reads the batch. What it
-changes is written back in place; padding is never seen.
+The problem: a dataset's ``transform`` runs once, when a store is made, so that a random one is
+frozen. The idea: before anything reads a filled batch, the flat arrays of its real rows are passed
+to a function as a PyG ``Data``, with the graph of each node in ``data.batch``. Its changes are
+written back in place; it never sees padding.
 
-Invariant: what is drawn depends on seed, epoch, rank and the batch's place in the epoch, so it is
-the same with any number of workers and after a resume; the random states of the process stay as
-they were.
+Invariant: the random numbers depend on seed, epoch, rank and the batch's position in the epoch, so
+they are the same with any number of workers and after a resume; the random states of the process
+are unchanged.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from staticgraph.store.random_states import kept_random_states
 Transform = Callable[[Any], Any]
 
 
-# PyG's transforms to which a batch is one graph: what they compute of each graph's rows they would
-# compute of all rows together. Those with norm= do so only where it is true.
+# PyG's transforms that treat a batch as one graph: what they should compute from each graph's rows
+# they would compute from all rows together. Those in NORMED do so only if norm= is true.
 OF_WHOLE_GRAPHS = frozenset({"Center", "NormalizeScale", "NormalizeRotation", "NormalizeFeatures"})
 OF_WHOLE_GRAPHS |= {"AddLaplacianEigenvectorPE", "SVDFeatureReduction"}
 NORMED = frozenset({"Cartesian", "Distance", "Polar", "Spherical"})
 
 
 def check_transform(transform: Any) -> Any:
-    """A transform as it is, refused where one of PyG's in it would take a batch for one graph.
+    """Returns a transform, but refuses PyG transforms that would take a batch for one graph.
 
     Args:
-        transform: of a loader; None, or one that holds others (``T.Compose``), too.
+        transform: of a loader; may be None, or contain others (``T.Compose``).
 
     Raises:
-        ValueError: the message names it.
+        ValueError: there is such a transform; the message names it.
     """
     inside = getattr(transform, "transforms", None)
     for each in inside if isinstance(inside, list | tuple) else ():
@@ -72,11 +72,11 @@ def apply_transform(
     """Lets a transform change the real rows of a batch.
 
     Args:
-        transform: of a ``Data`` of flat arrays.
-        layout: of the batch.
+        transform: takes a ``Data`` of flat arrays.
+        layout: the batch's layout.
         arrays: the batch's tensors, on the host.
         real: how many rows of each level are real.
-        draw: what tells this batch's random numbers from all others.
+        draw: what distinguishes this batch's random numbers from all others.
 
     Raises:
         ValueError: it changed which nodes and edges there are, or a field's shape or dtype.
@@ -117,6 +117,6 @@ def apply_transform(
                 "before GraphStore.from_pyg"
             )
         if value is not rows:
-            written[name] = value.clone()  # it may be a view of a field that is written to as well
+            written[name] = value.clone()  # it may be a view of another field that is written
     for name, value in written.items():
         fields[name].copy_(value)

@@ -1,1 +1,1 @@
-"""Store and plan to a stream of batches on the device."""
+"""From a store and a plan to a stream of batches on the device."""

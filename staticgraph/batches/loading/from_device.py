@@ -1,18 +1,18 @@
-"""Batches of a data set that is on the device: ids cross the bus, the arrays are made over there.
+"""Batches of a dataset on the device: only ids cross the bus, and the arrays are made there.
 
-The problem: a batch that the host fills crosses as a slot, some hundred kilobytes a step. Where the
-graphs are on the device already, it is enough to say which: ``[G]`` int32. The idea: a batch whose
-arrays are made when first read. A model that reads them has them made into the slot that the batch
-was lent (two launches); a recorded step makes them at the addresses it knows instead, from the
-batch's ids, and the slot is never written.
+The problem: a batch that the host fills crosses the bus as a slot, some hundred kilobytes per step.
+If the graphs are already on the device, it is enough to say which ones: ``[G]`` int32. The idea: a
+batch whose arrays are made when first read. For a model that reads them, they are made in the slot
+that the batch holds (two launches); a recorded step instead makes them at its own addresses, from
+the batch's ids, and the slot is never written.
 
-Ids stand in pinned memory of the slot until somebody wants them: a recorded step has them copied to
-the place that it reads, and nowhere else.
+The ids stay in pinned memory of the slot until they are needed: for a recorded step they are copied
+to the place that it reads, and nowhere else.
 
-Invariants: which graphs go together is decided where it always is
-(:mod:`staticgraph.epochs.batcher`), and each array equals, bit for bit, what the host would have
-filled in. A slot's ids are not written again before the last copy of them is over; on the device,
-too, they belong to the slot, so they stand as long as the batch does.
+Invariants: which graphs go together is decided by :mod:`staticgraph.epochs.batcher`, as always, and
+each array equals, bit for bit, what the host would have filled in. A slot's ids are not overwritten
+before the last copy of them has finished; on the device, too, they belong to the slot, so they last
+as long as the batch does.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from staticgraph.store.on_device import DeviceStore
 
 
 class SlotIds:
-    """The ids of a slot's present batch, and where they are on the device.
+    """The ids of a slot's current batch, and their copy on the device.
 
     Args:
-        most: of any bucket.
+        most: the largest number of graphs of any bucket.
         device: where batches are made.
+        slot: the slot that they belong to.
     """
 
     __slots__ = ("_copied", "_device", "_device_ids", "_sent", "_slot", "host")
@@ -54,28 +55,28 @@ class SlotIds:
         self._slot = slot
 
     def write(self, ids: IntArray) -> None:
-        """Another batch: these, then -1."""
+        """Stores the ids of another batch, followed by -1."""
         if self._copied is not None:
-            self._copied.synchronize()  # returns at once where nothing was copied yet
+            self._copied.synchronize()  # returns at once if nothing was copied yet
         self.host[: len(ids)] = torch.from_numpy(ids.astype(np.int32))
         self.host[len(ids) :] = -1
         self._sent = False
 
     def copy_to(self, target: Tensor) -> None:
-        """Copies the first of them to ``target`` ``[k]`` int32, on the present stream."""
+        """Copies the first ids to ``target`` ``[k]`` int32, on the current stream."""
         target.copy_(self.host[: len(target)], non_blocking=True)
         if self._copied is not None:
-            # Without a stream it is recorded on that of the present device, which may be another.
+            # Without a stream, the event uses that of the current device, which may be another.
             self._copied.record(torch.cuda.current_stream(self._device))
 
     @property
     def on_device(self) -> Tensor:
-        """``[most]`` int32 in memory of the slot; copied when first asked for."""
+        """``[most]`` int32 in memory of the slot; copied at the first access."""
         if not self._sent:
             if self._device_ids is None:
                 self._device_ids = torch.empty_like(self.host, device=self._device)
             if self._copied is not None and self._slot.released is not None:
-                # Who read the last batch's may have done so on another stream.
+                # The previous batch's ids may have been read on another stream.
                 torch.cuda.current_stream(self._device).wait_event(self._slot.released)
             self.copy_to(self._device_ids)
             self._sent = True
@@ -87,7 +88,7 @@ class CollatedTensors(Mapping[str, Tensor]):
     """The arrays of a batch by name, made when the first of them is read.
 
     Attributes:
-        store: where the graphs are.
+        store: the store that holds the graphs.
     """
 
     __slots__ = ("_arrays", "_ids", "_layout", "_lease", "_made", "store")
@@ -102,7 +103,7 @@ class CollatedTensors(Mapping[str, Tensor]):
 
     @property
     def device(self) -> torch.device:
-        """Where the arrays are, or will be."""
+        """The device that the arrays are, or will be, on."""
         return self.store.device
 
     @property
@@ -112,11 +113,11 @@ class CollatedTensors(Mapping[str, Tensor]):
 
     @property
     def made(self) -> bool:
-        """Whether anybody has read an array."""
+        """Whether any array has been read."""
         return self._made
 
     def send_ids(self, target: Tensor) -> None:
-        """Writes the ids to ``[G]`` int32 on the device, on the present stream.
+        """Writes the ids to ``[G]`` int32 on the device, on the current stream.
 
         Raises:
             StaleBatch: the batch was given back, and its ids are another's.
@@ -149,7 +150,7 @@ class CollatedTensors(Mapping[str, Tensor]):
         collate(self.ids, collate_arguments(self.store, layout, arrays))
 
     def check(self) -> None:
-        """Raises StaleBatch where the ids are another batch's by now."""
+        """Raises StaleBatch if the ids now belong to another batch."""
         if self._lease.stale:
             raise StaleBatch(
                 f"this batch of bucket {self._layout.bucket} gave its slot back before any of its "
@@ -158,15 +159,15 @@ class CollatedTensors(Mapping[str, Tensor]):
 
 
 class IdsFeed:
-    """Ids of batches -> batches on the device.
+    """Turns ids of batches into batches on the device.
 
     Args:
         store: the graphs.
-        layouts: of the buckets.
+        layouts: one per bucket.
         pool: slots on the store's device.
 
     Raises:
-        ValueError: the batches shall have row pointers, and the store was moved without.
+        ValueError: batches need row pointers, and the store was moved to the device without them.
     """
 
     def __init__(self, store: DeviceStore, layouts: Sequence[SlotLayout], pool: SlotPool) -> None:
@@ -182,7 +183,7 @@ class IdsFeed:
         self._of_slot: dict[Slot, SlotIds] = {}
 
     def batch(self, chosen: BatchIds) -> StaticBatch:
-        """One batch.
+        """Returns one batch.
 
         Raises:
             GraphTooLarge: together the graphs exceed the bucket.

@@ -1,8 +1,9 @@
-"""Store and plan -> a stream of batches of fixed shape, on the device.
+"""From a store and a plan to a stream of batches of fixed shape, on the device.
 
-The batcher decides which graphs go together; here they are copied into slots, by worker threads if
-asked (the copy holds no interpreter lock), and from pinned memory to the device on a side stream.
-Order, content and resume depend on the seed and the position alone, never on the number of workers.
+The batcher decides which graphs go together. Here they are copied into slots, by worker threads if
+requested (the copy does not hold the interpreter lock), and from pinned memory to the device on a
+side stream. Order, content and resume depend on the seed and the position alone, never on the
+number of workers.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.store.sharded import Sharded
 
-# What a batch is, the slot that it was copied into, and what it really holds.
+# The batch's ids, the slot that it was copied into, and its real counts.
 Filled = tuple[BatchIds, Slot, RealCounts]
-# A batch in use, one being copied, one being handed over, and one to spare.
+# One batch in use, one being copied, one being handed over, and one spare.
 DEFAULT_SLOTS = 4
 
 
@@ -48,40 +49,41 @@ class StaticLoader:
     """Iterates over one epoch of batches; the next iteration is the next epoch.
 
     Args:
-        store: the graphs; one that ``store.to(device)`` moved makes its batches over there, and
-            only their ids cross the bus.
+        store: the graphs; a store moved by ``store.to(device)`` makes its batches on the device,
+            and only their ids cross the bus.
         plan: the buckets, or a plain list of capacities.
-        indices: which graphs of the store, all by default.
+        indices: which graphs of the store; all by default.
         exact: every batch but the last has exactly ``plan.batch_size`` graphs (training); False
-            packs as many as fit (evaluation). By default exact where the plan has a batch size.
-        shuffle: another order every epoch, drawn from ``seed`` and the epoch's number; with
-            ``"blocks"``, for a store larger than memory, graphs that stand together are read
-            together (:mod:`staticgraph.epochs.blocks`).
-        seed: of the order.
-        device: where the batches are wanted; where None, where the store is.
+            packs as many as fit (evaluation). By default exact if the plan has a batch size.
+        shuffle: a different order every epoch, drawn from ``seed`` and the epoch's number; with
+            ``"blocks"``, for a store larger than memory, graphs stored together are read together
+            (:mod:`staticgraph.epochs.blocks`).
+        seed: the seed of the order.
+        device: the device of the batches; if None, that of the store.
         num_workers: threads that fill slots ahead; 0 fills on demand. A store on the device needs
             none.
-        slots: batches that may be alive at once.
+        slots: how many batches may be alive at once.
         pointers: batches also carry ``row_ptr``, ``col_ptr`` and ``transpose``, which the kernels
             of ``convert(model, kernels=True)`` read.
-        transform: ``transform(data)`` of every batch before it is used: a PyG ``Data`` of the flat
-            arrays of its real rows, ``data.batch`` the graph of each node, whose fields it changes;
-            random numbers of torch, NumPy and Python are seeded by ``seed`` and the batch's place.
+        transform: ``transform(data)``, applied to every batch before it is used: ``data`` is a PyG
+            ``Data`` of the flat arrays of its real rows, with the graph of each node in
+            ``data.batch``, and the transform changes its fields; the random numbers of torch, NumPy
+            and Python are seeded from ``seed`` and the batch's position.
         follow_batch: fields whose ``x_batch`` and ``x_ptr`` are wanted; a batch has them anyway.
         rank, world_size: this process's share of a distributed job.
-        oversize: what to do with a graph that fits no bucket: ``error``, ``skip`` it, or give the
-            plan one more ``bucket`` that holds it (then :attr:`plan` has it).
-        window: open packs where ``exact`` is false, and min_steps, the least number of steps an
-            epoch: as for :class:`staticgraph.epochs.batcher.Batcher`.
-        others: there are none; each is answered with what to write instead.
+        oversize: what to do with a graph that fits no bucket: raise an ``error``, ``skip`` it, or
+            add one more ``bucket`` that holds it to the plan (see :attr:`plan`).
+        window, min_steps: how many packs stay open if ``exact`` is false, and the least number of
+            steps per epoch, as for :class:`staticgraph.epochs.batcher.Batcher`.
+        **others: not accepted; the error for an unknown option says what to write instead.
 
     Raises:
         PlanMismatch: the plan was made for other data.
         GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
         SlotsExhausted: while iterating, when more than ``slots`` batches are kept.
-        ValueError: there is no such device, or no such number of workers.
-        TypeError: ``store`` is no store of graphs; or an option that there is not: one of torch's
-            ``DataLoader`` with what to write in its place.
+        ValueError: there is no such device, or ``num_workers`` is not a valid number.
+        TypeError: ``store`` is not a store of graphs, or there is no such option; for one of
+            torch's ``DataLoader`` the message says what to write in its place.
     """
 
     def __init__(
@@ -174,39 +176,39 @@ class StaticLoader:
 
     @property
     def batcher(self) -> Batcher:
-        """What decides which graphs go together, and counts what it had to do."""
+        """Decides which graphs go together, and counts what it had to do."""
         return self._batcher
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being iterated, or comes next."""
+        """The epoch that is being iterated, or the next one."""
         return self._batcher.current_epoch
 
     def __len__(self) -> int:
-        """Batches of the present epoch."""
+        """The number of batches of the current epoch."""
         return len(self._batcher)
 
     @property
     def num_graphs(self) -> int:
-        """Graphs of an epoch, of all ranks, those left out as oversized not counted."""
+        """The number of graphs of an epoch, over all ranks, without those left out as oversized."""
         return len(self._batcher.indices)
 
     @property
     def dataset(self) -> LoadedGraphs:
-        """The graphs of an epoch as PyG's loaders have them: ``len(loader.dataset)``."""
+        """The graphs of an epoch, as PyG's loaders have them: ``len(loader.dataset)``."""
         return LoadedGraphs(self.store, self._batcher.indices)
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts the next iteration at the beginning of this epoch."""
+        """Makes the next iteration start at the beginning of this epoch."""
         self._batcher.current_epoch, self._batcher.position = epoch, 0
         self._resumed = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: the batches handed out count as done. Plain values."""
+        """Returns the loader's position as plain values; batches already yielded are done."""
         return self._batcher.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues, with the next iteration, after the last batch that was handed out.
+        """Makes the next iteration continue after the last batch that was yielded.
 
         Raises:
             ValueError: the state comes from a loader over other graphs, another plan, order or
@@ -217,7 +219,7 @@ class StaticLoader:
 
     def __iter__(self) -> Generator[StaticBatch, None, None]:
         used()
-        if self._batcher.position and not self._resumed:  # the last iteration was broken off
+        if self._batcher.position and not self._resumed:  # the last iteration was abandoned
             self.set_epoch(self.epoch + 1)
         self._resumed = False
         self._pool.looked = set()
@@ -248,12 +250,12 @@ class StaticLoader:
                     self._source.take_back(slot)
                     raise
             batch = self._hand_over(ids, slot, real)
-            del slot  # the batch alone holds it
+            del slot  # now only the batch holds it
             yield batch
             del batch
 
     def _announced(self, batches: Sequence[BatchIds]) -> Iterator[BatchIds]:
-        """The batches; of an order in blocks what they read is fetched before."""
+        """Yields the batches; with an order in blocks, fetches ahead what they will read."""
         batcher, blocks = self._batcher, self._batcher.blocks
         if blocks is None:
             return iter(batches)
@@ -267,12 +269,12 @@ class StaticLoader:
 
     @property
     def _source(self) -> SlotPool:
-        """The pool whose slots are filled by the CPU."""
+        """The pool of slots that the CPU fills."""
         return self._staging or self._pool
 
     def _fill(self, ids: BatchIds, slot: Slot) -> RealCounts:
         if slot.released is not None:
-            slot.released.synchronize()  # the copy out of this pinned slot must be over
+            slot.released.synchronize()  # the copy out of this pinned slot must have finished
         assert isinstance(self.store, GraphStore)
         return fill(self.store, ids.ids, self.layouts[ids.bucket], slot.arrays(ids.bucket))
 
@@ -317,7 +319,7 @@ class StaticLoader:
         return StaticBatch(layout, target.tensors(ids.bucket), real, lease, objects)
 
     def _to_device(self, layout: SlotLayout, slot: Slot) -> Slot:
-        """One asynchronous copy, ordered by events on both sides."""
+        """Makes one asynchronous copy, ordered by events on both sides."""
         assert self._staging is not None
         assert self._copy_stream is not None
         target = self._pool.lend()
@@ -333,10 +335,10 @@ class StaticLoader:
 
 
 class LoadedGraphs:
-    """The graphs that a loader goes through, in the store's order of positions given to it.
+    """The graphs that a loader iterates over, by their positions in the store.
 
     Args:
-        store: where they are.
+        store: the store that holds them.
         indices: their positions.
     """
 
@@ -348,7 +350,7 @@ class LoadedGraphs:
         return len(self.indices)
 
     def __getitem__(self, number: int) -> Any:
-        """One graph as a PyG ``Data`` or ``HeteroData``."""
+        """Returns one graph as a PyG ``Data`` or ``HeteroData``."""
         held = self.store.host if isinstance(self.store, DeviceStore) else self.store
         if not -len(self) <= number < len(self):
             raise IndexError(f"graph {number} of {len(self)}")
@@ -356,12 +358,12 @@ class LoadedGraphs:
 
 
 def _options() -> set[str]:
-    """Names of everything that a loader may be given besides store and plan."""
+    """Returns the names of all options of a loader, other than store and plan."""
     return {*inspect.signature(StaticLoader).parameters} - {"store", "plan", "others"}
 
 
 def _device_of(store: GraphStore | DeviceStore, wanted: str | torch.device | None) -> torch.device:
-    """Where the batches are to be.
+    """Returns the device of the batches.
 
     Raises:
         ValueError: the store is on another device than the batches, or there is no such device.
@@ -378,7 +380,7 @@ def _device_of(store: GraphStore | DeviceStore, wanted: str | torch.device | Non
 
 
 def _bounds_of_ranks(store: GraphStore | DeviceStore, world_size: int) -> np.ndarray | None:
-    """Where each rank's graphs begin, where a rank reads only its own shards."""
+    """Returns where each rank's graphs begin, if a rank reads only its own shards; else None."""
     if isinstance(store, Sharded) and store.by_rank and world_size > 1:
         return store.bounds_of_ranks(world_size)
     return None

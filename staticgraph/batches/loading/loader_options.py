@@ -1,7 +1,7 @@
 """Names of options that a loader does not have, each with what to write instead.
 
-Who comes from ``torch.utils.data.DataLoader`` brings its options along. An error that only says
-"unexpected argument" leaves him to find out which of them the plan decides already.
+Users of ``torch.utils.data.DataLoader`` bring its options along. An error that only says
+"unexpected argument" would leave them to find out which of these the plan already decides.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Collection, Iterable
 from numbers import Integral
 
-# Of torch's and PyG's DataLoader -> why there is none, and what to write.
+# Options of torch's and PyG's DataLoader -> why a loader has none such, and what to write.
 ELSEWHERE = {
     "batch_size": "the plan says how many graphs a batch has: make it with "
     "plan_buckets(store, batch_size=...)",
@@ -38,10 +38,10 @@ def check_options(given: Iterable[str], known: Collection[str]) -> None:
 
     Args:
         given: names, as written.
-        known: all names that there are.
+        known: the names of all options.
 
     Raises:
-        TypeError: one is not known; the message says what to write instead.
+        TypeError: an option is not known; the message says what to write instead.
     """
     for name in given:
         if name in known:
@@ -52,10 +52,10 @@ def check_options(given: Iterable[str], known: Collection[str]) -> None:
 
 
 def check_workers(num_workers: object) -> None:
-    """Refuses what is no number of threads.
+    """Refuses a ``num_workers`` that is not a number of threads.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a non-negative integer.
     """
     if not isinstance(num_workers, Integral) or num_workers < 0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Batches of an order in blocks, with what they will read asked for beforehand."""
+"""Batches of an order in blocks, with what they will read requested ahead."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from staticgraph.epochs.epoch import BatchIds
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.read_ahead import read_ahead
 
-# A block of which a window has less than one of so many graphs is not its own: a few came from
-# there in exchange, to balance batches, and only these are fetched. A window that fetched the whole
-# block of each asked for nearly all of the store.
+# A block is fetched whole only if a window has at least one in PART of its graphs. Of other blocks
+# only the few graphs that were exchanged to balance batches are fetched; fetching these blocks
+# whole would request nearly all of the store.
 PART = 4
 
 
@@ -24,14 +24,14 @@ def announced(
     ends: Sequence[int],
     ranks: int = 1,
 ) -> Iterator[BatchIds]:
-    """The batches. While those of one window are taken, the blocks of the next are fetched.
+    """Yields the batches; while those of one window are taken, the blocks of the next are fetched.
 
     Args:
-        batches: of an epoch, as :func:`staticgraph.epochs.blocks.block_order` has them.
+        batches: of an epoch, as :func:`staticgraph.epochs.blocks.block_order` orders them.
         store: the graphs.
         blocks: how they were drawn.
-        ends: of the windows, in batches; the last is how many there are.
-        ranks: that share each window, and so each of its blocks.
+        ends: the ends of the windows, in batches; the last is the number of batches.
+        ranks: how many ranks share each window, and so each of its blocks.
     """
     begin, asked = 0, 0
     for number, end in enumerate(ends):
@@ -43,7 +43,7 @@ def announced(
 
 
 def _ask(batches: Sequence[BatchIds], store: GraphColumns, blocks: Blocks, ranks: int) -> None:
-    """Asks for the blocks of the batches of a window."""
+    """Requests the blocks that the batches of a window read."""
     if not len(batches):
         return
     here = np.concatenate([batch.ids for batch in batches])

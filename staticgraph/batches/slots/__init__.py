@@ -1,1 +1,1 @@
-"""Fixed memory that batches stand in, and how many of its rows are real."""
+"""The fixed memory of batches, and how many of its rows are real."""

@@ -1,4 +1,4 @@
-"""What reading a batch needs of it: its layout, its real counts and its tensors by name."""
+"""What is needed to read a batch: its layout, its real counts and its tensors by name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from staticgraph.sizes.capacity import Capacity
 
 
 class BatchArrays(Protocol):
-    """A :class:`staticgraph.batches.batch.static_batch.StaticBatch`, as those see it that it rests
-    on."""
+    """What helpers use of :class:`staticgraph.batches.batch.static_batch.StaticBatch`."""
 
     layout: SlotLayout
 
@@ -34,5 +33,5 @@ class BatchArrays(Protocol):
         ...
 
     def level_of(self, value: Tensor) -> Level:
-        """What the rows of a tensor are."""
+        """Returns the level of a tensor's rows."""
         ...

@@ -1,10 +1,10 @@
-"""Which memory belongs to batches of fixed shape, so that a tensor may be asked for it.
+"""Which memory belongs to batches of fixed shape, so that this can be checked for a tensor.
 
-A layer that is called outside of any forward of this library gets tensors alone. Whether they are
-a batch's, padding included, is told by where they stand: all arrays of a batch are views of one
-buffer, and buffers are few and noted here as they are made. A view of the real rows alone is none
-of them: it has another length than the arrays have. Nothing is done when a batch is handed
-out or a tensor is read; who never asks pays nothing.
+A layer called outside any forward of this library receives tensors alone. Whether they are a
+batch's, including padding, follows from their address: all arrays of a batch are views of one
+buffer, and buffers are few and are noted here when they are made. A view of the real rows alone
+does not count: its length differs from those of the arrays. Handing out a batch or reading a tensor
+does no extra work; only the check itself has a cost.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class _Noted(NamedTuple):
-    """A buffer, and how many rows a batch's arrays in it may have."""
+    """A buffer, and the possible numbers of rows of a batch's arrays in it."""
 
     storage: StorageWeakRef
     lengths: frozenset[int]
 
 
 _NOTED: dict[tuple[torch.device, int], _Noted] = {}
-# Above this the entries whose memory is gone are swept out before another is made.
+# Above this number, entries whose memory is gone are removed before another is made.
 _MANY = 256
 
 
 def note(buffer: Tensor, lengths: frozenset[int]) -> None:
-    """Says that a tensor's memory carries a batch, for as long as that memory lives.
+    """Notes that a tensor's memory holds a batch, for as long as that memory lives.
 
     Args:
         buffer: the tensor.
         lengths: how many rows the batch's arrays have, padding included.
     """
-    # A probe's batches have no memory, nor have those that a forward copies while it is traced.
+    # Excludes a probe's batches, which have no memory, and copies that a traced forward makes.
     if torch.compiler.is_compiling() or type(buffer) is not Tensor:
         return
     if len(_NOTED) > _MANY:
@@ -48,12 +48,12 @@ def note(buffer: Tensor, lengths: frozenset[int]) -> None:
 
 
 def stands_in_batch(value: object) -> bool:
-    """Whether a tensor is a view of a batch's memory, with padding."""
+    """Whether a tensor is a view of a batch's memory, including padding."""
     if type(value) is not Tensor or not _NOTED:
         return False
     try:
         place = value.untyped_storage().data_ptr()
-    except NotImplementedError:  # torch.func's wrappers and sparse tensors stand nowhere
+    except NotImplementedError:  # torch.func's wrappers and sparse tensors have no address
         return False
     held = _NOTED.get((value.device, place))
     if held is None or held.storage.expired():
@@ -65,12 +65,15 @@ _WHEN_USED: list[Callable[[], object]] = []
 
 
 def when_used(ask: Callable[[], object]) -> None:
-    """Has ``ask`` called once, when batches are first iterated in a process that has imported
-    PyG's layers: the rooms above this one make these ask where their tensors stand."""
+    """Registers a function to call once, when batches are first iterated.
+
+    It waits until the process has imported PyG's layers, and lets the packages above this one make
+    these layers check where their tensors come from.
+    """
     _WHEN_USED.append(ask)
 
 
 def used() -> None:
-    """Batches are iterated; see :func:`when_used`."""
+    """Called when batches are iterated; see :func:`when_used`."""
     while _WHEN_USED and "torch_geometric.nn" in sys.modules:
         _WHEN_USED.pop()()

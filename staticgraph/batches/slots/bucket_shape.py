@@ -1,4 +1,4 @@
-"""What of a batch follows from its bucket alone: sizes, levels, types; known before any graph is.
+"""What follows from a batch's bucket alone: sizes, levels, types; known before any graph is.
 
 These are numbers and names on the host, the same for every batch of the bucket, so a compiled step
 may branch on them.
@@ -17,8 +17,8 @@ class BucketShape:
     """The fixed part of a :class:`staticgraph.StaticBatch`.
 
     Attributes:
-        bucket: its number.
-        layout: what a slot of it holds.
+        bucket: the bucket's number.
+        layout: the arrays of a slot for this bucket.
     """
 
     __slots__ = ("bucket", "layout")
@@ -44,7 +44,7 @@ class BucketShape:
 
     @property
     def num_graphs(self) -> int:
-        """``G``, padding included: what pooling must be told."""
+        """``G``, padding included: the size to give to pooling."""
         return self.layout.capacity.graphs
 
     @property
@@ -53,11 +53,12 @@ class BucketShape:
         return self.layout.capacity.graphs
 
     def level_of(self, value: Tensor) -> Level:
-        """Whether the rows of a tensor are nodes, edges, graphs or those of an axis, told by its
-        leading size.
+        """Returns the level of a tensor's rows by its leading dimension.
+
+        A level is nodes, edges, graphs or an axis.
 
         Raises:
-            ValueError: the leading size is none of these.
+            ValueError: the leading dimension is that of no level.
         """
         rows = value.shape[0] if value.dim() else -1
         for level in self.levels:
@@ -73,21 +74,21 @@ class BucketShape:
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """What the rows of a tensor of this batch can be."""
+        """The levels that the rows of a tensor of this batch can have."""
         schema = self.layout.schema
         own = tuple(axis.name for axis in schema.axes)
         return ("graph", *own) if schema.hetero else ("graph", "node", "edge", *own)
 
     @property
     def node_types(self) -> list[str]:
-        """The node types, empty where there is but one kind of node."""
+        """The node types; empty if there is only one kind of node."""
         return [axis.key for axis in self.layout.schema.node_axes]
 
     @property
     def edge_types(self) -> list[tuple[str, str, str]]:
-        """The edge types, empty where there is but one kind of node."""
+        """The edge types; empty if there is only one kind of node."""
         return [axis.key for axis in self.layout.schema.edge_axes]
 
     def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """Node types and edge types, as PyG's ``HeteroData`` gives them."""
+        """Returns node types and edge types, as PyG's ``HeteroData`` does."""
         return self.node_types, self.edge_types

@@ -1,7 +1,7 @@
 """How many rows of a batch are real, known on the host before any is copied.
 
-The counts decide whether graphs go into a bucket at all, so they are taken first: a batch that is
-too large is refused by its numbers, with the slot as it was.
+The counts decide whether graphs fit a bucket at all, so they are computed first: a batch that is
+too large is refused by its counts, and the slot is left as it was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from staticgraph.text.how_many import how_many, how_many_of
 
 
 class RealCounts(NamedTuple):
-    """What a batch really holds, as host numbers."""
+    """The contents of a batch, as host numbers."""
 
     nodes: int
     edges: int
@@ -33,7 +33,7 @@ class RealCounts(NamedTuple):
         return ", ".join(f"{rows:,} {name}" for name, rows in (*counts, *self.extra))
 
     def of(self, level: str) -> int:
-        """How many rows of a level are real."""
+        """Returns how many rows of a level are real."""
         known = {"node": self.nodes, "edge": self.edges, "graph": self.graphs}
         return known[level] if level in known else dict(self.extra)[level]
 
@@ -41,10 +41,10 @@ class RealCounts(NamedTuple):
 def real_counts(
     store: GraphColumns, ids: IntArray, capacity: Capacity, names: IntArray | None = None
 ) -> RealCounts:
-    """What these graphs come to; messages call them by ``names``, where they have others.
+    """Returns the counts of these graphs together; messages use ``names`` as their ids, if given.
 
     Raises:
-        GraphTooLarge: that is more than the capacity takes.
+        GraphTooLarge: the counts exceed the capacity.
     """
     nodes, edges, largest = _totals(ids, store.node_offsets, store.edge_offsets)
     if (
@@ -79,7 +79,7 @@ def real_counts(
 
 
 def _extra(store: GraphColumns, ids: IntArray, capacity: Capacity) -> tuple[tuple[str, int], ...]:
-    """The rows of each axis, refused where they exceed the bucket."""
+    """Returns the rows of each axis; refuses counts that exceed the bucket."""
     extra = tuple(
         (name, int((offsets[ids + 1] - offsets[ids]).sum()))
         for name, offsets in store.offsets.items()

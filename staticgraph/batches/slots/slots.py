@@ -1,9 +1,9 @@
 """Fixed memory for batches: one buffer, cut into the arrays of a bucket, lent and taken back.
 
 Every array of a batch is a view of one contiguous buffer, so that a batch crosses to a device in
-one copy and its addresses never change. A pool owns a fixed number of slots; the batch that holds
-one gives it back when it is dropped. A consumer that keeps batches runs out of slots and is told
-so, instead of memory growing in silence.
+one copy and its addresses never change. A pool owns a fixed number of slots; a batch gives its slot
+back when it is dropped. A consumer that keeps batches runs out of slots and gets an error, instead
+of memory growing silently.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
 
-# Vector loads of a GPU want 16 bytes, a cache line is 64, an allocation of CUDA's is 256.
+# A GPU's vector loads need 16 bytes, a cache line has 64, a CUDA allocation 256.
 ALIGNMENT = 256
-# What a batch of typed nodes and edges has once a type instead.
+# Arrays that a batch with typed nodes and edges has once per type instead.
 UNTYPED = frozenset({"edge_index", "batch", "ptr", "node_mask", "edge_mask"})
 
 
@@ -43,33 +43,33 @@ class Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array, without alignment."""
+        """The number of bytes of the array, without alignment."""
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
 class SlotLayout:
-    """Which arrays a batch of one bucket has, and where they stand in its slot.
+    """Which arrays a batch of one bucket has, and where they are in its slot.
 
     Every batch has ``edge_index [2, E]``, ``batch [N]``, ``ptr [G + 1]``, ``graph_ids [G]``,
     ``_counts [3]`` (real nodes, edges, graphs; all int64), ``node_mask [N]``, ``edge_mask [E]``,
     ``graph_mask [G]`` (bool); then the fields of the schema in the dtypes a model sees.
 
-    For an axis ``a`` of ``R`` rows there are ``a_mask [R]`` (bool), ``a_batch [R]`` and ``a_ptr
-    [G + 1]`` (int64), and ``_counts`` has one number more. Where nodes have types, these stand in
-    place of ``edge_index``, ``batch``, ``ptr``, ``node_mask`` and ``edge_mask``.
+    For an axis ``a`` with ``R`` rows there are ``a_mask [R]`` (bool), ``a_batch [R]`` and ``a_ptr
+    [G + 1]`` (int64), and ``_counts`` has one number more. If nodes have types, these replace
+    ``edge_index``, ``batch``, ``ptr``, ``node_mask`` and ``edge_mask``.
 
-    With ``pointers`` also what sums over neighbours need to do without atomics (int32, or int64 in
-    a bucket of more than 2^31 - 1 edges): edges
-    into node ``i`` are ``row_ptr[i]`` to ``row_ptr[i + 1]`` (``[N + 1]``), edges out of node ``j``
-    are ``transpose[col_ptr[j]]`` to ``transpose[col_ptr[j + 1]]`` (``[E]``, ``[N + 1]``), padding
-    edges included.
+    With ``pointers`` there are also the arrays that sums over neighbours need to do without atomics
+    (int32, or int64 in a bucket with more than 2^31 - 1 edges): the edges into node ``i`` are
+    ``row_ptr[i]`` to ``row_ptr[i + 1]`` (``[N + 1]``), the edges out of node ``j`` are
+    ``transpose[col_ptr[j]]`` to ``transpose[col_ptr[j + 1]]`` (``[E]``, ``[N + 1]``), padding edges
+    included.
 
     Raises:
         PlanMismatch: the capacity lacks rows that the schema counts, or has more than an index
             field can number.
-        ValueError: pointers of graphs with several types of nodes, or with edges between two kinds
-            of rows.
+        ValueError: row pointers for graphs with several types of nodes, or with edges between two
+            kinds of rows.
     """
 
     bucket: int
@@ -98,7 +98,7 @@ class SlotLayout:
             raise ValueError("the fused kernels take graphs with one type of nodes: kernels=False")
 
     def _check_indices(self) -> None:
-        """Refuses an index whose dtype cannot hold the numbers of this bucket's rows."""
+        """Refuses an index field whose dtype cannot hold this bucket's row numbers."""
         for field in self.schema:
             rows = max((self.capacity.rows(level) for level in field.counts if level), default=0)
             if rows and rows - 1 > np.iinfo(field.dtype).max:
@@ -109,7 +109,7 @@ class SlotLayout:
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """The arrays in order."""
+        """The arrays, in order."""
         nodes, edges, graphs = self.capacity.nodes, self.capacity.edges, self.capacity.graphs
         wanted: list[tuple[str, str, tuple[int, ...]]] = [
             ("edge_index", "int64", (2, edges)),
@@ -124,7 +124,7 @@ class SlotLayout:
         if self.schema.hetero:
             wanted = [item for item in wanted if item[0] not in UNTYPED]
         if self.schema.two_sided:
-            wanted = wanted[1:]  # a field
+            wanted = wanted[1:]  # edge_index is a field here
         for axis in self.schema.axes:
             rows = self.capacity.rows(axis.name)
             wanted += [
@@ -151,7 +151,7 @@ class SlotLayout:
 
     @cached_property
     def lengths(self) -> frozenset[int]:
-        """How many rows its arrays have, padding included."""
+        """The numbers of rows that its arrays have, padding included."""
         levels = ["node", "edge", "graph", *(axis.name for axis in self.schema.axes)]
         rows = {self.capacity.rows(level) for level in levels}
         fields = {self.capacity.rows(field.level) * field.rows for field in self.schema}
@@ -159,12 +159,12 @@ class SlotLayout:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of a slot of this layout."""
+        """The number of bytes of a slot with this layout."""
         last = self.entries[-1]
         return last.offset + -(-last.nbytes // ALIGNMENT) * ALIGNMENT
 
     def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
-        """Views of a uint8 buffer of at least :attr:`nbytes`."""
+        """Returns views of a uint8 buffer that has at least :attr:`nbytes`."""
         return {
             entry.name: buffer[entry.offset : entry.offset + entry.nbytes]
             .view(getattr(torch, entry.dtype.name))
@@ -185,17 +185,18 @@ class Slot:
     """One buffer with its views, for every bucket of a plan.
 
     Attributes:
-        buffer: ``[bytes]`` uint8, zeros at first.
-        released: on a device, the end of the queued work that a next fill must wait for: at first
-            the zeros, which another stream would otherwise overtake, later the last holder's.
-        generation: how often it was given back.
+        buffer: ``[bytes]`` uint8, initially zeros.
+        released: on a device, the event that the next fill must wait for: at first the end of the
+            zero fill, which another stream could otherwise overtake, later the end of the last
+            holder's work.
+        generation: how many times the slot was given back.
     """
 
     __slots__ = ("_layouts", "_views", "buffer", "generation", "released")
 
     def __init__(self, layouts: Sequence[SlotLayout], device: torch.device, pinned: bool) -> None:
         nbytes = max(layout.nbytes for layout in layouts)
-        with torch.inference_mode(False):  # a loader made there, or first used, serves training too
+        with torch.inference_mode(False):  # a loader made or first used there can still train
             self.buffer: Tensor = torch.zeros(
                 nbytes, dtype=torch.uint8, device=device, pin_memory=pinned
             )
@@ -207,21 +208,21 @@ class Slot:
         self.mark_released(device)
 
     def mark_released(self, device: torch.device) -> None:
-        """A fill from now on waits for what the present stream has queued; on a device only."""
+        """Makes the next fill wait for what the current stream has queued; on a device only."""
         if device.type == "cuda":
             self.released = self.released or torch.cuda.Event()
             self.released.record(torch.cuda.current_stream(device))
 
     def tensors(self, bucket: int) -> dict[str, Tensor]:
-        """The arrays of a bucket as tensors; always the same objects."""
+        """Returns the arrays of a bucket as tensors; always the same objects."""
         return (self._views.get(bucket) or self._of(bucket)).tensors
 
     def arrays(self, bucket: int) -> dict[str, Array]:
-        """The same memory as NumPy arrays (host slots only)."""
+        """Returns the same memory as NumPy arrays (host slots only)."""
         return (self._views.get(bucket) or self._of(bucket)).arrays
 
     def whole(self, bucket: int) -> Tensor:
-        """``[bytes]`` uint8: all arrays of a bucket, to be copied at once; the same object."""
+        """``[bytes]`` uint8: all arrays of a bucket, for a single copy; always the same object."""
         return (self._views.get(bucket) or self._of(bucket)).whole
 
     def _of(self, bucket: int) -> _Views:
@@ -238,8 +239,8 @@ class SlotPool:
     """A fixed number of slots, lent oldest first.
 
     Attributes:
-        looked: who, by numbers of their own, has done in this epoch what is done once in each; for
-            a loader to exchange.
+        looked: the numbers of those that have done, in this epoch, what each does once per epoch; a
+            loader replaces the set when an epoch begins.
 
     Raises (from :meth:`lend`):
         SlotsExhausted: all are lent.
@@ -260,16 +261,16 @@ class SlotPool:
 
     @property
     def free(self) -> int:
-        """Slots that nobody holds."""
+        """The number of slots that nobody holds."""
         return len(self._free)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots that are free now."""
+        """The number of bytes of all slots that are currently free."""
         return sum(slot.buffer.numel() for slot in self._free)
 
     def lend(self) -> Slot:
-        """A slot that nobody holds.
+        """Returns a slot that nobody holds.
 
         Raises:
             SlotsExhausted: the consumer keeps them all.
@@ -287,7 +288,7 @@ class SlotPool:
             ) from None
 
     def take_back(self, slot: Slot) -> None:
-        """Returns a slot; on a device, its next fill waits for the work queued until now."""
+        """Takes a slot back; on a device, its next fill waits for the work queued until now."""
         slot.mark_released(self.device)
         slot.generation += 1
         self._free.append(slot)
@@ -318,7 +319,7 @@ class Lease:
 
 
 def holders(slots: Sequence[Slot]) -> str:
-    """Who holds how many of these, as far as Python's references tell. Slow: for error messages."""
+    """Tells who holds how many slots, by Python's references. Slow: for error messages."""
     found: Counter[str] = Counter()
     for slot in slots:
         leases = [r for r in gc.get_referrers(slot) if isinstance(r, Lease) and not r.stale]

@@ -1,1 +1,1 @@
-"""How a runner's steps run: eager, compiled or replayed, one at a time, under its budget."""
+"""How a runner's steps run: eager, compiled or replayed, one at a time, within its budget."""

@@ -1,8 +1,8 @@
-"""What a batch must be for a runner's steps, and the form in which they take it.
+"""What a runner's steps require of a batch, and the form in which they take it.
 
-A batch carries row pointers where something reads them: a model with this library's kernels always
-does, a step that is rewritten to them does while it is rewritten, and any other step must not be
-given more arrays than it was compiled for.
+A batch carries row pointers where something reads them. A model with this library's kernels always
+does; a step that is rewritten to those kernels does while it is rewritten; any other step must not
+be given more arrays than it was compiled for.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from staticgraph.steps.computation.model_setup import Subject
 
 
 class BatchForm:
-    """The form of the batches of one runner.
+    """Checks the batches of one runner and brings them into the form that its steps take.
 
     Args:
-        subject: what is run.
-        computation: of the subject; knows whether its layers are rewritten.
-        capacities: of the buckets.
-        execution: in which ways the buckets may run.
+        subject: the model, and how it is run.
+        computation: the subject's computation; it knows whether its layers are rewritten.
+        capacities: one per bucket.
+        execution: the ways in which the buckets may run.
 
     Attributes:
         capacities: as given.
@@ -52,22 +52,22 @@ class BatchForm:
 
     @property
     def rewrites(self) -> bool:
-        """Whether any way that is run here is rewritten to this library's operators."""
+        """Whether any way that runs here is rewritten to this library's operators."""
         return self.fused or self._computation.context.kernels
 
     def layout(self, bucket: int, schema: Schema) -> SlotLayout:
-        """The arrays of a bucket's batches."""
+        """The layout of a bucket's batches."""
         reads = self.rewrites or self._tries_fused
         pointers = self._pointers or (reads and not schema.hetero)
         return SlotLayout(bucket, self.capacities[bucket], schema, pointers)
 
     def accept(self, batch: StaticBatch) -> StaticBatch:
-        """A batch as the steps take it: with pointers if the model reads them, else without.
+        """Returns a batch as the steps take it: with row pointers only if they are read.
 
         Raises:
-            TypeError: it is no batch of fixed shape.
-            ValueError: it belongs to no bucket of these, is on another device than the model, or
-                lacks the pointers.
+            TypeError: the batch is not a :class:`StaticBatch`.
+            ValueError: the batch belongs to none of these buckets, is on another device than the
+                model, or lacks the row pointers.
         """
         if not isinstance(batch, StaticBatch):
             raise TypeError(
@@ -100,8 +100,8 @@ class BatchForm:
         return self._as_way_takes(batch)
 
     def _as_way_takes(self, batch: StaticBatch) -> StaticBatch:
-        """A batch of a model none of whose layers reads pointers: a rewritten step does."""
+        """Adds or removes row pointers for a model whose own layers do not read them."""
         if not self.rewrites or batch.layout.schema.hetero:
-            # A compiled step has the arrays it was made for.
+            # A compiled step takes exactly the arrays that it was compiled with.
             return batch.without_pointers()
         return with_pointers(batch)

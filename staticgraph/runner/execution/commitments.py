@@ -1,13 +1,14 @@
-"""What a runner makes torch hold, under its budget: decided first, counted, measured after.
+"""What a runner makes torch hold, under its budget: checked first, counted, then measured.
 
-The problem: a recording that runs out of memory, or takes more than was thought, shows it too
-late to choose another batch size. The idea: the whole plan is checked when the runner is made; each
-part is then entered in a ledger as it comes to be used, and where the device has an allocator to
-ask, what a recording took is written beside what was predicted: the step alone, measured once it is
-warm, so that neither compiling and autotuning, nor what a first run makes for good (optimizer
-state, workspaces), is taken for a part of it. The invariant: ``bytes_committed``
-grows, then stays, and never passes the cap. An overrun that shows only after recording tears all
-recordings down together, since they share a pool, and leaves the process usable.
+The problem: a recording that runs out of memory, or takes more than predicted, shows it too late to
+choose another batch size. The idea: the whole plan is checked when the runner is made, and each
+part is entered in a ledger when it is first used. On a device with an allocator that can be
+queried, the measured bytes of a recording are noted next to the predicted ones. Only the step
+itself is measured, once it is warm, so that neither compilation and autotuning nor what a first run
+allocates permanently (optimizer state, workspaces) counts as part of it. The invariant:
+``bytes_committed`` grows, then stays constant, and never exceeds the cap. An overrun that shows
+only after recording frees all recordings together, since they share a pool, and leaves the process
+usable.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ WHAT_NOW = "All recordings were torn down, eager steps still run:"
 
 @dataclass(frozen=True, slots=True)
 class RunnerStats:
-    """What a runner holds, by prediction.
+    """The memory that a runner holds, as predicted.
 
     Attributes:
-        bytes_committed: of model, optimizer state, slots, workspaces, and one step as large as the
-            largest bucket that has run; 0 without a budget.
-        max_bytes: the cap; None without a budget.
-        entries: the parts.
+        bytes_committed: bytes of the model, optimizer state, slots, workspaces, and one step as
+            large as the largest bucket that has run; 0 without a budget.
+        max_bytes: the cap in bytes; None without a budget.
+        entries: (name, bytes) of each part.
     """
 
     bytes_committed: int = 0
@@ -56,15 +57,15 @@ class RunnerStats:
 
 
 class Commitments:
-    """The ledger of one runner.
+    """The memory ledger of one runner.
 
     Args:
         plan: the buckets.
         budget: the cap.
         memory: predicts the bytes of a step.
-        allocator: asked after each recording; None measures nothing.
-        slots: batches that are alive at once.
-        recorded: recordings of a training step, each with gradients of its own.
+        allocator: queried after each recording; with None nothing is measured.
+        slots: how many batches are alive at once.
+        recorded: how many recordings of a training step there are, each with its own gradients.
 
     Raises:
         BudgetExceeded: the plan needs more than the cap.
@@ -99,11 +100,11 @@ class Commitments:
     def of(
         cls, subject: Subject, plan: BucketPlan, budget: MemoryBudget, records: bool = False
     ) -> Commitments:
-        """For a runner of these; probes the model where the budget has no memory model.
+        """Makes the ledger of a runner; probes the model if the budget has no memory model.
 
         Args:
-            subject, plan, budget: the runner's.
-            records: whether its training steps may be recorded, one per bucket.
+            subject, plan, budget: those of the runner.
+            records: whether training steps may be recorded, one per bucket.
         """
         memory = budget.memory
         if memory is None:
@@ -113,7 +114,7 @@ class Commitments:
         return cls(plan, budget, memory, allocator_of(subject.device), recorded=recorded)
 
     def of_bucket(self, bucket: int) -> dict[str, int | None]:
-        """What a step of a bucket takes, predicted and measured, for the report."""
+        """Returns the predicted and the measured bytes of a bucket's step, for the report."""
         return {
             "predicted_bytes": self.predicted[bucket],
             "measured_bytes": self.measured[bucket],
@@ -121,23 +122,27 @@ class Commitments:
 
     @property
     def stats(self) -> RunnerStats:
-        """What is committed by now."""
+        """What is committed so far."""
         ledger = self._ledger
         return RunnerStats(ledger.bytes_committed, ledger.max_bytes, tuple(ledger.entries.items()))
 
     def use(self, bucket: int) -> None:
-        """Commits the step of a bucket, once; the pool is as large as the largest wants."""
+        """Commits the step of a bucket, once; the pool is as large as the largest step needs."""
         if bucket not in self._used:
             step = int(self.predicted[bucket] * self._overhead)
             self._ledger.commit(STEP, max(0, step - self._gradients))
             self._used.add(bucket)
 
     def steps_from_ids(self, buckets: int) -> None:
-        """Commits what so many recordings that make their batches themselves hold beside those that
-        take any batch: gradients of their own.
+        """Commits the gradients of recordings that also make their own batches.
+
+        Each holds its own set, in addition to those of the recordings that take any batch.
+
+        Args:
+            buckets: how many buckets have such a recording.
 
         Raises:
-            BudgetExceeded: that passes the cap; nothing was recorded yet.
+            BudgetExceeded: this exceeds the cap; nothing was recorded yet.
         """
         self._own_gradients(
             FROM_IDS, buckets, "make each batch in a recording of its own, "
@@ -145,11 +150,15 @@ class Commitments:
         )  # fmt: skip
 
     def pairs(self, buckets: int) -> None:
-        """Commits what so many recorded forwards with their backwards hold beside the training
-        steps: gradients of their own.
+        """Commits the gradients of recorded forwards with their backwards.
+
+        Each holds its own set, in addition to those of the training steps.
+
+        Args:
+            buckets: how many buckets have such a recording.
 
         Raises:
-            BudgetExceeded: that passes the cap; nothing was recorded yet.
+            BudgetExceeded: this exceeds the cap; nothing was recorded yet.
         """
         self._own_gradients(OF_PAIRS, buckets, "leave 'forward' out of warmup(phases=...)")
 
@@ -169,18 +178,18 @@ class Commitments:
         self._ledger.commit(name, wanted)
 
     def warmed(self) -> None:
-        """Measures from now on: what a block of :meth:`recording` did until here was to warm up."""
+        """Starts measuring: everything a :meth:`recording` block did before this was warm-up."""
         if self.allocator is not None:
             self._before = self.allocator.allocated()
             self.allocator.reset_peak()
 
     @contextmanager
     def recording(self, bucket: int, tear_down: Callable[[], Any]) -> Iterator[None]:
-        """Commits a bucket's step and measures what the block takes after :meth:`warmed`.
+        """Commits a bucket's step and measures what the block allocates after :meth:`warmed`.
 
         Raises:
-            BudgetExceeded: memory ran out, or what was measured passes the cap; ``tear_down`` was
-                called before.
+            BudgetExceeded: memory ran out, or the measured bytes exceed the cap; ``tear_down`` was
+                called first.
         """
         self.use(bucket)
         self.warmed()
@@ -204,7 +213,7 @@ class Commitments:
         self.measured[bucket] = max(taken, self.measured[bucket] or 0)
         others = sum(n for name, n in self._ledger.entries.items() if name not in (STEP, GRADIENTS))
         if FROM_IDS in self._ledger.entries:
-            others -= self._gradients  # this bucket's are in what was taken
+            others -= self._gradients  # this bucket's gradients are counted in ``taken``
         cap = self._ledger.max_bytes
         if cap is not None and others + taken > cap:
             self._end(tear_down)
@@ -227,7 +236,7 @@ class Commitments:
 
 
 class PlanSource:
-    """A plan, as data to probe for: graphs as its largest bucket holds them.
+    """A plan as a data source for a probe: graphs of the sizes that its largest bucket holds.
 
     Raises:
         ValueError: the plan does not know the fields of the data.
@@ -251,7 +260,7 @@ class PlanSource:
 
 
 def allocator_of(device: torch.device) -> Allocator | None:
-    """Who can say what a recording took; None on a CPU, where nothing is recorded."""
+    """The allocator that measures recordings; None on a CPU, where nothing is recorded."""
     if device.type != "cuda":
         return None
     return CudaAllocator(device)

@@ -1,8 +1,8 @@
 """The fields of the data, as far as a runner knows them.
 
-A plan made from a store knows them; a plain list of capacities does not, and an example says them.
-What compiles, records or exports needs the shapes and dtypes of every field of a batch before there
-is one.
+A plan made from a store knows them; a plain list of capacities does not, so an example must supply
+them. Compiling, recording and exporting need the shapes and dtypes of every field of a batch before
+the first batch exists.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from staticgraph.store.graph_columns import GraphColumns
 
 
 class DataFields:
-    """What one runner knows of its data.
+    """What one runner knows of the fields of its data.
 
     Args:
-        schema: of the plan.
+        schema: the plan's fields, or None.
 
     Attributes:
-        schema: the fields, the latest example's if there was one; None where nothing said them.
+        schema: the fields; those of the latest example, if there was one; None while unknown.
     """
 
     def __init__(self, schema: Schema | None) -> None:
         self.schema: Schema | None = schema
 
     def learn(self, example: StaticBatch | GraphColumns) -> None:
-        """From now on, those of an example."""
+        """Uses the fields of an example from now on."""
         self.schema = _schema_of(example)
 
     def of(self, example: StaticBatch | GraphColumns | None, remedy: str) -> Schema:
-        """Those of an example, or what is known where there is none.
+        """Returns the fields of an example or, without one, the known fields.
 
         Args:
             example: a batch or a store.
-            remedy: what to pass instead of nothing, for the message.
+            remedy: what the caller could have passed, for the error message.
 
         Raises:
             ValueError: the fields are not known.

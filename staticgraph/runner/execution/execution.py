@@ -1,8 +1,8 @@
-"""How a runner executes its steps: settled once, from what it was asked and where the model is.
+"""How a runner executes its steps: settled once, from its arguments and the model's device.
 
-A mode alone does not say it. ``auto`` measures on some devices and on others has one way only, a
-step that gradients accumulate over is recorded without its update, and several ranks decide by the
-same times. What is settled here does not change any more;
+A mode alone does not settle it: ``auto`` measures on some devices and has a single way on others,
+a step with gradient accumulation is recorded without its update, and several ranks must decide by
+the same times. What is settled here never changes;
 :class:`staticgraph.runner.execution.steps.Steps` records less where an optimizer, or a sum over
 ranks, cannot be recorded.
 """
@@ -26,10 +26,10 @@ class Execution:
     """How the steps of one runner are executed.
 
     Attributes:
-        mode: what every bucket runs in, with ``auto`` until it has measured.
+        mode: the mode of every bucket; with ``auto``, until it has measured.
         auto: how the ways of each bucket are measured; None where there is nothing to choose.
         recording: how, and how much, is recorded.
-        ranks: the processes that train the model together; None for this one alone.
+        ranks: the processes that train the model together; None for this process alone.
     """
 
     mode: Mode
@@ -45,10 +45,10 @@ class Execution:
         recording: Recording | None,
         distributed: str | torch.distributed.ProcessGroup,
     ) -> Execution:
-        """Settles it; the arguments are those of :class:`staticgraph.StaticGraphRunner`.
+        """Settles the execution from the arguments of :class:`staticgraph.StaticGraphRunner`.
 
         Raises:
-            ValueError: an unknown mode, or one that cannot be on this device or for this model.
+            ValueError: the mode is unknown, or not available on this device or for this model.
         """
         recording, device = recording or Recording(), subject.device
         if subject.accumulate > 1 and recording.scope == "step":
@@ -72,17 +72,17 @@ class Execution:
 
     @property
     def records(self) -> bool:
-        """Whether this library may record."""
+        """Whether this library may record CUDA graphs."""
         return self.mode.own or (self.auto is not None and OWN in self.auto.ways)
 
     @property
     def records_step(self) -> bool:
-        """Whether what it may record of a training step holds the update."""
+        """Whether a recorded training step may include the optimizer's update."""
         return self.records and self.recording.scope == "step"
 
     @property
     def records_gradients(self) -> bool:
-        """Whether what it may record of a training step holds its backward."""
+        """Whether a recorded training step may include its backward."""
         return self.records and self.recording.scope != "forward"
 
     @property
@@ -92,6 +92,8 @@ class Execution:
 
     @property
     def only_fused(self) -> bool:
-        """Whether ``auto`` has nothing to measure but the rewritten graph, which nobody asked
-        for: where that cannot be captured, all runs in eager."""
+        """Whether ``auto`` has nothing to measure but the rewritten graph.
+
+        The user did not request that graph, so where it cannot be captured, all runs in eager.
+        """
         return self.auto is not None and set(self.auto.ways) <= {"eager", FUSED}

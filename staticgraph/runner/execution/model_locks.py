@@ -1,15 +1,15 @@
-"""One step of a model at a time, whoever asks for it, in whatever thread.
+"""One step of a model at a time, across all threads and runners.
 
 The problem: training flags, gradients, statistics and recordings belong to the modules, not to a
 thread. An evaluation that puts a model into evaluation mode while another thread trains it gives
-both wrong numbers, and BatchNorm's running statistics keep them for good. So what runs a model
-takes its turn: one lock a model, shared by all runners whose models share a module, held while a
-step or a forward of one batch lasts. Plain PyG takes no turn and never waits; nor do runners of
-other models.
+both wrong numbers, and BatchNorm's running statistics keep them for good. So whatever runs a model
+takes a turn: one lock per model, shared by all runners whose models share a module, and held for
+one step or forward of one batch. Plain PyG takes no turn and never waits; nor do runners of other
+models.
 
 Within one thread turns nest (a teacher runs inside a student's forward, a model may evaluate itself
-inside its loss), but for what would change parameters, or a recording, under a forward that is
-still going on: that is refused. So are turns that wait for each other in a circle.
+inside its loss). Refused are changes to the parameters, and recordings, while a forward of the same
+model is still running, and turns that wait for each other in a cycle.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from staticgraph.internals.dispatch import traced_here
 _MODULES: weakref.WeakKeyDictionary[torch.nn.Module, _Lock] = weakref.WeakKeyDictionary()
 _NUMBERS = itertools.count()
 _BOOKS = threading.Lock()
-_WAITING: dict[int, _Lock] = {}  # by thread
+_WAITING: dict[int, _Lock] = {}  # thread ident -> the lock it waits for
 
 
 class _Lock:
-    """Of the modules of one model."""
+    """The lock of the modules of one model."""
 
     __slots__ = ("__weakref__", "closed", "depth", "lock", "number", "owner", "running")
 
@@ -39,8 +39,8 @@ class _Lock:
         self.lock = threading.RLock()
         self.number = next(_NUMBERS)
         self.owner: int | None = None
-        self.depth = 0  # how often the owner has it
-        self.running = 0  # forwards that go on, one inside the other
+        self.depth = 0  # how many times the owner holds it
+        self.running = 0  # forwards in progress, nested ones included
         self.closed: str | None = None
 
 
@@ -90,7 +90,7 @@ class _Turn:
             lock.running -= self._counts
             if self._closes:
                 lock.closed = None
-            lock.depth -= 1  # as _give does, which a step need not call
+            lock.depth -= 1  # _give() inlined: saves a call per step
             if not lock.depth:
                 lock.owner = None
             lock.lock.release()
@@ -112,12 +112,12 @@ class Turns:
     """The turns of one runner.
 
     Args:
-        model: its modules, and those of any other runner's model among them, take turns.
+        model: its modules take turns with every other runner whose model contains any of them.
 
     Attributes:
-        forward: a forward of one batch; may stand inside another.
-        step: a training step; may not stand inside a forward of the same model.
-        warmup: compiling and recording; nothing of the model may run inside but by itself.
+        forward: a forward of one batch; may nest inside another.
+        step: a training step; may not run inside a forward of the same model.
+        warmup: compiling and recording; nothing else of the model may run inside it.
         whole: several of these in a row, as one.
     """
 
@@ -132,10 +132,10 @@ class Turns:
 
 
 def check_not_traced(name: str) -> None:
-    """Refuses a runner's work inside a step that torch.compile traces.
+    """Refuses to run a runner inside a step that torch.compile is tracing.
 
     Raises:
-        NotStatic: it would become a part of that step.
+        NotStatic: the call would become part of the traced step.
     """
     if traced_here():
         raise NotStatic(
@@ -159,7 +159,7 @@ def refuse_without_gradients() -> NoReturn:
 
 
 def _locks_of(model: torch.nn.Module) -> tuple[_Lock, ...]:
-    """The locks that its modules have, in an order that is the same for all; one for the rest."""
+    """The locks that a model's modules have, in a global order; one new lock for the rest."""
     with _BOOKS:
         modules = list(model.modules())
         found = {lock for module in modules if (lock := _MODULES.get(module)) is not None}
@@ -170,7 +170,7 @@ def _locks_of(model: torch.nn.Module) -> tuple[_Lock, ...]:
 
 
 def _wait(lock: _Lock, me: int, name: str) -> None:
-    """Takes a lock that another thread has."""
+    """Acquires a lock that another thread holds."""
     with _BOOKS:
         _WAITING[me] = wanted = lock
         while (owner := wanted.owner) is not None and owner != me and owner in _WAITING:

@@ -1,4 +1,4 @@
-"""New graphs through a plan's buckets and back into their order, whatever runs the buckets."""
+"""Runs new graphs through a plan's buckets and returns outputs in the order of the graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from staticgraph.store.pyg.flatten import from_pyg
 
 
 class Predictor(Protocol):
-    """Runs batches of a plan: a :class:`staticgraph.StaticGraphRunner`, or an exported model."""
+    """Runs batches of a plan: a :class:`staticgraph.StaticGraphRunner` or an exported model."""
 
     @property
     def plan(self) -> BucketPlan:
@@ -35,31 +35,30 @@ class Predictor(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device it runs on."""
         ...
 
     def predict(self, graphs: Any) -> Any:
-        """The outputs of graphs."""
+        """Returns the outputs of graphs."""
         ...
 
     def predict_batch(self, batch: StaticBatch) -> Any:
-        """The output of a batch."""
+        """Returns the output of a batch."""
         ...
 
 
 def predict(predictor: Predictor, graphs: Any, schema: Schema | None) -> Any:
-    """Outputs for graphs, in the order given, padding left out.
+    """Returns the outputs of graphs, in the order given, without padding.
 
     Args:
         predictor: runs the batches.
-        graphs: a list of ``Data``, a PyG data set, or anything that gives them one by one; or a
-            store.
-        schema: the fields to expect; None reads them off the graphs.
+        graphs: a list of ``Data``, a PyG dataset, or any iterable of graphs; or a store.
+        schema: the fields to expect; None reads them from the graphs.
 
     Raises:
         TypeError: ``graphs`` is a loader.
     """
-    with Restored(nothing=True):  # a store is made by PyG's own functions, wherever this stands
+    with Restored(nothing=True):  # PyG's own functions make a store, even inside a bound block
         if isinstance(graphs, GraphStore | DeviceStore):
             store = graphs
         elif isinstance(graphs, StaticLoader):
@@ -82,20 +81,20 @@ def predict(predictor: Predictor, graphs: Any, schema: Schema | None) -> Any:
 
 
 def listed(graphs: Any) -> Any:
-    """Graphs that have a length, where they came one after the other."""
+    """Graphs with a length: an iterator is turned into a list."""
     return graphs if hasattr(graphs, "__len__") else list(graphs)
 
 
 def new_graphs(
     graphs: Any, plan: BucketPlan, schema: Schema | None, progress: bool = False
 ) -> GraphStore:
-    """A store of graphs that a model has not seen.
+    """Makes a store of graphs that a model has not seen.
 
     Args:
-        graphs: a list of ``Data``, or a PyG data set.
-        plan: of the model; where its data had edges, each graph must say which it has.
-        schema: the fields to expect; None reads them off the graphs.
-        progress: show what :meth:`GraphStore.from_pyg` shows.
+        graphs: a list of ``Data``, or a PyG dataset.
+        plan: the model's plan; if its data had edges, each graph must say which edges it has.
+        schema: the fields to expect; None reads them from the graphs.
+        progress: whether to show the progress of :meth:`GraphStore.from_pyg`.
 
     Raises:
         BadGraph: a graph lacks a field or its edges, or has a field of another dtype or width.
@@ -108,7 +107,7 @@ def require_rows(out: Any, levels: Mapping[Path, Level | None]) -> None:
     """Refuses an output with a tensor that has no rows of the batch.
 
     Raises:
-        ValueError: it has one; the message names it.
+        ValueError: there is such a tensor; the message names it.
     """
     tensors = dict(leaves(out))
     for path, level in levels.items():

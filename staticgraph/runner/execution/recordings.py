@@ -1,6 +1,6 @@
 """The recordings of one runner: how much of a step they hold, and when they are made and freed.
 
-They are made together when the first is needed and freed together, since they share their memory.
+They are made together when the first is needed, and freed together, since they share their memory.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from staticgraph.store.on_device import DeviceStore
 
 
 class Recordings:
-    """Those of all buckets and phases.
+    """The recordings of all buckets and phases.
 
     Args:
-        subject: what is run.
-        execution: how it is recorded, and with which ranks.
-        form: of the batches.
+        subject: the model, and how it is run.
+        execution: how steps are recorded, and with which ranks.
+        form: what a batch must be.
         computation, compiled, update, finite, averaging: the parts of the recorded steps.
 
     Attributes:
-        settings: as given, or with the scope that the optimizer or the ranks allow.
+        settings: as given, or with the smaller scope that the optimizer or the ranks allow.
         made: the recordings, once there are any.
-        store: a data set on the device, whose batches the recordings make from their ids.
+        store: a dataset on the device, whose batches the recordings make from graph ids.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Recordings:
 
     @property
     def joins_collation(self) -> bool:
-        """Whether training steps are also recorded together with the making of their batches."""
+        """Whether training steps are also recorded together with the collation of their batches."""
         settings = self.settings
         return self.store is not None and settings.one_launch and settings.scope != "forward"
 
@@ -72,11 +72,11 @@ class Recordings:
         return self.settings.scope
 
     def records(self, phase: str) -> bool:
-        """Whether a phase is replayed where the way is to record: its scope says."""
+        """Whether a phase is replayed in a bucket whose way is to record; the scope decides."""
         return phase == "eval" or self.scope != "forward"
 
     def fit_scope(self) -> list[str]:
-        """Takes the optimizer out of the recordings where it cannot be inside; says why."""
+        """Takes the optimizer out of the recordings if it cannot be recorded; returns why."""
         if self.scope != "step" or self._subject.optimizer is None:
             return []
         try:
@@ -87,7 +87,7 @@ class Recordings:
         return []
 
     def of(self, schema: Schema) -> RecordedSteps:
-        """The recordings, made now where there are none."""
+        """Returns the recordings, making them first if necessary."""
         if self.made is None:
             self.made = RecordedSteps(
                 self._subject,
@@ -106,7 +106,7 @@ class Recordings:
         return self.made
 
     def freeze(self) -> None:
-        """From now on nothing is recorded."""
+        """Allows no further recording."""
         if self.made is not None:
             self.made.freeze()
 

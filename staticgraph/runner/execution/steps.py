@@ -1,7 +1,7 @@
 """One step of one bucket, run in one of three ways: eager, compiled, or replayed.
 
-All of them compute the same. Which one a bucket takes is the runner's mode, or, for ``auto``, what
-:mod:`staticgraph.runner.warmup.trials` found for it; nothing else in the library knows of the
+All of them compute the same. The runner's mode decides which way a bucket takes or, with ``auto``,
+the result of :mod:`staticgraph.runner.warmup.trials`; nothing else in the library knows of the
 choice.
 
 A *phase* is what a call is for (``step``; ``eval``: without gradients in evaluation mode;
@@ -37,26 +37,26 @@ from staticgraph.steps.update.update import Update
 
 
 class Steps:
-    """The ways of one runner.
+    """Runs the batches of one runner, each in its bucket's way.
 
     Args:
-        subject: what is run.
-        capacities: of the buckets.
+        subject: the model, and how it is run.
+        capacities: one per bucket.
         execution: how a bucket runs unless ``ways`` says otherwise, how steps are recorded, and
             with which ranks. Where ``fused`` may be among the ways, batches carry row pointers.
 
     Attributes:
-        computation: forward, or forward and mean loss, of a batch.
+        computation: computes the forward, or forward and mean loss, of a batch.
         form: what a batch must be, and how the steps take it.
         compiled: the compiled functions.
-        recordings: what is replayed.
-        accumulated: gradients of batches that have not been followed by an update.
+        recordings: the recorded steps.
+        accumulated: the gradients of batches that no update has followed yet.
         finite: watches the losses of training steps.
-        single_rows: watches their norms.
-        mode: of a bucket, unless ``ways`` says otherwise.
-        ways: the chosen way of (bucket, phase), where there was a choice.
-        ranks: as given.
-        averaging: the gradients of all ranks to one; None where there are none.
+        single_rows: watches the norms for batches with a single row.
+        mode: the mode of a bucket, unless ``ways`` says otherwise.
+        ways: the chosen way of each (bucket, phase) for which one was chosen.
+        ranks: those of the execution.
+        averaging: averages the gradients over all ranks; None without ranks.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class Steps:
         )
 
     def choose(self, ways: dict[tuple[int, str], str]) -> None:
-        """From now on each (bucket, phase) runs in its own way, which is ready."""
+        """Makes each (bucket, phase) run in its own, already prepared, way from now on."""
         self.ways = ways
         self.form.fused = self.mode.fused or FUSED in ways.values()
 
     def run(self, work: str, batch: StaticBatch, way: str | None = None) -> Any:
-        """The output for work ``forward``, the mean loss for ``step``."""
+        """Returns the output for work ``forward``, the mean loss for ``step``."""
         phase = work
         if work == "forward" and not self._model.training and not torch.is_grad_enabled():
             phase = "eval"
@@ -112,7 +112,7 @@ class Steps:
             return self.computation.run(work, batch)
 
     def _replayed(self, work: str, batch: StaticBatch, gradients: bool = False) -> Any:
-        """A recording's result. Most batches have no level with a single row: nothing to ask."""
+        """Replays a recording, after a check for single rows if the counts call for one."""
         real = batch.real
         if real is not None and (1 in real or real.extra):
             self.computation.check_not_single(batch)
@@ -122,8 +122,9 @@ class Steps:
         return recorded.forward(batch) if gradients else recorded.run(work, batch)
 
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
-        """One training step: gradients to zero, forward, loss, backward; the update, where enough
-        batches are together.
+        """Runs one training step: zero gradients, forward, loss, backward, and the update if due.
+
+        The update is due once enough batches have accumulated.
 
         Returns:
             The mean loss, 0-dim, detached.
@@ -152,7 +153,7 @@ class Steps:
         return loss.detach().clone() if self.mode.recording else loss.detach()
 
     def count(self) -> None:
-        """One more training step is done; what it flagged is read where it is time.
+        """Counts one finished training step; reads the flags of earlier steps when that is due.
 
         Raises:
             NonFiniteLoss: as :meth:`check`.
@@ -170,13 +171,12 @@ class Steps:
         self.finite.check()
 
     def clear(self) -> None:
-        """Takes back what was flagged."""
+        """Discards the flags."""
         self.single_rows.clear()
         self.finite.clear()
 
     def _backward(self, result: Any, batch: StaticBatch) -> Tensor:
-        """From what a step computed to gradients, over all ranks where they are several; returns
-        the mean loss."""
+        """Computes the gradients, averaged over the ranks if several; returns the mean loss."""
         if self.averaging is None:
             self.finite.before_update(result, batch)
             result.backward()

@@ -1,1 +1,1 @@
-"""A model as compiled code on disk, and the way back."""
+"""A model as compiled code on disk, and how it is loaded."""

@@ -1,8 +1,8 @@
-"""What the tables of a model's first layers say of the data: how many categories a column has.
+"""How many categories each integer column has, read from a model's embedding tables.
 
-A body over HTTP may hold any number, and one that an embedding table has no row for fails the
-batch of everybody who is in it. The weights know how many rows there are, so who has a model of
-the zoo, or its checkpoint, needs no data to refuse such a number with its name.
+An HTTP request body may hold any number, and a number that an embedding table has no row for fails
+the whole batch, including the requests of other clients. The weights give the number of rows, so a
+model of the zoo, or its checkpoint, is enough to reject such a number by name, without any data.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ ENCODERS = {"x": "node_encoder", "edge_attr": "edge_encoder"}
 
 
 def categories_of(weights: Mapping[str, Tensor], schema: Schema) -> dict[str, tuple[int, ...]]:
-    """Integer field -> how many categories each of its columns has.
+    """Maps each integer field to the number of categories of each of its columns.
 
     Args:
-        weights: of a model of the zoo (``state_dict()``); of another model nothing is known.
+        weights: ``state_dict()`` of a model of the zoo; of other models nothing is known.
         schema: the fields of a graph.
     """
     found = {name: _table_sizes(weights, part) for name, part in ENCODERS.items()}
@@ -29,7 +29,7 @@ def categories_of(weights: Mapping[str, Tensor], schema: Schema) -> dict[str, tu
 
 
 def _table_sizes(weights: Mapping[str, Tensor], part: str) -> tuple[int, ...]:
-    """The rows of the embedding tables of an encoder; none where it has none."""
+    """The number of rows of each of an encoder's embedding tables; empty if it has none."""
     sizes = []
     while (table := weights.get(f"{part}.tables.{len(sizes)}.weight")) is not None:
         sizes.append(len(table))

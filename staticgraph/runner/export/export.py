@@ -1,7 +1,7 @@
-"""A model as compiled code on disk: one package of AOTInductor a bucket, with plan and fields.
+"""A model as compiled code on disk: one AOTInductor package per bucket, with plan and fields.
 
-Who loads it needs neither the model's source nor its compilation. What it holds, and what is
-checked before it runs, stands in :mod:`staticgraph.runner.export.export_manifest`; the way back in
+Loading it needs neither the model's source nor a compiler. What a folder holds, and what is checked
+before it runs, is described in :mod:`staticgraph.runner.export.export_manifest`; loading, in
 :mod:`staticgraph.runner.export.exported`.
 """
 
@@ -43,9 +43,11 @@ from staticgraph.text.progress import bar
 
 
 class _Forward(torch.nn.Module):
-    """What torch exports: a module whose parameters are the model's, and a function from tensors to
-    tensors. What else an output has stands in the manifest (:func:`form`): a package takes None for
-    one more tensor, and no words."""
+    """The module that torch exports: the model's parameters, and a function of tensors.
+
+    Everything else in an output is stored in the manifest (:func:`form`): a package would
+    return None as one more tensor, and cannot return strings.
+    """
 
     def __init__(self, model: torch.nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -53,7 +55,7 @@ class _Forward(torch.nn.Module):
         self._function = function
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
-        """Tensors of a batch, in the order of their names, to the output's tensors."""
+        """Maps the tensors of a batch, in the order of their names, to the output's tensors."""
         return tensors_in(self._function(*tensors))
 
 
@@ -102,7 +104,7 @@ def export(
 def _compile(
     path: Path, computation: Computation, model: torch.nn.Module, batch: StaticBatch
 ) -> Any:
-    """Writes one package; gives the form of the output."""
+    """Writes one package; returns the form of the output."""
     tensors = tuple(batch.tensors().values())
     function = computation.of_tensors("forward", batch)
     with torch.no_grad(), computation.active():
@@ -123,13 +125,13 @@ def _compile(
             "sg.preflight(model, plan) names what stands in the way"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own tree specifications
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, about its own tree specs
         compile_and_package(program, package_path=str(path))
     return form(out)
 
 
 def _require_alike(forms: list[Any], model: torch.nn.Module) -> None:
-    """Refuses an output whose plain values are those of a bucket."""
+    """Refuses an output whose form or plain values differ between buckets."""
     if other := next((found for found in forms if found != forms[0]), None):
         raise NotStatic(
             f"{type(model).__name__} returns {forms[0]} in the first bucket and {other} in another "
@@ -139,11 +141,13 @@ def _require_alike(forms: list[Any], model: torch.nn.Module) -> None:
 
 
 def form(out: Any) -> Any:
-    """How tensors are collected in an output, as plain values: ``"tensor"``, ``{"dict": [[key,
-    form], ...]}``, ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"value": ...}``.
+    """Describes how tensors are nested in an output, as plain values.
+
+    The values are ``"tensor"``, ``{"dict":
+    [[key, form], ...]}``, ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"value": ...}``.
 
     Raises:
-        NotStatic: a value that no exported model can give.
+        NotStatic: the output holds a value that no exported model can return.
     """
     if isinstance(out, Tensor):
         return "tensor"

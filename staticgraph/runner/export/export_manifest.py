@@ -1,12 +1,12 @@
-"""What an exported folder says of itself, and what is checked of it before any of it runs.
+"""What an exported folder says of itself, and what is checked before any of it runs.
 
-A package of AOTInductor is a shared library, so it is code: whoever wrote the folder runs as
-whoever loads it, as with a wheel. What can be done is to run nothing until it is known to be what
-was exported: ``export.json`` is JSON, has the SHA-256 of every package, and its own is the *digest*
-that :meth:`StaticGraphRunner.export` returns and ``load_exported(folder, digest=...)`` demands. The
-names of files are made here, not read; the entries of a package are looked at, since torch unpacks
-it by their names. And what was compiled for another version, processor or device is refused in
-words, where it would end in a crash.
+An AOTInductor package is a shared library, so it is code: whoever wrote the folder runs with the
+rights of whoever loads it, as with a wheel. The protection is to run nothing until it is known to
+be what was exported. ``export.json`` is JSON and holds the SHA-256 of every package; its own
+SHA-256 is the *digest* that :meth:`StaticGraphRunner.export` returns and ``load_exported(folder,
+digest=...)`` demands. File names are made here, not read. The entries of a package are checked,
+since torch unpacks a package by the names of its entries. Code compiled for another version,
+processor or device is refused with an explanation, where it would otherwise crash.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
 
 FILE, FORMAT, VERSION = "export.json", "staticgraph.export", 1
-# What a package of AOTInductor holds; anything else, an exported program with pickles above all,
-# is none of ours.
+# What an AOTInductor package holds. Anything else, above all an exported program with pickles, was
+# not written by this library.
 ENDINGS = {".so", ".json", ".cpp", ".o", ".cubin", ".h", ".txt", ".s", ".S", ".bin"}
 PLAIN = {"archive_format", "archive_version", "byteorder", "serialization_id", "version"}
-# Instructions that a compiler uses where it finds them.
+# Instruction sets that a compiler uses where the processor has them.
 SETS = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx", "neon", "asimd", "sve", "bf16", "i8mm")
 
 
@@ -44,18 +44,18 @@ class ExportManifest:
 
     Attributes:
         plan: the buckets, with the fields of a graph.
-        packages: of each bucket its SHA-256, in hexadecimal digits.
-        inputs: of each bucket the names of the tensors that it takes, in order.
-        output: how tensors are collected in the output; see
+        packages: the SHA-256 of each bucket's package, in hexadecimal digits.
+        inputs: the names of the tensors that each bucket's package takes, in order.
+        output: how tensors are nested in the output; see
             :func:`staticgraph.runner.export.export.form`.
         pointers: whether batches have row pointers.
         device: ``cpu`` or ``cuda``.
-        model: the name of its class, for people.
-        versions: of Python, torch and PyG that made it.
-        machine: the processor or the GPU that it was made for.
-        digest: of the file.
-        categories: integer field -> how many categories each of its columns has, as far as the
-            model's tables tell; fields that stand here take no other numbers.
+        model: the name of the model's class, for people.
+        versions: the versions of Python, torch and PyG that made the export.
+        machine: the processor or the GPU that the code was compiled for.
+        digest: the SHA-256 of the file.
+        categories: integer field -> the number of categories of each of its columns, as far as the
+            model's embedding tables tell; fields listed here take no other numbers.
     """
 
     plan: BucketPlan
@@ -71,7 +71,7 @@ class ExportManifest:
     categories: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> str:
-        """Writes the file; gives its digest."""
+        """Writes the file; returns its digest."""
         values = {
             "format": FORMAT,
             "version": VERSION,
@@ -91,17 +91,17 @@ class ExportManifest:
 
     @classmethod
     def read(cls, folder: Path) -> ExportManifest:
-        """Reads the file alone.
+        """Reads the manifest alone.
 
         Raises:
-            FileNotFoundError: there is none.
-            ExportRefused: it is not one of this version.
+            FileNotFoundError: the folder has no manifest.
+            ExportRefused: the file is not a manifest of this version.
         """
         if not (folder / FILE).is_file():
             raise FileNotFoundError(
                 f"{folder} has no {FILE}: make it with runner.export({str(folder)!r})"
             )
-        content = (folder / FILE).read_bytes()  # once: what has the digest is what is believed
+        content = (folder / FILE).read_bytes()  # the bytes hashed are those parsed
         found = document.read_document(
             folder / FILE, "an exported model", _build, ExportRefused, content
         )
@@ -125,7 +125,7 @@ def _build(values: dict[str, Any]) -> Any:
     categories = _categories(values.get("categories", {}), plan.schema)
 
     def manifest_of(digest: str) -> ExportManifest:
-        """The manifest with a digest."""
+        """Returns the manifest with a digest."""
         return ExportManifest(
             plan,
             packages,
@@ -140,12 +140,12 @@ def _build(values: dict[str, Any]) -> Any:
             categories,
         )
 
-    manifest_of("")  # whatever is wrong is found here
+    manifest_of("")  # raises here if a value is wrong
     return manifest_of
 
 
 def _categories(values: dict[str, Any], schema: Schema) -> dict[str, tuple[int, ...]]:
-    """Checked, since arrays are compared with them; exports before there were any have none."""
+    """Validates the categories, which arrays are compared with; older exports have none."""
     width = {item.name: item.width for item in schema}
     found = {_text(name): tuple(_list(sizes)) for name, sizes in values.items()}
     for name, sizes in found.items():
@@ -167,7 +167,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _check_form(form: Any) -> None:
-    """Refuses what :func:`staticgraph.runner.export.export.form` does not give."""
+    """Refuses values that :func:`staticgraph.runner.export.export.form` does not return."""
     if form == "tensor":
         return
     ((kind, items),) = form.items()
@@ -184,12 +184,12 @@ def _check_form(form: Any) -> None:
 
 
 def package_name(bucket: int) -> str:
-    """The file of a bucket's package."""
+    """The file name of a bucket's package."""
     return f"bucket-{bucket}.pt2"
 
 
 def files_of(values: Mapping[str, Any]) -> list[str]:
-    """The files next to the manifest, given its values."""
+    """The names of the files next to the manifest, given its values."""
     return [package_name(bucket) for bucket in range(len(values["packages"]))]
 
 
@@ -197,12 +197,12 @@ KIND = Kind("model exported by this library", FORMAT, FILE, files_of)
 
 
 def digest_of(content: bytes) -> str:
-    """SHA-256, in hexadecimal digits."""
+    """Returns the SHA-256, in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def machine_of(device: str) -> dict[str, Any]:
-    """What compiled code depends on, of this machine."""
+    """What compiled code depends on in this machine."""
     if device == "cuda":
         major, minor = torch.cuda.get_device_capability()
         return {"arch": platform.machine(), "capability": f"{major}.{minor}"}
@@ -210,7 +210,7 @@ def machine_of(device: str) -> dict[str, Any]:
 
 
 def _instructions() -> list[str]:
-    """The processor's sets of instructions, as Linux names them."""
+    """The processor's instruction sets, as Linux names them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -220,7 +220,7 @@ def _instructions() -> list[str]:
 
 
 def require_machine(folder: Path, manifest: ExportManifest) -> None:
-    """Refuses what was compiled for something else than this process is.
+    """Refuses an export that was compiled for something other than this process and machine.
 
     Raises:
         ExportRefused: the message says what differs.
@@ -266,14 +266,14 @@ def _difference(manifest: ExportManifest) -> str | None:
 
 
 def checked_package(folder: Path, bucket: int, manifest: ExportManifest) -> bytes:
-    """The bytes of a package, which are what the manifest says.
+    """Reads a package whose bytes are those that the manifest records.
 
     Raises:
-        ExportRefused: they are not, or it has entries that no package has.
+        ExportRefused: the bytes differ, or the package has entries that no package has.
     """
     path = folder / package_name(bucket)
     try:
-        if not path.is_file():  # a pipe would have no end
+        if not path.is_file():  # reading a pipe would never end
             raise FileNotFoundError("no such file")
         content = path.read_bytes()
     except OSError as error:
@@ -288,14 +288,14 @@ def checked_package(folder: Path, bucket: int, manifest: ExportManifest) -> byte
 
 
 def check_entries(path: Path, content: bytes) -> None:
-    """Refuses a package with an entry that would be written elsewhere, or that is no part of one.
+    """Refuses a package with an entry that would be written elsewhere or does not belong there.
 
     Args:
-        path: for people; what is looked at is what will be loaded, not the file once more.
-        content: of the package.
+        path: the package's path, for the message; the file is not read again.
+        content: the bytes of the package, which are what will be loaded.
 
     Raises:
-        ExportRefused: the message names it.
+        ExportRefused: the message names the entry.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -26,19 +26,19 @@ from staticgraph.schema import Schema
 
 
 def verify_exported(folder: str | Path, digest: str | None = None) -> ExportManifest:
-    """Looks at an exported folder and runs nothing of it.
+    """Checks an exported folder without running any of it.
 
     Args:
-        folder: that :meth:`StaticGraphRunner.export` wrote.
-        digest: what that returned; where it is given, the folder is that one, byte for byte.
+        folder: written by :meth:`StaticGraphRunner.export`.
+        digest: what the export returned; if given, the folder must be that export, byte for byte.
 
     Returns:
-        What the folder says of itself; ``str(...digest)`` is what to compare.
+        The folder's manifest; its ``digest`` is the value to compare.
 
     Raises:
-        FileNotFoundError: no such folder, or it has no manifest.
-        ExportRefused: another digest, a package that is not the manifest's, an entry that no
-            package has, or compiled for another torch, processor or device.
+        FileNotFoundError: there is no such folder, or it has no manifest.
+        ExportRefused: another digest, a package that differs from the manifest, an entry that no
+            package has, or code compiled for another torch, processor or device.
     """
     return _verified(Path(folder).expanduser(), digest)[0]
 
@@ -58,13 +58,14 @@ def _verified(folder: Path, digest: str | None) -> tuple[ExportManifest, list[by
 def load_exported(folder: str | Path, digest: str | None = None) -> ExportedModel:
     """Loads what :meth:`StaticGraphRunner.export` wrote, without the model's source.
 
-    **A package is code** (a shared library), to be trusted like a wheel: load folders of your own,
-    or give the ``digest`` that their export returned, over a way that you trust. Nothing is
-    unpickled, and nothing runs before all of the folder was compared with its manifest.
+    **A package is code** (a shared library), to be trusted like a wheel: load only your own
+    folders, or pass the ``digest`` that the export returned, received over a channel that you
+    trust. Nothing is unpickled, and nothing runs before the whole folder has been compared with its
+    manifest.
 
     Args:
-        folder: of the export.
-        digest: what the export returned; another folder is refused.
+        folder: the folder of the export.
+        digest: what the export returned; any other folder is refused.
 
     Raises:
         FileNotFoundError, ExportRefused: as :func:`verify_exported`.
@@ -74,18 +75,19 @@ def load_exported(folder: str | Path, digest: str | None = None) -> ExportedMode
 
 
 class ExportedModel:
-    """Compiled buckets of a model: ``predict`` and ``predict_batch`` as a runner has them, and what
-    :class:`staticgraph.Server` needs.
+    """The compiled buckets of a model: ``predict`` and ``predict_batch`` as a runner has them.
+
+    It also has everything that :class:`staticgraph.Server` needs.
 
     Args:
-        manifest: of the folder.
-        packages: the bytes of each bucket's package, checked.
+        manifest: the manifest of the folder.
+        packages: the bytes of each bucket's package, already checked.
     """
 
     def __init__(self, manifest: ExportManifest, packages: list[bytes]) -> None:
         self.manifest = manifest
         self.device: torch.device = torch.device(manifest.device)
-        # What was checked is what is loaded: not the files once more, but these bytes.
+        # Exactly the bytes that were checked are loaded; the files are not read again.
         with tempfile.TemporaryDirectory(prefix="staticgraph-") as own:
             self._loaders = []
             for bucket, content in enumerate(packages):
@@ -110,12 +112,11 @@ class ExportedModel:
         return self.plan.schema
 
     def predict(self, graphs: Any) -> Any:
-        """Outputs for new graphs, in the order given; see
-        :meth:`staticgraph.StaticGraphRunner.predict`."""
+        """Returns outputs for new graphs; see :meth:`staticgraph.StaticGraphRunner.predict`."""
         return predict(self, graphs, self.schema)
 
     def predict_batch(self, batch: StaticBatch) -> Any:
-        """The output of one batch over all physical rows.
+        """Returns the output of one batch, over all physical rows.
 
         Raises:
             PlanMismatch: the batch is of another plan, or lacks row pointers.
@@ -129,13 +130,13 @@ class ExportedModel:
                 "pointers=model.pointers)"
             )
         flat = self._loaders[batch.bucket].run(list(tensors.values()))
-        # Older exports have None among their outputs, which stands in the manifest already.
+        # Older exports also return a None, which the manifest already holds.
         found = [tensor for tensor in flat if tensor is not None]
         return _unflat(self.manifest.output, iter(found))
 
 
 def _unflat(form: Any, tensors: Iterator[Tensor]) -> Any:
-    """Tensors in what the model collects them in."""
+    """Nests tensors the way the model's output does."""
     if form == "tensor":
         return next(tensors)
     (kind, items), *_ = form.items()

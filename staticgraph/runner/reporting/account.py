@@ -1,7 +1,7 @@
-"""What a runner did so far: batches and times bucket by bucket, and the bytes that it holds.
+"""What a runner has done so far: batches and times per bucket, and the bytes that it holds.
 
-The runner counts each batch in the statistics of its bucket; the rest is read where it stands when
-a report is asked for. Nothing here decides anything.
+The runner counts each batch in the statistics of its bucket; everything else is read from its
+owners when a report is requested. Nothing here makes decisions.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Account:
     """The account of one runner.
 
     Args:
-        subject: what it runs.
+        subject: the model that it runs, and how.
         plan: its buckets.
-        mode: as it was resolved.
-        steps: its ways, which count what they compile and replay.
-        warming: what was chosen and noted while it was warmed up.
-        commitments: under its budget, where it has one.
+        mode: its mode, resolved.
+        steps: its steps, which count what they compile and replay.
+        warming: its warm-up, which keeps the choices and notes.
+        commitments: its memory ledger; None without a budget.
 
     Attributes:
-        statistics: of each bucket.
+        statistics: one per bucket.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Account:
 
     @property
     def stats(self) -> RunnerStats:
-        """The bytes, by prediction."""
+        """The bytes held, as predicted."""
         return RunnerStats() if self._commitments is None else self._commitments.stats
 
     def report(self) -> Report:
-        """All of it, in plain values."""
+        """Returns the whole account, in plain values."""
         warming, recorded = self._warming, self._steps.recordings.made
         counts = self._steps.compiled.counts
         missed = recorded.missed() if recorded else ()

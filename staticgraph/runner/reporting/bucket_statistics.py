@@ -1,4 +1,4 @@
-"""What one bucket did: batches, filling and time, counted without waiting for the device."""
+"""What one bucket did: batches, fill and times, counted without waiting for the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from staticgraph.runner.reporting.report import BucketReport
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.compiled_function import CompileCounts
 
-# Enough for a median and a 90th percentile of what runs now.
+# Enough for the median and the 90th percentile of recent steps.
 TIMES_KEPT = 512
 
 
@@ -23,22 +23,24 @@ Events = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 class BucketStatistics:
-    """Counts of one bucket, in plain numbers. Times on CUDA are pairs of events, read only when
-    reported, and used again where their time is no longer kept."""
+    """Counts of one bucket, in plain numbers.
+
+    Times on CUDA are pairs of events, read only for a report and reused once their time is dropped.
+    """
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
         self.capacity = capacity
         self._device = device
-        # Training batches and others apart: evaluation packs as many graphs as fit.
+        # Training batches are counted separately: evaluation packs as many graphs as fit.
         self._batches = [0, 0]
         self._real = [[0, 0, 0], [0, 0, 0]]
         self._on_cuda = device.type == "cuda"
         self._seconds: deque[float] = deque(maxlen=TIMES_KEPT)
         self._events: deque[Events] = deque()
-        self._spare: Events | None = None  # recorded on no way to an end: not among the times
+        self._spare: Events | None = None  # the current step's, or left by one that failed
 
     def count(self, real: RealCounts, work: str) -> None:
-        """One more batch."""
+        """Counts one more batch."""
         training = work == "step"
         self._batches[training] += 1
         counts = self._real[training]
@@ -47,7 +49,7 @@ class BucketStatistics:
         counts[2] += real.graphs
 
     def started(self) -> float:
-        """A step begins; on CUDA an event tells, without synchronising. For :meth:`ended`."""
+        """Starts timing a step, on CUDA by an event, without synchronising; for :meth:`ended`."""
         if not self._on_cuda:
             return time.perf_counter()
         if self._spare is None:
@@ -60,7 +62,7 @@ class BucketStatistics:
         return 0.0
 
     def ended(self, started: float) -> None:
-        """The step that began then is over."""
+        """Ends the timing of the step that began at ``started``."""
         if self._spare is None:
             self._seconds.append(time.perf_counter() - started)
         else:
@@ -71,8 +73,11 @@ class BucketStatistics:
     def report(
         self, bucket: int, counts: Sequence[CompileCounts], recorded: int = 0, late: int = 0
     ) -> BucketReport:
-        """The counts as plain numbers, ``recorded`` added to torch's recordings, ``late`` compiled
-        after the warm-up; waits for the device."""
+        """Returns the counts as plain numbers; waits for the device.
+
+        ``recorded`` is added to the number of torch's recordings; ``late`` is how many functions
+        were compiled after the warm-up.
+        """
         times = [1e3 * s for s in self._seconds]
         if self._events:
             torch.cuda.synchronize(self._device)

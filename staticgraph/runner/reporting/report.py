@@ -1,4 +1,4 @@
-"""What a runner did: plain numbers, as a table and as JSON."""
+"""The report of what a runner did: plain numbers, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from staticgraph.text.table import table
 
 @dataclass(frozen=True, slots=True)
 class BucketReport:
-    """One bucket. Efficiencies are real rows over physical rows, of the training batches, or of the
-    others where nothing was trained; times are in milliseconds; None where nothing was measured."""
+    """The report of one bucket.
+
+    Efficiencies are real rows over physical rows, of the training batches, or of the others if
+    nothing was trained. Times are in milliseconds. None where nothing was measured.
+    """
 
     bucket: int
     nodes: int
@@ -46,7 +49,7 @@ class BucketReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All buckets of a runner, and every choice and fallback with its reason."""
+    """The report of all buckets of a runner, and every choice and fallback with its reason."""
 
     model: str
     device: str
@@ -64,7 +67,7 @@ class Report:
     attention: tuple[AttentionRow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Returns plain values, for JSON."""
         return asdict(self)
 
     def save(self, path: str | Path) -> None:
@@ -73,12 +76,12 @@ class Report:
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
-        """What :meth:`save` wrote; raises ValueError where the file is something else."""
+        """Reads what :meth:`save` wrote; raises ValueError if the file is something else."""
         return read_document(path, "a report", cls.from_dict)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
-        """What :meth:`to_dict` gave."""
+        """Rebuilds a report from what :meth:`to_dict` returned."""
         buckets = tuple(BucketReport(**bucket) for bucket in values["buckets"])
         choices = tuple(map(WayChoice.from_dict, values.get("choices", ())))
         given = {
@@ -90,7 +93,7 @@ class Report:
         return cls(**{**values, **given})
 
     def _table(self) -> str:
-        """A line per bucket; columns in which there is nothing to tell are left out."""
+        """One line per bucket; columns with nothing to report are left out."""
         found = self.buckets
         columns: dict[str, list[object]] = {
             "bucket": [b.bucket for b in found],

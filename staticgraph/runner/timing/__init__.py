@@ -1,1 +1,1 @@
-"""How ways of running a bucket are timed, and which of them is taken."""
+"""How the ways of running a bucket are timed, and how one of them is chosen."""

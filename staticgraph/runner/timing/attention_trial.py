@@ -1,12 +1,12 @@
-"""Times the attention of a bucket by the paths that counting entries cannot tell apart.
+"""Times a bucket's attention in the paths that counting entries cannot tell apart.
 
-The problem: how long a path takes is arithmetic as far as its tiles go, but ``varlen`` runs on
-kernels of torch's own, whose speed no count of ours knows. The idea: before the ways of a bucket
-are tried, its attention layers run alone, forward and backward, by turns in the paths that remain
-(:func:`staticgraph.sizes.attention.rivals`); the fastest is what all ways of the bucket take.
+The problem: the cost of a path can be calculated as far as its tiles go, but ``varlen`` runs on
+torch's own kernels, whose speed no such count predicts. The idea: before the ways of a bucket are
+tried, its attention layers run alone, forward and backward, alternating between the remaining paths
+(:func:`staticgraph.sizes.attention.rivals`); all ways of the bucket then take the fastest.
 
 Invariant: nothing is timed where there is no choice: on a CPU, in a model without such layers,
-where a path was asked for, or twice for one bucket.
+where the user requested a path, or a second time for one bucket.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from staticgraph.steps.computation.model_setup import Subject
 
 
 class AttentionTrial:
-    """The attention layers of one model, to be run alone.
+    """The attention layers of one model, run alone.
 
     Args:
         subject: its model is converted.
-        context: of the model; says which path was asked for, and is told which was fastest.
+        context: the model's context, which holds the requested path and is told the fastest one.
     """
 
     def __init__(self, subject: Subject, context: BatchContext) -> None:
@@ -44,7 +44,7 @@ class AttentionTrial:
         self._layers = [attn for _, own, attn in found if attn is not None and own is context]
 
     def contenders(self, capacity: Capacity, training: bool) -> tuple[str, ...]:
-        """Paths to time, simplest first; fewer than two where there is nothing to choose."""
+        """Returns the paths to time, simplest first; fewer than two if there is no choice."""
         choice = self._context.attention
         if choice.is_timed(capacity, training) or choice.asked != "auto" or not self._layers:
             return ()
@@ -53,18 +53,18 @@ class AttentionTrial:
         return found.pop() if len(found) == 1 else ()
 
     def choose(self, capacity: Capacity, training: bool, path: str) -> None:
-        """Lets the model's attention take a path in a bucket from now on."""
+        """Makes the model's attention take a path in a bucket from now on."""
         self._context.attention.take(capacity, training, path)
 
     def function(self, batch: StaticBatch, training: bool) -> Callable[[str], Any]:
-        """Runs every layer once by a path: in training forward and backward, else forward.
+        """Returns a function that runs every layer once by a path; in training also its backward.
 
         Args:
             batch: of the bucket, on the device.
             training: the mode that the model is in.
         """
         choice, capacity = self._context.attention, batch.capacity
-        batch = StaticBatch(batch.layout, batch.tensors())  # in the shapes that are compiled
+        batch = StaticBatch(batch.layout, batch.tensors())  # without real counts, as when compiled
         inputs = [
             torch.randn(
                 batch.num_nodes,
@@ -76,7 +76,7 @@ class AttentionTrial:
         ]
 
         def run(path: str) -> Any:
-            """The attention of every layer once, by one path; the choice is put back."""
+            """Runs the attention of every layer once, by one path; restores the choice."""
             choice.take(capacity, training, path)
             try:
                 with Restored(), self._precision(), torch.set_grad_enabled(training):

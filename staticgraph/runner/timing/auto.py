@@ -11,36 +11,36 @@ import torch
 
 from staticgraph.steps.compilation.modes import FUSED, OWN
 
-# Simplest first: a tie goes to the earlier.
+# Simplest first: a tie goes to the earlier way.
 WAYS = ("eager", FUSED, "default", OWN)
-# Fewer say nothing about which is faster in most rounds.
+# With fewer rounds, "faster in most rounds" means nothing.
 LEAST_ROUNDS = 5
 
 
 class Stopwatch:
-    """Times on one device; a test gives its own.
+    """Times steps on one device; tests pass their own.
 
     Args:
-        device: CUDA is timed between two events, anything else by the process's clock.
+        device: CUDA is timed between two events, anything else by the process's CPU clock.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def now(self) -> float:
-        """Seconds, to keep the limit."""
+        """Returns seconds, for the time limit."""
         return time.monotonic()
 
     def milliseconds(self, way: str, step: Callable[[], Any]) -> float:
-        """What one step of a way took."""
+        """Returns how long one step of a way took."""
         if self._device.type != "cuda":
             started = time.process_time()
             step()
             return 1e3 * (time.process_time() - started)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # An idle device waits for its host: what the host takes shows between the events.
+        # The device is idle and waits for the host, so host time shows between the events.
         torch.cuda.synchronize(self._device)
-        stream = torch.cuda.current_stream(self._device)  # the present device may be another
+        stream = torch.cuda.current_stream(self._device)  # not necessarily the current device
         start.record(stream)
         step()
         end.record(stream)
@@ -53,19 +53,19 @@ class Auto:
     """How the fastest way of each bucket is found; ``mode="auto"`` is ``mode=Auto()``.
 
     Attributes:
-        limit_s: seconds after which no further way of any bucket is begun, compilation included.
-        rounds: steps of each way that are timed.
+        limit_s: seconds after which no further way of any bucket is started, compilation included.
+        rounds: how many steps of each way are timed.
         ways: what may be chosen, simplest first; by default ``eager``, on a CPU ``fused`` (the
             captured graph rewritten to this library's operators), on CUDA ``default`` (compiled),
             and ``cuda-graph`` where it can record.
-        on_cpu: measure compiled ways on a CPU, too: compiling a key takes 10 to 40 seconds there
-            (two cores, 2026-11-20), and made GNN training slower wherever it was measured; see
-            ``bench_runner``. Capturing one for ``fused`` takes one to three.
-        stopwatch: made for the device.
+        on_cpu: whether to measure compiled ways on a CPU, too: compiling a key takes 10 to 40
+            seconds there (two cores, 2026-11-20), and made GNN training slower wherever it was
+            measured; see ``bench_runner``. Capturing one for ``fused`` takes one to three seconds.
+        stopwatch: called with the device; returns the stopwatch to measure with.
 
     Raises:
-        ValueError: ``ways`` are unknown, out of order or without ``eager``, or the rounds too few
-            to choose by.
+        ValueError: ``ways`` are unknown, out of order or without ``eager``, or there are too few
+            rounds to choose by.
     """
 
     limit_s: float = 600.0
@@ -85,11 +85,11 @@ class Auto:
 
     @classmethod
     def of(cls, mode: str | Auto) -> Auto | None:
-        """What a mode says of measuring; None where it is one of the ways itself."""
+        """The measuring options of a mode; None if the mode is itself one of the ways."""
         return mode if isinstance(mode, Auto) else cls() if mode == "auto" else None
 
     def on(self, device: torch.device, can_record: bool) -> Auto | None:
-        """What is measured on a device; None where nothing is."""
+        """The options for a device, with the ways to measure there; None if nothing is measured."""
         left_out = {OWN} if not can_record else set()
         if device.type == "cuda":
             left_out.add(FUSED)

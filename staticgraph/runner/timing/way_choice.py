@@ -1,10 +1,10 @@
-"""Which way a bucket runs, decided from measured times alone.
+"""Chooses the way a bucket runs, from measured times alone.
 
-A more elaborate way must earn its place: it is taken only where it beat the simpler one by
-:data:`MARGIN` in the median, and also won most rounds. On a device that is busy
-all the time recording gains nothing; there the times tie, and a tie goes to the simpler way.
+A more elaborate way is taken only where it beats the simpler one by :data:`MARGIN` in the median
+and also wins most rounds. On a device that is busy all the time recording gains nothing; there the
+times tie, and a tie goes to the simpler way.
 
-Pure arithmetic on numbers: what measures is :mod:`staticgraph.runner.warmup.trials`.
+Pure arithmetic on numbers: :mod:`staticgraph.runner.warmup.trials` does the measuring.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import numpy as np
 from staticgraph.files import document
 from staticgraph.files.document import NOT_THERE
 
-# Chosen, not derived: a gain below it is not worth another way of running, and machines of
-# changing speed show differences of this size between equal contenders.
+# Chosen, not derived: a smaller gain does not justify another way of running, and machines of
+# varying speed show differences of this size between equal contenders.
 MARGIN = 0.05
-# Of the rounds, in which the two ran side by side, so that a slow moment cannot decide.
+# The share of the rounds, in each of which both ways ran, so that one slow moment cannot decide.
 ROUNDS_WON = 0.75
-# A choice among paths of attention is one of this and a phase.
+# The phase of a choice among attention paths is this prefix and the phase.
 ATTENTION = "attention in "
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way and what it took: milliseconds per step, or why it cannot run (``refused``)."""
+    """One way and its time: milliseconds per step, or why it cannot run (``refused``)."""
 
     way: str
     rounds: int = 0
@@ -48,8 +48,10 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class WayChoice:
-    """What was chosen for one bucket's training step (``step``) or evaluation (``eval``): a way;
-    or, where ``phase`` begins with :data:`ATTENTION`, the path of its attention."""
+    """The choice for one bucket's training step (``step``) or evaluation (``eval``).
+
+    ``way`` is the way it runs or, if ``phase`` begins with :data:`ATTENTION`, its attention's path.
+    """
 
     bucket: int
     phase: str
@@ -63,12 +65,12 @@ class WayChoice:
 
     @property
     def of_attention(self) -> bool:
-        """Whether it is a path of attention that was chosen, not a way."""
+        """Whether the choice is an attention path rather than a way."""
         return self.phase.startswith(ATTENTION)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WayChoice:
-        """What ``dataclasses.asdict`` gave."""
+        """Rebuilds a choice from what ``dataclasses.asdict`` returned."""
         contenders = tuple(Contender(**one) for one in values["contenders"])
         return cls(**{**values, "contenders": contenders})
 
@@ -79,17 +81,17 @@ def choose(
     times: Mapping[str, Sequence[float]],
     refused: Mapping[str, str] | None = None,
 ) -> WayChoice:
-    """The way to run one bucket.
+    """Chooses the way to run one bucket.
 
     Args:
         bucket: its number.
         phase: ``step``, ``eval`` or ``forward``.
-        times: milliseconds of each way's steps, round by round, simplest way first; a round's steps
-            ran one after another.
+        times: milliseconds per step of each way, one per round, simplest way first; the steps of a
+            round ran one after another.
         refused: ways that cannot run, with the reason.
 
     Raises:
-        ValueError: no way has a time, or they ran another number of rounds.
+        ValueError: no way has a time, or the ways have different numbers of rounds.
     """
     if not times or len({len(t) for t in times.values()}) != 1 or not all(map(len, times.values())):
         raise ValueError(f"bucket {bucket} {phase}: every way needs one time a round, got {times}")
@@ -109,7 +111,7 @@ def choose(
 
 
 def save(path: str | Path, choices: Sequence[WayChoice], made_for: Mapping[str, Any]) -> None:
-    """Writes choices with what they were made for, as JSON with a checksum."""
+    """Writes choices, and what they were made for, as JSON with a checksum."""
     values = {"made_for": dict(made_for), "choices": [asdict(choice) for choice in choices]}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,10 +119,10 @@ def save(path: str | Path, choices: Sequence[WayChoice], made_for: Mapping[str, 
 
 
 def load(path: str | Path, made_for: Mapping[str, Any]) -> list[WayChoice]:
-    """What :func:`save` wrote.
+    """Reads what :func:`save` wrote.
 
     Raises:
-        ValueError: the file is no such file, or was made for something else.
+        ValueError: the file holds no choices, or choices made for something else.
     """
     try:
         values = document.load(path)

@@ -1,1 +1,1 @@
-"""Every bucket compiled, recorded and timed before the first step."""
+"""Compiles, records and times every bucket before the first step."""

@@ -1,15 +1,15 @@
 """Compiled code kept next to a plan, so that the next process starts without compiling.
 
 torch collects what it compiled as one blob of bytes, valid for the same torch, device and code
-(``torch.compiler.save_cache_artifacts``). Tracing is done again in every process; what is saved is
-the compilation after it, most of a warm-up. A file of another torch or device is not used, and said
-so.
+(``torch.compiler.save_cache_artifacts``). Every process still traces again; the file saves the
+compilation after it, which is most of a warm-up. A file of another torch version or device is not
+used, with a warning.
 
 **Such a file is a program**: torch unpickles it and runs the kernels in it, so whoever can write it
-can do what you can do. It is therefore read only where it is yours: owned by you, writable by
-nobody else, and signed with a key that stands in your own cache folder
-(:mod:`staticgraph.files.own_cache`). Anything else is not used, with a warning, and compilation
-begins again. Do not take such a file from others; they cannot sign it for you either.
+can do anything you can do. It is therefore read only if it is yours: owned by you, writable by
+nobody else, and signed with a key kept in your own cache folder
+(:mod:`staticgraph.files.own_cache`). Any other file is ignored, with a warning, and everything is
+compiled again. Do not accept such a file from others; they cannot sign it for you either.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ MAGIC = b"staticgraph.compiled.signed\n"
 
 
 def default_path(*what: object) -> Path | None:
-    """Where the compiled code of a model and a plan is kept unless the user says otherwise: a file
-    for each in the user's own cache folder. None, with a warning, where there can be none.
+    """The default path for the compiled code of a model and a plan, in the user's cache folder.
+
+    None, with a warning, if there can be no such folder.
 
     Args:
-        what: makes the name; anything whose text tells one use from another.
+        what: determines the file name; anything whose text tells one use from another.
     """
     name = hashlib.sha256("\n".join(map(str, what)).encode()).hexdigest()[:16]
     try:
@@ -45,15 +46,15 @@ def default_path(*what: object) -> Path | None:
 
 
 def save(path: str | Path, device: torch.device, cold_s: float) -> bool:
-    """Writes all that this process compiled so far, signed, for its owner alone.
+    """Writes everything this process has compiled so far, signed, readable by its owner alone.
 
     Args:
         path: of the file.
-        device: what was compiled for.
-        cold_s: seconds of the warm-up that compiled it, kept for the report of those it serves.
+        device: the device that the code was compiled for.
+        cold_s: seconds of the warm-up that compiled it, kept for the reports of later processes.
 
     Returns:
-        False where nothing was compiled, or, with a warning, where nothing can be signed.
+        False if nothing was compiled or, with a warning, if nothing can be signed.
     """
     artifacts = torch.compiler.save_cache_artifacts()
     if artifacts is None:
@@ -72,13 +73,13 @@ def save(path: str | Path, device: torch.device, cold_s: float) -> bool:
 
 
 def load(path: str | Path, device: torch.device) -> float | None:
-    """Hands torch what an earlier process of this user compiled. Torch unpickles it: see above.
+    """Gives torch what an earlier process of this user compiled; torch unpickles it.
 
     Returns:
-        The seconds that process took to warm up; None where there is nothing to use.
+        The seconds that process took to warm up; None if there is nothing to use.
 
-    Warns where the file was made for another torch or device, is damaged, belongs to someone else,
-    can be written by others, or is not signed by this user.
+    Warns if the file was made for another torch version or device, is damaged, belongs to someone
+    else, can be written by others, or is not signed by this user.
     """
     source = Path(path)
     if not source.exists():

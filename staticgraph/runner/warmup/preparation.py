@@ -1,7 +1,7 @@
-"""A phase of a bucket made ready: compiled, or recorded, by running it over padding alone.
+"""Prepares a phase of a bucket: compiles or records it by running it over padding alone.
 
-It is the runner's warm-up that asks for it, under its budget; a step that was not prepared
-compiles at its first batch.
+The runner's warm-up calls this, under its budget; a step that was not prepared compiles at its
+first batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from staticgraph.steps.state.training_state import evaluating, train
 from staticgraph.steps.update.update import Update
 
 PHASES = ("step", "eval", "forward")
-# torch's graph trees run a function once to warm up, once to record, and replay from then on.
+# torch's graph trees run a function once to warm up, once to record, and then replay it.
 RECORDING_RUNS = 3
 
 
@@ -34,13 +34,14 @@ class Preparation:
     """Prepares the steps of one runner.
 
     Args:
-        subject: what is run.
-        steps: that are prepared.
+        subject: the model, and how it is run.
+        steps: the steps to prepare.
 
     Attributes:
-        watched: entered around each preparation of a (bucket, phase), by who watches it.
-        warmed: called between the runs that warm a key up and those whose memory is a step's; None
-            where nobody measures.
+        watched: returns a context manager that is entered around each preparation of a (bucket,
+            phase).
+        warmed: called between the runs that warm a key up and those whose memory counts as a
+            step's; None if nothing is measured.
     """
 
     def __init__(self, subject: Subject, steps: Steps) -> None:
@@ -52,11 +53,11 @@ class Preparation:
         self._recorded_whole: set[tuple[str, int, str]] = set()
 
     def prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
-        """Compiles, or records, what a phase of a bucket needs; nothing for ``eager``.
+        """Compiles, or records, what a phase of a bucket needs; does nothing for ``eager``.
 
         Raises:
             NotStatic: it cannot be compiled or recorded.
-            ValueError: no such phase.
+            ValueError: there is no such phase.
         """
         if phase not in PHASES:
             raise ValueError(f"phase {phase!r}; choose one of {', '.join(map(repr, PHASES))}")
@@ -83,12 +84,12 @@ class Preparation:
             self._run_in(way, batch, phase, RECORDING_RUNS if steps.mode.recording else 1)
 
     def _run_in(self, way: str, batch: StaticBatch, phase: str, runs: int) -> None:
-        """Runs a phase of a batch, so that it compiles, and where torch records, records."""
+        """Runs a phase of a batch, so that it compiles and, where torch records, is recorded."""
         work = "step" if phase == "step" else "forward"
         for turn in range(runs if self.warmed is None else max(runs, 2)):
             if turn == 1 and self.warmed is not None:
                 if phase == "step":
-                    self._update.zero_grad()  # a step makes its own
+                    self._update.zero_grad()  # a step makes its own gradients
                 self.warmed()
             if phase == "eval":
                 with evaluating(self._model):
@@ -101,7 +102,7 @@ class Preparation:
                     (result if self._steps.averaging is None else result.total).backward()
 
     def finish(self) -> None:
-        """From now on nothing is recorded, and what compiles is warned of."""
+        """Ends the preparation: nothing is recorded from now on, and a compilation warns."""
         self._steps.compiled.warmed_up = True
         self._steps.recordings.freeze()
 

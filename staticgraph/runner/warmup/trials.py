@@ -1,14 +1,14 @@
-"""Measures the ways a bucket may run in, before its first step, and takes the one that gains.
+"""Measures the ways a bucket may run in, before its first step, and chooses the fastest.
 
-Every way that can run is compiled or recorded, then all step in turn (A B C A B C ...) over a batch
-of the bucket, whole training steps included (their attention first, by itself, where only time
-tells its paths apart); device events time them on CUDA, the process's own
-clock on a CPU, where other processes would disturb a wall clock. Whoever calls puts the training
-state back, so that a run after the choice is the run it would have been without it.
+Every way that can run is compiled or recorded; then all of them step in turn (A B C A B C ...) over
+a batch of the bucket, whole training steps included. Where only time tells the paths of its
+attention apart, the attention is measured first, by itself. CUDA is timed by device events, a CPU
+by the process's own clock, since other processes would disturb a wall clock. The caller restores
+the training state, so that training afterwards is the same as without the measurement.
 
-Invariants: nothing is chosen, compiled or recorded later; a way that cannot run is out with its
-reason and costs the others nothing; no way is begun after ``limit_s``, and the buckets that are
-left then take the simplest. A compilation that has begun is not cut short.
+Invariants: nothing is chosen, compiled or recorded later; a way that cannot run is dropped with its
+reason and costs the others nothing; no way is started after ``limit_s``, and the remaining buckets
+then take the simplest one. A compilation in progress is not cut short.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from staticgraph.steps.state.training_state import evaluating, train
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.progress import Bar
 
-# Not timed: workspaces, autotuned products and the first touch of memory belong to nobody.
+# Not timed: allocating workspaces, autotuning and first memory accesses belong to no one way.
 UNTIMED_ROUNDS = 2
 
 
 class Trials:
-    """One warm-up's measurements.
+    """The measurements of one warm-up.
 
     Args:
         subject: its model's flags are set for each phase.
@@ -75,7 +75,7 @@ class Trials:
         self._refused: dict[tuple[int, str], dict[str, str]] = {}
         self._attention = AttentionTrial(subject, steps.computation.context)
         self._paths: list[WayChoice] = []
-        self._lost: str | None = None  # why nothing can be recorded any more
+        self._lost: str | None = None  # why nothing can be recorded any longer
 
     def run(
         self,
@@ -85,14 +85,14 @@ class Trials:
         file: str | Path | None,
         shown: Bar,
     ) -> tuple[WayChoice, ...]:
-        """Makes what is chosen for every key ready to run: as a file says, or by measuring.
+        """Prepares the chosen way of every key, chosen by a file or by measuring.
 
         Args:
             keys: (bucket, phase), largest bucket first.
-            schema: of the batches.
-            batch_of: a batch to time a bucket with.
-            file: choices are taken from there where it fits, and written there otherwise.
-            shown: told of each key that is ready.
+            schema: the fields of the batches.
+            batch_of: returns a batch to time a bucket with.
+            file: choices are read from it if it fits, and written to it otherwise.
+            shown: the progress bar, updated for each key that is ready.
         """
         if OWN in self._options.ways:
             self.notes += self._steps.recordings.fit_scope()
@@ -127,8 +127,10 @@ class Trials:
         return (*found, *self._paths)
 
     def measure_attention(self, batch: StaticBatch, phase: str) -> None:
-        """Times the attention of a batch's bucket alone, where more than one path is left, and has
-        all ways of the bucket take the fastest."""
+        """Times the attention of a batch's bucket alone, and chooses its path for all ways.
+
+        Does nothing unless more than one path is left.
+        """
         training, capacity = phase != "eval", batch.capacity
         paths = self._attention.contenders(capacity, training)
         if len(paths) < 2:
@@ -148,8 +150,9 @@ class Trials:
         refused: dict[str, str] = {}
         ready = []
         if batch.device.type == "cpu":
-            # What is wrong with the model itself is said by its own error alone, before a
-            # compiler meets it and prints a page of its own.
+            # An error of the model itself should appear alone, before a compiler meets it and adds
+            # a
+            # page of its own.
             self._prepare("eager", *key)
             with self._steps.finite.unread():
                 self._run("eager", batch, phase)
@@ -160,14 +163,14 @@ class Trials:
             else:
                 refused[way] = why
         self._refused[key] = refused
-        # A loss that grows without end over one batch is no fault of the data.
+        # A loss that diverges over one repeated batch does not mean that the data are faulty.
         with self._steps.finite.unread():
             self._times[key] = self._timed(ready, lambda way: self._run(way, batch, phase), refused)
 
     def choices(self) -> list[WayChoice]:
-        """What is chosen for each key measured, smallest bucket first.
+        """Returns the choice for each measured key, smallest bucket first.
 
-        Recordings are torn down together, so where one failed, none is chosen.
+        Recordings are freed together, so if one failed, none is chosen.
         """
         found = []
         for key in sorted(self._times):
@@ -179,7 +182,7 @@ class Trials:
         return found
 
     def _cannot(self, way: str, bucket: int, phase: str) -> str | None:
-        """Prepares a way; the reason where it cannot run."""
+        """Prepares a way; returns the reason if it cannot run."""
         if way != "eager" and self._stopwatch.now() > self._until:
             return f"not tried: limit_s={self._options.limit_s:g} was spent"
         if way == OWN and (self._lost is not None or not self._steps.recordings.records(phase)):
@@ -194,8 +197,9 @@ class Trials:
                 self._steps.recordings.close()
             return str(error)
         except Exception as error:
-            # The model itself ran in eager: what a compiler, or its graph, makes of it is no
-            # reason to end a run that can go on without.
+            # The model itself ran in eager, so a failure of the compiler, or of its graph, should
+            # not
+            # end a run that can do without that way.
             if way in ("eager", OWN):
                 raise
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -204,8 +208,10 @@ class Trials:
     def _timed(
         self, ways: Sequence[str], run: Callable[[str], Any], refused: dict[str, str]
     ) -> dict[str, list[float]]:
-        """Milliseconds of each, round by round; one that runs out of memory is refused, unless it
-        is the first, which must run."""
+        """Returns the milliseconds of each way, round by round.
+
+        A way that runs out of memory is refused, except the first, which must run.
+        """
         times: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(UNTIMED_ROUNDS + self._options.rounds):
             for way in list(times):
@@ -236,7 +242,7 @@ class Trials:
 
 
 def _fingerprint(subject: Subject, capacities: Sequence[Capacity]) -> dict[str, Any]:
-    """What a choice among the ways depends on: values that JSON keeps."""
+    """What a choice among the ways depends on, as values that survive JSON."""
     device = subject.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -252,7 +258,7 @@ def _fingerprint(subject: Subject, capacities: Sequence[Capacity]) -> dict[str, 
 def _fixed(
     file: str | Path, keys: Sequence[tuple[int, str]], made_for: Mapping[str, Any]
 ) -> list[WayChoice] | None:
-    """The choices of a file, where it holds all that are needed."""
+    """Returns the choices of a file, or None unless it holds all that are needed."""
     if not Path(file).exists():
         return None
     try:
@@ -264,8 +270,11 @@ def _fixed(
 
 
 def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> StaticBatch:
-    """A batch to time a bucket with: the first graphs of a store that fit, the example itself where
-    it is a batch of this bucket, or padding alone where there is no data yet."""
+    """Returns a batch to time a bucket with.
+
+    This is the first graphs of a store that fit, the example itself if it is a batch of this
+    bucket, or padding alone if there is no data.
+    """
     capacity = layout.capacity
     if isinstance(example, StaticBatch) and example.layout == layout:
         return example.clone().to(device)
@@ -282,6 +291,6 @@ def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> Stati
             try:
                 batch = StaticBatch.of(example, ids, capacity, layout.bucket, layout.pointers)
                 return batch.to(device)
-            except GraphTooLarge:  # a further component of the capacity is full
+            except GraphTooLarge:  # another component of the capacity is full
                 ids = ids[: len(ids) // 2]
     return StaticBatch.blank(layout, device)

@@ -1,9 +1,10 @@
-"""Warming up: every bucket and phase compiled, and recorded, before the first step.
+"""The warm-up: every bucket and phase is compiled, and recorded, before the first step.
 
-The problem: what compiles late costs a minute in the middle of an epoch, and what records late
-finds the memory taken. Here all keys are prepared at once, largest first, under the budget, with
-model, optimizer and random state as before afterwards; ``auto`` times its ways on that occasion.
-What padding does to the model is looked at first, since a model that it reaches need not compile.
+The problem: a late compilation costs a minute in the middle of an epoch, and a late recording finds
+the memory taken. Here all keys are prepared at once, largest first, under the budget, and model,
+optimizer and random state are restored afterwards; ``auto`` times its ways at the same time. The
+effect of padding on the model is checked first, since a model that padding reaches need not be
+compiled.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from staticgraph.text.progress import bar
 
 
 class Warming:
-    """What a runner prepares, and what it found on the way.
+    """Prepares everything a runner runs, and keeps what it found on the way.
 
     Attributes:
         choices: what ``auto`` chose.
-        notes: what of its trials a report says.
-        seconds: of the last warm-up; None before the first.
-        cold_s: of the warm-up that wrote the cache which the last one used; None without.
+        notes: remarks of its trials, for the report.
+        seconds: duration of the last warm-up; None before the first.
+        cold_s: duration of the warm-up that wrote the cache used by the last one; None without.
     """
 
     def __init__(
@@ -92,8 +93,11 @@ class Warming:
         self._prepare_all(schema, example, tuple(phases), progress, cache, choices)
 
     def _check_padding(self, example: StaticBatch | GraphColumns | None) -> None:
-        """The check of padding before anything is compiled; on made-up graphs, where there is no
-        example, and then on the first batch as well unless that is replayed."""
+        """Checks padding before anything is compiled.
+
+        Without an example it runs on made-up graphs, and the first batch is checked as well, unless
+        that is replayed.
+        """
         execution = self._execution
         made_up = execution.compiles and not execution.only_fused
         if self._padding is None or (example is None and not made_up):
@@ -148,10 +152,10 @@ class Warming:
         if cache is not None:
             compile_cache.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)
         self._preparation.finish()
-        self._steps.clear()  # what was warmed up with is no data
+        self._steps.clear()  # the warm-up's losses are not losses of data
 
     def prepare(self, schema: Schema, way: str, bucket: int, phase: str) -> None:
-        """Compiles or records, under the budget."""
+        """Compiles or records a phase of a bucket, under the budget."""
         guard = nullcontext()
         if self._commitments is not None:
             guard = self._commitments.recording(bucket, self._preparation.tear_down)
@@ -161,7 +165,7 @@ class Warming:
             self._preparation.prepare(way, bucket, phase, schema)
 
     def _commit_gradients(self, phases: Iterable[str]) -> None:
-        """Those of recordings beside one training step a bucket, before any is recorded."""
+        """Commits, in advance, the gradients of recordings beyond one step per bucket."""
         if self._commitments is None:
             return
         buckets = len(self._plan.capacities)

@@ -1,12 +1,12 @@
-"""Parts of a captured graph that a backward runs again, where the graph runs as it is.
+"""Checkpointed parts of a captured graph that runs as it is, and that a backward runs again.
 
-The problem: torch keeps the inputs of a checkpointed part and, in the backward, finds them written
-to where the part itself writes, as BatchNorm does to its running statistics. Compilers take such
-writes out of the part; a graph that runs as it is cannot have them, and its backward would end in
-an error of autograd that names neither the part nor a way out.
+The problem: torch keeps the inputs of a checkpointed part and, in the backward, finds that the part
+itself has written to them, as BatchNorm does to its running statistics. Compilers move such writes
+out of the part. A graph that runs as it is cannot, and its backward would end in an autograd error
+that names neither the part nor a remedy.
 
-The idea: the first run compares the versions of what such parts were given. Nothing is asked of a
-graph without them, nor of a later run.
+The idea: the first run compares the versions of the inputs of such parts. Graphs without them, and
+later runs, are not checked.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _PART = torch.ops.higher_order.tag_activation_checkpoint
 
 
 def checked(graph: torch.fx.GraphModule, name: str) -> Callable[..., Any]:
-    """The graph's forward, which refuses at its first run parts that write to what they were given;
-    what they wrote is put back.
+    """Returns the graph's forward, which at its first run refuses parts that write to their inputs.
+
+    The writes are undone.
 
     Args:
         graph: as Dynamo captured it.
@@ -44,7 +45,7 @@ def checked(graph: torch.fx.GraphModule, name: str) -> Callable[..., Any]:
     passed = False
 
     def run(*inputs: Any) -> Any:
-        """Runs the graph; the first time it also looks whether inputs change."""
+        """Runs the graph; the first time, also checks whether inputs change."""
         nonlocal passed
         if passed:
             return graph.forward(*inputs)

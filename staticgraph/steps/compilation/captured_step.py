@@ -1,4 +1,4 @@
-"""One step captured and rewritten, to be looked at or counted; what mode ``fused`` runs."""
+"""One step captured and rewritten, for inspection and counting; what mode ``fused`` runs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from staticgraph.steps.tracing.trace import tracing_options
 
 
 class CapturedStep:
-    """A step of one batch as mode ``fused`` runs it; called, it runs again over the same batch.
+    """A step of one batch as mode ``fused`` runs it; a call runs it again over the same batch.
 
     torch.compile itself does not run inside a mode that counts operations; this does.
 
     Args:
-        computation: of the model.
+        computation: the model's computation.
         work: ``forward`` or ``step``.
-        batch: gets row pointers where it has none; one run over it changes what a step changes,
-            but for gradients.
+        batch: is given row pointers if it has none; one run over it changes everything that a step
+            changes, except gradients.
     """
 
     def __init__(self, computation: Computation, work: str, batch: StaticBatch) -> None:
@@ -49,7 +49,7 @@ class CapturedStep:
         drop_what_is_known(self._function, self.captured)
 
         def run(*given: Any) -> Any:
-            """Keeps the inputs of a call and runs the graph over them."""
+            """Keeps the inputs of a call and runs the graph on them."""
             if self._idle is not None:
                 return self._idle
             self._given = given
@@ -59,11 +59,14 @@ class CapturedStep:
 
     @property
     def captured(self) -> Captured:
-        """The graph, rewritten."""
+        """The rewritten graph."""
         return self._found[0]
 
     def seconds_around(self, calls: int = 50, rounds: int = 20) -> float:
-        """What a call takes on top of the graph: guards, dispatch, arguments; the best round."""
+        """Returns a call's overhead over the graph in seconds, in the best round.
+
+        It consists of guards, dispatch and arguments.
+        """
         self._idle, best = (torch.zeros(()),), float("inf")
         try:
             with Restored(nothing=True):
@@ -77,5 +80,5 @@ class CapturedStep:
         return best
 
     def __call__(self) -> Tensor:
-        """The first tensor of the result."""
+        """Returns the first tensor of the result."""
         return self.captured.module.forward(*self._given)[0]

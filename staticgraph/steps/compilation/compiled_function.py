@@ -1,8 +1,8 @@
-"""One function of fixed shapes, compiled once, that says so if it would compile again.
+"""One function of fixed shapes, compiled once, that raises if it would compile again.
 
-Every key gets a code object of its own: torch keeps its compiled versions and its recompile limit
-per code object, so that neither the number of buckets nor the guards of other buckets matter. The
-limit's default would otherwise drop to eager in silence at the ninth bucket.
+Every key gets its own code object: torch keeps compiled versions and the recompile limit per code
+object, so neither the number of buckets nor the guards of other buckets matter. Otherwise the
+default limit would silently fall back to eager at the ninth bucket.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ from staticgraph.text.how_many import how_many
 
 @dataclass(slots=True)
 class CompileCounts:
-    """What happened on behalf of one key. ``recordings`` are counted over the runs that torch needs
-    to record; see :func:`staticgraph.steps.compilation.graph_trees.whole_recording`."""
+    """What torch did on behalf of one key.
+
+    ``recordings`` are counted over the runs that torch needs to record; see
+    :func:`staticgraph.steps.compilation.graph_trees.whole_recording`.
+    """
 
     compiles: int = 0
     graph_breaks: int = 0
@@ -49,7 +52,7 @@ class CompileCounts:
     seconds: float = 0.0
 
     def snapshot(self) -> tuple[int, int, int]:
-        """torch's own running counts, to be compared later."""
+        """Returns torch's own running counts, to be compared later."""
         return (
             counters["stats"]["unique_graphs"],
             sum(counters["graph_break"].values()),
@@ -57,24 +60,26 @@ class CompileCounts:
         )
 
     def add_since(self, before: tuple[int, int, int]) -> None:
-        """Counts what torch did since a snapshot."""
+        """Adds what torch did since a snapshot."""
         now = self.snapshot()
         self.compiles += now[0] - before[0]
         self.graph_breaks += now[1] - before[1]
         self.skipped += now[2] - before[2]
 
 
-# torch compiles one function at a time, and its counters and settings are the process's.
+# torch compiles one function at a time, and its counters and settings are process-wide.
 _COMPILING = threading.RLock()
 
 
 class _StaticBackend:
-    """Takes a graph whose every shape is a number, once: rewritten where asked for, then compiled
-    by Inductor in one of torch's modes, or, in mode ``fused``, run as it is.
+    """Compiles one graph whose every shape is a number, once.
+
+    The graph is rewritten if requested, then compiled by Inductor in one of torch's modes or, in
+    mode ``fused``, run as it is.
 
     Attributes:
-        captured: the rewritten graph; None where nothing was rewritten.
-        guards: how many guards a graph keeps that runs as it is; None for another.
+        captured: the rewritten graph; None if nothing was rewritten.
+        guards: how many guards remain, for a graph that runs as it is; None for any other.
     """
 
     def __init__(self, function: FunctionType, mode: Mode, name: str, device: str | None) -> None:
@@ -86,8 +91,9 @@ class _StaticBackend:
         self._recorded = mode.recording or mode.own
         self._target = None if device is None else RewriteTarget(device, not mode.fused)
         self._name = name
-        # What Inductor made, and constants with it: a recording reads these, and torch forgets
-        # them with ``torch.compiler.reset()``. Its own recordings are its own affair.
+        # Keeps Inductor's output alive, with its constants: a recording reads them, and
+        # ``torch.compiler.reset()`` would free them. Inductor's own recordings look after
+        # themselves.
         self._kept: list[Any] | None = None if mode.recording else []
         self.done = False
         self.captured: Captured | None = None
@@ -120,7 +126,7 @@ class _StaticBackend:
 
 
 def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:
-    """The same function under a code object of its own, which is what torch counts by."""
+    """Returns the same function with its own code object, which is what torch counts by."""
     assert isinstance(function, FunctionType)
     return FunctionType(
         function.__code__.replace(co_name=f"static_{name.replace(' ', '_')}"),
@@ -165,12 +171,12 @@ class CompiledFunction:
 
     @property
     def captured(self) -> Captured | None:
-        """The graph as it was rewritten, after the first call."""
+        """The rewritten graph, after the first call."""
         return self._backend.captured
 
     @property
     def guards(self) -> int | None:
-        """How many guards a call of mode ``fused`` asks; None in another mode."""
+        """How many guards a call of mode ``fused`` checks; None in any other mode."""
         return self._backend.guards
 
     def __call__(self, *tensors: Tensor) -> Any:
@@ -182,7 +188,7 @@ class CompiledFunction:
             return self._first(tensors)
 
     def _first(self, tensors: tuple[Tensor, ...]) -> Any:
-        if watched():  # torch would not trace, and never again
+        if watched():  # torch would not trace now, or ever again
             raise NotStatic(
                 f"{self._name} is traced when it is first called, which cannot be while a mode "
                 "sees every operation (torch's FlopCounterMode, or another TorchDispatchMode): "
@@ -199,7 +205,7 @@ class CompiledFunction:
             raise NotStatic(
                 f"{self._name} cannot be compiled in fixed shapes:\n"
                 f"{why_not_compiled(error, observed(error))}"
-            ) from None  # the context is torch's page, which is not shown again
+            ) from None  # the context is torch's long message, which is not shown again
         self._warm = self._backend.done = True
         if self._fused:
             self._next = GuardedCall(self._function, self._call)
@@ -213,7 +219,7 @@ class CompiledFunction:
     def _again(self, tensors: tuple[Tensor, ...]) -> Any:
         try:
             return self._next(tensors)
-        except TorchDynamoException as error:  # only compiling raises it
+        except TorchDynamoException as error:  # only a compilation raises it
             changed = self._changed(tensors) or str(error)
             raise NotStatic(
                 f"{self._name} would have to be compiled again, because something that it was "
@@ -225,8 +231,10 @@ class CompiledFunction:
             raise told from error
 
     def _deletes(self, error: AttributeError) -> NotStatic | None:
-        """What to say of ``del self.e`` where ``e`` stood before the first call, which torch writes
-        into every call; None for another error."""
+        """The error for a ``del self.e`` of an ``e`` that existed only before the first call.
+
+        torch writes such a deletion into every call. None for any other error.
+        """
         frames = traceback.extract_tb(error.__traceback__)
         if not frames or frames[-1].name != "__delattr__":
             return None
@@ -237,8 +245,10 @@ class CompiledFunction:
         )
 
     def _changed(self, tensors: tuple[Tensor, ...]) -> str | None:
-        """The guard that failed, in torch's words. Its stance is the process's, so it is set for
-        this question alone, and not around every call."""
+        """Returns the guard that failed, in torch's words.
+
+        The stance is process-wide, so it is set for this query alone, not around every call.
+        """
         with _COMPILING:
             try:
                 with torch.compiler.set_stance("fail_on_recompile"):
@@ -249,7 +259,7 @@ class CompiledFunction:
 
 
 def skipped_recordings_of(counts: Iterable[tuple[Any, CompileCounts]]) -> list[str]:
-    """A sentence for every key of which torch recorded less than it was asked to."""
+    """One sentence per key of which torch recorded less than requested."""
     return [
         f"{key}: torch declined to record {how_many(count.skipped, 'graph')}; "
         "TORCH_LOGS=cudagraphs names the reason"

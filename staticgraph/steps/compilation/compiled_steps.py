@@ -1,7 +1,7 @@
-"""The compiled functions of a runner: one a key, made by the warm-up and never after.
+"""The compiled functions of a runner: one per key, made by the warm-up and normally never after.
 
-Whoever runs a key compiled, and whoever records it, takes the same function from here, so that
-nothing is compiled twice.
+Running a key compiled and recording it use the same function from here, so that nothing is compiled
+twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Key(NamedTuple):
 
 
 class CompiledSteps:
-    """Compiles the functions of one model, bucket by bucket.
+    """Compiles the functions of one model, one per key.
 
     Args:
         model: its training flag is part of a key.
@@ -61,19 +61,21 @@ class CompiledSteps:
         return len(self._functions)
 
     def run(self, work: str, batch: StaticBatch, fused: bool = False) -> Any:
-        """The work's result for a batch; see :class:`CompiledFunction` for what it raises.
+        """Returns the work's result for a batch; see :class:`CompiledFunction` for what it raises.
 
         Args:
-            fused: by the rewritten graph without Inductor, whatever the mode; the batch then has
-                row pointers, where nodes have one type.
+            work: ``step`` or ``forward``.
+            batch: of one of the buckets.
+            fused: whether to run the rewritten graph without Inductor, whatever the mode; the batch
+                then has row pointers, if nodes have one type.
         """
         self._computation.hooks.check()
-        # Its guards say that no forward runs around it, and no autocast but its own.
+        # The guards assume that no other forward, and no autocast but the subject's own, is active.
         with Restored(nothing=True), self._computation.precision.alone():
             return self.of(work, batch, fused)(*batch.tensors().values())
 
     def of(self, work: str, batch: StaticBatch, fused: bool = False) -> CompiledFunction:
-        """The function of a batch's key under the present flags; warns where it is made late."""
+        """Returns the function for a batch and the current flags; warns if it is made late."""
         fused = fused or self._mode.fused
         grad = torch.is_grad_enabled()
         asked = grad and work == "forward"
@@ -97,7 +99,7 @@ class CompiledSteps:
         return self._functions[key]
 
     def note_recorded(self, bucket: int, work: str, training: bool, found: RecordedGraphs) -> None:
-        """Takes what torch recorded of a key, forward and backward, after its first run."""
+        """Adds what torch recorded of a key, forward and backward, after its first run."""
         around = self._computation.precision.around
         key = Key(bucket, work, training, training and torch.is_grad_enabled(), around=around)
         counts = self._functions[key].counts
@@ -106,7 +108,7 @@ class CompiledSteps:
 
     @property
     def counts(self) -> list[tuple[Key, CompileCounts]]:
-        """What happened on behalf of each key."""
+        """What torch did on behalf of each key."""
         return [(key, function.counts) for key, function in self._functions.items()]
 
     def clear(self) -> None:

@@ -1,8 +1,8 @@
 """Proof that CUDA graphs were recorded: they are counted, not inferred.
 
-``torch.compile(mode="reduce-overhead")`` may skip a recording without a word (an input on the CPU,
-a mutated input, a partition), so the absence of a warning proves nothing. The graph trees keep
-every recording as a node; counting the nodes before and after a warm-up says what was recorded.
+``torch.compile(mode="reduce-overhead")`` may silently skip a recording (an input on the CPU, a
+mutated input, a partition), so the absence of a warning proves nothing. The graph trees keep every
+recording as a node; counting the nodes before and after a warm-up gives the number of recordings.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from staticgraph.internals.inductor import counting_pieces, drop_trees, roots_of
 from staticgraph.internals.tracing import counters
 from staticgraph.text.how_many import how_many
 
-# Graphs of a whole recording: a forward and a backward, or a forward alone.
+# Graphs in a whole recording: a forward and a backward, or a forward alone.
 WHOLE = {"step": 2, "eval": 1}
 
 
 def recorded_graphs(device: torch.device) -> int:
-    """CUDA graphs that torch's graph trees hold on a device; 0 where there is no CUDA."""
+    """Counts the CUDA graphs in torch's graph trees on a device; 0 without CUDA."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return 0
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -41,7 +41,7 @@ def _nodes(root: Any) -> int:
 
 
 def skipped_recordings() -> int:
-    """Compiled graphs that Inductor declined to record, as it counts them itself."""
+    """Returns how many compiled graphs Inductor declined to record, by its own count."""
     return int(counters["inductor"]["cudagraph_skips"])
 
 
@@ -55,15 +55,17 @@ class RecordedGraphs:
 
 @contextmanager
 def whole_recording(device: torch.device, phase: str, name: str) -> Iterator[RecordedGraphs]:
-    """Inside, torch's graph trees warm up and record one phase of a bucket; afterwards what they
-    recorded is counted, and checked to be all, in one piece each way.
+    """A ``with`` block in which torch's graph trees warm up and record one phase of a bucket.
 
-    They do so late: a function records at its second run, its backward at that or the one after.
-    Whoever counts around a first run finds nothing.
+    Afterwards the recordings are counted and checked: one each for forward and backward, nothing
+    left out.
 
-    With ``graph_partition`` on, torch's default, a graph that holds what no recording can is cut
-    around it: the pieces are recorded each by itself, no skip is counted, nothing is said. How many
-    pieces torch makes is counted where it makes them; that each was recorded, in its trees.
+    The graph trees record late: a function at its second run, its backward at that run or the next.
+    Counting around a first run finds nothing.
+
+    With ``graph_partition`` on, torch's default, a graph is split around anything that cannot be
+    recorded: the pieces are recorded separately, and no skip is counted or reported. The pieces are
+    counted where torch makes them, and the recordings in its trees.
 
     Raises:
         NotStatic: there are more or fewer recordings than a whole one takes.
@@ -92,7 +94,7 @@ def whole_recording(device: torch.device, phase: str, name: str) -> Iterator[Rec
 
 
 def drop_recordings(device: torch.device) -> None:
-    """Frees what torch's graph trees recorded, all of it: they share one pool a device."""
+    """Frees everything that torch's graph trees recorded: they share one pool per device."""
     if device.type != "cuda":
         return
     drop_trees()

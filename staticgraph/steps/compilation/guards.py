@@ -1,15 +1,15 @@
-"""Guards of a captured step: later calls ask only what the runner does not know anyway.
+"""The guards of a captured step: later calls check only what the runner does not already know.
 
-The problem: around each call torch.compile looks at a thousand things that were traced by their
-value, half of which cannot have changed: functions and classes of torch, of PyG and of this
-library, shapes that the runner has checked, cells of a function that this library made. The idea:
-those guards are dropped before torch builds any, and the function that Dynamo wrote is called
-directly where the rest hold, without the frame evaluation around it. Where one does not hold,
-torch.compile is called as ever, and says what changed.
+The problem: around each call torch.compile checks a thousand things that were traced by value, half
+of which cannot have changed: functions and classes of torch, PyG and this library, shapes that the
+runner has checked, cells of a function that this library made. The idea: those guards are dropped
+before torch builds any, and if the remaining ones hold, the function that Dynamo wrote is called
+directly, without frame evaluation. If one does not hold, torch.compile is called as usual, and
+reports what changed.
 
-Invariant: what a user can change between two steps (a module's attributes, parameters, flags and
-hooks, what its forward reads of his own modules and globals, torch's own modes and flags) is
-guarded as torch guards it.
+Invariant: whatever a user can change between two steps (a module's attributes, parameters, flags
+and hooks, what its forward reads of the user's own modules and globals, torch's own modes and
+flags) is guarded as torch guards it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch import Tensor
 from staticgraph.internals.tracing import as_usual, drop_guards, traced, unwatched, watched
 from staticgraph.rewrites import Captured
 
-HOME = "staticgraph.steps.computation.computation"  # where the functions of steps are made
-# What is fixed once a library is imported, by Dynamo's words for guards: identities.
+HOME = "staticgraph.steps.computation.computation"  # where the steps' functions are made
+# Dynamo's names for guards of identity, on things that are fixed once a library is imported.
 _IDENTITIES = (
     *("CLOSURE_MATCH", "MODULE_MATCH", "CLASS_MATCH", "BUILTIN_MATCH", "FUNCTION_MATCH"),
     *("ID_MATCH", "DUPLICATE_INPUT"),
@@ -35,30 +35,32 @@ _LIBRARY = re.compile(
     r"G\['(?!__)|G\['__builtins_dict__|G\['__import_(torch|torch_geometric|staticgraph)_"
 )
 _OURS = re.compile(r"G\['(?!__)|G\['__import_staticgraph_|.*\.torch_geometric\.typing\.")
-# What a named tuple's class was made in, and Dynamo's own names for imported modules.
+# The scope in which a named tuple's class was made, and Dynamo's own names for imported modules.
 _MADE = re.compile(r"G\['___unnamed_scope_\w+'\](\['_tuple_new'\].*)?$|G\['__import_\w+'\]$")
-# Cells of the function that ``Computation.of_tensors`` makes, set once; this library's own class.
+# Cells, set once, of the function that ``Computation.of_tensors`` makes; the class of its context.
 _CELLS = re.compile(r"L\['(layout|names|known|work|leaves)'\]|L\['run'\]\.__self__\._context\)")
-# A class of an object, and what it holds, by their names.
+# Prefixes of guards on an object's class and on what it holds, which the patterns ignore.
 _CLASS = re.compile(r"^(dict\()?(type\()?")
-# A module's own dictionaries are dictionaries, and its layers were converted together.
+# These attributes of a module are always dictionaries, and its layers were converted together.
 _OF_MODULES = ("._parameters", "._buffers", "._modules")
 
 
 def drop_what_is_known(function: Callable[..., Any], captured: Captured | None) -> int:
-    """Called by a backend after the rewrites: drops the guards of what cannot change; how many
-    are left.
+    """Drops the guards of what cannot change; returns how many are left.
+
+    A backend calls it after the rewrites.
 
     Args:
-        function: that is traced; its own module and cells are known where it is of :data:`HOME`.
-        captured: the rewritten graph, which runs operation by operation, so that torch itself sees
-            what a tensor is; but for tensors of which a rewrite asked whether they have a gradient.
+        function: the function being traced; its own module and cells are known if it is from
+            :data:`HOME`.
+        captured: the rewritten graph. It runs operation by operation, so that torch itself sees
+            what a tensor is, except for tensors that a rewrite queried for a gradient.
     """
     relied = set() if captured is None else captured.relied
     ours = function.__module__ == HOME
 
     def dropped(kind: str, name: str) -> bool:
-        """Whether a guard asks what is known without it."""
+        """Whether a guard checks something that is known without it."""
         if kind == "TENSOR_MATCH":
             return name not in relied
         if not ours:
@@ -83,15 +85,15 @@ class GuardedCall:
     """A function that torch.compile has traced once, called again.
 
     Args:
-        function: of tensors alone, ``def function(*tensors)``; the one that was compiled.
-        call: what ``torch.compile`` made of it.
+        function: the function that was compiled, of tensors alone, ``def function(*tensors)``.
+        call: what ``torch.compile`` returned for it.
     """
 
     def __init__(self, function: FunctionType, call: Callable[..., Any]) -> None:
         self._call = call
         self._traced = traced(function)
         code = function.__code__
-        if code.co_argcount or not code.co_flags & 4:  # it takes something else than *tensors
+        if code.co_argcount or not code.co_flags & 4:  # it takes something other than *tensors
             self._traced = None
         cells = function.__closure__ or ()
         self._locals = {
@@ -100,7 +102,7 @@ class GuardedCall:
         self._given = code.co_varnames[0] if code.co_varnames else ""
 
     def __call__(self, tensors: tuple[Tensor, ...]) -> Any:
-        """The function's result; raises what ``torch.compile`` raises where a guard fails."""
+        """Returns the function's result; raises what ``torch.compile`` raises if a guard fails."""
         found = self._traced
         if found is None or not as_usual():
             return self._call(*tensors)
@@ -112,4 +114,4 @@ class GuardedCall:
         with unwatched():
             if not found.holds(given):
                 return self._call(*tensors)
-        return found.run(*tensors)  # seen operation by operation, as it would be without a trace
+        return found.run(*tensors)  # watched operation by operation, as it would be untraced

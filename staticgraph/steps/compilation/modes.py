@@ -1,7 +1,7 @@
-"""Compile modes: torch's names, and which of them make sense where.
+"""Compile modes: torch's names, and the devices on which they make sense.
 
-On a CPU ``reduce-overhead`` and ``max-autotune`` run in silence without a CUDA graph, so asking for
-them there is an error, not a surprise in the log.
+On a CPU ``reduce-overhead`` and ``max-autotune`` silently run without a CUDA graph, so requesting
+them there is an error rather than a surprise in the log.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ MODES = (
     "max-autotune-no-cudagraphs",
     "cuda-graph",
 )
-# Ours: compiled by Inductor without its graphs, recorded by staticgraph.recording.recorded.
+# This library's: compiled by Inductor without its graphs, recorded by
+# staticgraph.recording.recorded.
 OWN = "cuda-graph"
-# Ours: the captured graph rewritten to this library's operators, and run as it is.
+# This library's: the captured graph rewritten to its operators, and run as it is.
 FUSED = "fused"
 RECORDING_MODES = frozenset({"reduce-overhead", "max-autotune"})
-# Those that make no sense where there is no CUDA.
+# The modes that make no sense without CUDA.
 CUDA_MODES = RECORDING_MODES | {OWN}
 
 
@@ -46,7 +47,7 @@ class Mode(NamedTuple):
 
     @property
     def recording(self) -> bool:
-        """Whether torch's graph trees are asked to record."""
+        """Whether torch's graph trees record."""
         return self.name in RECORDING_MODES
 
     @property
@@ -56,15 +57,15 @@ class Mode(NamedTuple):
 
     @property
     def inductor(self) -> str:
-        """The mode that torch.compile gets."""
+        """The mode that is passed to torch.compile."""
         return "default" if self.own else self.name
 
 
 def without_fused(differentiable: Sequence[str]) -> str | None:
-    """Why mode ``fused`` cannot be: None where it can, as far as is known before a step is traced.
+    """Returns why mode ``fused`` is impossible; None if nothing known before tracing prevents it.
 
     Args:
-        differentiable: fields that the model takes derivatives by.
+        differentiable: the fields that the model takes derivatives by.
     """
     if not differentiable:
         return None
@@ -73,17 +74,17 @@ def without_fused(differentiable: Sequence[str]) -> str | None:
 
 
 def resolve(mode: str, device_type: str, allow_cpu: bool = False) -> Mode:
-    """The mode to run on a device.
+    """Returns the mode to run on a device.
 
     Raises:
-        ValueError: no such mode, or one that records CUDA graphs on a device without them.
+        ValueError: there is no such mode, or it records CUDA graphs on a device without them.
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r}; choose one of {', '.join(MODES)}")
     if mode == "auto":
         if device_type == "cuda":
             return Mode("default", "auto: compiled, until warmup() has measured")
-        # Inductor trains GINE 4x64 at 0.35 of eager speed here: two cores, 2026-11-20,
+        # Inductor trains GINE 4x64 at 0.35 of eager speed on a CPU: two cores, 2026-11-20,
         # bench_runner --models gine:4x64 --batch-sizes 128 --modes eager default.
         return Mode("eager", f"auto: eager on {device_type}, where compiling GNNs is slower")
     if mode in CUDA_MODES and device_type != "cuda" and not allow_cpu:

@@ -1,9 +1,9 @@
-"""What a key computes: the forward of a model, or the forward and the mean loss, of one batch.
+"""What a key computes: the forward of a model, or its forward and mean loss, over one batch.
 
 The same function runs in eager, is compiled, and is recorded. While it runs, the model's converted
-layers see the batch and PyG's functions have their fixed shapes, in its thread alone; before and
-after, neither. A backward that runs parts of the forward again (activation checkpointing) runs them
-as they were, in whichever thread.
+layers see the batch and PyG's functions have fixed shapes, in the running thread alone; before and
+after, neither is the case. A backward that runs parts of the forward again (activation
+checkpointing) runs them under the same conditions, in whichever thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from staticgraph.steps.rows.provenance import (
 from staticgraph.steps.state.hook_changes import HeardHooks
 from staticgraph.steps.state.training_state import untouched
 
-# Of a batch, what tells a rewrite which index is the batch's own.
+# The arrays by which a rewrite recognises an index as the batch's own.
 ARRAYS = tuple(COUNTS if name == "counts" else name for name in FACTS)
 
 
@@ -50,13 +50,15 @@ class Computation:
     """One model with its loss.
 
     Args:
-        subject: its model is converted in place; fields that it takes derivatives by are
-            differentiable in evaluation too, though gradients are off around it.
+        subject: its model is converted in place; the fields that it takes derivatives by are
+            differentiable in evaluation too, although gradients are disabled around it.
 
     Attributes:
-        precision: that it runs in.
-        shared: a step gives its :class:`~staticgraph.distributed.share.Share` of a mean over
-            ranks, instead of the mean over its own rows.
+        precision: the precision that it runs in.
+        shared: whether a step returns its :class:`~staticgraph.distributed.share.Share` of a mean
+            over ranks, instead of the mean over its own rows.
+        newcomers: notices layers that the model is given later.
+        hooks: notices hooks that come or go after a step was traced.
 
     Raises:
         NotStatic: a layer would keep the first batch's normalisation.
@@ -65,9 +67,9 @@ class Computation:
     def __init__(self, subject: Subject) -> None:
         model = subject.model
         self._rows = dict(subject.rows or {})
-        self._known: dict[bool, Provenance] = {}  # by the training flag
+        self._known: dict[bool, Provenance] = {}  # training flag -> what is known
         self.shared = False
-        self._sizes: frozenset[int] = frozenset()  # of the buckets that it was asked about
+        self._sizes: frozenset[int] = frozenset()  # of all buckets seen so far
         self._own_sizes = False  # whether the model reads sizes off the batch's own indices
         self._model = model
         self._forward = subject.forward or forward_of(model)
@@ -84,25 +86,27 @@ class Computation:
         self.hooks: HeardHooks = HeardHooks(model)
 
     def settle(self) -> None:
-        """Makes layers static that the model was given since; what is known of its results is
-        found again."""
+        """Makes newly added layers static; discards what is known of the model's results."""
         self.newcomers.seen()
         self._context = context_of(self._model)
         self._known.clear()
 
     @property
     def context(self) -> BatchContext:
-        """What the model's converted layers know of the batch."""
+        """The context through which the model's converted layers see the batch."""
         return self._context
 
     def active(self) -> Restored:
-        """As a ``with`` block around :meth:`run`: afterwards is bound what was bound before."""
+        """A ``with`` block around :meth:`run`; afterwards, the previous binding is restored."""
         return Restored()
 
     def known(self, batch: StaticBatch) -> Provenance:
-        """What of the model's results are rows, in its present mode: found by a run of its own, the
-        first time that it is asked, and again where a bucket has one of the sizes of that run,
-        then in none of the sizes met so far: buckets that come by turns do not each undo it."""
+        """Returns which of the model's results are rows, in its current mode.
+
+        A separate run finds this at the first call, and again if a bucket shares a size with that
+        run. The new run then avoids all sizes seen so far, so that alternating buckets do not each
+        undo it.
+        """
         training = self._model.training
         found, capacity = self._known.get(training), batch.capacity
         sizes = {capacity.rows(level) for level in batch.levels}
@@ -125,8 +129,7 @@ class Computation:
         return found
 
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
-        """The model's output over a batch that no user gave; a counter in its forward is put
-        back."""
+        """Returns the model's output over a batch that is not the user's; restores its counters."""
         kept = untouched(self._model, beside=self._beside, trained=False, attributes=True)
         with kept, asks() as asked:
             self._own_sizes, before = True, self._own_sizes
@@ -136,12 +139,11 @@ class Computation:
                 self._own_sizes = before or bool(asked)
 
     def assume_rows(self) -> None:
-        """No run of its own: outputs are what their leading sizes say."""
+        """Skips the separate run: an output's rows are taken from its leading dimension."""
         self._known = {flag: Provenance(guessed=True) for flag in (True, False)}
 
     def check_not_single(self, batch: StaticBatch) -> None:
-        """Refuses, before a compiled or recorded step, what a norm refuses in eager: one real row
-        to take statistics over.
+        """Refuses a norm over a single real row before a compiled or recorded step.
 
         Raises:
             ValueError: a norm runs over a level of which the batch has one real row.
@@ -153,8 +155,10 @@ class Computation:
                 raise ValueError(single_row(f"{path}, over {level} rows"))
 
     def levels(self, out: Any, batch: StaticBatch) -> dict[Path, Level | None]:
-        """The level of each tensor of an output; see
-        :func:`staticgraph.steps.rows.provenance.level_in`."""
+        """Returns the level of each tensor of an output.
+
+        See :func:`staticgraph.steps.rows.provenance.level_in`.
+        """
         return level_in(out, batch, self.known(batch), self._rows)
 
     def run(
@@ -165,11 +169,13 @@ class Computation:
         known: Provenance | None = None,
         leaves: bool = False,
     ) -> Any:
-        """The output for work ``forward``, the mean loss (or a share of one) for ``step``, output
-        and mean for ``both``.
+        """Returns the result of some work over a batch.
+
+        That is the output for ``forward``, the mean loss (or a share of one) for ``step``, and
+        output and mean for ``both``.
 
         With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it;
-        with ``leaves`` what is traced will be rewritten.
+        with ``leaves`` the trace will be rewritten.
         """
         known = known or self.known(batch)
         with self.precision():
@@ -188,8 +194,12 @@ class Computation:
     def _forward_of(
         self, batch: StaticBatch, leaves: bool = False
     ) -> tuple[StaticBatch, Any, StaticBatch]:
-        """The batch as the model gets it, which its layers see from now on, the model's output, and
-        the batch as the model left it."""
+        """Binds the batch and runs the model on it.
+
+        Returns:
+            The batch as the model receives it, which its layers see from now on; the model's
+            output; and the batch as the model left it.
+        """
         if self._sanitize:
             batch = sanitized(batch)
         if self._differentiable:
@@ -197,13 +207,16 @@ class Computation:
         self._context.enter(batch, leaves)
         if leaves and batch.layout.pointers:
             batch_facts(*(batch.tensors()[array] for array in ARRAYS))
-        # What the model sets on its batch ends with this forward.
+        # Attributes that the model sets on its batch last for this forward only.
         seen = with_own_sizes(batch) if self._own_sizes else batch.replace()
         return batch, self._output(seen), seen
 
     def _output(self, batch: StaticBatch) -> Any:
-        """The model's; one that differentiates gets to do so where gradients are off around it,
-        and what comes out then has none, as anything else has."""
+        """Returns the model's output.
+
+        A model that differentiates has gradients enabled inside; if they are disabled outside, its
+        output is detached.
+        """
         if not self._differentiable or torch.is_grad_enabled():
             return self._forward(self._model, batch)
         with torch.enable_grad():
@@ -211,34 +224,39 @@ class Computation:
         return _detached(out)
 
     def _with_derivatives(self, batch: StaticBatch) -> StaticBatch:
-        """The batch with fields that already require a gradient: torch.compile traces no
-        ``requires_grad_()`` of an input, but lets one be that changes nothing."""
+        """Returns the batch with fields that already require a gradient.
+
+        torch.compile cannot trace ``requires_grad_()`` of an input, except one that changes
+        nothing.
+        """
         anchor = next(p for p in self._model.parameters() if p.requires_grad)
         with torch.enable_grad():
             none = 0 * anchor.flatten()[0]
             return batch.replace(**{name: batch[name] + none for name in self._differentiable})
 
     def of_tensors(self, work: str, like: StaticBatch, leaves: bool = False) -> Callable[..., Any]:
-        """:meth:`run` as a function of tensors alone, given in the order of ``like``'s: what can be
-        compiled. The batch it makes knows no real counts, so nothing depends on them. With
-        ``leaves`` the trace is made to be rewritten (:mod:`staticgraph.rewrites`).
+        """Returns :meth:`run` as a function of tensors alone, in the order of ``like``'s.
+
+        This is what can be compiled. The batch that it makes has no real counts, so nothing
+        depends on them. With ``leaves`` the
+        trace is made for rewriting (:mod:`staticgraph.rewrites`).
 
         Raises:
             NotStatic: the model has hooks that a compiled step would leave out.
         """
         self.hooks.note()
         layout, names, run = like.layout, tuple(like.tensors()), self.run
-        known = self.known(like)  # now: a trace is no place for a run of its own
+        known = self.known(like)  # now, since its separate run cannot be traced
 
         def function(*tensors: Tensor) -> Any:
-            """The work over a batch of these tensors."""
+            """Runs the work over a batch of these tensors."""
             batch = StaticBatch(layout, dict(zip(names, tensors, strict=True)))
             return run(work, batch, known=known, leaves=leaves)
 
         return function
 
     def mean_loss(self, out: Any, batch: StaticBatch) -> Tensor:
-        """The loss over the real rows of a batch, 0-dim, in the precision of a step."""
+        """Returns the loss over the real rows of a batch, 0-dim, in the precision of a step."""
         known = self.known(batch)
         with self.precision():
             return self._mean_loss(out, batch, batch, known)
@@ -251,7 +269,7 @@ class Computation:
         known: Provenance,
         shared: bool = False,
     ) -> Any:
-        """``given`` is the batch as the model got it, where it may have set other tensors."""
+        """Takes ``given``, the batch as received, and ``batch`` as the model left it."""
         assert self._loss is not None
         if known.loss is None:
             _refuse(LossTerms.of(self._loss(out, batch)).values, batch)
@@ -259,8 +277,10 @@ class Computation:
 
 
 def _refuse(values: Tensor, batch: StaticBatch) -> None:
-    """Refuses a loss whose values are known not to be rows of the batch; a scalar is refused where
-    its mean is taken."""
+    """Refuses a loss whose values are known not to be rows of the batch.
+
+    A scalar is refused where its mean is taken.
+    """
     if not values.dim():
         return
     shape, level = list(values.shape), row_level(values, batch)

@@ -1,4 +1,4 @@
-"""How a model is called with a batch: by the names of its parameters, or with the batch itself."""
+"""How a model is called with a batch: by its parameters' names, or with the batch itself."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 
-# A sole parameter of such a name means the batch, also where "batch" is a field as well.
+# A sole parameter with such a name means the batch, even if "batch" is a field as well.
 WHOLE_BATCH = frozenset({"data", "batch", "batched_data", "batch_data", "graph", "graphs", "g"})
-# A sole parameter of any other name means the batch, too, unless it is one of these, which PyG's
-# own layers use: there the field is missing, and to say so helps more.
+# A sole parameter of any other name means the batch, too, except these names, which PyG's own
+# layers use: there the field is missing, and an error that says so helps more.
 _FIELDS = frozenset({"x", "z", "pos", "edge_index", "edge_attr", "edge_weight", "edge_type", "adj"})
 
 Forward = Callable[[torch.nn.Module, StaticBatch], Any]
 
 
 def forward_of(model: torch.nn.Module) -> Forward:
-    """The way to call a model.
+    """Returns the way to call a model.
 
     ``forward(data)`` gets the batch; ``forward(x, edge_index, edge_attr=None, batch=None,
-    batch_size=None)`` gets what the batch has under each name, and the defaults of the rest. A sole
-    parameter without a default whose name is no field of the batch gets the batch itself.
+    batch_size=None)`` gets what the batch has under each name, and the defaults for the rest. A
+    sole parameter without a default whose name is no field of the batch gets the batch itself.
 
     Raises:
-        TypeError: the model names no parameter, so that nothing says what it wants; or, when
-            called, the batch lacks one.
+        TypeError: the model names no parameter, so that what to pass is unknown; or, when called,
+            the batch lacks a parameter.
     """
     parameters = [
         parameter
@@ -80,6 +80,6 @@ def forward_of(model: torch.nn.Module) -> Forward:
 
 
 def _told(batch: StaticBatch) -> list[str]:
-    """What a batch has that a user gave it, without masks and positions."""
+    """The names of a batch's contents that came from the user, without masks and positions."""
     own = ("_mask", "_batch", "_ptr", "graph_ids", "transpose")
     return [name for name in batch.keys() if not name.endswith(own)]  # noqa: SIM118

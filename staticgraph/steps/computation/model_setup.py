@@ -1,8 +1,8 @@
-"""What is trained, and how it is called: the one noun that runner, probe, budget and checks share.
+"""What is trained, and how it is called: the object shared by runner, probe, budget and checks.
 
-A model by itself does not say what a step of it is. With its loss, its optimizer, the way that it
-is called and what is done to inputs and gradients, it does; so these travel together, checked once,
-here. What a step runs *as* (a mode, a recording, a budget) is no part of it.
+A model by itself does not define a step. With its loss, its optimizer, the way it is called and
+what is done to inputs and gradients, it does; so these travel together, and are checked once, here.
+How a step runs (its mode, recording, budget) is not part of it.
 """
 
 from __future__ import annotations
@@ -28,32 +28,36 @@ class Subject:
 
     Attributes:
         model: any PyG model, on the device where it will run.
-        loss: ``loss(out, batch)``, one value a graph (or node, or edge); the mean is taken over the
-            real rows. ``(values, weights)`` for a weighted mean, ``(values, weights or None,
+        loss: ``loss(out, batch)``, one value per graph (or node, or edge); the mean is taken over
+            the real rows. ``(values, weights)`` for a weighted mean, ``(values, weights or None,
             scalar)`` for a term that is added once: :class:`staticgraph.LossTerms`.
         optimizer: over the model's parameters.
-        forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
+        forward: ``forward(model, batch)``, needed where the names of the model's own parameters do
+            not say what to pass.
         autocast: ``torch.bfloat16`` or ``torch.float16``, to run the forward and the loss in.
-        clip_norm: the largest norm of all gradients together; larger ones are scaled to it.
+        clip_norm: the largest norm of all gradients together; larger ones are scaled down to it.
         differentiable: float fields that the model takes derivatives by, such as ``("pos",)`` for
             forces; ``data.pos.requires_grad_()`` in the model then compiles.
-        rows: what the rows of an output are, by its key or place, where that cannot be known from
-            the model: ``{"embedding": "node", 1: None}``; None for a tensor without rows.
-        accumulate: ``step`` updates after so many batches, with the mean of their gradients, as
-            ``(loss / accumulate).backward()`` in a loop by hand does; what an epoch leaves over is
-            carried into the next. Recordings then end at the gradients, whatever their scope.
-        sanitize: set padding rows of every input to zero inside the step; only a batch that was not
-            filled by this library can have anything else there.
+        rows: what the rows of an output are, by its key or position, where that cannot be known
+            from the model: ``{"embedding": "node", 1: None}``; None for a tensor without rows.
+        accumulate: the number of batches after which ``step`` updates, with the mean of their
+            gradients, as ``(loss / accumulate).backward()`` does in a hand-written loop; batches
+            left over at the end of an epoch carry into the next. Recordings then end at the
+            gradients, whatever their scope.
+        sanitize: set the padding rows of every input to zero inside the step; only a batch that was
+            not filled by this library can have anything else there.
         check_padding: run the first batch (or a warm-up's example) with other values in its
             padding, and without padding through plain PyG, and compare; see
             :mod:`staticgraph.checking.padding_check`.
-        check_finite: read every so many training steps whether all losses were finite; on the CPU
+        check_finite: after how many training steps to check that all losses were finite; on the CPU
             each loss is read. 0 leaves them unchecked.
 
     Raises:
-        TypeError: no module, a loss module of torch, an averaged model, several optimizers, or one
-            that needs a closure or a scaler; ``autocast`` that is no dtype.
-        ValueError: a negative ``check_finite``, ``accumulate`` below 1, or another ``autocast``.
+        TypeError: the model is not a module, the loss is a loss module of torch, the model is an
+            averaged one, there are several optimizers, the optimizer needs a closure or a scaler,
+            or ``autocast`` is not a dtype.
+        ValueError: ``check_finite`` is negative, ``accumulate`` is below 1, or ``autocast`` is a
+            dtype that autocast does not compute in.
     """
 
     model: torch.nn.Module
@@ -88,10 +92,10 @@ class Subject:
 
     @classmethod
     def of(cls, model: torch.nn.Module | Subject, **given: Any) -> Subject:
-        """A subject as it is, or one made of a model and options.
+        """Returns a given subject as it is, or one made from a model and options.
 
         Raises:
-            TypeError: a subject, and an option that it has already.
+            TypeError: an option was given together with a subject.
         """
         if not isinstance(model, Subject):
             return cls(model, **given)
@@ -105,19 +109,21 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device that the model is on."""
         return device_of(self.model)
 
     def parameters(self) -> list[torch.Tensor]:
-        """The model's as they are now, and the optimizer's where it has others, each once: either
-        may get more while it trains."""
+        """Returns the current parameters of the model, and any others of the optimizer, each once.
+
+        They are read again at every call, since either may gain parameters during training.
+        """
         groups = () if self.optimizer is None else self.optimizer.param_groups
         given = [*self.model.parameters(), *(p for group in groups for p in group["params"])]
         return list(dict.fromkeys(given))
 
     @property
     def functions(self) -> tuple[object, ...]:
-        """The loss and the forward, as far as given: what they hold is no part of the model."""
+        """The loss and the forward, if given: what they hold is not part of the model."""
         return tuple(f for f in (self.loss, self.forward) if f is not None)
 
     @property
@@ -137,13 +143,16 @@ class Subject:
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """Where a model is: the device of its first parameter; the CPU where it has none."""
+    """Returns the device of a model's first parameter; the CPU if it has none."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def warn_of_another_models_optimizer(subject: Subject) -> None:
-    """Warns where training would leave the model as it is: the optimizer was made of parameters of
-    another one, such as a cell of a notebook that ran before the model was built again."""
+    """Warns if training would leave the model unchanged.
+
+    This happens when the optimizer was made from the parameters of another model, for example by a
+    notebook cell that ran before the model was built again.
+    """
     mine = {id(p) for p in subject.model.parameters() if p.requires_grad}
     groups = [] if subject.optimizer is None else subject.optimizer.param_groups
     if mine and mine.isdisjoint(id(p) for group in groups for p in group["params"]):
@@ -156,7 +165,7 @@ def warn_of_another_models_optimizer(subject: Subject) -> None:
 
 
 def _check_given(model: object, loss: object, optimizer: object) -> None:
-    """Refuses what would fail in the first step, with another message."""
+    """Refuses up front what would fail in the first step with a less helpful message."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
     if isinstance(model, AveragedModel):

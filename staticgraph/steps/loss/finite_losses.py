@@ -1,11 +1,11 @@
 """Losses that are not finite, found without waiting for the device at every step.
 
-The problem: one NaN in a feature or a target, or a learning rate too high, makes every parameter
-NaN with one update, and training goes on to its end. To read each loss would stop a device that is
-ahead of the host. The idea: on the device a flag a bucket is set by the first loss that is not
-finite, together with the ids of that batch's graphs, inside a recording as well; the flags are read
-every so many steps and at the end of an epoch. On the CPU, where a loss is there to be read, it is
-read before the update, which then does not take place.
+The problem: one NaN in a feature or a target, or too high a learning rate, makes every parameter
+NaN with one update, and training goes on to its end. Reading each loss would stall a device that
+runs asynchronously to the host. The idea: each bucket has a flag on the device, set by the first
+loss that is not finite, together with the ids of that batch's graphs, inside a recording as well;
+the flags are read every :data:`EVERY` steps by default and at the end of an epoch. On the CPU,
+where reading costs nothing, the loss is read before the update, which then does not happen.
 
 Invariant: no host read in a recorded step, and none between checks.
 """
@@ -23,9 +23,9 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NonFiniteLoss
 from staticgraph.sizes.capacity import Capacity
 
-# Reading the flags waits for the device: once in so many steps that is lost among them.
+# Reading the flags waits for the device; once in this many steps the cost is negligible.
 EVERY = 100
-# Ids in a message.
+# How many ids a message lists.
 NAMED = 12
 
 
@@ -33,9 +33,9 @@ class FiniteLosses:
     """Watches the losses of one runner's training steps.
 
     Args:
-        capacities: of the buckets.
-        device: where losses are.
-        every: read the flags every so many steps; 0 watches nothing.
+        capacities: one per bucket.
+        device: the device of the losses.
+        every: after how many steps to read the flags; 0 watches nothing.
 
     Raises:
         ValueError: ``every`` is negative.
@@ -51,13 +51,14 @@ class FiniteLosses:
         self._every = every
         self._steps = 0
         self._reads = True
-        # By bucket: NaN once a loss was not finite, else 0, and the ids of the batch that was the
-        # first such, else of the last batch. Each launch here is one of every step.
+        # Per bucket: NaN once a loss was not finite, else 0; and the ids of the first such batch,
+        # or
+        # else of the latest batch. Each launch here is paid in every step.
         self._flags: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def watches(self) -> bool:
-        """Whether losses are looked at."""
+        """Whether losses are watched."""
         return self._every > 0
 
     # ------------------------------------------------------------------ in a step
@@ -68,12 +69,12 @@ class FiniteLosses:
         """Notes a loss that is on a device; reads one that is on the CPU.
 
         Args:
-            loss: of the batch, or the mean over all ranks' batches.
-            batch: of this rank.
-            elsewhere: the ranks whose batches it is, where this rank's is finite.
+            loss: of the batch, or the mean over the batches of all ranks.
+            batch: this rank's batch.
+            elsewhere: the ranks whose losses are not finite, if this rank's loss is.
 
         Raises:
-            NonFiniteLoss: it was read, and is not finite.
+            NonFiniteLoss: the loss was read, and is not finite.
         """
         if not self._every:
             return
@@ -90,7 +91,7 @@ class FiniteLosses:
 
     @contextmanager
     def unread(self) -> Iterator[None]:
-        """Within, losses are not read: for steps that are timed and taken back."""
+        """A ``with`` block in which losses are not read: for timed steps that are undone."""
         self._reads = False
         try:
             yield
@@ -98,17 +99,19 @@ class FiniteLosses:
             self._reads = True
 
     def note(self, loss: Tensor, batch: StaticBatch) -> None:
-        """Keeps the batch's ids unless an earlier loss of the bucket was not finite, and sets the
-        flag where this one is not; reads nothing."""
+        """Sets the bucket's flag if this loss is not finite; reads nothing.
+
+        Keeps the batch's ids unless an earlier loss of the bucket was not finite.
+        """
         if not self._every:
             return
         flag, ids = self.prepare(batch.bucket)
         with torch.no_grad():
             torch.where(torch.isnan(flag), ids, batch.graph_ids, out=ids)
-            flag.add_(loss, alpha=0)  # no number times 0 but infinity and NaN is NaN
+            flag.add_(loss, alpha=0)  # loss * 0 is NaN for infinity and NaN, else 0
 
     def prepare(self, bucket: int) -> tuple[Tensor, Tensor]:
-        """A bucket's flag and ids, at addresses that stay."""
+        """Returns a bucket's flag and ids, at fixed addresses."""
         if bucket not in self._flags:
             graphs = self._capacities[bucket].graphs
             self._flags[bucket] = (
@@ -120,7 +123,7 @@ class FiniteLosses:
     # ------------------------------------------------------------------ between steps
 
     def count(self) -> bool:
-        """One more step is done; checks where it is time, and says whether it was.
+        """Counts one finished step; checks if it is time, and returns whether it was.
 
         Raises:
             NonFiniteLoss: see :meth:`check`.
@@ -132,7 +135,7 @@ class FiniteLosses:
         return True
 
     def check(self) -> None:
-        """Reads the flags, and takes them back.
+        """Reads and clears the flags.
 
         Raises:
             NonFiniteLoss: a loss since the last check was not finite.
@@ -151,7 +154,7 @@ class FiniteLosses:
                 )
 
     def clear(self) -> None:
-        """Takes all flags back, in place."""
+        """Clears all flags, in place."""
         for flag, _ in self._flags.values():
             flag.zero_()
 

@@ -1,9 +1,9 @@
-"""The mean of a loss over real rows, and over labelled targets.
+"""The mean of a loss over real rows and labelled targets.
 
-``loss(out, batch)`` gives one value per row; the padded rows, and targets that are NaN (OGB's way
-of saying "no label", see :mod:`staticgraph.steps.loss.missing_labels`), must take no part, neither
-in the mean nor in a gradient. Rows may have weights, by whose sum a mean divides, and a term that
-is no row's (a penalty on parameters, a KL term) is added once, so a loss gives ``values``,
+``loss(out, batch)`` returns one value per row. Padded rows, and targets that are NaN (OGB's way of
+saying "no label", see :mod:`staticgraph.steps.loss.missing_labels`), must contribute neither to the
+mean nor to a gradient. Rows may have weights, whose sum the mean then divides by, and a term that
+belongs to no row (a penalty on parameters, a KL term) is added once. So a loss returns ``values``,
 ``(values, weights)`` or ``(values, weights, added)``.
 """
 
@@ -22,17 +22,17 @@ from staticgraph.internals.autograd_shapes import shapes_before
 from staticgraph.steps.loss.missing_labels import for_loss, labelled
 
 Loss = Callable[[Any, StaticBatch], Any]
-# Too narrow for a sum of many values.
+# Dtypes too narrow for a sum of many values.
 HALVES = (torch.float16, torch.bfloat16)
 
 
 class LossTerms(NamedTuple):
-    """What a loss gives; a plain tuple does as well.
+    """What a loss returns; a plain tuple works as well.
 
     Attributes:
         values: one value per row, or several: ``[rows, ...]``.
         weights: None for a plain mean; else numbers or bool with as many dimensions as ``values``,
-            each as long or 1: the mean is ``sum(weights * values) / sum(weights)``.
+            each of the same size or 1: the mean is ``sum(weights * values) / sum(weights)``.
         added: a 0-dim tensor or a number, added to the mean once.
     """
 
@@ -42,11 +42,11 @@ class LossTerms(NamedTuple):
 
     @classmethod
     def of(cls, result: Any) -> LossTerms:
-        """The terms in what a loss returned.
+        """Returns the terms in what a loss returned.
 
         Raises:
-            TypeError: something else than values, weights and a number.
-            ValueError: weights that do not go with the values, or an addend that has rows.
+            TypeError: it is something other than values, weights and a number.
+            ValueError: the weights do not fit the values, or the added term has rows.
         """
         several = isinstance(result, tuple) and 1 <= len(result) <= 3
         parts: tuple[Any, ...] = result if several else (result,)
@@ -68,7 +68,7 @@ class LossTerms(NamedTuple):
         return terms
 
     def mean(self) -> Tensor:
-        """The loss where every row is real: over an unpadded batch."""
+        """Returns the loss over an unpadded batch, where every row is real."""
         values, mean = self.values, self.values.mean()
         if self.weights is not None:
             wide = values.to(_added_up_in(values))
@@ -98,10 +98,10 @@ def mean_loss(loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | Non
     """The mean of ``loss(out, batch)`` over real rows and labelled targets, 0-dim.
 
     Args:
-        loss: one value per row, or :class:`LossTerms`.
+        loss: returns one value per row, or :class:`LossTerms`.
         out: the model's output.
-        batch: perhaps with other tensors that the model has set.
-        given: as the model got it.
+        batch: the batch, perhaps with other tensors that the model has set.
+        given: the batch as the model received it.
 
     Raises:
         ValueError: see :func:`masked_mean`.
@@ -115,8 +115,11 @@ def mean_loss(loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | Non
 def share_of_loss(
     loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | None = None
 ) -> Share:
-    """What a batch adds to the mean over the batches of all ranks; as :func:`mean_loss`, which is
-    its ``total / weight``. What is added once counts as much as the rows beside it."""
+    """Returns what a batch contributes to the mean over the batches of all ranks.
+
+    :func:`mean_loss` is its ``total / weight``. A term that is added once has the weight of the
+    batch's rows.
+    """
     given = batch if given is None else given
     terms, read = _terms(loss, out, batch, given)
     total, count = _masked_sum(terms.values, given, read, terms.weights)
@@ -128,7 +131,7 @@ def share_of_loss(
 def _terms(
     loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch
 ) -> tuple[LossTerms, Sequence[str]]:
-    """The loss, and the float fields that it read."""
+    """Returns the loss terms, and the float fields that the loss read."""
     seen, fields = for_loss(batch, given)
     terms = LossTerms.of(loss(out, seen))
     if terms.weights is None:
@@ -148,21 +151,21 @@ def masked_mean(
 
     Args:
         values: ``[G, ...]``, ``[N, ...]``, ``[E, ...]`` or the rows of a type: one value per row,
-            or several. Where targets are missing it has the target's shape, and missing entries are
+            or several. If targets are missing, it has the target's shape, and missing entries are
             left out.
-        batch: with its targets as they came, NaN included.
+        batch: with its original targets, NaN included.
         read: the float fields that the loss read.
-        weights: as in :class:`LossTerms`; where one is 0 the value counts for nothing, be it
+        weights: as in :class:`LossTerms`; a value with weight 0 counts for nothing, even if
             infinite.
 
     Returns:
-        A 0-dim tensor in the dtype of ``values`` (half precisions are added up in float32, whole
-        numbers as torch's default); 0 where nothing is real, NaN where a missing label cannot be
+        A 0-dim tensor in the dtype of ``values`` (half precisions are summed in float32, whole
+        numbers in torch's default dtype); 0 if nothing is real, NaN if a missing label cannot be
         left out.
 
     Raises:
-        ValueError: a scalar, rows that are not the batch's, or a loss already summed over targets
-            of which some are missing.
+        ValueError: the loss is a scalar, its rows are not the batch's, or it was already summed
+            over targets of which some are missing.
     """
     if weights is None:
         _warn_of_pairs(values, batch)
@@ -178,9 +181,12 @@ def _mean(
 
 
 def _warn_of_pairs(values: Tensor, batch: StaticBatch) -> None:
-    """Of ``[R, R]`` that were made of ``[R, 1]`` or ``[R]``, in a loop of the user's own: an output
-    ``[R, 1]`` less a target ``[R]`` is that. As many columns as the batch has rows are no reason to
-    warn; without gradients a field of that shape tells that they are meant."""
+    """Warns of values ``[R, R]`` broadcast from ``[R, 1]`` and ``[R]`` in a user's loop.
+
+    An output ``[R, 1]`` minus a target ``[R]`` is such a case. Having as many columns as the batch
+    has rows is no reason to warn by itself; without gradients, a field of that shape shows that
+    they are intended.
+    """
     rows = values.shape[0] if values.dim() == 2 else 0
     if rows < 2 or values.shape[1] != rows or torch.compiler.is_compiling():
         return
@@ -201,8 +207,12 @@ def _warn_of_pairs(values: Tensor, batch: StaticBatch) -> None:
 def _masked_sum(
     values: Tensor, batch: StaticBatch, read: Sequence[str], weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The sum of a loss over real rows and labelled targets, in float32 or wider, NaN where a
-    missing label cannot be left out; and how many values that were, or the sum of their weights."""
+    """Sums a loss over real rows and labelled targets, in float32 or wider.
+
+    Returns:
+        The sum, NaN if a missing label cannot be left out; and the number of values in it, or the
+        sum of their weights.
+    """
     if values.dim() == 0:
         raise ValueError(
             "the loss is a scalar, so padded rows are already averaged in: return one value per "
@@ -229,24 +239,28 @@ def _masked_sum(
 
 
 def _added_up_in(values: Tensor) -> torch.dtype:
-    """Of a loss: the sum of 1,300 values of 225 is more than float16 holds, and their mean is not;
-    as whole numbers weights would be cut off."""
+    """The dtype that a loss is summed in.
+
+    The sum of 1,300 values of 225 overflows float16, although their mean does not; in whole
+    numbers, weights would be truncated.
+    """
     if values.dtype in HALVES:
         return torch.float32
     return values.dtype if values.dtype.is_floating_point else torch.get_default_dtype()
 
 
 def _rounded(mean: Tensor, values: Tensor) -> Tensor:
-    """A mean as torch's own has it: in half precision that of values in half precision."""
+    """Returns a mean in torch's own dtype for it: half precision for such values."""
     return mean.to(values.dtype) if values.dtype in HALVES else mean
 
 
 def check_not_broadcast(values: Tensor, out: object) -> None:
-    """Refuses the loss of an output ``[R, 1]`` against a target ``[R]``: each row against every
-    target, ``[R, R]``, of which the mean is a number like any other.
+    """Refuses the loss of an output ``[R, 1]`` against a target ``[R]``.
+
+    It compares each row with every target, ``[R, R]``, and its mean looks like any other number.
 
     Raises:
-        ValueError: the loss is that.
+        ValueError: the loss was broadcast in this way.
     """
     if not isinstance(out, Tensor) or out.dim() != 2 or not isinstance(values, Tensor):
         return
@@ -261,11 +275,12 @@ def check_not_broadcast(values: Tensor, out: object) -> None:
 
 
 def _check_level(values: Tensor, out: object, batch: StaticBatch) -> None:
-    """Refuses the loss of an output ``[G, 1]`` against a target of nodes ``[N]``, or the other way
-    round: each row against every row of another level.
+    """Refuses the loss of an output ``[G, 1]`` against a target of nodes ``[N]``, or vice versa.
+
+    It compares each row with every row of another level.
 
     Raises:
-        ValueError: the loss is that.
+        ValueError: the loss was broadcast in this way.
     """
     if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] != 1 or values.dim() != 2:
         return

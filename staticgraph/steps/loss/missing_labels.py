@@ -1,14 +1,14 @@
 """Missing labels: NaN in whatever float fields a loss reads.
 
 The problem: OGB and others write NaN where a graph has no label, and a target may have any name, or
-several. Its entries must take no part in the mean, and it must not reach a gradient either, where
-zero times NaN is NaN. The idea: the loss gets the batch with zeros for NaN, and the batch notes
-which float fields were read; an entry that is NaN in one of them is left out. It is looked for in
-the step itself, on the device: a data set may come with missing labels that the one a step was
-compiled for did not have.
+several. Missing entries must not contribute to the mean, nor reach a gradient, where zero times NaN
+is NaN. The idea: the loss receives the batch with zeros for NaN, and the batch notes which float
+fields were read; an entry that is NaN in one of them is left out. NaN is searched for in the step
+itself, on the device: later data may have missing labels even if the data that the step was
+compiled for had none.
 
-Invariant: a NaN that cannot be left out, because the loss has another shape than the field, is an
-error where the data are known to have some, and makes the loss NaN elsewhere; never a number.
+Invariant: a NaN that cannot be left out, because the loss has another shape than the field, raises
+an error if the data are known to have NaN, and otherwise makes the loss NaN; never a number.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from staticgraph.schema import Field
 
 
 class ReadFields(Mapping[str, Tensor]):
-    """The arrays of a batch, zeros for NaN in its float fields, that note which of those are read.
+    """The arrays of a batch, with zeros for NaN in float fields; notes which float fields are read.
 
     Args:
         tensors: the arrays.
-        watched: names of the float fields.
+        watched: the names of the float fields.
 
     Attributes:
-        read: the fields that were read, in order.
+        read: the float fields that were read, in order.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], watched: Sequence[str]) -> None:
@@ -50,7 +50,7 @@ class ReadFields(Mapping[str, Tensor]):
         return name in self._tensors
 
     def get(self, name: str, default: Tensor | None = None) -> Tensor | None:  # pyright: ignore
-        """The field of this name, noted as read; ``default`` where there is none."""
+        """Returns the named field, noted as read; ``default`` if there is none."""
         return self[name] if name in self._tensors else default
 
     def __iter__(self) -> Iterator[str]:
@@ -61,11 +61,12 @@ class ReadFields(Mapping[str, Tensor]):
 
 
 def for_loss(batch: StaticBatch, given: StaticBatch) -> tuple[StaticBatch, ReadFields]:
-    """A batch as a loss may read it, and what notes its reads.
+    """Returns a batch for a loss to read, and the fields that note its reads.
 
     Args:
-        batch: perhaps with other tensors that the model has set.
-        given: as the model got it; only what is still as it was there is a label.
+        batch: the batch, perhaps with other tensors that the model has set.
+        given: the batch as the model received it; only a field that is unchanged since can be a
+            label.
     """
     own, came = batch.tensors(), given.tensors()
     watched = [
@@ -80,17 +81,17 @@ def for_loss(batch: StaticBatch, given: StaticBatch) -> tuple[StaticBatch, ReadF
 def labelled(
     values: Tensor, batch: StaticBatch, mask: Tensor, read: Sequence[str]
 ) -> tuple[Tensor, Tensor | None]:
-    """``mask`` without the entries of a loss whose label is missing.
+    """Removes from ``mask`` the entries of a loss whose label is missing.
 
     Args:
-        values: the loss, one value or several a row.
-        batch: its labels as they came, NaN included.
+        values: the loss, one or several values per row.
+        batch: with its original labels, NaN included.
         mask: bool, of the shape of ``values``.
         read: the float fields that the loss read.
 
     Returns:
-        The mask, and a 0-dim bool: a label is missing that the mask cannot leave out; None where
-        there is no such field.
+        The mask, and a 0-dim bool: whether a label is missing that the mask cannot leave out; None
+        if there is no such field.
 
     Raises:
         ValueError: some values of a field are known to be missing, and the loss has another shape.
@@ -102,7 +103,7 @@ def labelled(
         if field.level == level and label.numel() == values.numel():
             mask = mask & ~torch.isnan(label).view(values.shape)
         elif _of_another_type(field, level, batch):
-            continue  # ``batch.y_dict`` reads the labels of all types, a loss is over one
+            continue  # ``batch.y_dict`` reads the labels of all types; a loss is over one type
         elif field.has_nan:
             raise ValueError(
                 f"some values of {name!r} are missing (NaN), so the loss must have the shape of "

@@ -1,9 +1,9 @@
-"""Losses of torch whose own mean divides by weights, and not by rows.
+"""torch losses whose own mean divides by weights instead of rows.
 
-``F.cross_entropy(..., weight=w, ignore_index=i)`` has as its mean the sum over the targets' weights
-by the sum of these weights. With ``reduction="none"``, as a runner asks for, it gives the values
-alone, and their mean over rows is another number: 1.20 for 0.73. Nothing fails. So where a loss
-calls such a function with weights and returns no weights itself, it is said once; a preflight
+The mean of ``F.cross_entropy(..., weight=w, ignore_index=i)`` divides by the sum of the targets'
+weights. With ``reduction="none"``, which a runner needs, it returns the weighted values alone, and
+their mean over rows is another number: 1.20 instead of 0.73, and nothing fails. So if a loss calls
+such a function with weights and returns no weights itself, a warning says so once; a preflight
 compares both means.
 """
 
@@ -33,11 +33,12 @@ class StockMeans(TorchFunctionMode):
     """Watches the calls of a loss while entered.
 
     Args:
-        scaled: let each such call give values whose mean over rows is the function's own mean.
+        scaled: whether to scale each such call's values so that their mean over rows is the
+            function's own mean.
 
     Attributes:
         called: names of the functions that were called with weights, or with an ``ignore_index``
-            that was named or that a target has.
+            that was passed or that occurs in the target.
     """
 
     def __init__(self, scaled: bool = False) -> None:
@@ -73,7 +74,7 @@ def _weighs(given: dict[str, Any]) -> bool:
 
 
 def warn_of_stock_means(loss: Callable[..., Any], called: list[str], result: Any) -> None:
-    """Says that a loss takes the mean over rows of what torch averages by weights."""
+    """Warns that a loss takes the mean over rows of what torch averages by weights."""
     if not called or isinstance(result, tuple):
         return
     warnings.warn(
@@ -86,8 +87,12 @@ def warn_of_stock_means(loss: Callable[..., Any], called: list[str], result: Any
 
 
 def stock_mean(loss: Callable[[Any, Any], Any], out: Any, data: Any) -> tuple[Tensor, Tensor, str]:
-    """The mean over rows of a loss on an unpadded batch, that with the functions' own means in it,
-    and which function it was; empty where none is called so."""
+    """Compares the mean over rows of a loss on an unpadded batch with the functions' own means.
+
+    Returns:
+        The mean over rows; the loss with the functions' own means in it; and the name of the first
+        such function, empty if there is none.
+    """
     with StockMeans() as watch:
         terms = LossTerms.of(loss(out, data))
     mean = terms.mean()

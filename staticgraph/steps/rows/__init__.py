@@ -1,1 +1,1 @@
-"""Which results are rows of the batch, and what becomes of the padding among them."""
+"""Which results are rows of the batch, and how the padding among them is treated."""

@@ -1,11 +1,10 @@
-"""Padding rows set to zero: of a model's output always, of its input where asked.
+"""Padding rows set to zero: of a model's output always, of its input if requested.
 
-A step over padding computes something in the padding rows as well. What comes out of a model as
-rows of the batch (:mod:`staticgraph.steps.rows.provenance`) is zeroed there, so that whoever sums
-over all rows by mistake gets a finite number. What goes in is zeroed by every fill of a slot
-already; only a batch from elsewhere can carry NaN or infinities in its padding, which no mask
-further down undoes (zero times NaN is NaN in a weight's gradient), and ``sanitize=True`` puts the
-zeros inside the step.
+A step also computes something in the padding rows. In the outputs that are rows of the batch
+(:mod:`staticgraph.steps.rows.provenance`) they are set to zero, so that a sum over all rows by
+mistake is still finite. In the inputs, every fill of a slot already sets them to zero; only a batch
+from elsewhere can carry NaN or infinities in its padding, which no later mask undoes (zero times
+NaN is NaN in a weight's gradient). ``sanitize=True`` sets them to zero inside the step.
 """
 
 from __future__ import annotations
@@ -25,8 +24,10 @@ from staticgraph.steps.rows.provenance import Path
 def zero_padding(
     out: Any, batch: StaticBatch, levels: Mapping[Path, Level | None], path: Path = ()
 ) -> Any:
-    """``out`` with zeros in padding rows of the tensors whose level is known, in tuples, lists and
-    dicts as well. Anything else is left alone."""
+    """Returns ``out`` with zeros in the padding rows of the tensors whose level is known.
+
+    Tuples, lists and dicts are searched; anything else is left alone.
+    """
     if isinstance(out, Tensor):
         level = levels.get(path)
         if level is None:
@@ -40,11 +41,11 @@ def zero_padding(
 
 
 def sanitized(batch: StaticBatch) -> StaticBatch:
-    """The batch with zeros in every padding row of every field, whatever stood there."""
+    """Returns the batch with zeros in every padding row of every field, whatever they contained."""
     clean = {}
     for field in batch.layout.schema:
         if field.is_index:
-            continue  # its padding counts padding
+            continue  # an index must keep its padding, which refers to padding rows
         value = batch[field.name]
         mask = batch[f"{field.level}_mask"]
         if field.rows > 1:
@@ -54,6 +55,8 @@ def sanitized(batch: StaticBatch) -> StaticBatch:
 
 
 def _zero_but(mask: Tensor, value: Tensor) -> Tensor:
-    """The value where the mask is, else zero, in its own dtype: beside the number 0 truth values
-    would become whole numbers, which index rows and are no mask any more."""
+    """Returns the value where the mask is True, else zero, in the value's own dtype.
+
+    With the number 0, bool would become int64, which indexes rows instead of masking them.
+    """
     return torch.where(mask, value, False if value.dtype == torch.bool else 0)

@@ -1,19 +1,19 @@
-"""What of a model's results are rows of the batch, known from where they came.
+"""Which of a model's results are rows of the batch, known from where they come from.
 
-The problem: in a bucket of 9 graphs a tensor ``[9, 9]`` may hold a row a graph, or be the product
-of nine columns with themselves. Its size alone does not tell, and to take the one for the other
-changes numbers in silence. The idea: whatever stems from the batch's rows changes its number with
-the batch. So the model runs once over padding alone in a bucket of other sizes, and a result is
-rows of a level in a bucket only if its leading size is that level's in both. The same run tells
-which norms take their statistics over the model's own tensors, and over what the others do.
+The problem: in a bucket of 9 graphs a tensor ``[9, 9]`` may hold one row per graph, or be the
+product of nine columns with themselves. Its size alone does not tell, and confusing the two
+silently changes numbers. The idea: the number of rows that stem from the batch changes with the
+batch. So the model runs once over padding alone in a bucket of other sizes, and a result is rows of
+a level in a bucket only if its leading dimension is that level's in both. The same run tells which
+norms take their statistics over the model's own tensors, and over which level the others do.
 
-What it costs: one forward over some 50 rows, once a runner and mode (training or not), which
-changes no parameter, buffer, flag or random state. A sequence of operations that follows levels
-through every operation would need a rule for each, and a mark on tensors that stem from the batch
-does not tell rows from columns; this needs neither.
+The cost: one forward over some 50 rows, once per runner and mode (training or not), which changes
+no parameter, buffer, flag or random state. Following levels through every operation would need a
+rule for each operation, and marking tensors that stem from the batch does not tell rows from
+columns; this needs neither.
 
-Where a model cannot run over such a batch (it has numbers of the plan written into it) a sole
-output is what its leading size says, and of several each must be named by ``rows=``.
+If a model cannot run over such a batch (because numbers of the plan are written into it), a sole
+output is taken by its leading dimension, and each of several must be named by ``rows=``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from staticgraph.steps.loss.mean_loss import LossTerms
 from staticgraph.steps.loss.weighted_means import StockMeans, warn_of_stock_means
 from staticgraph.text.how_many import how_many
 
-# A tensor in an output: its keys and places from the outside in.
+# A tensor in an output: its keys and positions, from the outermost inwards.
 Path = tuple[Any, ...]
 # The only output, and the loss.
 SOLE: Path = ()
 LOSS = "loss"
-# How far the sizes of a second run are from the first's: sums and halves differ, too.
+# How far the sizes of a second run are from the first's, so that sums and halves differ, too.
 STEP = 6
 
 
@@ -53,16 +53,16 @@ class Provenance:
     """What is known of a model's results.
 
     Attributes:
-        levels: of each tensor of the output the level of its rows, None for the model's own; empty
-            where the model did not run.
-        loss: likewise of the loss; ``""`` where unknown.
-        norms: the paths of norms over rows of the batch, by the level.
+        levels: the level of the rows of each tensor in the output, None for the model's own; empty
+            if the model did not run.
+        loss: likewise for the loss; ``""`` if unknown.
+        norms: the paths of norms over rows of the batch, with the level.
         uncounted: the paths of norms over rows that a pool chose, whose number the host does not
             know.
-        apart: sizes of the model's own that layers asked about, each with the layer.
+        apart: sizes of the model's own tensors that layers queried, each with the layer.
         ran: whether the model ran over other sizes.
-        sizes: those.
-        guessed: outputs are taken for what their leading sizes say.
+        sizes: those sizes.
+        guessed: whether outputs are taken by their leading dimensions alone.
     """
 
     levels: Mapping[Path, Level | None] = field(default_factory=dict)
@@ -76,16 +76,16 @@ class Provenance:
 
 
 def level_in(out: Any, batch: StaticBatch, known: Provenance, said: Mapping[Any, Any]) -> Any:
-    """Each tensor of an output with its path and the level of its rows, None for no rows.
+    """Maps the path of each tensor in an output to the level of its rows, None for no rows.
 
     Args:
         out: a tensor, or tuples, lists and dicts of them; anything else has no rows.
         batch: what it was computed from.
-        known: from another batch.
-        said: ``{key or place: level}`` by the user, None for no rows.
+        known: what a run over another batch found.
+        said: ``{key or position: level}`` from the user, None for no rows.
 
     Raises:
-        ValueError: it cannot be known, or ``said`` names what is not there.
+        ValueError: the level cannot be known, or ``said`` names a tensor that does not exist.
     """
     found = dict(leaves(out))
     names = {name_of(path): path for path in found}
@@ -116,7 +116,7 @@ def level_in(out: Any, batch: StaticBatch, known: Provenance, said: Mapping[Any,
 
 
 def leaves(out: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """The tensors of an output that may be rows, each with its path."""
+    """Yields the tensors of an output that may be rows, each with its path."""
     if isinstance(out, Tensor):
         yield path, out
         return
@@ -125,17 +125,17 @@ def leaves(out: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
 
 
 def name_of(path: Path) -> str:
-    """What ``rows=`` and messages call a tensor of an output: ``embedding``, ``1``, ``a.0``."""
+    """The name of an output's tensor in ``rows=`` and messages: ``embedding``, ``a.0``."""
     return ".".join(map(str, path))
 
 
 def row_level(value: Tensor, batch: StaticBatch) -> Level | None:
-    """The level whose rows a tensor has by its leading size; None for none."""
+    """Returns the level whose rows a tensor has by its leading dimension; None for none."""
     if not value.dim():
         return None
     for level in batch.levels:
-        # A size that depends on data is not asked about: the trace is to end at the line that
-        # made it, not here.
+        # No guard on a size that depends on data: the trace should fail at the line that made the
+        # size, not here.
         if statically_known_true(value.shape[0] == batch.capacity.rows(level)):
             return level
     return None
@@ -166,15 +166,15 @@ def run_elsewhere(
     device: torch.device,
     used: frozenset[int] = frozenset(),
 ) -> Provenance:
-    """Runs a model over padding alone, in a bucket with none of a layout's sizes.
+    """Runs a model over padding alone, in a bucket that shares no size with a layout.
 
     Args:
-        model: names its layers; left as it is by whoever calls this.
+        model: names its layers; the caller restores its state.
         forward: of a batch, inside its context.
-        loss: one value per row, or None.
+        loss: returns one value per row; or None.
         layout: of a bucket.
-        device: where the model is.
-        used: sizes that must not occur either.
+        device: the device of the model.
+        used: further sizes that must not occur.
 
     Raises:
         NotStatic: a norm runs over rows of the batch and over a tensor of the model's own.
@@ -201,7 +201,7 @@ def run_elsewhere(
     levels = {path: row_level(value, batch) for path, value in leaves(out)} if ran else {}
     unknown = noted.unknown
     if unknown and ran:
-        # A size that the batch's make up, as edges and loops do, is another in another bucket.
+        # A size made up of the batch's, such as edges plus self-loops, differs in another bucket.
         further = {size + more for size in _sizes(capacity) for more in range(STEP)}
         again = StaticBatch.blank(
             SlotLayout(
@@ -232,7 +232,7 @@ def run_elsewhere(
 def _noting(
     forward: Callable[[StaticBatch], Any], batch: StaticBatch, stems: Stems | None
 ) -> tuple[Asked, Any]:
-    """What was asked, and the output, or what the model raised."""
+    """Returns what was queried, and the output or what the model raised."""
     noted = Asked(None if stems is None else stems.of)
     token = ASKED.set(noted)
     try:
@@ -262,14 +262,14 @@ def _loss_level(
 
 
 def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Capacity:
-    """A small bucket for the same data that shares no size with a layout's, nor with ``used``."""
+    """Returns a small bucket for the same data that shares no size with a layout nor ``used``."""
     given = layout.capacity
     taken = set(_sizes(given)) | used
     graphs = _free(3, taken)
     nodes = _free(13, taken)
     edges = _free(29, taken)
     extra = {name: _free(41 + 4 * place, taken) for place, (name, _) in enumerate(given.extra)}
-    # Layers that join all types make rows of their sums.
+    # Layers that join all types make as many rows as the sum of theirs.
     for kind in (layout.schema.node_axes, layout.schema.edge_axes):
         while len(kind) > 1 and sum(extra[axis.name] for axis in kind) in taken:
             extra[kind[-1].name] = _free(extra[kind[-1].name] + 1, taken)
@@ -288,7 +288,7 @@ def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Ca
 
 
 def _free(at_least: int, taken: set[int]) -> int:
-    """The first number that is not taken, taken from now on."""
+    """Returns the first number that is not taken, and takes it."""
     while at_least in taken:
         at_least += 1
     taken.add(at_least)
@@ -300,11 +300,11 @@ def _sizes(capacity: Capacity) -> list[int]:
 
 
 class Stems(TorchDispatchMode):
-    """While entered, follows which memory holds what was computed from a batch."""
+    """While entered, tracks which memory holds values computed from a batch."""
 
     def __init__(self, batch: StaticBatch) -> None:
         super().__init__()
-        self._storages: dict[int, Any] = {}  # held, so that no address is used twice
+        self._storages: dict[int, Any] = {}  # kept alive, so that no address is reused
         self.mark(list(batch.tensors().values()))
 
     def of(self, value: Tensor) -> bool:
@@ -312,7 +312,7 @@ class Stems(TorchDispatchMode):
         return value.untyped_storage()._cdata in self._storages
 
     def mark(self, values: list[Any]) -> None:
-        """Counts what these hold as computed from the batch."""
+        """Marks the tensors among values as computed from the batch."""
         for value in values:
             if isinstance(value, Tensor):
                 storage = value.untyped_storage()

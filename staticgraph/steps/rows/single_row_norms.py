@@ -1,13 +1,13 @@
-"""Norms over one real row, where the host does not know that there is but one.
+"""Norms over a single real row, where the host does not know that there is only one.
 
 The problem: torch refuses statistics over a single value, and so do steps that know their counts.
-Where only the device knows them (a batch whose counts were left out, rows that a pool chose)
-running statistics are left alone, which is right, and nobody hears of it. The idea: a flag on the
-device a norm is set when it happens, inside a recording as well, and read where losses are; the
-user is told once, by name.
+Where only the device knows them (a batch without counts, rows that a pool chose), running
+statistics are left unchanged, which is right, but unreported. The idea: each norm has a flag on the
+device that is set when this happens, inside a recording as well, and read when losses are; the user
+is told once, by name.
 
 Invariant: no host read in a step. A norm over rows of known levels costs nothing in the step; one
-over chosen rows a comparison of its count.
+over chosen rows costs a comparison of its count.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class SingleRows:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        # By level: True once a batch of unknown counts had one real row of it, and the norms there.
+        # Per level: True once a batch of unknown counts had a single real row, and the norms on it.
         self._levels: dict[Level, tuple[Tensor, set[str]]] = {}
         self._told: set[str] = set()
 
     def note(self, batch: StaticBatch, known: Provenance) -> None:
-        """Flags the levels with norms of which a batch has one real row; reads nothing."""
-        if batch.real is not None:  # then a step that has one row is refused
+        """Flags the levels with norms of which a batch has a single real row; reads nothing."""
+        if batch.real is not None:  # then a step with a single row is refused
             return
         counts = batch.tensors()[COUNTS]
         for norm, level in known.norms:
@@ -49,7 +49,7 @@ class SingleRows:
             self._levels[level][0].logical_or_(counts[_place(batch, level)] == 1)
 
     def check(self) -> None:
-        """Reads the flags, and warns once of each norm that met one real row."""
+        """Reads the flags, and warns once of each norm that met a single real row."""
         found = list(self._levels.values())
         for path, module in self._model.named_modules():
             if (flag := module._buffers.get(SINGLE)) is not None:
@@ -69,7 +69,7 @@ class SingleRows:
             )
 
     def clear(self) -> None:
-        """Takes all flags back."""
+        """Clears all flags."""
         for flag, _ in self._levels.values():
             flag.zero_()
         for module in self._model.modules():
@@ -78,6 +78,6 @@ class SingleRows:
 
 
 def _place(batch: StaticBatch, level: Level) -> int:
-    """Of a level among the counts of a batch."""
+    """The position of a level among the counts of a batch."""
     axes = tuple(axis.name for axis in batch.layout.schema.axes)
     return (*LEVELS, *axes).index(level)

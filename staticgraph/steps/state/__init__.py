@@ -1,1 +1,1 @@
-"""What a run may touch, saved and put back: model, optimizer, hooks."""
+"""What a run may touch, saved and restored: model, optimizer, hooks."""

@@ -1,13 +1,12 @@
-"""A model's modules put into evaluation mode and back, without a walk over them at every call.
+"""Puts a model's modules into evaluation mode and back, without traversing them at every call.
 
-The problem: ``model.eval()`` and the way back visit every module through Python's generators, twice
-for each batch of an evaluation, although the modules are the same ones all along. The idea: list
-them once, with the submodules of each, and compare those with what stands there now: objects in a
-flat list, in loops of C. Whatever adds, exchanges or takes away a module, by whichever means, then
-makes a new list.
+The problem: ``model.eval()`` and the way back visit every module through Python generators, twice
+per batch of an evaluation, although the modules stay the same. The idea: list the modules once,
+with the submodules of each, and at each call compare those with the current ones: objects in a flat
+list, in C loops. Any change of modules, by whatever means, makes a new list.
 
-Invariant: flags are those that ``model.eval()`` sets, and afterwards those that were there. A model
-of which a module says itself what evaluation mode is (its own ``train`` or ``eval``) is asked.
+Invariant: flags are those that ``model.eval()`` sets, and afterwards those from before. If a module
+defines evaluation mode itself (its own ``train`` or ``eval``), the model's ``eval()`` is called.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Evaluation:
     """Evaluation mode of one model.
 
     Args:
-        model: may change; its modules are looked at in every call.
+        model: its modules may change; they are checked at every call.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,7 +38,7 @@ class Evaluation:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """As a ``with`` block: evaluation mode without gradients; every module's flag is put back.
+        """A ``with`` block in evaluation mode, without gradients; every module's flag is restored.
 
         The same as :func:`staticgraph.steps.state.training_state.evaluating`.
         """
@@ -59,7 +58,7 @@ class Evaluation:
                 module.training = True
 
     def _listed(self) -> bool:
-        """Whether the modules are those that were listed."""
+        """Whether the modules are still those in the list."""
         if not self._modules:
             return False
         submodules = list(map(_SUBMODULES, self._modules))
@@ -77,7 +76,7 @@ class Evaluation:
 
 
 def says_itself(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of them has a ``train`` or ``eval`` of its own."""
+    """Whether any of the modules has its own ``train`` or ``eval``."""
     base = nn.Module.train, nn.Module.eval
     return any(
         (type(m).train, type(m).eval) != base or {"train", "eval"} & vars(m).keys() for m in modules
@@ -85,9 +84,12 @@ def says_itself(modules: Iterable[nn.Module]) -> bool:
 
 
 def settle_training(model: nn.Module) -> None:
-    """Asks a model just made what training is, where a module says it itself (norms frozen in
-    ``train()``, a teacher that stays in evaluation mode), as ``model.train()`` in a loop by hand
-    does. A model of which one flag is off was told already, and stays as it is."""
+    """Calls ``model.train()`` on a newly made model in which a module defines training itself.
+
+    Examples are norms frozen in ``train()`` and a teacher that stays in evaluation mode; a
+    hand-written loop makes the same call. A model with any flag off was set up already, and stays
+    as it is.
+    """
     modules = list(model.modules())
     if all(module.training for module in modules) and says_itself(modules):
         model.train()

@@ -1,8 +1,8 @@
-"""Hooks that a model had when its steps were compiled: one that comes later, or goes, is said.
+"""Hooks that a model had when its steps were compiled: a later change of hooks is reported.
 
-torch can ask for the hooks of every module before every call, which takes 3 to 4% of a step over
+torch can check the hooks of every module before every call, which takes 3 to 4% of a step over
 eight small graphs. Here one number tells whether any hook was made in this process since the last
-look, and only those that stood there then are looked at every time.
+check, and only the hooks that existed then are checked every time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Hooks = dict[tuple[str, str], tuple[int, ...]]
 
 
 class HeardHooks:
-    """Of one model."""
+    """Watches the hooks of one model."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._traced: Hooks | None = None  # None: nothing is compiled yet
         self._standing: list[tuple[Mapping[int, object], int]] = []
-        self._made = -1  # how many hooks there were in the process at the last look
+        self._made = -1  # the process's count of hooks at the last check
 
     def note(self) -> None:
-        """A step is about to be traced.
+        """Notes the hooks; called before a step is traced.
 
         Raises:
             NotStatic: as :meth:`check`.
@@ -40,11 +40,11 @@ class HeardHooks:
         self._look()
 
     def check(self) -> None:
-        """Before a compiled step.
+        """Checks the hooks; called before a compiled step.
 
         Raises:
-            NotStatic: hooks came or went since it was traced, or there are some that no compiled
-                step hears.
+            NotStatic: hooks came or went since it was traced, or there are hooks that no compiled
+                step runs.
         """
         if RemovableHandle.next_id != self._made:
             self._look()
@@ -54,11 +54,11 @@ class HeardHooks:
                 self._look()
 
     def forget(self) -> None:
-        """Nothing is compiled any more."""
+        """Forgets the noted hooks: nothing is compiled any longer."""
         self._traced, self._standing = None, []
 
     def _look(self) -> None:
-        self._made = -1  # what is refused is refused again
+        self._made = -1  # so that a refusal is repeated at the next call
         for path, why in unheard_hooks(self._model).items():
             raise NotStatic(f"{path}: {why}" if path else why)
         now = {place: tuple(kept) for place, kept in self._found()}

@@ -1,14 +1,14 @@
-"""What the loss and the forward of a subject hold in addition to the model: modules and tensors.
+"""What a subject's loss and forward hold in addition to the model: modules and tensors.
 
-The problem: a run that is no training (a check, a warm-up) puts the model back as it was, and a
-loss may have a state of its own: weights of tasks that are learned, centres of classes, a memory
-bank, a teacher. The idea: follow what a Python function reaches, which is its closure, the globals
-that its code names, its defaults, what ``partial`` binds, and the attributes of the object that it
-is a method of; other functions of the same program likewise.
+The problem: a run that is not training (a check, a warm-up) restores the model, and a loss may have
+its own state: learned task weights, class centres, a memory bank, a teacher. The idea: follow what
+a Python function reaches: its closure, the globals that its code names, its defaults, the arguments
+that ``partial`` binds, and the attributes of the object that it is a method of; and other functions
+of the same program likewise.
 
-Not seen: what is computed to be reached (``registry[name]()``), objects inside of other objects,
-tensors above :data:`LARGEST_BYTES`,
-containers above :data:`MOST_ITEMS`, and views of one element many times.
+Not seen: anything reached by computation (``registry[name]()``), objects inside other objects,
+tensors above :data:`LARGEST_BYTES`, containers above :data:`MOST_ITEMS`, and views that repeat one
+element.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-# A bank of 65,536 rows of 128 float32 is half of it; what is larger is data, and costs a copy.
+# A bank of 65,536 rows of 128 float32 is half of this; anything larger is data, and costs a copy.
 LARGEST_BYTES = 64 << 20
-# Functions that call functions, and containers in containers.
+# How deep functions that call functions, and containers in containers, are followed.
 DEPTH = 4
-# Items of a container that are looked at: what holds more is data.
+# How many items of a container are followed: a container with more is data.
 MOST_ITEMS = 1024
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-# Whose functions hold nothing of a user's.
+# Libraries whose functions hold nothing of a user's.
 LIBRARIES = ("torch", "torch_geometric", "numpy", "staticgraph")
 
 
 class Held(NamedTuple):
-    """What was found, each once.
+    """The modules and tensors that were found, each once.
 
     Attributes:
-        modules: the outermost.
-        tensors: of no module; without the results of a computation that autograd follows.
+        modules: the outermost modules.
+        tensors: tensors outside these modules, without results of a computation that autograd
+            tracks.
     """
 
     modules: list[nn.Module]
@@ -49,7 +50,7 @@ class Held(NamedTuple):
 
 
 def held_by(*functions: Any) -> Held:
-    """What functions, or objects that are called, hold.
+    """Returns what functions, or callable objects, hold.
 
     Args:
         functions: a subject's loss and forward; None for none.
@@ -74,7 +75,7 @@ def held_by(*functions: Any) -> Held:
 
 
 def _reached_from(value: Any, called: bool) -> Iterator[Any]:
-    """What one value leads to; of an object only where it is ``called``."""
+    """Yields what one value leads to; the attributes of an object only if it is ``called``."""
     if isinstance(value, partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, MethodType):
@@ -98,7 +99,7 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # the cell is still empty
             continue
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
@@ -108,7 +109,7 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """The globals and attributes that code names, that of functions inside of it included."""
+    """Yields the globals and attributes that code names, including those of nested functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -117,8 +118,11 @@ def names_in(code: CodeType) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def globals_in(code: CodeType) -> tuple[str, ...]:
-    """The globals that code may read, that of functions inside of it included. An attribute, which
-    often has the name of a notebook's variable (``data.x``, ``self.loss``), is none."""
+    """Returns the globals that code may read, including those that nested functions read.
+
+    Attributes are not included: they often share a name with a notebook variable (``data.x``,
+    ``self.loss``).
+    """
     names = [step.argval for step in dis.get_instructions(code) if step.opname in _READS]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -127,7 +131,7 @@ def globals_in(code: CodeType) -> tuple[str, ...]:
 
 
 def _can_be_put_back(tensor: Tensor) -> bool:
-    """Whether values can be written into it, and are few enough to be kept."""
+    """Whether the tensor can be written to, and is small enough to be kept."""
     if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_inference():
         return False
     once = all(step or size < 2 for step, size in zip(tensor.stride(), tensor.shape, strict=True))

@@ -1,9 +1,9 @@
 """An optimizer whose step can be recorded: what must hold, and what may still change.
 
-A recording notes numbers as they were. A step count read on the host would stand still, a learning
-rate given as a Python float would never fall. So the counts must be tensors (``capturable=True``),
-the learning rate is made a tensor at a fixed address that schedulers fill, and any other setting
-that changes later is an error, not a silent no-op.
+A recording keeps numbers as they were. A step count read on the host would stand still, and a
+learning rate given as a Python float would never fall. So the counts must be tensors
+(``capturable=True``), the learning rate becomes a tensor at a fixed address that schedulers fill,
+and any other setting that changes later is an error, not a silent no-op.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REMEDY = (
     "staticgraph.steps.state.recordable_optimizer.make_capturable(optimizer)"
 )
 
-# Those that torch has as one kernel.
+# The optimizers that torch has as one kernel.
 HAVE_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 # Optimizers whose state begins as zeros, so that zeroing it undoes a warm-up exactly.
@@ -36,18 +36,18 @@ STARTS_AT_ZERO = (
 
 
 def make_recordable(optimizer: torch.optim.Optimizer | None) -> None:
-    """Makes an optimizer that has not stepped yet one whose step can be recorded, in place:
-    ``capturable=True``, and ``fused=True`` where torch has that and nobody asked for another form.
+    """Makes an optimizer that has not stepped yet recordable, in place.
 
-    One with a state is left as it is, since whoever made that state may rely on its form; so is one
-    that cannot be recorded at all. :func:`check_recordable` says what is in the way then.
+    Sets ``capturable=True``, and ``fused=True`` where torch has it and the user requested no other
+    form. An optimizer with state is left as it is, since its state may be relied on in that form;
+    so is one that cannot be recorded at all. :func:`check_recordable` then reports the reason.
     """
     if optimizer is None or optimizer.state or not starts_at_zero(optimizer):
         return
     for group in optimizer.param_groups:
         if type(optimizer) in HAVE_FUSED and _can_be_fused(group):
             group["fused"], group["foreach"] = True, False
-        # torch has the form that is not fused on devices alone.
+        # On a CPU torch has capturable only in the fused form.
         on_device = all(parameter.device.type != "cpu" for parameter in group["params"])
         if "capturable" in group and (group.get("fused") or on_device):
             group["capturable"] = True
@@ -59,8 +59,9 @@ def _can_be_fused(group: dict[str, Any]) -> bool:
 
 
 def make_capturable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Sets ``capturable=True`` in place (``fused=True`` for SGD) and moves step counts to the
-    parameters' device.
+    """Sets ``capturable=True`` in place (``fused=True`` for SGD).
+
+    Also moves the step counts to the parameters' device.
 
     Raises:
         NotStatic: the optimizer has no such option.
@@ -83,14 +84,14 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def starts_at_zero(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a state of zeros is the same as none, so that a first step may be undone so."""
+    """Whether a state of zeros equals no state, so that zeroing it undoes a first step."""
     return type(optimizer) in STARTS_AT_ZERO and not any(
         group.get("momentum") and group.get("dampening") for group in optimizer.param_groups
     )
 
 
 def check_recordable(optimizer: torch.optim.Optimizer) -> None:
-    """Whether an optimizer's step can be inside a recording.
+    """Checks that an optimizer's step can be inside a recording.
 
     Raises:
         NotStatic: it cannot; the message says what to do.
@@ -153,10 +154,10 @@ class RecordableOptimizer:
         self._replaced = True
 
     def before_replay(self) -> None:
-        """Carries a changed learning rate to its address; refuses any other change.
+        """Copies a changed learning rate to its address; refuses any other change.
 
         Raises:
-            NotStatic: a setting or the state was exchanged since the recording.
+            NotStatic: a setting or the state was replaced since the recording.
         """
         if self._replaced:
             raise NotStatic(
@@ -169,7 +170,7 @@ class RecordableOptimizer:
                 "the optimizer was given another parameter group after its step was recorded, "
                 "which would leave it out: add it before warmup(), or call warmup() again"
             )
-        # torch's schedulers warn unless a step was seen; a replay is one that Python does not see.
+        # torch's schedulers warn unless they see a step; Python does not see a replay.
         self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
         for group, rate, noted in zip(
             self._optimizer.param_groups, self._rates, self._settings, strict=True
@@ -177,12 +178,12 @@ class RecordableOptimizer:
             if group["lr"] is not rate:
                 rate.fill_(group["lr"])
                 group["lr"] = rate
-            # The same objects as a rule, which costs no comparison of values.
+            # Usually the same objects, which saves comparing values.
             if not all(map(is_, map(group.get, self._names), noted)):
                 self._compare(group, noted)
 
     def _compare(self, group: dict[str, Any], noted: list[Any]) -> None:
-        """Refuses other values; other objects of the same value are what is expected next."""
+        """Refuses other values; equal values in other objects become the ones to expect next."""
         present = self._of(group)
         pairs = zip(self._names, present, noted, strict=True)
         changed = [name for name, now, before in pairs if _differs(now, before)]
@@ -194,8 +195,10 @@ class RecordableOptimizer:
         noted[:] = present
 
     def close(self) -> None:
-        """Stops watching; a learning rate that nobody wrote to is again the number it was. Reads
-        nothing of the device, which after a failed capture may refuse it."""
+        """Stops watching, and turns a learning rate that nobody wrote to back into a number.
+
+        Reads nothing from the device, which may refuse after a failed capture.
+        """
         self._hook.remove()
         for group, given, rate, version in zip(
             self._optimizer.param_groups, self._given, self._rates, self._versions, strict=True
@@ -206,8 +209,11 @@ class RecordableOptimizer:
 
 
 def _differs(now: Any, noted: Any) -> bool:
-    """Whether a setting was exchanged. A tensor's value is read where it stands, by the recording;
-    to compare it here would make the host wait for the device."""
+    """Whether a setting was replaced.
+
+    A tensor's value is not compared, since the recording reads it in place, and comparing it here
+    would make the host wait for the device.
+    """
     if isinstance(now, tuple | list) and isinstance(noted, tuple | list):
         return len(now) != len(noted) or any(map(_differs, now, noted))
     if isinstance(now, Tensor) or isinstance(noted, Tensor):

@@ -1,8 +1,8 @@
-"""An optimizer as it stands: its state, its settings, and what its class keeps of its own.
+"""An optimizer as it is: its state, its settings, and the attributes of its class.
 
-Values return into the tensors and containers that were there. Some optimizers count in their
-settings (``group["k"]``), some keep slow weights or another optimizer among their attributes; a
-step that is taken back must take those back, too.
+Values are written back into the tensors and containers that hold them. Some optimizers count in
+their settings (``group["k"]``), some keep slow weights or another optimizer among their attributes;
+undoing a step must restore those, too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _OF_TORCH = ("state", "param_groups", "defaults")
 
 
 class SavedOptimizer:
-    """What an optimizer's step may touch, but for the parameters.
+    """Everything that an optimizer's step may touch, except the parameters.
 
-    State that did not exist is put back to zeros where those are its first values, so that a
-    recording may go on writing it, and dropped elsewhere.
+    State that did not exist is set to zeros where zeros are its initial values, so that a recording
+    can go on writing it, and removed otherwise.
 
     Args:
         optimizer: any.
@@ -50,7 +50,7 @@ class SavedOptimizer:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Puts everything back."""
+        """Restores everything."""
         self._restore_states()
         for group, saved in self._groups:
             for name, value in saved.items():
@@ -83,7 +83,7 @@ class SavedOptimizer:
 
 
 class _Kept:
-    """Tensors, containers and optimizers among an optimizer's attributes."""
+    """The tensors, containers and optimizers among an optimizer's attributes."""
 
     def __init__(self) -> None:
         self._tensors: list[tuple[Tensor, Tensor]] = []
@@ -91,7 +91,7 @@ class _Kept:
         self._optimizers: list[SavedOptimizer] = []
 
     def note(self, value: Any) -> None:
-        """Keeps a value, and what is in it."""
+        """Keeps a value and everything in it."""
         if isinstance(value, torch.optim.Optimizer):
             self._optimizers.append(SavedOptimizer(value))
         elif isinstance(value, Tensor):
@@ -110,7 +110,7 @@ class _Kept:
                 self.note(item)
 
     def restore(self) -> None:
-        """Puts what was noted back."""
+        """Restores what was noted."""
         for container, items in self._containers:
             container.clear()
             if isinstance(container, dict):
@@ -124,7 +124,7 @@ class _Kept:
 
 
 def on_host(value: Any) -> Any:
-    """A copy of a value that needs no memory of a device."""
+    """Returns a copy of a value that takes no device memory."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     return copy.deepcopy(value)

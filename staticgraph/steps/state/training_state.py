@@ -1,18 +1,18 @@
-"""Running a model changes nothing: what a run may touch is saved before and put back after.
+"""Runs a model without changing it: everything a run may touch is saved before and restored after.
 
-One saver, :class:`SavedTraining`, for all who run a model for another reason than to train it:
-warming up and recording, a look at a model, the run that tells which results are rows. What each
-may touch differs, and is said when it is made.
+One saver, :class:`SavedTraining`, serves every run of a model that is not training: warming up and
+recording, inspecting a model, the run that finds which results are rows. What each of them may
+touch differs, and is stated when the saver is made.
 
-Values return, addresses stay, so that a recording made in between goes on reading and writing the
-same tensors. A backward that waits finds what it kept, since a value that returns is no change to
-autograd. What is trained is kept on the host: with a recording's pool the device may have no
-room for parameters and optimizer state a second time, and copying those of a GNN across the bus
-takes little time compared with a compilation.
+Values are written back and addresses stay, so that a recording made in between goes on reading and
+writing the same tensors. A pending backward finds the tensors that it saved, since autograd does
+not see a restored value as a change. What is trained is kept on the host: next to a recording's
+pool the device may have no room for a second copy of parameters and optimizer state, and copying
+those of a GNN across the bus takes little time compared with a compilation.
 
 What the loss and the forward hold in addition to the model
-(:mod:`staticgraph.steps.state.reachable_state`) is put back with it. A list or dict of the user's
-that a forward appends to, or a random generator of the user's own, is not put back.
+(:mod:`staticgraph.steps.state.reachable_state`) is restored with it. A user's list or dict that a
+forward appends to, or a user's own random generator, is not restored.
 """
 
 from __future__ import annotations
@@ -34,22 +34,21 @@ from staticgraph.steps.state.reachable_state import held_by
 from staticgraph.steps.state.saved_optimizer import SavedOptimizer, on_host
 from staticgraph.steps.state.training_hooks import callbacks_of
 
-# Of a model that is looked at: every look draws the same numbers.
+# For runs that only inspect a model: each draws the same numbers.
 SEED = 0
-# What a look finds out of a norm, and the whole runner goes on knowing.
+# Attributes in which an inspection notes facts about a norm, which the runner must keep.
 KEPT = {APART, SINGLE}
 
 
 def train(model: torch.nn.Module) -> None:
-    """Training mode, where the model as a whole is not in it; a model that is may hold layers
-    frozen in evaluation mode, which stay so."""
+    """Sets training mode if the model is not in it; otherwise frozen layers stay frozen."""
     if not model.training:
         model.train()
 
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every module's flag is put back."""
+    """A ``with`` block in evaluation mode, without gradients; every module's flag is restored."""
     trained = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -61,16 +60,16 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 class SavedTraining:
-    """What a run may touch, to be put back in place.
+    """Everything a run may touch, to be restored in place.
 
     Args:
         model: its buffers, and the random states of torch, NumPy and Python, are always saved.
-        optimizer: as :class:`SavedOptimizer` has it, and its parameters; None for none.
-        beside: the loss and the forward, whose modules and tensors, like those of hooks, are
+        optimizer: saved as by :class:`SavedOptimizer`, with its parameters; None for none.
+        beside: the loss and the forward; their modules and tensors, like those of hooks, are
             treated as the model's.
-        trained: also parameters, gradients and training flags.
-        attributes: also plain attributes of modules (a counter, a kept activation), and what names
-            of buffers are bound to.
+        trained: whether to save parameters, gradients and training flags as well.
+        attributes: whether to save the modules' plain attributes (a counter, a kept activation) and
+            the bindings of buffer names as well.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class SavedTraining:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Puts everything back, into the tensors that were there, whatever is bound now."""
+        """Restores everything into the original tensors, whatever is bound now."""
         with self._versions:
             for tensor, value in self._tensors:
                 tensor.copy_(value)
@@ -129,20 +128,20 @@ class SavedTraining:
 
 
 class _Attributes:
-    """Plain attributes and bound buffers of modules."""
+    """The plain attributes and bound buffers of modules."""
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         self._modules = [(m, dict(vars(m)), dict(m._buffers)) for m in modules]
 
     def restore(self) -> None:
-        """Puts attributes and buffers of the modules back as they were."""
+        """Restores the attributes and buffers of the modules."""
         for module, own, buffers in self._modules:
             _put_back(vars(module), own)
             _put_back(module._buffers, buffers)
 
 
 def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
-    """Only what has changed, since another thread may be reading the rest; :data:`KEPT` stays."""
+    """Writes only what has changed, since another thread may read the rest; :data:`KEPT` stays."""
     for name in present.keys() - before.keys() - KEPT:
         del present[name]
     for name, value in before.items():
@@ -155,7 +154,7 @@ def _parameters(
     tensors: Sequence[Tensor],
     optimizer: torch.optim.Optimizer | None,
 ) -> list[Tensor]:
-    """What a step may train: of modules, of no module, and whatever else the optimizer has."""
+    """Everything a step may train: parameters, other tensors, and the optimizer's own."""
     found = [p for root in roots for p in root.parameters()]
     found += [tensor for tensor in tensors if tensor.requires_grad]
     for group in () if optimizer is None else optimizer.param_groups:
@@ -177,12 +176,12 @@ def untouched(
     attributes: bool = False,
     seeded: bool = False,
 ) -> Iterator[None]:
-    """Puts everything back when the block ends.
+    """A ``with`` block after which everything is restored.
 
     Args:
-        model, optimizer, beside, trained, attributes: as for :class:`SavedTraining`; where
-            ``trained``, gradients are None inside the block.
-        seeded: inside it every block draws the same random numbers.
+        model, optimizer, beside, trained, attributes: as for :class:`SavedTraining`; with
+            ``trained``, gradients are None at the start of the block.
+        seeded: whether every such block draws the same random numbers.
     """
     saved = SavedTraining(model, optimizer, beside=beside, trained=trained, attributes=attributes)
     for parameter in saved.parameters:
@@ -196,7 +195,7 @@ def untouched(
     except BaseException as error:
         try:
             saved.restore()
-        except Exception as further:  # the first error is the one that says what happened
+        except Exception as further:  # the first error is the one that tells what happened
             error.add_note(
                 "what was trained could not be put back either: "
                 f"{type(further).__name__}: {further}"

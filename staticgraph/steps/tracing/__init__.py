@@ -1,1 +1,1 @@
-"""A step traced without compiling it, and what of it cannot be static."""
+"""A step traced without being compiled, and what in it cannot be static."""

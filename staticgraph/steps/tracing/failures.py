@@ -1,4 +1,4 @@
-"""A model that stops, as an obstacle: which line of the model, and in few words why."""
+"""A model that fails, as an obstacle: at which line of the model, and briefly why."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from staticgraph.steps.tracing.obstacles import Obstacle
 
 _LIBRARIES = ("/torch/", "/torch_geometric/", "/staticgraph/", "/jinja2/")
 _OBSERVED = re.compile(r"raised exception (\w+\(.+\))")
-# How torch 2.11 writes the exception's text within that.
+# How torch 2.11 writes the exception's text inside that.
 _CONSTANT = re.compile(r"\(\[ConstantVariable\(\w+: (.+)\)\]\)")
-# What an exception's words say of its cause, the first that fits.
+# What an exception's text suggests as its cause; the first match counts.
 _ADVICE = (
     (
         r"same dtype|scalar type|Float and Double|not implemented for '",
@@ -39,20 +39,21 @@ _OF_DATA = (
     "the model makes a PyG Data or Batch inside its forward, whose attributes torch.compile cannot "
     "follow: hand the tensors on themselves, conv(x, edge_index); or mode='eager'"
 )
-# Of torch, before 2.12 the second.
+# Messages of torch; before 2.12 the second.
 _ASKS_DERIVATIVE = ("source-less requires_grad_()", "Unsupported Tensor.requires_grad_() call")
 _DERIVED = (
     "a tensor that the forward makes asks for its own derivative: ask it of the input itself "
     "(pos = pos.requires_grad_(), without detach() or clone() before), and name the field: "
     "differentiable=(\"pos\",); or mode='eager'"
 )
-# What a compiled step says where it met another value than it was traced with.
+# The advice of a compiled step that met another value than it was traced with.
 KEEP_IN_TENSORS = (
     "Keep a number that changes between steps in a tensor, and write to it in place "
     "(tensor.fill_(value)); change other things before warmup(), or make a new runner; or use "
     "mode='eager'"
 )
-# Settings of the process that torch.compile traces for, by its words, and what sets them.
+# Process-wide settings that torch.compile traces for, by torch's names, and the calls that set
+# them.
 _SETTINGS = {
     "num_threads": "torch.set_num_threads",
     "default_dtype": "torch.set_default_dtype",
@@ -64,7 +65,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def raised(error: Exception, module: str) -> Obstacle:
-    """An exception as an obstacle, at the innermost line that belongs to the model."""
+    """Returns an exception as an obstacle, at the innermost line that belongs to the model."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = ([f for f in frames if _of_model(f.filename)] or frames)[-1]
     kind = "refused" if isinstance(error, NotStatic) else "the model raises"
@@ -75,7 +76,7 @@ def raised(error: Exception, module: str) -> Obstacle:
 
 
 def advice_for(error: BaseException) -> str:
-    """What to look at for an exception of the model; empty where its own words must do."""
+    """Returns advice for an exception of the model; empty if its own text must do."""
     text = str(error)
     for pattern, advice in _ADVICE:
         if re.search(pattern, text):
@@ -86,13 +87,15 @@ def advice_for(error: BaseException) -> str:
 def untraceable(
     message: str, model: type, seen: str | None = None, warned: Mapping[str, str] | None = None
 ) -> Obstacle:
-    """What torch.compile said when it stopped, in its first words, at the innermost line of the
-    model that its message names; at the model's class where it names none.
+    """Returns torch.compile's failure as an obstacle, in the first words of its message.
+
+    The place is the innermost line of the model that the message names, or the model's class if it
+    names none.
 
     Args:
-        message: torch's.
-        model: its class.
-        seen: the exception of the model that it met, if any.
+        message: torch's message.
+        model: the model's class.
+        seen: the exception of the model that torch met, if any.
         warned: what the model warns of in eager, by ``file:line``.
     """
     lines = [line.strip() for line in message.strip().splitlines()]
@@ -116,12 +119,13 @@ def untraceable(
 
 
 def why_not_compiled(error: Exception, seen: str | None) -> str:
-    """What torch.compile said when it stopped, in three lines: why, at which line of the model, and
-    what to do. Its own text is a page of hints and frames.
+    """Returns torch.compile's failure in short: why, at which line of the model, and what to do.
+
+    torch's own message is a page of hints and frames.
 
     Args:
-        error: torch's.
-        seen: the exception of the model or the loss that it met, if any.
+        error: torch's exception.
+        seen: the exception of the model or the loss that torch met, if any.
     """
     message = str(error)
     found = untraceable(message, type(error), seen)
@@ -133,13 +137,12 @@ def why_not_compiled(error: Exception, seen: str | None) -> str:
 
 
 def remedy(message: str) -> str | None:
-    """What to write instead of what torch.compile stopped at; None where only its words tell."""
+    """Returns what to write instead of what stopped torch.compile; None if unknown."""
     return _DERIVED if any(words in message for words in _ASKS_DERIVATIVE) else None
 
 
 def of_setting(changed: str) -> str | None:
-    """What to do where a setting of the process is another than when a step was traced; None where
-    something else changed."""
+    """Returns what to do if a process-wide setting changed since the trace; else None."""
     found = _SETTING.search(changed)
     if found is None or found[1] not in _SETTINGS:
         return None
@@ -151,8 +154,10 @@ def of_setting(changed: str) -> str | None:
 
 
 def observed(error: BaseException | None) -> str | None:
-    """The exception of the model or the loss that torch.compile met while it traced, as torch's
-    message has it; None where tracing stopped for a reason of its own."""
+    """Returns the exception of the model or the loss that torch.compile met while tracing.
+
+    The text is that of torch's message; None if tracing stopped for another reason.
+    """
     while error is not None:
         if found := _OBSERVED.search(str(error)):
             return _CONSTANT.sub(r"(\1)", found[1])
@@ -161,7 +166,7 @@ def observed(error: BaseException | None) -> str | None:
 
 
 def defined_at(kind: Any) -> str:
-    """``file:line`` of a class or a function."""
+    """Returns ``file:line`` of a class or a function."""
     try:
         return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
     except (OSError, TypeError):

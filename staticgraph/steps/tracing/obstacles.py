@@ -1,10 +1,10 @@
-"""What in a traced step depends on data and so cannot have one fixed shape.
+"""What in a traced step depends on data, and so cannot have a fixed shape.
 
 ``torch.compile(fullgraph=True)`` does not prove static shapes: it traces ``x.max().item()`` and
-``nonzero()`` as symbols without a value, compiles them, and the recording fails or is skipped
+``nonzero()`` as symbols without a value and compiles them, and the recording fails or is skipped
 later. It also compiles ``x[mask] = y``, which has a fixed shape and yet counts the mask on the
 device, and copies from the host, which a recording would repeat with stale or freed memory. This
-reads the traced graph before it is compiled and names each such operation with its line.
+module reads the traced graph before it is compiled and names each such operation with its line.
 """
 
 from __future__ import annotations
@@ -100,17 +100,17 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 
 
-# What some operations are mostly called for, and has a fixed shape.
+# Fixed-shape replacements for what some operations are mostly used for.
 INSTEAD = {
     "nonzero": "each graph's first node is batch.ptr[:-1], its last batch.ptr[1:] - 1",
     "unique": "the number of graphs is batch.num_graphs, nodes per graph batch.ptr.diff()",
     "bincount": "nodes per graph are batch.ptr.diff()",
 }
-# Those that leave a step compiled in one graph, and the rest of a recording alone.
+# Kinds that allow a step to be compiled in one graph, and only prevent its recording.
 RECORDING_ALONE = frozenset(
     {"device-to-host copy", "cannot be recorded", "activation checkpointing", "host read"}
 )
-# Those that say that results are wrong, and nothing of how a step can run.
+# Kinds that mean wrong results, and say nothing about how a step can run.
 RESULTS = frozenset(
     {"padding reaches real rows", "padding breaks a gradient", "differs from plain PyG"}
 )
@@ -120,12 +120,12 @@ class Obstacle(NamedTuple):
     """One operation that prevents a recording, and where the model calls it.
 
     Attributes:
-        operation: what is called.
+        operation: the operation that is called.
         where: ``file:line`` in the model, or in PyG where the model's own line is not known.
-        line: the source there.
+        line: the source at that line.
         kind: one of :data:`KINDS`.
         module: the path of the module that was running.
-        advice: what to write instead, where the kind alone does not tell; empty for nothing.
+        advice: what to write instead, where the kind alone does not tell; empty for no advice.
     """
 
     operation: str
@@ -137,12 +137,12 @@ class Obstacle(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it prevents a recording."""
+        """Why the operation prevents a recording."""
         return KINDS[self.kind][0]
 
     @property
     def remedy(self) -> str:
-        """What to write instead; empty where nothing is known that belongs to this."""
+        """What to write instead; empty if nothing applicable is known."""
         if self.advice is not None:
             return self.advice
         more = INSTEAD.get(self.operation.strip(".()"), "")
@@ -153,8 +153,11 @@ class Obstacle(NamedTuple):
 
 
 def obstacles(graph: torch.fx.GraphModule) -> list[Obstacle]:
-    """The operations that bring a size or a number from data into the trace, write through a mask,
-    or cross between host and device, in order; those that only pass it on are left out."""
+    """Finds the operations that depend on data or cross between host and device, in order.
+
+    These bring a size or a number from data into the trace, write through a mask, or copy from host
+    to device; operations that only pass such a size on are left out.
+    """
     found, known = [], set()
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
@@ -175,7 +178,7 @@ def obstacles(graph: torch.fx.GraphModule) -> list[Obstacle]:
 
 
 def unrecordable(graph: torch.fx.GraphModule) -> list[Obstacle]:
-    """The operators whose author says that no CUDA graph can hold them, in order."""
+    """Finds the operators that their author has tagged as unfit for CUDA graphs, in order."""
     tag = getattr(torch.Tag, "cudagraph_unsafe", None)
     found = []
     for node in graph.graph.nodes:
@@ -189,7 +192,7 @@ def unrecordable(graph: torch.fx.GraphModule) -> list[Obstacle]:
 
 
 def is_mask(index: Any) -> bool:
-    """Whether an index picks rows by truth value."""
+    """Whether an index selects rows by a boolean mask."""
     if isinstance(index, tuple | list):
         return any(is_mask(item) for item in index)
     return (
@@ -201,12 +204,12 @@ def _writes_through_mask(node: torch.fx.Node) -> bool:
     if node.target not in (operator.setitem, torch.index_put, "index_put", "index_put_"):
         return False
     index, value = (_example(arg) for arg in node.args[1:3])
-    # One number is a masked fill, which has a fixed shape and counts nothing.
+    # A single number makes a masked fill, which has a fixed shape and counts nothing.
     return is_mask(index) and isinstance(value, Tensor) and value.numel() != 1
 
 
 def _crosses(node: torch.fx.Node) -> bool:
-    """Whether a tensor of the CPU goes to another device here."""
+    """Whether a CPU tensor is copied to another device here."""
     out = node.meta.get("example_value")
     if not isinstance(out, Tensor) or out.device.type == "cpu":
         return False
@@ -238,7 +241,7 @@ def _name(target: Any) -> str:
 
 
 def place_of(stack: str) -> tuple[str, str]:
-    """File, line number and source of the innermost frame of a stack trace as text."""
+    """Returns place and source of the innermost frame of a stack trace given as text."""
     frames = re.findall(r'File "(.+?)", line (\d+), in .+\n\s+(.+)', stack)
     if not frames:
         return "an unknown place", ""

@@ -1,9 +1,8 @@
-"""A step captured as torch.compile would, without compiling it: in how many graphs, and what of it
-depends on data.
+"""A step captured as by torch.compile, without being compiled: how many graphs, which obstacles.
 
 ``torch.compile`` with Inductor takes tens of seconds; tracing alone takes about one. The backend
-here only looks at the captured graph and then runs it as it is, operation by operation, so that one
-call tells both whether the step is static and what numbers it gives.
+here only inspects the captured graph and then runs it as it is, operation by operation, so that one
+call tells both whether the step is static and what numbers it computes.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class Trace:
     """What tracing a step found.
 
     Attributes:
-        result: what the step returned, or None where it could not be traced.
+        result: what the step returned, or None if it could not be traced.
         graphs: how many graphs were captured; a static step is one.
-        obstacles: operations whose result depends on data.
+        obstacles: the operations that depend on data.
         error: why tracing stopped, in torch's words or in those of NotStatic.
-        observed: the exception of the model that torch.compile met, where it stopped for one.
+        observed: the exception of the model that stopped torch.compile, if there was one.
     """
 
     result: Any = None
@@ -55,22 +54,22 @@ class Trace:
 
 
 def trace_step(compute: Callable[[StaticBatch], Any], batch: StaticBatch) -> Trace:
-    """Captures ``compute(batch)`` as a compiled step would see it: without host counts.
+    """Captures ``compute(batch)`` as a compiled step would see it: without counts on the host.
 
-    Nothing that ``compute`` changes (gradients, buffers) is put back.
+    Nothing that ``compute`` changes (gradients, buffers) is restored.
     """
     trace = Trace()
     layout, names = batch.layout, tuple(batch.tensors())
 
     def look(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        """Takes the place of a compiler: notes obstacles, and runs the graph as it is."""
+        """Stands in for a compiler: notes obstacles, and runs the graph as it is."""
         trace.graphs += 1
-        drop_guards(lambda kind, name: True)  # what is called once is asked no guard
+        drop_guards(lambda kind, name: True)  # a graph that is called once needs no guards
         trace.obstacles += obstacles(graph)
         return graph.forward
 
     def step(*tensors: Tensor) -> Any:
-        """The work over a batch of these tensors."""
+        """Computes over a batch of these tensors."""
         return compute(StaticBatch(layout, dict(zip(names, tensors, strict=True))))
 
     forget_compiled()
@@ -81,7 +80,7 @@ def trace_step(compute: Callable[[StaticBatch], Any], batch: StaticBatch) -> Tra
             trace.result = compiled(*batch.tensors().values())
     except NotStatic as error:
         trace.error = str(error)
-    except Exception as error:  # whatever the model or torch raise while it is traced
+    except Exception as error:  # whatever the model or torch raises during the trace
         cause = _cause(error)
         trace.error = str(cause)
         trace.observed = observed(error)
@@ -89,7 +88,7 @@ def trace_step(compute: Callable[[StaticBatch], Any], batch: StaticBatch) -> Tra
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The NotStatic that tracing wrapped, if there is one."""
+    """Returns the NotStatic that tracing wrapped, if there is one; else the error itself."""
     seen: BaseException | None = error
     while seen is not None:
         inner = getattr(seen, "inner_exception", None)
@@ -103,12 +102,12 @@ def _cause(error: BaseException) -> BaseException:
 
 @contextmanager
 def tracing_options() -> Iterator[None]:
-    """Lets a step call ``torch.autograd.grad`` (forces), and hold recurrent layers, which run as
-    unrolled cells, in one graph.
+    """A ``with`` block for tracing, with ``torch.autograd.grad`` and recurrent layers in one graph.
 
-    The switches are torch's own, of 2.11 and later; one that is missing is left out, and tracing
-    says what it cannot do. A trace makes a million objects that live until it ends, so no garbage
-    is looked for meanwhile: that was a tenth of the time.
+    Forces need the former; recurrent layers run as unrolled cells. The switches are torch's own,
+    from 2.11 on; a missing one is skipped, and tracing then reports what it cannot do. A trace
+    makes a million objects that live until it ends, so garbage collection is off meanwhile; it took
+    a tenth of the time.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -1,1 +1,1 @@
-"""What follows a backward: gradients added up, averaged over ranks, clipped; the optimizer."""
+"""After a backward: gradients accumulated, averaged over ranks, clipped; the optimizer step."""

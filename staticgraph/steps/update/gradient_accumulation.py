@@ -1,8 +1,8 @@
-"""Gradients of several batches, added up before an update.
+"""Gradients of several batches, accumulated before an update.
 
-A step overwrites gradients: a compiled one into tensors that torch makes, a recorded one into its
-own, another set for every bucket. So they are added here, outside of any step, and given to the
-parameters when enough are together; how a batch ran makes no difference.
+A step overwrites gradients: a compiled one into tensors that torch allocates, a recorded one into
+its own, a different set for every bucket. So they are accumulated here, outside of any step, and
+given to the parameters once enough batches have contributed; how a batch ran makes no difference.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from staticgraph.steps.computation.model_setup import Subject
 
 
 class Accumulation:
-    """The gradients of the batches since the last update.
+    """The accumulated gradients of the batches since the last update.
 
     Args:
-        subject: says of how many; whose parameters, its optimizer's among them.
+        subject: gives the number of batches and the parameters, including its optimizer's.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -30,10 +30,11 @@ class Accumulation:
         self._count = 0
 
     def add(self) -> bool:
-        """Takes the gradients of one batch, its share of the mean.
+        """Adds the gradients of one batch, as its share of the mean.
 
         Returns:
-            Whether enough are together: the parameters then have the mean as their gradients.
+            Whether enough batches have contributed: the parameters then have the mean as their
+            gradients.
         """
         if self._every == 1:
             return True
@@ -54,23 +55,24 @@ class Accumulation:
         return True
 
     def state(self) -> dict[str, Any]:
-        """How many batches wait for their update, and the sum of their gradients; None for a
-        parameter without one."""
+        """Returns how many batches wait for their update, and the sum of their gradients.
+
+        The sum is None for a parameter without gradients.
+        """
         return {
             "count": self._count,
             "sums": [self._sums.get(parameter) for parameter in self._subject.parameters()],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Puts back what :meth:`state` gave."""
+        """Restores what :meth:`state` returned."""
         self._count = int(state["count"])
         pairs = zip(self._subject.parameters(), state["sums"], strict=True)
         self._sums = {p: g.to(p.device, copy=True) for p, g in pairs if g is not None}
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """For steps that train nothing: each is an update by itself, and afterwards is held what
-        was held before."""
+        """A ``with`` block for steps that do not train, without accumulation; state is restored."""
         before = self._every, self._sums, self._count
         self._every, self._sums, self._count = 1, {}, 0
         try:

@@ -1,9 +1,10 @@
-"""The loss and the gradients of a step over all ranks, and what else must be one on all of them.
+"""The loss and the gradients of a step over all ranks, and what else must agree on all of them.
 
 Where several processes train, a step differentiates its share of the loss
-(:class:`staticgraph.distributed.share.Share`); here the shares become one mean, the gradients its
-gradient, and the running statistics of norms that see one rank alone their mean. A loss that is
-not finite ends the step on every rank: one that stopped alone would leave the others waiting.
+(:class:`staticgraph.distributed.share.Share`). Here the shares become one mean, the gradients the
+gradient of that mean, and the running statistics of norms over a single rank their average. A loss
+that is not finite ends the step on every rank: a rank that stopped alone would leave the others
+waiting.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from staticgraph.steps.loss.finite_losses import FiniteLosses
 from staticgraph.steps.state.reachable_state import held_by
 from staticgraph.text.how_many import how_many
 
-# A norm counts the batches in which its rank had rows.
+# Each rank's norm counts the batches in which that rank had rows.
 _COUNTED_BY_EACH = "num_batches_tracked"
 
 
 class Averaging:
-    """Between the backward and the update of one model on several ranks.
+    """What happens between the backward and the update of one model on several ranks.
 
     Args:
-        subject: its model has rank 0's parameters and buffers afterwards, on every rank, and so
-            have its optimizer's others and the modules that its loss holds.
-        ranks: who trains it.
+        subject: on every rank, its model takes over rank 0's parameters and buffers, and so do its
+            optimizer's other parameters and the modules that its loss holds.
+        ranks: the ranks that train it.
 
     Raises:
         ValueError: the model, or what the loss holds, differs from rank 0's in names or shapes.
@@ -74,26 +75,28 @@ class Averaging:
         """Sums gradients and statistics over ranks, in place.
 
         Returns:
-            The mean loss over all ranks' real rows, 0-dim.
+            The mean loss over the real rows of all ranks, 0-dim.
         """
         first = float(batch.graph_ids[0]) if self._on_cpu else NO_GRAPH
         return self.reduction(share.detach(), batch.bucket, first)
 
     def check(self, loss: Tensor, batch: StaticBatch, finite: FiniteLosses) -> None:
-        """Before the update: looks whether the mean is finite, on a CPU.
+        """Checks before the update, on a CPU, whether the mean loss is finite.
 
         Raises:
-            NonFiniteLoss: it is not; the rank whose batch it was names the graphs.
+            NonFiniteLoss: it is not; the rank whose batch caused this names the graphs.
         """
         if not self._on_cpu or (finite.watches and not math.isfinite(loss.item())):
             finite.before_update(loss, batch, self._elsewhere())
 
     def compare(self) -> None:
-        """After each step: looks, after steps 1, 2, 4, 8, ..., whether all ranks have one model;
-        after the first, on a CPU, warns of ranks that all have the same graphs.
+        """Checks, after steps 1, 2, 4, 8, ..., whether all ranks have the same model.
+
+        After the first step, on a CPU, also warns if all ranks have the same graphs. Call it after
+        each step.
 
         Raises:
-            RuntimeError: a parameter or a buffer of the model is another than rank 0's.
+            RuntimeError: a parameter or a buffer of the model differs from rank 0's.
         """
         if not self._compared:
             self._compared = True
@@ -115,7 +118,7 @@ class Averaging:
         self._warn_of_own_state()
 
     def _warn_of_own_state(self) -> None:
-        """Of tensors that the loss has written to, and that are each rank's own."""
+        """Warns of tensors that the loss has written to and that differ between ranks."""
         written = {
             str(number): tensor
             for number, tensor in enumerate(held_by(*self._subject.functions).tensors)
@@ -129,7 +132,7 @@ class Averaging:
                 "where it is written (torch.distributed.all_reduce), if that is not intended",
                 stacklevel=5,
             )
-            self._versions = {}  # said once
+            self._versions = {}  # warns only once
 
     def _warn_of_one_share(self) -> None:
         firsts = self.reduction.table[:, 3].tolist()
@@ -142,11 +145,10 @@ class Averaging:
             )
 
     def check_recordable(self) -> None:
-        """Refuses to record a step in whose middle ranks wait for each other, over a group that
-        does this on the host.
+        """Refuses to record a step in which ranks exchange data through the host.
 
         Raises:
-            NotStatic: the model has a norm over all ranks, and the group is not of NCCL.
+            NotStatic: the model has a norm over all ranks, and the group is not an NCCL one.
         """
         if self.ranks.can_record(self._device):
             return
@@ -162,7 +164,7 @@ class Averaging:
     # ------------------------------------------------------------------ inside
 
     def _elsewhere(self) -> list[int] | None:
-        """The other ranks with a loss that is not finite, where this rank's is."""
+        """The other ranks whose loss is not finite; None if this rank is one of them."""
         if not self._on_cpu:
             return None
         bad = self.reduction.bad_ranks()
@@ -181,7 +183,7 @@ class Averaging:
 def _norms_of_one_rank(
     model: torch.nn.Module,
 ) -> list[torch.nn.modules.batchnorm._NormBase | HeteroBatchNorm]:
-    """Norms whose running statistics come from this rank's rows."""
+    """The norms whose running statistics come from this rank's rows alone."""
     return [
         module
         for module in model.modules()
@@ -192,12 +194,12 @@ def _norms_of_one_rank(
 
 
 def _held_modules(subject: Subject) -> list[torch.nn.Module]:
-    """Those of the loss and the forward that are no part of the model."""
+    """The modules of the loss and the forward that are not part of the model."""
     own = {id(module) for module in subject.model.modules()}
     found = held_by(*subject.functions).modules
     return [held for held in found if not any(id(module) in own for module in held.modules())]
 
 
 def _state_of(module: torch.nn.Module) -> list[Tensor]:
-    """Its parameters and buffers, as far as they have values."""
+    """A module's parameters and buffers that have values."""
     return [value for value in (*module.parameters(), *module.buffers()) if not is_lazy(value)]

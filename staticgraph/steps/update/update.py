@@ -1,4 +1,4 @@
-"""What follows a backward: gradients clipped, the optimizer stepped."""
+"""What follows a backward: gradients are clipped and the optimizer steps."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ class Update:
         self._clip_norm = subject.clip_norm
 
     def zero_grad(self) -> None:
-        """No parameter of the model or the optimizer has a gradient afterwards, so that a backward
-        writes and adds nothing."""
+        """Sets all gradients of model and optimizer to None, so that a backward does not add."""
         drop_gradients(self._model)
         for group in () if self.optimizer is None else self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
     def __call__(self) -> None:
-        """Clips without reading the norm on the host, then steps; an autocast around the whole loop
-        casts the new weights again."""
+        """Clips without reading the norm on the host, then steps the optimizer.
+
+        Clears the autocast cache, so that an autocast around a whole loop casts the new weights.
+        """
         assert self.optimizer is not None
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
         self.optimizer.step()
-        torch.clear_autocast_cache()  # its casts are of the weights before
+        torch.clear_autocast_cache()  # its casts are of the old weights
 
 
 def drop_gradients(module: torch.nn.Module) -> None:
-    """What ``module.zero_grad()`` does, without the names of modules and parameters and without
-    the sets of those that were met: a fiftieth of a small step. A part that stands in two places
-    is met twice, which changes nothing."""
+    """Does what ``module.zero_grad()`` does, but faster.
+
+    Skipping names and sets of visited modules and parameters saves a fiftieth of a small step. A
+    part that occurs twice is visited twice, which changes nothing.
+    """
     for parameter in module._parameters.values():
         if parameter is not None:
             parameter.grad = None
