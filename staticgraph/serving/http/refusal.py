@@ -1,4 +1,4 @@
-"""An error -> one line and a status."""
+"""An error -> an HTTP reply with one line and a status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
 class Reply(NamedTuple):
-    """What goes back over HTTP: JSON, and headers beside its own."""
+    """An HTTP reply.
+
+    Attributes:
+        status: the status code.
+        body: JSON.
+        headers: headers in addition to the content type and length.
+    """
 
     status: int
     body: bytes
@@ -30,9 +36,13 @@ class Reply(NamedTuple):
 
 
 def refused(error: Exception) -> Reply:
-    """400 what cannot be read, 413 what is too large, 415 a type that is not known, 422 what no
-    model takes, 503 when to ask again, 500 what the model or the server failed at; the trace of
-    that stands in the log."""
+    """The reply for an error.
+
+    The status is 400 for a body that cannot be read, 408 for one that takes too long, 413 for one
+    that is too large, 415 for an unknown type, 422 for graphs that the model cannot take, 501 for a
+    missing package, 503 if the server is busy (with the time to retry) or closed, and 500 if the
+    model or the server failed; the traceback is then logged.
+    """
     headers: tuple[tuple[bytes, bytes], ...] = ()
     text = first_line(error) or type(error).__name__
     match error:
