@@ -29,8 +29,8 @@ def apart(tensors: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
     The result is the same on every rank, and empty if the ranks give different numbers of tensors.
 
     Args:
-        tensors: tensors by name, in the same order on every rank; a tensor with values that are not
-            finite on a rank is not reported for that rank.
+        tensors: tensors by name, in the same order on every rank; NaNs, and infinities on rank 0,
+            do not count as differences.
         ranks: the processes that compare.
     """
     mine = torch.stack([_sums(tensor) for tensor in tensors.values()] or [torch.zeros(2)])

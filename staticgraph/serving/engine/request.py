@@ -35,7 +35,7 @@ class Request:
     Attributes:
         future: the future or ticket that receives the answer.
         completions: the queue for its answer, if it has a ticket.
-        listed: whether the output was last taken as lists.
+        listed: whether its output is taken as lists.
         over: whether it is answered, failed or cancelled; its remaining graphs need not run.
     """
 

@@ -219,7 +219,7 @@ class _Trial:
         entrant.memory = step_memory(side, device, before)
 
     def _course(self, left_s: float) -> Course:
-        """A course with so many batches that the planned rounds fill the remaining time."""
+        """A course whose length lets the planned rounds fill the remaining time."""
         a_round = sum(entrant.batch_s for entrant in self._left)
         searching = 2 * len(WORKERS) * self.plain.batch_s if self.plain.refused is None else 0.0
         batches = left_s / max(1e-9, PLANNED_ROUNDS * a_round + searching)
