@@ -141,7 +141,7 @@ class Axis:
 
     @property
     def key(self) -> Any:
-        """The type's key in PyG: a string for nodes, a triple for edges; the name for ``rows``."""
+        """The type's key in PyG: a string for nodes, a triple for edges; else the name."""
         return self.type if self.kind == "edge" else self.type[0] if self.type else self.name
 
 
@@ -159,8 +159,7 @@ class Schema:
             computes from a SMILES string (OGB's), so that a new graph may be given as SMILES.
 
     Raises:
-        ValueError: a field appears twice, or a field or axis array has a name that every batch
-            reserves.
+        ValueError: a field appears twice, or has a name that batches reserve.
     """
 
     fields: tuple[Field, ...]

@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report.
 
     Returns:
-        0 if every mode compiles the step as a whole, else ``NOT_WHOLE``, ``UNAVAILABLE`` or
-        ``FAILED``.
+        0 if every run is whole, or one of the codes above.
     """
     from staticgraph.dryrun import dry_run
     from staticgraph.dryrun.availability import why_not

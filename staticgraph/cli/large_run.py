@@ -25,7 +25,7 @@ def given(value: T | None, default: T) -> T:
 
 
 def sizes_of(args: argparse.Namespace, tuned: Tuning | None) -> tuple[int, int, int | None]:
-    """The numbers of partitions (p), of buffered partitions (c) and of logical groups (l)."""
+    """The numbers of partitions, of buffered partitions, and of comet's groups."""
     if tuned is not None:
         if args.policy != "comet":
             args.parser.error("--memory chooses for --policy comet")

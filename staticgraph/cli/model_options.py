@@ -93,12 +93,8 @@ def check_heads(
 
 
 def model_without_data(args: argparse.Namespace) -> Module | None:
-    """Builds the model of ``--model MODULE:NAME`` if it does not take the data.
-
-    Call this before the data is read. The weights are those of the seed.
-
-    Returns:
-        The model; None if it takes the data or is a model of the zoo.
+    """Builds the model of ``--model MODULE:NAME``, with the seed's weights, before data is read;
+    None if it takes the data or is a model of the zoo.
 
     Raises:
         ValueError: the result is not a ``torch.nn.Module``, or has no trainable parameters.

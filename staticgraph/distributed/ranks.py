@@ -167,14 +167,14 @@ class Ranks:
 
 
 def ranks_for(distributed: str | dist.ProcessGroup) -> Ranks | None:
-    """The processes that train together, or None if this process trains alone.
+    """The processes that train together; None if this process trains alone.
 
     Args:
-        distributed: ``"auto"`` for all processes if ``torch.distributed`` is initialized and there
-            is more than one; ``"off"`` for None; or a process group.
+        distributed: ``"auto"``: all processes, if ``torch.distributed`` is initialized and there is
+            more than one; ``"off"``: None; or a process group.
 
     Raises:
-        ValueError: ``distributed`` is another string, or a group that this process is not in.
+        ValueError: another string, or a group that this process is not in.
     """
     if isinstance(distributed, str):
         if distributed not in ("auto", "off"):

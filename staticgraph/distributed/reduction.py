@@ -89,8 +89,7 @@ class Reduction:
             The mean loss over all ranks' real rows, 0-dim; 0 if no rank had any.
 
         Raises:
-            RuntimeError: the ranks took different buckets (checked only on a CPU, where reading the
-                table does not synchronize).
+            RuntimeError: the ranks took different buckets (checked only on a CPU).
             ValueError: a gradient is sparse.
         """
         parameters = self._trained()
@@ -263,7 +262,7 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def _summed_in(tensor: Tensor) -> torch.dtype:
-    """The dtype in which a tensor is summed: half precision is summed in single precision."""
+    """The dtype of a sum: half precision is summed in single precision."""
     double = tensor.dtype in (torch.float64, torch.complex128)
     return torch.float64 if double else torch.float32
 

@@ -95,11 +95,11 @@ class StaticDataModule(LightningDataModule):
         return self._of("train", shuffle=True)
 
     def val_dataloader(self) -> Any:
-        """A loader of validation batches, with as many graphs as fit, each graph once."""
+        """A loader with as many graphs per batch as fit, each graph once."""
         return self._of("val", exact=False)
 
     def test_dataloader(self) -> Any:
-        """A loader of test batches, with as many graphs as fit, each graph once."""
+        """A loader with as many graphs per batch as fit, each graph once."""
         return self._of("test", exact=False)
 
     def predict_dataloader(self) -> Any:
@@ -112,5 +112,5 @@ class StaticDataModule(LightningDataModule):
         return [] if indices is None else self.loader(indices, **options)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """The batch that a step gets: a :class:`RealBatch` for a static batch."""
+        """A static batch as a :class:`RealBatch` for a step."""
         return RealBatch(batch) if isinstance(batch, StaticBatch) else batch

@@ -30,9 +30,9 @@ def service_of_export(
     """Loads an exported model and starts its server; the model's source is not needed.
 
     Args:
-        folder: the folder that :meth:`StaticGraphRunner.export` wrote. Its packages contain code
-            that is executed: see :func:`staticgraph.load_exported`.
-        digest: the digest that the export returned; a folder with another digest is refused.
+        folder: written by :meth:`StaticGraphRunner.export`. Its packages are code and are executed:
+            see :func:`staticgraph.load_exported`.
+        digest: the digest that the export returned; another folder is refused.
         smiles: whether ``x`` and ``edge_attr`` are the features that this library computes from
             SMILES, for a data set that did not record that.
         task: ``binary`` or ``classes`` to add probabilities to the outputs.

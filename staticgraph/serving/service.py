@@ -1,4 +1,4 @@
-"""A service: a server, the reader of its request bodies, a title, and the task of its outputs."""
+"""What is served: a model's server and the reader of its request bodies."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ ATOMS, BONDS = ("node", (9,), "int64"), ("edge", (3,), "int64")
 
 
 class Service(NamedTuple):
-    """A running server and the reader of its request bodies.
-
-    Attributes:
-        server: runs the model.
-        reader: reads the bodies of requests.
-        title: the name of the service.
-        task: ``binary`` or ``classes`` for outputs with probabilities; another task or None for
-            outputs alone.
-    """
+    """A running server, the reader of its request bodies, a title, and the task of its outputs."""
 
     server: Server
     reader: Reader
@@ -38,7 +30,6 @@ def has_molecules(schema: Schema) -> bool:
 def fits_molecules(schema: Schema) -> bool:
     """Whether the fields have the names, shapes and dtypes that this library computes from SMILES.
 
-    This does not say what the values mean: PyG's own molecules (``molnet:``) have different
-    features with the same names, shapes and dtypes."""
+    The values may have another meaning, as in PyG's own molecules (``molnet:``)."""
     found = {item.name: (item.level, item.shape, item.dtype) for item in schema if item.name != "y"}
     return found == {"x": ATOMS, "edge_attr": BONDS}

@@ -12,10 +12,9 @@ from dataclasses import replace
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 
-# The sizes of the added buckets, as shares of a bucket's rows; each is one more compilation. The
-# graphs that arrive while a batch runs often fill half to three quarters of a bucket, so in that
-# range a batch takes at most a third more rows than it needs; below a quarter, where steps are
-# short anyway, up to four times as many.
+# The added buckets, as shares of a bucket's rows; each is one more compilation. The graphs that
+# arrive while a batch runs often fill half to three quarters of a bucket, so there a batch takes at
+# most a third more rows than it needs; below a quarter, where steps are short, up to four times.
 SHARES = (3 / 4, 1 / 2, 1 / 4, 1 / 16)
 
 

@@ -93,8 +93,8 @@ def compile_ahead(loops: Sequence[Loop], *, show: bool = True, processes: int = 
     """Compiles the loops that are not in the cache, and loads all of them.
 
     Args:
-        loops: the loops, longest to compile first, so that the children end at about the same time.
-        show: whether to show a bar on stderr, with the name of the loop that was finished last.
+        loops: longest to compile first, so that the children end at about the same time.
+        show: show a bar on stderr, with the name of the loop that was finished last.
         processes: the number of children; 0 for one per core.
 
     Returns:

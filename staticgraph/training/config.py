@@ -55,31 +55,27 @@ class TrainConfig:
         model: one of :data:`staticgraph.models.NAMES`, or ``module:build`` of a function that
             builds the model.
         hidden, layers, dropout, pool: columns of every layer, number of layers, dropout between
-            them, and ``mean`` or ``add`` pooling; only for the models in
-            :data:`staticgraph.models.NAMES`.
+            them, and ``mean`` or ``add`` pooling; only for models by name.
         batch_size: graphs in every batch but the last.
         epochs: passes over the training graphs, including those before a resume.
         lr: learning rate of Adam.
-        schedule: the learning rate schedule, a key of
-            :data:`staticgraph.training.schedule.SCHEDULES`.
+        schedule: its schedule, a key of :data:`staticgraph.training.schedule.SCHEDULES`.
         clip_norm: the largest norm of all gradients together; None for no clipping.
         accumulate: batches per optimizer update.
         autocast: autocast dtype of forward and loss; None for no autocast.
-        early_stop: the run ends after this many epochs without a lower validation loss; None for
-            no early stopping.
+        early_stop: epochs without a lower validation loss after which the run ends; None for never.
         seed: seed of the split, the model and the order of graphs.
         kernels: ``on``, ``off``, or ``auto``: this library's fused kernels where they were measured
             to be faster, which is on a CPU for the models in :data:`KERNELS_GAIN`. With ``off`` no
             mode rewrites to them.
         compile_mode, allow_cpu: see :class:`StaticGraphRunner`.
         device: ``cpu``, ``cuda``, or ``auto`` for CUDA if available.
-        store: ``host``; ``device``, where the graphs are copied once and only ids are transferred
-            per batch; or ``auto``: ``device`` on CUDA if the graphs take at most a part of its
-            memory. Does not change results.
+        store: ``host``; ``device``, where the graphs are copied once and only ids are transferred;
+            or ``auto``: ``device`` on CUDA if the graphs take at most a part of its memory. Does
+            not change results.
         workers: threads that fill batches ahead, if the store is on the host; ``auto`` times the
             first steps to choose their number. Does not change results.
-        checkpoint_every: steps between checkpoints within an epoch; the end of an epoch always has
-            one.
+        checkpoint_every: steps between checkpoints within an epoch; each epoch also ends with one.
 
     Raises:
         ValueError: a setting is out of range; the message names it.

@@ -41,8 +41,7 @@ from staticgraph.training.subject import attends, mode_of, model_of
 from staticgraph.training.task_loss import TaskLoss, named_loss
 from staticgraph.training.tasks import Task, task_of
 
-# The distance between the seeds of ranks, so that they differ from the seeds of other runs, which
-# people count from 0.
+# Between the seeds of ranks, so that they do not meet the seeds of runs, which count from 0.
 APART = 1_000_003
 
 

@@ -41,10 +41,8 @@ class TrainReport:
         resumed_at: steps before the last resume; the runner's figures do not include them.
         runner: buckets, compilations, recordings and fallbacks since the last resume.
         files: the names of the run's files in the folder, by what they contain.
-        diverged: the epoch, counted from 1, in which the loss ceased to be finite; None if it did
-            not.
-        stopped_early: the number of epochs if the run stopped early since the validation loss no
-            longer fell; None if all ran.
+        diverged: the epoch, counted from 1, in which the loss ceased to be finite, or None.
+        stopped_early: the number of epochs if the run stopped early; None if all ran.
         memory: bytes of parameters, optimizer state and graphs, and the peak use of host and device
             memory; None where unknown.
         outputs: columns of the model's output: numbers, yes-no questions or classes; None in older

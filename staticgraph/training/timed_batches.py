@@ -28,8 +28,8 @@ def timed(
     """Yields the first batches, and returns the number of workers that suits their times.
 
     Args:
-        batches: an iterator that fills each batch on demand, without workers.
-        device: the device, which is synchronized before and after the timed steps.
+        batches: filled on demand, without workers.
+        device: synchronized before and after the timed steps.
         clock: returns the time in seconds.
 
     Returns:

@@ -38,16 +38,13 @@ __all__ = ["Interrupted", "TrainConfig", "resume", "train"]
 def train(
     config: TrainConfig, folder: str | Path, *, overwrite: bool = False, progress: bool = True
 ) -> TrainReport:
-    """Trains a new run.
+    """Trains a new run and returns its report.
 
     Args:
         config: the settings.
         folder: the folder for the run's files; created if needed.
         overwrite: replace a run that is in the folder.
         progress: report progress on stderr, with a bar.
-
-    Returns:
-        The report of the run.
 
     Raises:
         FileExistsError: the folder already holds a run.
@@ -107,15 +104,12 @@ def _clear(folder: Path) -> None:
 def resume(
     folder: str | Path, changes: Mapping[str, Any] | None = None, *, progress: bool = True
 ) -> TrainReport:
-    """Continues a run from its last checkpoint, with the settings that it was started with.
+    """Continues a run from its last checkpoint, with its original settings; returns its report.
 
     Args:
         folder: the folder of the run.
         changes: settings to change; only those in :data:`FREE` may differ from before.
         progress: report progress on stderr, with a bar.
-
-    Returns:
-        The report of the run.
 
     Raises:
         FileNotFoundError: there is no run.

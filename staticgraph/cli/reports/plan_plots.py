@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, which is distinguishable with any colour vision.
 NODES, EDGES, GRAPHS, MARK = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 LINES = (MARK, EDGES, GRAPHS, "#CC79A7", "#56B4E9")
-# The map's limits go from the largest graph to this multiple of it, with this many steps per axis.
+# The map's limits go up to this multiple of the largest graph, with this many steps per axis.
 MAP_REACH, MAP_STEPS = 3.0, 36
-# The axis of costs spans at least this many percent, so that small savings look small. If costs
-# fall below FALLS_FAR percent, the axis is logarithmic, since a linear one would crowd the points.
+# The axis of costs spans at least this many percent, so that small savings look small. Below
+# FALLS_FAR percent it is logarithmic, since a linear one would crowd the points.
 LEAST_SPAN, FALLS_FAR = 10.0, 10.0
 # The margin above and below the points, as a share of that span.
 ROOM = 0.06
-# Limits up to this multiple of the largest graph are drawn with the graphs; larger ones would
-# shrink the graphs to a corner, and appear only in the legend.
+# Limits up to this multiple of the largest graph are drawn with the graphs; larger ones would leave
+# the graphs a corner, and appear only in the legend.
 NEAR = 1.5
 # The horizontal padding of each panel, in inches.
 BETWEEN = 0.12

@@ -73,8 +73,7 @@ def cast(found: Array, name: str, dtype: str) -> Array:
     """Copies an array to a dtype without losing integer values; floats may be rounded.
 
     Raises:
-        BadBody: an integer dtype cannot represent a value, a value is not finite, or the array does
-            not hold numbers.
+        BadBody: a value does not fit the dtype or is not finite, or is not a number.
     """
     wanted = np.dtype(dtype)
     if found.dtype == wanted and wanted.kind in "iu":

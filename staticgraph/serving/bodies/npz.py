@@ -28,7 +28,7 @@ def arrays_of(body: bytes, most_bytes: int) -> dict[str, Array]:
         most_bytes: the most bytes that the arrays may have uncompressed.
 
     Raises:
-        BadBody: the body is not a valid npz of numbers, or has too many arrays or bytes.
+        BadBody: the body is not an npz of numbers, or has too many arrays or bytes.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:

@@ -70,8 +70,8 @@ def _numbers(
 ) -> tuple[int, int, int, bool]:
     """Reads one array of numbers into ``whole`` and ``real``, from position ``used`` on.
 
-    Returns where it ends in the body (-1 if it is anything else), its rows, its columns (-1 for a
-    one-dimensional array), and whether all numbers are integers."""
+    Returns its end in the body (-1 if it is anything else), its rows, its columns (-1 without), and
+    whether all numbers are integers."""
     none = (-1, 0, 0, False)
     n, place, only_whole = len(body), used, True
     if at >= n or body[at] != 91:  # [

@@ -94,7 +94,7 @@ class Reader:
         """Reads ``{"graphs": [{"x": ..., "edge_index": ..., ...}]}`` or ``{"smiles": [...]}``.
 
         Raises:
-            BadBody: the body is neither, or a graph is invalid.
+            BadBody: the body is neither.
         """
         values: Any = plain_graphs(body)
         if values is None:
@@ -109,13 +109,13 @@ class Reader:
         return self._together([read(item, number) for number, item in enumerate(items)])
 
     def npz(self, body: bytes) -> FlatGraphs:
-        """Reads an npz as written by ``numpy.savez``.
+        """Reads an npz, as ``numpy.savez`` writes it.
 
         Its arrays are ``num_nodes`` and ``num_edges`` ``[n]``, ``edge_index`` ``[2, sum e]``
-        numbered within each graph, and one array per field with the rows of all graphs.
+        numbered within each graph, and one per field with the rows of all graphs.
 
         Raises:
-            BadBody: the body is not such an npz, or a graph is invalid.
+            BadBody: the body is not such an npz.
         """
         arrays = arrays_of(body, self.most_bytes * MOST_INFLATED)
         if missing := {*self.names} - {*arrays}:
@@ -129,7 +129,7 @@ class Reader:
         """Reads the output of :func:`staticgraph.serving.bodies.compact_format.encode`.
 
         Raises:
-            BadBody: the body is not in this format, or a graph is invalid.
+            BadBody: the body is not in this format.
         """
         try:
             arrays = compact_format.decode(body, self.names)

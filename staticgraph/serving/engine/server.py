@@ -149,15 +149,8 @@ class Server:
         return future
 
     def submit_each(self, graphs: Sequence[Any]) -> list[Future[Any]]:
-        """Submits one request per graph, so that an invalid graph fails alone.
-
-        Returns:
-            One future per graph, of that graph's rows.
-
-        Raises:
-            ServerBusy, ServerClosed, ValueError: as for :meth:`submit`; the requests accepted so
-                far are cancelled.
-        """
+        """Submits one request per graph, so that an invalid graph fails alone; returns one future
+        per graph. Raises as :meth:`submit`, after cancelling the requests accepted so far."""
         futures: list[Future[Any]] = []
         try:
             for graph in graphs:
@@ -261,8 +254,8 @@ class Server:
     # ------------------------------------------------------------------ admission
 
     def _check_process(self) -> None:
-        """Refuses use in a forked process; called before any lock is taken, since another thread
-        may have held the lock at the fork."""
+        """Refuses use in a forked process; called before taking a lock, which another thread may
+        have held at the fork."""
         if os.getpid() != self._process:
             raise ServerClosed(
                 f"the server lives in process {self._process}, and this is a fork of it, "

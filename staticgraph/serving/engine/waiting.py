@@ -150,8 +150,8 @@ class Waiting:
         return None
 
     def _placed(self, ids: IntArray, largest: int) -> tuple[int, IntArray]:
-        """The smallest bucket that holds a pack, and the pack's graphs; fewer graphs if all of them
-        would break the bucket's guarantees about their sizes (``order_statistics``)."""
+        """The smallest bucket that holds a pack, and its graphs; fewer if all would violate the
+        bucket's ``order_statistics``."""
         allowed = self._limits.copy()
         allowed[self._limits[:, 3] > self._limits[largest, 3]] = -1
         bounds = np.array([0, len(ids)])

@@ -1,5 +1,4 @@
-"""The interface between HTTP and the server, which runs in this or another process
-(:mod:`staticgraph.serving.processes.remote`)."""
+"""The interface of HTTP to the server, in this process or in another one (``processes.remote``)."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class LocalBackend:
         return plain(await self.server.ask(graphs))
 
     async def health(self) -> tuple[int, str]:
-        """The number of consecutive failed batches, and the metrics in Prometheus' format."""
+        """The failed batches and the metrics of the server."""
         stats = self.server.stats()
         return stats.failing, prometheus(stats)
 

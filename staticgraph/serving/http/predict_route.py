@@ -85,14 +85,11 @@ class PredictRoute:
         return said.decode("latin-1").partition(";")[0].strip().lower()
 
     def ask(self, kind: str, body: bytes) -> asyncio.Future[Any]:
-        """Submits the graphs of a body.
+        """Submits the graphs of a body; returns a future of their outputs.
 
         Args:
             kind: the type of the body, from :meth:`kind_of`.
             body: a body that :func:`reads_at_once` accepts.
-
-        Returns:
-            A future of the outputs as plain values.
 
         Raises:
             BadBody: the body is invalid.
@@ -165,8 +162,8 @@ def _too_long(most: int) -> BadBody:
 
 
 def _reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Reply:
-    """The outputs as JSON, with null for values that are not finite, probabilities for ``binary``
-    and ``classes``, and the most likely class of each row if classes have names."""
+    """The outputs as JSON, with null for values that are not finite, with probabilities, and with
+    the most likely class of each row if classes have names."""
     found: dict[str, Any] = {"outputs": outputs}
     if task in ("binary", "classes"):
         probabilities = _probabilities(outputs, task)

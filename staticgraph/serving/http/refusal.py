@@ -22,13 +22,7 @@ log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
 class Reply(NamedTuple):
-    """An HTTP reply.
-
-    Attributes:
-        status: the status code.
-        body: JSON.
-        headers: headers in addition to the content type and length.
-    """
+    """An HTTP reply: a status, a JSON body, and headers besides content type and length."""
 
     status: int
     body: bytes
@@ -38,10 +32,9 @@ class Reply(NamedTuple):
 def refused(error: Exception) -> Reply:
     """The reply for an error.
 
-    The status is 400 for a body that cannot be read, 408 for one that takes too long, 413 for one
-    that is too large, 415 for an unknown type, 422 for graphs that the model cannot take, 501 for a
-    missing package, 503 if the server is busy (with the time to retry) or closed, and 500 if the
-    model or the server failed; the traceback is then logged.
+    The status is 400 for an unreadable body, 408 for a slow one, 413 for one that is too large, 415
+    for an unknown type, 422 for graphs that the model cannot take, 501 for a missing package, 503
+    for a busy or closed server, and 500 (logged) if the model or the server failed.
     """
     headers: tuple[tuple[bytes, bytes], ...] = ()
     text = first_line(error) or type(error).__name__

@@ -13,11 +13,11 @@ SWITCH_S = 1e-4
 
 
 def settle() -> None:
-    """Tunes the interpreter for serving; call it after everything is loaded.
+    """Tunes the interpreter for serving, after everything is loaded.
 
-    The objects that exist now are frozen, so that the garbage collector does not traverse them
-    again after every hundred thousand new objects, which takes a third of a second with torch and
-    PyG. They are unfrozen at exit, or Triton 3.9 would report all its types as leaks."""
+    Existing objects are frozen, so that the garbage collector does not traverse them again after
+    every hundred thousand new ones, which takes a third of a second with torch and PyG. They are
+    unfrozen at exit, or Triton 3.9 would report all its types as leaks."""
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()

@@ -44,7 +44,7 @@ class RemoteBackend:
         self._lost = False
 
     async def open(self) -> None:
-        """Starts to listen for answers, and tells the server that requests are accepted."""
+        """Starts listening, and reports that this process is ready."""
         self._reader, self._writer = await asyncio.open_connection(sock=self._line)
         self._loop = asyncio.get_running_loop()
         self._listening = asyncio.create_task(self._listen())
@@ -63,7 +63,7 @@ class RemoteBackend:
         return future
 
     async def health(self) -> tuple[int, str]:
-        """The number of consecutive failed batches, and the metrics in Prometheus' format."""
+        """The failed batches and the metrics of the server."""
         self._check_there()
         number, future = next(self._numbers), self._loop.create_future()
         self._open[number] = future

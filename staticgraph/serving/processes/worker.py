@@ -1,8 +1,8 @@
 """``python -m staticgraph.serving.processes.worker LINE PORT``: a worker process that reads bodies.
 
-It serves HTTP without torch, and gets its answers from the process that started it. Both arguments
-are file descriptors of open sockets. The worker reads its settings from the first one, and ends
-when the process at its other end does.
+It needs no torch, and gets its answers from the process that started it. Both arguments are file
+descriptors of open sockets; the first one provides the settings, and the worker ends when the
+process at its other end does.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from staticgraph.serving.processes.gateway import Gateway
 
 # How long a worker may take to start, in seconds; its imports take a second or two.
 START_S = 120.0
-# How long a worker may take to answer pending requests when it is told to stop, in seconds.
+# How long a worker may take to answer pending requests when stopped, in seconds.
 STOP_S = 30.0
 # The interval at which failed workers are detected, in seconds.
 LOOK_S = 0.2
@@ -30,8 +30,8 @@ class Workers:
     """Worker processes that serve one port.
 
     Args:
-        server: answers the requests; the caller closes it.
-        reader: reads the bodies; each worker makes a copy from its settings.
+        server: answers the requests; closed by the caller.
+        reader: reads the bodies; recreated in each worker.
         title, task: arguments of :func:`staticgraph.serving.http.app.make_app`.
         count: the number of workers.
         host, port: the address to listen on; port 0 takes a free one.

@@ -110,10 +110,10 @@ def compare(
         batch_size: graphs per batch, on all sides.
         seconds: the approximate total time; compiling may take longer, and each side has a few
             turns in any case.
-        modes: modes of the runner, such as ``default``, or ``default+kernels`` for the mode with
-            the fused kernels, or ``pyg-compiled`` for plain PyG under
-            ``torch.compile(dynamic=True)``; by default on a CPU eager without and with kernels, and
-            ``fused``; on CUDA also the modes that compile and record.
+        modes: modes of the runner, ``default+kernels`` for one with the fused kernels, or
+            ``pyg-compiled`` for plain PyG under ``torch.compile(dynamic=True)``; by default on a
+            CPU eager without and with kernels, and ``fused``; on CUDA eager without and with
+            kernels, and the modes that compile and record.
         device: the device of all sides.
         lr: learning rate of Adam.
         seed: seed of the order of graphs and of random numbers.

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, which is distinguishable with any colour vision.
 PLAIN, OURS, WINNER = "#999999", "#56B4E9", "#0072B2"
 NODES, EDGES, PADDING = "#0072B2", "#E69F00", "#DDDDDD"
-# Colours of the loss lines; each is thinner than the one below it, so that equal ones all show.
+# The colours of loss lines; each line is thinner than the one below it, so that all show.
 LINES = ("#999999", "#56B4E9", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7")
-# Losses within this share of each other are drawn on a wider axis, so that they look equal: the
-# table has their differences.
+# Losses within this share of each other are drawn as equal: the table has their differences.
 ALIKE = 0.01
 # With fewer steps than this, every step has a tick.
 FEW = 8

@@ -23,18 +23,18 @@ class SideReport:
     """The measurements of one side.
 
     Rates and ratios are medians over the turns; ``_low`` and ``_high`` are the 10th and 90th
-    percentiles. They are None for a side that did not run, with the reason in ``refused``.
+    percentiles. They are None for a side that did not run.
 
     Attributes:
         name: ``PyG``, ``PyG, compiled``, or a mode.
         graphs_per_s: real graphs per second, loading included; with ``_low`` and ``_high``.
         ratio: speed relative to the first side that ran, turn by turn; with ``_low``, ``_high``.
         turns: the number of timed turns.
-        prepare_s: seconds to prepare the side, such as compiling and recording.
+        prepare_s: seconds to compile and record.
         memory: the memory of a training step.
         filling: real rows over physical rows.
         losses: the losses of the first turn, step by step, from the same weights.
-        losses_apart: the difference from the losses of the first side that ran; None for that side,
+        losses_apart: their difference from those of the first side that ran; None for that side,
             and if random numbers are drawn.
         refused: why the side did not run.
     """
@@ -84,14 +84,11 @@ class VersusReport:
     """The result of :func:`staticgraph.training.versus.comparison.compare`.
 
     Attributes:
-        model: the model's class.
-        data: the data set's name.
-        graphs: the number of graphs per turn.
-        batch_size: graphs per batch.
+        model, data: the names of the model's class and of the data set.
+        graphs, batch_size: graphs per turn and per batch.
         capacities: the fixed shapes.
         device: a description of the device.
-        versions: the versions of Python, torch and PyG.
-        date: the day of the comparison.
+        versions, date: the versions of Python, torch and PyG, and the day.
         seconds: the total time.
         sides: the sides, plain PyG first.
         workers: the number of processes with which PyG's loader was fastest.

@@ -23,7 +23,7 @@ def take_turns(
 
     Args:
         sides: the functions that take a turn, by name.
-        until: the time, by ``clock``, after which no round begins except the first ``least``.
+        until: the time after which only the first ``least`` rounds begin.
         least, most: the smallest and largest number of rounds.
         clock: returns the time in seconds.
         told: called after each turn with the number of turns so far.
