@@ -1,6 +1,6 @@
 """Static-shape batching for graph neural networks in PyTorch.
 
-Graphs of every size go in, a few fixed shapes come out, and each shape runs as one recorded CUDA
+Graphs of any size are batched into a few fixed shapes, and each shape runs as one recorded CUDA
 graph::
 
     store = staticgraph.GraphStore.from_pyg(dataset)
@@ -10,9 +10,9 @@ graph::
     for batch in loader:
         runner.step(batch)
 
-The public names stand once, in ``__init__.pyi`` beside this file, each with the module it lives in.
-They are imported when first asked for: torch and PyG take seconds, and ``staticgraph --help`` needs
-neither.
+The public names are listed once, in ``__init__.pyi`` next to this file, each with the module that
+defines it. They are imported on first access: torch and PyG take seconds to import, and
+``staticgraph --help`` needs neither.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HOMES = {
     for alias in node.names
 }
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
-# What stood at the front door once, and the module that has it.
+# Names that this package used to export, and the module that defines them now.
 _MOVED = {"PreflightReport": "staticgraph.checking.report"}
 
 
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module(f"staticgraph.{name}")
     else:
         value = getattr(importlib.import_module(home), name)
-    if name == "StaticLoader":  # PyG's layers notice batches that no forward of ours knows
+    if name == "StaticLoader":  # lets PyG's layers recognize static batches outside a runner
         memory = importlib.import_module("staticgraph.batches.slots.batch_memory")
         memory.when_used(lambda: importlib.import_module("staticgraph.nn.functions").install())
     globals()[name] = value

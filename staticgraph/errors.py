@@ -1,6 +1,6 @@
-"""The errors of this library that a program may want to catch by type.
+"""The exceptions of this library that a program may want to catch by type.
 
-Each says what was asked, what was found, which item it was, and what to do about it.
+Each message says what was expected, what was found, in which item, and what to do about it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ class GraphTooLarge(ValueError):
 
 
 class PlanMismatch(ValueError):
-    """A plan was made for other data than it is used with."""
+    """A plan is used with data other than the data it was made for."""
 
 
 class BadGraph(ValueError):
-    """A graph of the data set cannot be stored; the message names it and the remedy."""
+    """A graph of the data set cannot be stored; the message names the graph and the remedy."""
 
 
 class StoreCorrupt(ValueError):
-    """The folder of a store is incomplete, of another version, or not what was written."""
+    """The folder of a store is incomplete, of another version, or differs from what was written."""
 
 
 class ExportRefused(ValueError):
-    """An exported model is not what was exported, or was compiled for something else; nothing of it
+    """An exported model was modified, or was compiled for another environment; none of its code
     ran."""
 
 
@@ -34,15 +34,15 @@ class CheckpointCorrupt(ValueError):
 
 
 class UnknownDataset(ValueError):
-    """A data set specification names nothing that this library can read."""
+    """A data set specification does not name anything that this library can read."""
 
 
 class DatasetUnavailable(RuntimeError):
-    """A data set is neither here nor to be downloaded."""
+    """A data set is not on this machine and cannot be downloaded."""
 
 
 class MissingPackage(RuntimeError):
-    """A package that an extra brings is not installed; the message says how to install it."""
+    """A package of an optional extra is not installed; the message says how to install it."""
 
 
 class SlotsExhausted(RuntimeError):
@@ -50,22 +50,23 @@ class SlotsExhausted(RuntimeError):
 
 
 class StaleBatch(RuntimeError):
-    """A batch is used after its slot was given back; its arrays carry, or will carry, another."""
+    """A batch is used after its slot was released; its arrays hold, or will hold, another batch."""
 
 
 class StaleOutput(RuntimeError):
-    """An output lent for one step is used after a recording that shares its memory was replayed."""
+    """An output that is valid for one step is used after a recording that shares its memory was
+    replayed."""
 
 
 class NotStatic(RuntimeError):
-    """A step cannot run in fixed shapes; the message names the operation or the guard."""
+    """A step cannot run with fixed shapes; the message names the operation or the guard."""
 
 
 class NonFiniteLoss(ArithmeticError):
     """A training step's loss is NaN or infinite.
 
     Attributes:
-        graphs: positions in the store of the batch's graphs.
+        graphs: the positions in the store of the batch's graphs.
     """
 
     def __init__(self, message: str, graphs: tuple[int, ...] = ()) -> None:
@@ -74,12 +75,12 @@ class NonFiniteLoss(ArithmeticError):
 
 
 class PaddingLeaks(RuntimeError):
-    """What stands in padding rows changes the results of real ones; the message names the layer.
+    """The values in padding rows change the results of real rows; the message names the layer.
 
     Attributes:
-        module: the path of the layer in the model; empty for the model's own forward, None where
-            it could not be told.
-        where: ``file:line`` of the model's line that led there; empty where it is not known.
+        module: the path of the layer in the model; empty for the model's own forward, None if it
+            could not be determined.
+        where: ``file:line`` in the model's code that led there; empty if unknown.
     """
 
     def __init__(self, message: str, module: str | None = None, where: str = "") -> None:
@@ -92,8 +93,8 @@ class BudgetExceeded(RuntimeError):
     """A plan needs more memory than its cap allows.
 
     Attributes:
-        breakdown: what it needs, a :class:`staticgraph.memory.budget.Breakdown`; None where only
-            a sum is known.
+        breakdown: the memory it needs, a :class:`staticgraph.memory.budget.Breakdown`; None if
+            only the total is known.
         floor_bytes: the smallest cap that works for this plan.
     """
 
@@ -104,7 +105,7 @@ class BudgetExceeded(RuntimeError):
 
 
 class Diverged(RuntimeError):
-    """A training's loss, or what it trained, is not finite; what was good before is kept.
+    """The loss or the parameters of a training run are not finite; the last good state is kept.
 
     Attributes:
         epoch: the epoch, counted from 1.
@@ -116,11 +117,11 @@ class Diverged(RuntimeError):
 
 
 class RankLost(RuntimeError):
-    """Another process of a job on several is gone, or ended with an error of its own."""
+    """Another process of a distributed job is gone, or ended with an error of its own."""
 
 
 class FolderInUse(RuntimeError):
-    """Another process writes into the folder of a run; the message names it."""
+    """Another process is writing to the folder of a run; the message names the process."""
 
 
 class ProbeFailed(RuntimeError):
@@ -128,7 +129,7 @@ class ProbeFailed(RuntimeError):
 
 
 class FitRefused(ValueError):
-    """Measured points do not determine a model of memory, or none explains them."""
+    """Measured points do not determine a memory model, or no memory model explains them."""
 
 
 class DryRunUnavailable(RuntimeError):
@@ -136,14 +137,14 @@ class DryRunUnavailable(RuntimeError):
 
 
 class DryRunBroken(RuntimeError):
-    """Torch changed where a dry run patches it; the message names the symbol."""
+    """Torch changed in a place that a dry run patches; the message names the symbol."""
 
 
 class ServerBusy(RuntimeError):
     """A server's queue is full.
 
     Attributes:
-        retry_after_s: in so many seconds there should be room, at the present pace.
+        retry_after_s: seconds until there should be room, at the current throughput.
     """
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
@@ -152,8 +153,8 @@ class ServerBusy(RuntimeError):
 
 
 class ServerClosed(RuntimeError):
-    """A server takes no requests any more, or was closed before it came to this one."""
+    """A server accepts no more requests, or was closed before it answered this one."""
 
 
 class BatchFailed(RuntimeError):
-    """The model failed on the batch that a request's graphs ran in; ``__cause__`` says why."""
+    """The model failed on the batch that contained a request's graphs; ``__cause__`` says why."""

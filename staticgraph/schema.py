@@ -1,11 +1,11 @@
-"""What a graph of a data set carries: its fields, their level, shape and dtype.
+"""The fields that each graph of a data set has, with their level, shape and dtype.
 
-A batch of fixed shape can be allocated, and a model compiled for it, before a single graph is read:
-the schema and a capacity say everything. That is why a plan carries the schema along. Pure data.
+The schema and a capacity are enough to allocate a batch of fixed shape, and to compile a model for
+it, before any graph is read. This is why a plan contains the schema. Pure data.
 
-Rows belong to nodes, edges or graphs, or to an *axis* of the data set's own: triplets, the second
-side of a pair, the nodes or edges of one type. An index field has values that count the rows of one
-of these, and a batch adds to them what stood there before (PyG's ``__inc__``).
+Rows belong to nodes, edges or graphs, or to an *axis* defined by the data set: triplets, the second
+side of a pair, the nodes or edges of one type. The values of an index field are row numbers of one
+of these levels, and a batch offsets them by the rows of the preceding graphs (PyG's ``__inc__``).
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ Level = str
 LEVELS: tuple[Level, ...] = ("node", "edge", "graph")
 AxisKind = Literal["rows", "node", "edge"]
 
-# What a batch has for every axis: "triplets_mask" and so on.
+# The arrays that a batch has for every axis: "triplets_mask" and so on.
 AXIS_ARRAYS = ("mask", "batch", "ptr")
 POSITIONS = "pos"
 EDGE_INDEX = "edge_index"
-# The edges by node: where each node's begin by destination and by source, and the order by source.
+# The edges of each node: CSR offsets by destination, CSR offsets by source, and the permutation
+# that sorts the edges by source.
 POINTERS = ("row_ptr", "col_ptr", "transpose")
 
-# Arrays that a batch keeps for itself have names that begin so, which no field's name does: they
-# stand beside the fields and can never be taken for one.
+# The prefix of a batch's private arrays. No field's name may start with it, so a private array
+# cannot be mistaken for a field.
 PRIVATE = "_"
-# The real rows of each component, ``[3 + axes]`` int64.
+# The number of real rows of each component, ``[3 + axes]`` int64.
 COUNTS = f"{PRIVATE}counts"
 
-# Names that a batch gives itself: arrays, sizes, attributes and methods, all in one list. A data
-# set that uses one of them for data of its own is refused, since the field could not be reached, or
-# would be read in place of what a layer or a kernel means.
+# Names that a batch reserves: arrays, sizes, attributes and methods, all in one list. A data set
+# with a field of such a name is refused, since the field would be inaccessible, or a layer or
+# kernel would read it in place of the batch's own value.
 _ARRAYS = """batch ptr edge_index row_ptr col_ptr transpose graph_ids
     node_mask edge_mask graph_mask"""
 _SIZES = """num_nodes num_edges num_graphs batch_size num_real_nodes num_real_edges num_real_graphs
@@ -48,7 +49,7 @@ _IS = """bucket capacity layout device buffer levels node_types edge_types
 _DOES = """argument blank clone cpu cuda get keys level_of mask_of metadata of release
     replace tensors to to_data_list unpad with_tensors without_pointers"""
 RESERVED = frozenset(f"{_ARRAYS} {_SIZES} {_IS} {_DOES}".split())
-# Of one type of nodes or edges, what ``batch["type"]`` gives itself.
+# Names that ``batch["type"]`` reserves, for one type of nodes or edges.
 RESERVED_OF_TYPE = frozenset({*AXIS_ARRAYS, "num_nodes", "num_edges", "keys"})
 # ``batch.x_dict`` collects the ``x`` of every type.
 DICT_SUFFIX = "_dict"
@@ -60,18 +61,18 @@ class Field:
 
     Attributes:
         name: the attribute's name in PyG.
-        level: whether a row belongs to a node, an edge or a graph.
-        shape: the trailing shape of one row, ``()`` for a vector.
+        level: whether a row belongs to a node, an edge or a graph, or the name of an axis.
+        shape: the shape of one row without the row dimension, ``()`` for one scalar per row.
         dtype: the NumPy name of the dtype that a model sees.
-        rows: rows per graph; 1 but for graph-level attributes of several rows, which PyG
+        rows: rows per graph; 1 except for graph-level attributes with several rows, which PyG
             concatenates (``[G * rows, *shape]``).
-        has_nan: a value is NaN, which in a target means "no label".
-        cat_dim: where the rows stand in the tensor, PyG's ``__cat_dim__``: 1 for an index of shape
-            ``[2, rows]``. None for an attribute that PyG stacks instead of concatenating.
-        counts: the levels whose rows the values count, one for each scalar of a row or one for
-            all of them; ``""`` for a scalar that counts nothing. Empty for a field of plain values.
-        classes: what the values 0, 1, ... of a target are called, where the data has names for
-            them; else empty.
+        has_nan: whether any value is NaN, which in a target means "no label".
+        cat_dim: the dimension of the rows in the tensor, PyG's ``__cat_dim__``: 1 for an index of
+            shape ``[2, rows]``. None for an attribute that PyG stacks instead of concatenating.
+        counts: the levels that the values index, one per scalar of a row or one for all of them;
+            ``""`` for a scalar that is not an index. Empty for a field without indices.
+        classes: the names of the values 0, 1, ... of a target, if the data has names for them;
+            otherwise empty.
     """
 
     name: str
@@ -86,17 +87,17 @@ class Field:
 
     @property
     def width(self) -> int:
-        """Scalars in one row."""
+        """The number of scalars in one row."""
         return math.prod(self.shape)
 
     @property
     def is_index(self) -> bool:
-        """Whether filling it takes more than copying rows."""
+        """Whether filling a batch with this field takes more than copying rows."""
         return len(self.counts) > 0 or self.cat_dim not in (0, None)
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """What of a field decides the shape and meaning of its array in a batch."""
+        """The attributes that determine the shape and meaning of the field's array in a batch."""
         return (
             self.name,
             self.level,
@@ -108,29 +109,29 @@ class Field:
         )
 
     def physical(self, rows: int) -> tuple[int, ...]:
-        """The shape of the array that holds so many rows."""
+        """The shape of the array that holds ``rows`` rows."""
         at = self.cat_dim or 0
         return (*self.shape[:at], rows, *self.shape[at:])
 
     def describe(self) -> str:
-        """``float32 [9] per node``, for error messages and tables."""
+        """A description such as ``float32 [9] per node``, for error messages and tables."""
         dims = ", ".join(map(str, (self.rows, *self.shape) if self.rows > 1 else self.shape))
         named = f" ({some(self.classes)})" if self.classes else ""
         return f"{self.dtype} [{dims}] per {self.level}{named}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The field as plain values, for JSON."""
         values = asdict(self)
         return values if self.classes else {k: v for k, v in values.items() if k != "classes"}
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Rows of a data set's own, each belonging to one graph.
+    """A kind of row that the data set defines; each such row belongs to one graph.
 
     Attributes:
-        name: what levels and array names call it: ``paper``, ``author__writes__paper``.
-        kind: nodes of a type, edges of a type, or any other rows.
+        name: its name as a level and in array names: ``paper``, ``author__writes__paper``.
+        kind: ``node`` or ``edge`` for the nodes or edges of one type, ``rows`` for any other rows.
         type: the type in PyG: ``("paper",)`` or ``("author", "writes", "paper")``; empty for rows.
     """
 
@@ -140,7 +141,7 @@ class Axis:
 
     @property
     def key(self) -> Any:
-        """The key of the type in PyG: a string for nodes, a triple for edges."""
+        """The type's key in PyG: a string for nodes, a triple for edges; else the name."""
         return self.type if self.kind == "edge" else self.type[0] if self.type else self.name
 
 
@@ -148,17 +149,17 @@ class Axis:
 class Schema:
     """The fields of a data set, in order, without those that every batch has.
 
-    A schema with axes of the kind ``node`` is that of a heterogeneous data set: its batches have no
-    ``edge_index`` and no ``batch`` but those of their types.
+    A schema with axes of kind ``node`` describes a heterogeneous data set: its batches have
+    ``edge_index`` and ``batch`` only per type.
 
     Attributes:
-        fields: in their order.
-        axes: rows of the data set's own.
-        molecules: nodes and edges are atoms and bonds with the features that this library gives a
-            SMILES, OGB's: a new graph may be given as one.
+        fields: the fields, in order.
+        axes: the kinds of rows that the data set defines.
+        molecules: whether nodes and edges are atoms and bonds with the features that this library
+            computes from a SMILES string (OGB's), so that a new graph may be given as SMILES.
 
     Raises:
-        ValueError: a field appears twice, or has a name that every batch keeps for itself.
+        ValueError: a field appears twice, or has a name that batches reserve.
     """
 
     fields: tuple[Field, ...]
@@ -181,7 +182,7 @@ class Schema:
             )
 
     def _check_axes(self, names: set[str]) -> None:
-        """Refuses an axis whose arrays would take the name of another's, or of a field."""
+        """Refuses an axis with an array name that is reserved, a field's or another axis's."""
         for axis in self.axes:
             own = {f"{axis.name}_{part}" for part in AXIS_ARRAYS}
             taken = sorted(name for name in own if name in names or self._is_taken(name))
@@ -200,12 +201,12 @@ class Schema:
             names |= own
 
     def lets(self, name: str) -> bool:
-        """Whether a batch can call something of its own so."""
+        """Whether ``name`` is free for an additional array of a batch."""
         own = [f"{axis.name}_{part}" for axis in self.axes for part in AXIS_ARRAYS]
         return not self._is_taken(name) and name not in own
 
     def _is_taken(self, name: str) -> bool:
-        """Whether a batch means something else by the name of a field or of an axis's array."""
+        """Whether a batch reserves the name, so that no field or axis array may have it."""
         if name in RESERVED or name.startswith(PRIVATE):
             return True
         for axis in self.axes:
@@ -215,7 +216,7 @@ class Schema:
         return self.hetero and name.endswith(DICT_SUFFIX)
 
     def _joins_two(self) -> bool:
-        """Whether ``edge_index`` is a field as that of two kinds of rows must be."""
+        """Whether ``edge_index`` is a valid field that joins two kinds of rows."""
         field = self[EDGE_INDEX]
         ends = len(field.counts) == 2 and all(field.counts)
         return not self.hetero and (field.level, field.shape, ends) == ("edge", (2,), True)
@@ -234,14 +235,15 @@ class Schema:
 
     @property
     def two_sided(self) -> bool:
-        """Whether ``edge_index`` leads from rows of one level to rows of another, as its class says
-        of a bipartite graph; it is a field then, with what its two rows count."""
+        """Whether ``edge_index`` leads from rows of one level to rows of another, as in a bipartite
+        graph; it is then a field, whose ``counts`` name the two levels."""
         return EDGE_INDEX in self
 
     @property
     def edge_fields(self) -> tuple[tuple[Level, str], ...]:
-        """Levels of edges whose ends stand in a field, and the field: of each edge type, or of the
-        edges of a bipartite graph. Empty where ``edge_index`` joins nodes of one kind."""
+        """The edge levels whose endpoints are stored in a field, each with the field's name: one
+        per edge type, or one for the edges of a bipartite graph. Empty if ``edge_index`` joins
+        nodes of one kind."""
         if self.two_sided:
             return (("edge", EDGE_INDEX),)
         return tuple((axis.name, f"{axis.name}.{EDGE_INDEX}") for axis in self.edge_axes)
@@ -258,22 +260,22 @@ class Schema:
 
     @property
     def hetero(self) -> bool:
-        """Whether nodes have types."""
-        return len(self.node_axes) > 0  # not bool(): torch 2.11 does not trace it of a tuple
+        """Whether nodes have types, as in a heterogeneous data set."""
+        return len(self.node_axes) > 0  # not bool(): torch 2.11 cannot trace it on a tuple
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The columns of a size: nodes, edges, and the axes."""
+        """The names of the columns of a size: nodes, edges, and the axes."""
         return ("nodes", "edges", *(axis.name for axis in self.axes))
 
     @property
     def counts_edges(self) -> bool:
-        """Whether an index counts edges, so that a padding edge must always be there."""
+        """Whether any field indexes edges, so that a batch must always have a padding edge."""
         return any("edge" in field.counts for field in self.fields)
 
     def positions_of(self, level: Level) -> str | None:
-        """The field with the positions of a type's nodes, where it has one of floats: ``pos``, or
-        ``type.pos`` where nodes have types."""
+        """The name of the floating-point field with the positions of a level's nodes, or None:
+        ``pos``, or ``type.pos`` for a node type."""
         name = POSITIONS if level == "node" else f"{level}.{POSITIONS}"
         if name not in self:
             return None
@@ -282,11 +284,11 @@ class Schema:
         return name if floating else None
 
     def axis(self, name: str) -> Axis | None:
-        """The axis of this name, or None."""
+        """The axis with this name, or None."""
         return next((axis for axis in self.axes if axis.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The schema as plain values, for JSON."""
         values: dict[str, Any] = {"fields": [field.to_dict() for field in self.fields]}
         if self.molecules:
             values["molecules"] = True
@@ -296,7 +298,7 @@ class Schema:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Schema:
-        """What :meth:`to_dict` gave."""
+        """Restores a schema from the output of :meth:`to_dict`."""
         fields = (
             Field(
                 **{

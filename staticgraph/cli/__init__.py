@@ -1,10 +1,11 @@
 """The command line: ``staticgraph plan | train | report`` and more.
 
-A command is a module with ``register(subparsers)``, which describes it, and a function that runs
-it, which imports what it needs only then: ``staticgraph --help`` must not wait for torch. Results
-go to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0; 1 where the answer
-is no (a training diverged, a model is not static); 2 with one line for an error that a user can
-correct, in a model of theirs too; anything else is a bug and shows its traceback.
+A command is a module with ``register(subparsers)``, which adds its parser, and a function that runs
+it and imports its dependencies only then, so that ``staticgraph --help`` does not import torch.
+Results go to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0 for
+success; 1 for a negative result (a training diverged, a model is not static); 2 with a one-line
+message for an error that the user can correct, including errors in the user's model. Any other
+error is a bug and shows its traceback.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from staticgraph.cli.compile_failures import of_compiling
 from staticgraph.cli.model_failures import TRACEBACK, failure_of
 from staticgraph.cli.usage import FAILED, Parser
 
-# In the order of docs/cli.md: what a newcomer asks first.
+# In the order of docs/cli.md, most useful to a new user first.
 COMMANDS = (
     *("versus", "check", "train", "report", "plan", "probe"),
     *("bench", "convert", "partition", "train_large", "serve"),
 )
 DIVERGED = 1
-# What a shell expects of a program that Ctrl-C stopped: 128 + SIGINT; and of one whose reader went
-# away, as that of `staticgraph ... | head` does: 128 + SIGPIPE.
+# The exit status of a program that Ctrl-C stopped, 128 + SIGINT, and of one whose output pipe was
+# closed, as in `staticgraph ... | head`, 128 + SIGPIPE.
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
@@ -39,7 +40,7 @@ def _is_error(kind: type) -> bool:
     return kind.__module__ == errors.__name__ and issubclass(kind, Exception)
 
 
-# Errors whose message is written for the user; the system's say which file and why.
+# Errors whose message is written for the user; those of the system name the file and the reason.
 KNOWN = (
     *(kind for kind in vars(errors).values() if isinstance(kind, type) and _is_error(kind)),
     OSError,
@@ -64,7 +65,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if not (sys.argv[1:] if argv is None else argv):
         top.nothing()
     args, unknown = top.parse_known_args(argv)
-    if unknown:  # told by the command's own parser, whose help has the options that there are
+    if unknown:  # reported by the command's own parser, whose help lists its options
         commands = next(each.choices for each in top._actions if isinstance(each.choices, dict))
         commands[args.command].unknown(unknown)
     try:
@@ -75,7 +76,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        # What torch's compiler says is a page, of which a user needs a line.
+        # The message of torch's compiler is a page long; the user needs one line of it.
         text = failure_of(error, args) if of_compiling(error) else None
         if text is None and of_compiling(error) and os.environ.get(TRACEBACK):
             text = f"{error}\n{error.__context__}"
@@ -87,7 +88,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def parser() -> Parser:
-    """The parser of all commands."""
+    """Builds the parser of all commands."""
     top = Parser(
         prog="staticgraph",
         description="Train graph neural networks in a few fixed shapes.",
@@ -105,8 +106,10 @@ def parser() -> Parser:
 
 
 def _for_the_user(error: Exception) -> str | None:
-    """The message, where it is one for the user. A ValueError or a TypeError is if our own code
-    raised it; one that Python raises of a line of ours (a TypeError) is our fault."""
+    """The message of an error if it is meant for the user, else None.
+
+    A ValueError or TypeError is meant for the user if this library raised it; a TypeError that
+    Python raised in a line of this library is a bug."""
     if _is_full(error):
         return "No space left on device: make room, or write to another place"
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes) and error.strerror:
@@ -130,8 +133,8 @@ def _for_the_user(error: Exception) -> str | None:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Whether a disk is full: as the system says it, as NumPy does without a number, or behind what
-    torch says of a file that it could not end."""
+    """Whether a disk is full: by the system's error number, by NumPy's message without one, or in
+    the context of torch's error for an unfinished file."""
     while error is not None:
         if isinstance(error, OSError) and (
             error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -149,7 +152,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _abandon_output() -> None:
-    """Sends what is still to be written nowhere, or Python would complain of it when it ends."""
+    """Redirects buffered output to the null device, or Python would report an error at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

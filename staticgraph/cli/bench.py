@@ -1,4 +1,4 @@
-"""``staticgraph bench --count-kernels``: what a step gives a GPU: PyG, compiled, with kernels."""
+"""``staticgraph bench --count-kernels``: counts a training step's operations and launches."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     dtype = None if args.autocast is None else getattr(torch, args.autocast)
 
     def model() -> torch.nn.Module:
-        """A new model with the same first weights each time."""
+        """A new model, each time with the same initial weights."""
         torch.manual_seed(0)
         return models.build(
             args.model, store, hidden=args.hidden, layers=args.layers, heads=args.heads
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(columns: list[Any]) -> str:
-    """Phases down, ways across; the share is of the stock step compiled."""
+    """The table: one row per phase, one column per way, and shares of the compiled stock step."""
     from staticgraph.dryrun.baseline import STOCK
     from staticgraph.dryrun.operations import PARTS
     from staticgraph.text.table import table
@@ -140,7 +140,7 @@ def _table(columns: list[Any]) -> str:
 def _document(
     args: argparse.Namespace, plan: Any, columns: list[Any], found: dict[str, Any], label: str
 ) -> dict[str, Any]:
-    """What ``--json`` prints: the table, and where and when it was made."""
+    """The output of ``--json``: the table, and the setting that it was made with."""
     import datetime
 
     from staticgraph.files.versions import STEPS, versions

@@ -1,4 +1,4 @@
-"""``staticgraph check``: whether a model can run in fixed shapes, and what stands in its way."""
+"""``staticgraph check``: whether a model can run with fixed shapes, and what prevents it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report; 0 where nothing stands in the way."""
+    """Prints the report; returns 0 if the model can run with fixed shapes."""
     look_for(args.data, args.target, model=args.model, loss=args.loss)
     if args.gpu:
         return check_for.run(args)

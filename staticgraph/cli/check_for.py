@@ -1,4 +1,5 @@
-"""``staticgraph check --for h100``: the step compiled for a GPU that is not there, and counted."""
+"""``staticgraph check --for h100``: compiles the step for a GPU that is not present, and counts its
+launches."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report.
 
     Returns:
-        0 where every run is whole, or one of the codes above.
+        0 if every run is whole, or one of the codes above.
     """
     from staticgraph.dryrun import dry_run
     from staticgraph.dryrun.availability import why_not
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     except DryRunUnavailable as error:
         print(f"skipped: {error}", file=sys.stderr)
         return UNAVAILABLE
-    except RuntimeError as error:  # of the other process, with its own traceback
+    except RuntimeError as error:  # from the other process, with its traceback
         print(error, file=sys.stderr)
         return FAILED
     print(report.to_json() if args.json else report)

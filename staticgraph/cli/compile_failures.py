@@ -1,7 +1,7 @@
-"""What torch.compile stopped at, in one line: where in the user's code, why, and what to do.
+"""A one-line message for a torch.compile failure: where in the user's code, why, and what to do.
 
-Torch's own text is a page of hints, frames and links. The exception of the model that it met, or
-the line that it cannot follow, is what the user can fix.
+Torch's own message is a page of hints, frames and links. The user can fix the exception of the
+model, or the line that torch cannot trace.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from staticgraph.errors import NotStatic
 
-# Where the exceptions of torch's tracer live.
+# The package of the exceptions of torch's tracer.
 DYNAMO = "torch._dynamo"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
-# An operation on tensors without values, which a wrong shape stops as it would in eager.
+# An operation on fake tensors that fails because of a wrong shape, as it would in eager mode.
 _OPERATION = re.compile(r"got (\w+\(.+\))")
 _CALL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
 _ON_DATA = re.compile(r"data-dependent|\.item\(\)", re.IGNORECASE)
@@ -25,7 +25,7 @@ Frame = tuple[str, int, str]
 
 
 def of_compiling(error: Exception) -> bool:
-    """Whether a step could not be compiled, for a reason of torch's."""
+    """Whether an error means that torch could not compile a step."""
     return isinstance(error, NotStatic) and type(error.__context__).__module__.startswith(DYNAMO)
 
 
@@ -33,12 +33,12 @@ def compile_failure(error: Exception, is_users: Callable[[str], bool]) -> tuple[
     """Where and why a step could not be compiled.
 
     Args:
-        error: one that is :func:`of_compiling`.
-        is_users: whether a file is the user's own.
+        error: an error for which :func:`of_compiling` is true.
+        is_users: tells whether a file is the user's own.
 
     Returns:
-        File, line and function of the user's that was traced last, None where this library or no
-        line of theirs raised it; and the reason.
+        File, line and function of the user's code that was traced last, or None if this library or
+        no line of the user raised the error; and the reason.
     """
     from staticgraph.steps.tracing.failures import observed
 
@@ -48,9 +48,9 @@ def compile_failure(error: Exception, is_users: Callable[[str], bool]) -> tuple[
     if met := observed(error.__context__):
         file, line, _ = frames[-1] if frames else ("", 0, "")
         stated = linecache.getline(file, line).lstrip().startswith("raise ")
-        if stated and not is_users(file):  # by this library, of what it was given
+        if stated and not is_users(file):  # raised by this library about its input
             return None, _words(met, plain=True)
-        # Torch forgets the line of what leaves a with block.
+        # Torch loses the line of an exception that leaves a with block.
         return place, _words(met) + ("" if place else "; --compile-mode eager says where")
     if met := _OPERATION.search(said):
         return place, _words(met[1])
@@ -62,7 +62,7 @@ def compile_failure(error: Exception, is_users: Callable[[str], bool]) -> tuple[
 
 
 def _words(raised: str, *, plain: bool = False) -> str:
-    """``ValueError('text')`` as Python prints it; with ``plain`` the text alone."""
+    """``ValueError('text')`` in the form that Python prints; with ``plain`` only the text."""
     call = _CALL.fullmatch(raised)
     if call is None:
         return raised

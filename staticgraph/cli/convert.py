@@ -1,4 +1,4 @@
-"""``staticgraph convert``: any data set to a store on disk, in bounded memory."""
+"""``staticgraph convert``: writes any data set as a store on disk, in bounded memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Converts, and prints what came of it."""
+    """Converts the data, and prints the resulting sizes."""
     look_for(args.data, args.target)
     from staticgraph.datasets.convert import convert
     from staticgraph.text.table import table

@@ -1,4 +1,4 @@
-"""The options that say which data is meant, alike for every command that takes graphs."""
+"""The options that select the data, the same for every command that takes graphs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 def add_data(group: Any, *, required: bool = False, default: str | None = "auto") -> None:
-    """Adds ``--data``, ``--target`` and ``--task`` to a parser, or to a group of its options; with
-    ``default`` None a task that is not given stays out of the namespace, where the parser's own
-    default is so."""
+    """Adds ``--data``, ``--target`` and ``--task`` to a parser or a group of options.
+
+    With ``default`` None, a task that is not given takes the parser's ``argument_default``; with
+    ``SUPPRESS`` it is missing from the namespace."""
     group.add_argument(
         "--data", required=required, type=values.words, metavar="SPEC", help=values.SPECS
     )
@@ -35,14 +36,14 @@ def add_data(group: Any, *, required: bool = False, default: str | None = "auto"
 
 
 def open_data(args: argparse.Namespace, seed: int = 0) -> GraphStore:
-    """Opens what the options of :func:`add_data` name.
+    """Opens the data that the options of :func:`add_data` name.
 
     Args:
-        args: with what :func:`add_data` added.
-        seed: of a random split.
+        args: arguments with the options of :func:`add_data`.
+        seed: the seed of a random split.
 
     Raises:
-        UnknownDataset, FileNotFoundError, BadGraph: as :func:`staticgraph.datasets.open`.
+        UnknownDataset, FileNotFoundError, BadGraph: as for :func:`staticgraph.datasets.open`.
     """
     from staticgraph import datasets
 

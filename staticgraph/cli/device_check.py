@@ -1,4 +1,4 @@
-"""Whether a mode can run on a device, asked before torch is imported where that is enough."""
+"""Checks whether a mode can run on a device, if possible before torch is imported."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from staticgraph.steps.compilation.modes import CUDA_MODES
 def check_mode(
     args: argparse.Namespace, mode: str, device: str, allow_cpu: bool | None = None
 ) -> None:
-    """Ends with a usage error where a mode records CUDA graphs and there is no CUDA, as far as is
-    known: before torch is imported by the device that was asked for and the wheel of torch.
+    """Exits with a usage error if a mode records CUDA graphs and there is certainly no CUDA.
+
+    Before torch is imported, this is decided by the requested device and the version of torch's
+    wheel.
 
     Args:
-        args: of the command.
+        args: the arguments of the command.
         mode: the compile mode.
-        device: as ``--device`` has it.
-        allow_cpu: whether it may run without recording; None where the command has no such option.
+        device: the value of ``--device``.
+        allow_cpu: whether the mode may run without recording; None if the command has no such
+            option.
     """
     if mode not in CUDA_MODES or allow_cpu or not _without_cuda(device):
         return
@@ -34,7 +37,7 @@ def check_mode(
 
 
 def _without_cuda(device: str) -> bool:
-    """Whether ``--device`` certainly leads to a CPU; ``cuda`` itself is refused elsewhere."""
+    """Whether ``--device`` certainly means a CPU; ``cuda`` without CUDA is refused elsewhere."""
     if device != "auto":
         return device == "cpu"
     torch = sys.modules.get("torch")

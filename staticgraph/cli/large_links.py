@@ -1,4 +1,4 @@
-"""``staticgraph train-large --task link``: embeddings, with or without a graph network above."""
+"""``staticgraph train-large --task link``: embeddings, optionally with a graph network on top."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | None]:
-    """Trains and ranks; the report, its table, and what went wrong. A run that diverged has no
-    score: that of the epoch before is had with ``--epochs``."""
+    """Trains and ranks; returns the report, its table, and the divergence if there was one.
+
+    A run that diverged has no score; to get the score of the epoch before, use ``--epochs``."""
     from staticgraph.outofcore import (
         Beta,
         Comet,
@@ -71,7 +72,7 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
 
 
 def _config_of(args: argparse.Namespace) -> LinkConfig:
-    """How the options want links trained."""
+    """The configuration of link training from the options."""
     from staticgraph.outofcore import LinkConfig
 
     return LinkConfig(
@@ -87,7 +88,7 @@ def _config_of(args: argparse.Namespace) -> LinkConfig:
 
 
 def _diverged_by(epoch: int, score: LinkScore) -> Diverged | None:
-    """A divergence that only the test shows."""
+    """The divergence if test scores are not finite, else None."""
     if not score.not_finite:
         return None
     return Diverged(
@@ -98,11 +99,11 @@ def _diverged_by(epoch: int, score: LinkScore) -> Diverged | None:
 
 
 def _train(trainer: Any, epochs: int) -> Diverged | None:
-    """Trains until so many epochs are committed, or one diverges."""
+    """Trains until this many epochs are committed; returns the divergence if one diverges."""
     status = Status()
 
     def show_state(number: int, of: int) -> None:
-        """Shows which of an epoch's states of the buffer is trained on."""
+        """Shows which of the epoch's buffer states is being trained."""
         status.show(f"epoch {trainer.epoch + 1}: state {number + 1} of {of}")
 
     while trainer.epoch < epochs:
@@ -121,7 +122,7 @@ def _train(trainer: Any, epochs: int) -> Diverged | None:
 
 
 def _encoded(args: argparse.Namespace, graph: Any, policy: Any, config: LinkConfig) -> Any:
-    """The trainer of embeddings below a graph network, as wide as they are."""
+    """The trainer of embeddings with a graph network of the same width on top."""
     import torch
 
     from staticgraph.outofcore import EncodedLinkTrainer, SampledGNN

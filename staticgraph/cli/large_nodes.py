@@ -1,4 +1,4 @@
-"""``staticgraph train-large --task node``: a graph network over sampled neighbourhoods."""
+"""``staticgraph train-large --task node``: a graph network on sampled neighbourhoods."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | None]:
-    """Trains and evaluates; the report, its table, and what went wrong. A run that diverged is not
-    tested."""
+    """Trains and evaluates; returns the report, its table, and the divergence if there was one.
+
+    A run that diverged is not tested."""
     import numpy as np
     import torch
 
@@ -86,7 +87,7 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
 
 
 def _tell_of_earlier(folder: Path) -> None:
-    """Says what is used again of an earlier run in the folder, and what is not."""
+    """Tells the user what is reused from an earlier run in the folder, and what is not."""
     if (folder / GRAPH / "manifest.json").exists():
         say(
             f"{folder} has the partitions of an earlier run, which are used again; its model was "
@@ -98,8 +99,8 @@ def _tell_of_earlier(folder: Path) -> None:
 def _train(
     trainer: NodeTrainer, model: Module, found: NodeData, epochs: int
 ) -> tuple[list[dict[str, Any]], float, Diverged | None]:
-    """Trains, and leaves the model as it was at its best validation: what each epoch said, that
-    validation (-1 without an epoch), and what ended it early."""
+    """Trains, and restores the model of the best validation accuracy; returns the records of the
+    epochs, that accuracy (-1 without an epoch), and the divergence if there was one."""
     done: list[dict[str, Any]] = []
     best, chosen = -1.0, _copied(model)
     diverged: Diverged | None = None
@@ -127,7 +128,7 @@ def _copied(model: Module) -> dict[str, Tensor]:
 
 
 def _of_batches(statistics: HopStatistics | None) -> list[tuple[str, str]]:
-    """Rows of the table on the shapes that batches took."""
+    """The table rows about the shapes of batches."""
     if statistics is None:
         return []
     return [

@@ -1,4 +1,4 @@
-"""What both tasks of ``train-large`` share: sizes, the graph of the run, progress."""
+"""What both tasks of ``train-large`` share: defaults, sizes, and the graph of the run."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Partitions and buffer where neither is given: those of the published comparison.
+# The default partitions and buffer: those of the published comparison.
 DEFAULTS = {
     "in-memory": (1, 1), "comet": (32, 8), "beta": (16, 4), "node-cache": (16, 8),
     "dispersed": (16, 8),
 }  # fmt: skip
-# What a run's folder holds.
+# The contents of a run's folder.
 GRAPH, EMBEDDINGS, REPORT, PICTURE = "graph", "embeddings", "report.json", "schedule.png"
 
 
 def given(value: T | None, default: T) -> T:
-    """An option's value, or its default where it was not given."""
+    """An option's value, or its default if it was not given."""
     return default if value is None else value
 
 
 def sizes_of(args: argparse.Namespace, tuned: Tuning | None) -> tuple[int, int, int | None]:
-    """p, c and l."""
+    """The numbers of partitions, of buffered partitions, and of comet's groups."""
     if tuned is not None:
         if args.policy != "comet":
             args.parser.error("--memory chooses for --policy comet")
@@ -37,10 +37,10 @@ def sizes_of(args: argparse.Namespace, tuned: Tuning | None) -> tuple[int, int, 
 def graph_of(
     args: argparse.Namespace, edges: Any, num_nodes: int, p: int, near: int = 0, **more: Any
 ) -> Any:
-    """The partitioned graph of the run, made where it is missing.
+    """Opens the partitioned graph of the run, and creates it if it does not exist.
 
     Raises:
-        ValueError: another graph stands in the folder of the run.
+        ValueError: the folder of the run has a different graph.
     """
     from staticgraph.outofcore import PartitionedGraph, partition
 

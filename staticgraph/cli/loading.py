@@ -1,7 +1,7 @@
-"""What a command says before it imports torch and PyG, which takes seconds and says nothing.
+"""The checks of a command before it imports torch and PyG, which takes seconds.
 
-What can be refused without them is refused first: options that do not go together, a file that is
-not there.
+Errors that can be found without them, such as conflicting options or a missing file, are raised
+first.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from staticgraph.text.progress import say
 
 
 def load() -> None:
-    """Imports torch and PyG, with a line to stderr of a job's first process; nothing where they are
-    loaded."""
+    """Imports torch and PyG if they are not loaded, with a message to stderr from rank 0."""
     if "torch_geometric" in sys.modules:
         return
     if os.environ.get("RANK", "0") == "0":
         say("loading torch and PyG")
     collects = gc.isenabled()
-    gc.disable()  # a tenth of the time went into looking for garbage among modules
+    gc.disable()  # garbage collection took a tenth of the import time
     try:
-        import torch_geometric.nn  # noqa: F401, it imports torch
+        import torch_geometric.nn  # noqa: F401, imports torch
     finally:
         if collects:
             gc.enable()
 
 
 def look_for_graph(data: str) -> None:
-    """Refuses the file of one large graph that is not there, then loads torch and PyG.
+    """Refuses a missing file of one large graph, then loads torch and PyG.
 
     Args:
         data: a file, or a name that :mod:`staticgraph.outofcore` knows.
 
     Raises:
-        FileNotFoundError: it ends in ``.npz`` and is not there.
+        FileNotFoundError: ``data`` ends in ``.npz`` and does not exist.
     """
     if data.endswith(".npz") and not Path(data).expanduser().exists():
         raise FileNotFoundError(f"{data}: there is no such file (looked in {Path.cwd()})")
@@ -53,19 +52,19 @@ def look_for(
     model: str | None = None,
     loss: str | None = None,
 ) -> None:
-    """Refuses a data set that is not there, loads torch and PyG where they are needed, and refuses
-    a model or a loss whose name leads nowhere: before any data is read.
+    """Checks the names of data, model and loss before any data is read, and loads torch and PyG if
+    they are needed.
 
     Args:
-        data: what ``--data`` names.
-        target: what ``--target`` names.
-        model: what ``--model`` names; None where no model is run, and torch is loaded for data that
-            PyG reads alone.
-        loss: what ``--loss`` names, if anything.
+        data: the value of ``--data``.
+        target: the value of ``--target``.
+        model: the value of ``--model``; None if no model is run, so that torch is loaded only for
+            data that PyG reads.
+        loss: the value of ``--loss``, if given.
 
     Raises:
-        UnknownDataset, FileNotFoundError, ValueError: as :func:`staticgraph.datasets.open`.
-        ValueError: model or loss name nothing that can be called as one.
+        UnknownDataset, FileNotFoundError, ValueError: as for :func:`staticgraph.datasets.open`.
+        ValueError: the name of the model or the loss is not that of a suitable function.
     """
     from staticgraph.datasets import specs
 
@@ -77,10 +76,10 @@ def look_for(
 
 
 def look_for_modules(model: str | None, loss: str | None = None) -> None:
-    """Refuses names of modules that are not there, without importing any.
+    """Refuses names of missing modules, without importing any.
 
     Raises:
-        ValueError: as :func:`staticgraph.files.named_module.require_module`.
+        ValueError: as for :func:`staticgraph.files.named_module.require_module`.
     """
     for spec, option in ((model, "--model"), (loss, "--loss")):
         if spec and (option == "--loss" or ":" in spec):
@@ -88,10 +87,10 @@ def look_for_modules(model: str | None, loss: str | None = None) -> None:
 
 
 def look_at_names(model: str | None, loss: str | None = None) -> None:
-    """Imports what model and loss name, and refuses what cannot be called as one.
+    """Imports the model's builder and the loss, and refuses them if they cannot be called as such.
 
     Raises:
-        ValueError: as :func:`staticgraph.models.named.builder_of` and
+        ValueError: as for :func:`staticgraph.models.named.builder_of` and
             :func:`staticgraph.training.task_loss.named_loss`.
     """
     if model and ":" in model:

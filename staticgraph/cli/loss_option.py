@@ -1,4 +1,4 @@
-"""``--loss module:name``, or the loss that a data set's target asks for."""
+"""``--loss module:name``, or the default loss for a data set's target."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 
 def loss_of(spec: str | None, store: GraphStore, task: str = "auto") -> tuple[Loss, int]:
-    """The loss, and how many outputs a model of the zoo then needs.
+    """The loss, and the number of outputs that a model of the zoo then needs.
 
     Args:
-        spec: what ``--loss`` names, if anything.
+        spec: the value of ``--loss``, if given.
         store: the data.
-        task: what ``--task`` says of its target.
+        task: the value of ``--task``.
 
     Raises:
-        BadGraph: none was named, and the data has no target that says what is meant.
-        ValueError: the name leads nowhere.
+        BadGraph: no loss was given, and the data has no target that defines a task.
+        ValueError: the name is not that of a loss function.
     """
     from staticgraph.errors import BadGraph
     from staticgraph.training.task_loss import TaskLoss, named_loss

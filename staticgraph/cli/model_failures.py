@@ -1,7 +1,7 @@
-"""What went wrong in a model or a loss of the user's, in one line: where in their code, and why.
+"""A one-line message for an error in a user's model or loss: where in their code, and why.
 
-A traceback through a command, a runner, torch and PyG hides the one line that the user can fix.
-What goes wrong within this library stays a bug with its traceback, unless it was raised on purpose.
+A traceback through a command, a runner, torch and PyG hides the one line that the user can fix. An
+error within this library remains a bug with its traceback, unless it was raised on purpose.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from types import TracebackType
 import staticgraph
 from staticgraph.cli.compile_failures import compile_failure, of_compiling
 
-# Shows the traceback nevertheless.
+# The environment variable that enables the traceback.
 TRACEBACK = "STATICGRAPH_TRACEBACK"
 HOME = str(Path(staticgraph.__file__).parent) + os.sep
-# What autograd says where nothing that is trained leads to the loss.
+# Autograd's message if the loss does not depend on any trained parameter.
 NO_GRADIENT = "does not require grad and does not have a grad_fn"
-# What torch raises where a model over fake tensors asks one for its value.
+# Torch's exception if a model reads the value of a fake tensor.
 READS_A_NUMBER = "DataDependentOutputException"
 
 
 def failure_of(error: Exception, args: argparse.Namespace) -> str | None:
-    """The line for an error that code named by ``--model`` or ``--loss`` led to; None where none
-    was named, the error is another's, or :data:`TRACEBACK` is set.
+    """The message for an error in code that ``--model`` or ``--loss`` names.
 
     Args:
-        error: with its traceback.
-        args: of the command.
+        error: the error, with its traceback.
+        args: the arguments of the command.
+
+    Returns:
+        One line; None if no such code was named, the error comes from elsewhere, or
+        :data:`TRACEBACK` is set.
     """
     options = {f"--{name}": getattr(args, name, None) for name in ("model", "loss")}
     given = " ".join(f"{name} {value}" for name, value in options.items() if ":" in (value or ""))
@@ -58,7 +61,7 @@ def failure_of(error: Exception, args: argparse.Namespace) -> str | None:
 
 
 def _place(error: Exception) -> str | None:
-    """The innermost line of the user's code, where the error is not a bug of this library."""
+    """The innermost line of the user's code; None if the error is a bug of this library."""
     if isinstance(error, SyntaxError) and _is_users(error.filename or ""):
         return f"{_short(error.filename or '')}, line {error.lineno}"
     frames = list(_frames(error.__traceback__))
@@ -85,7 +88,7 @@ def _frames(trace: TracebackType | None) -> list[tuple[str, int, str]]:
 
 
 def _is_users(filename: str) -> bool:
-    """Whether a file is neither of this library, nor installed, nor of Python."""
+    """Whether a file belongs to neither this library, an installed package nor Python."""
     installed = {
         sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
     }
@@ -94,6 +97,6 @@ def _is_users(filename: str) -> bool:
 
 
 def _short(filename: str) -> str:
-    """Relative to here, where it lies below."""
+    """The path relative to the working directory, if it is below it."""
     here = os.path.relpath(filename)
     return filename if here.startswith("..") else here

@@ -1,8 +1,8 @@
-"""The options that say which model is meant: one of the zoo, with its size, or one of the user's.
+"""The options that select a model: one of the zoo, with its sizes, or one of the user's.
 
-Every command that takes a model takes it the same way: a name of the zoo, or ``module:build``,
-which is called with the store where it takes an argument. The zoo's sizes say nothing of a model
-that builds itself, so giving both is an error, not a number that is ignored.
+Every command takes a model in the same way: a name of the zoo, or ``module:build``, which is called
+with the store if it takes an argument. The zoo's sizes do not apply to a ``module:build`` model, so
+giving both is an error; the sizes are not silently ignored.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
     from staticgraph.store.graph_store import GraphStore
 
-# Of the zoo alone; what each is where it is not given.
+# The options of zoo models only, with their defaults.
 SIZES: Mapping[str, Any] = {"hidden": 64, "layers": 4, "dropout": 0.0, "pool": "mean"}
-# Models of the zoo that attend, and the heads that each has unasked: they stand here, too, since
-# staticgraph/models imports torch; a test compares them.
+# Models of the zoo with attention, and their default number of heads: duplicated here since
+# staticgraph/models imports torch; a test compares the copies.
 WITH_HEADS, HEADS = ("gps", "gat"), 4
 
 
 def add_model(group: Any, default: str | None = "gine") -> None:
-    """Adds ``--model`` and the zoo's sizes to a group of options; what is not given is None, or
-    stays out of the namespace where the parser's own default is so."""
+    """Adds ``--model`` and the zoo's sizes to a group of options.
+
+    A size that is not given is None, or missing from the namespace if the parser's
+    ``argument_default`` is ``SUPPRESS``."""
     given: dict[str, Any] = {} if default is None else {"default": default}
     group.add_argument(
         "--model",
@@ -59,8 +61,8 @@ def add_model(group: Any, default: str | None = "gine") -> None:
 
 
 def check_sizes(args: argparse.Namespace) -> None:
-    """Ends with a usage error where sizes of the zoo are given to a model that builds itself, or
-    its heads do not divide the columns: before anything is loaded."""
+    """Exits with a usage error, before anything is loaded, if the zoo's sizes are given for a
+    ``module:build`` model, or if a zoo model's heads do not divide its columns."""
     model = getattr(args, "model", None) or ""
     check_heads(args, model, getattr(args, "hidden", None), getattr(args, "heads", HEADS))
     given = [name for name in SIZES if getattr(args, name, None) is not None]
@@ -74,13 +76,13 @@ def check_sizes(args: argparse.Namespace) -> None:
 def check_heads(
     args: argparse.Namespace, model: str | None, hidden: int | None, heads: int = HEADS
 ) -> None:
-    """Ends with a usage error where a model of the zoo cannot share its columns among its heads.
+    """Exits with a usage error if the heads of a zoo model do not divide its columns.
 
     Args:
-        args: of the command.
-        model: its name; None for the default, which has none.
-        hidden: columns; None for the default, which heads divide.
-        heads: attention heads.
+        args: the arguments of the command.
+        model: the name of the model; None for the default, which has no heads.
+        hidden: the number of columns; None for the default, which the heads divide.
+        heads: the number of attention heads.
     """
     if model in WITH_HEADS and hidden is not None and hidden % heads:
         near = max(heads, hidden - hidden % heads)
@@ -91,11 +93,11 @@ def check_heads(
 
 
 def model_without_data(args: argparse.Namespace) -> Module | None:
-    """A model to train that ``--model MODULE:NAME`` builds from nothing, of the seed's weights: to
-    be called before the data is read. None where it takes the data, or is of the zoo.
+    """Builds the model of ``--model MODULE:NAME``, with the seed's weights, before data is read;
+    None if it takes the data or is a model of the zoo.
 
     Raises:
-        ValueError: it is no ``torch.nn.Module``, or nothing in it can be trained.
+        ValueError: the result is not a ``torch.nn.Module``, or has no trainable parameters.
     """
     import torch
 
@@ -111,12 +113,12 @@ def model_without_data(args: argparse.Namespace) -> Module | None:
 def model_of(
     args: argparse.Namespace, store: GraphStore, num_outputs: int = 1, **more: Any
 ) -> Module:
-    """The model that the options name.
+    """Builds the model that the options name.
 
     Args:
-        args: with what :func:`add_model` added.
+        args: arguments with the options of :func:`add_model`.
         store: the data.
-        num_outputs: columns of a zoo model's result.
+        num_outputs: the number of output columns of a zoo model.
         **more: further options of :func:`staticgraph.models.build`.
     """
     from staticgraph import models

@@ -17,7 +17,7 @@ examples:
   staticgraph partition --edges edges.npy --nodes 1000000 --features features.npy --out graph/
 """
 
-# In JSON and in the table; a cell is the edges from one partition to another.
+# Names in JSON, and labels in the table; a cell holds the edges from one partition to another.
 LABELS = {
     "partition_nodes": "nodes per partition",
     "bucket_edges_min": "edges per cell, fewest",
@@ -72,7 +72,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Partitions, and prints what came of it."""
+    """Partitions the graph, and prints the resulting sizes."""
     if args.edges is not None and args.nodes is None:
         args.parser.error("--edges needs --nodes")
     if args.edges is None and (args.nodes is not None or args.features is not None):

@@ -1,4 +1,4 @@
-"""``staticgraph plan``: choose the capacities of a data set, or see how well given ones pack."""
+"""``staticgraph plan``: chooses the capacities for a data set, or packs it at given limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ examples:
 A histogram is a CSV of num_nodes,num_edges,count. --limits are what real graphs may fill, as in the
 literature; a bucket's capacity has one node and one graph more, which stay padding.
 """
-# With --knee: the most buckets drawn.
+# The most buckets drawn with --knee.
 MOST_DRAWN = 6
 
 
@@ -57,7 +57,7 @@ def register(subparsers: Any) -> None:
 
 
 def _add_source(source: Any) -> None:
-    """Whose graphs are planned for."""
+    """Adds the options for the data."""
     add_data(source)
     source.add_argument(
         "--histogram", type=values.file_to_read, metavar="FILE", help="CSV of sizes and counts"
@@ -65,7 +65,7 @@ def _add_source(source: Any) -> None:
 
 
 def _add_target(target: Any) -> None:
-    """What a batch is to be."""
+    """Adds the options for the goal of the plan."""
     target.add_argument(
         "--batch-size", type=values.whole(), metavar="B",
         help="exactly B graphs in each training batch",
@@ -85,7 +85,7 @@ def _add_target(target: Any) -> None:
 
 
 def _add_memory(memory: Any) -> None:
-    """A cap, and what predicts the need."""
+    """Adds the options for the memory cap and the memory model."""
     memory.add_argument(
         "--max-memory", type=values.byte_size, metavar="SIZE", help="memory cap, such as 20GiB"
     )
@@ -100,7 +100,7 @@ def _add_memory(memory: Any) -> None:
 
 
 def _add_how(more: Any) -> None:
-    """What the choice may do."""
+    """Adds the options that restrict the choice."""
     more.add_argument(
         "--max-graphs", type=values.whole(), metavar="G", help="maximum graphs in a pack"
     )
@@ -139,7 +139,7 @@ def _add_how(more: Any) -> None:
 
 
 def _add_output(out: Any) -> None:
-    """What is written and drawn."""
+    """Adds the options for files to write and draw."""
     for name, what in (
         ("--out", "write the plan as JSON"),
         ("--plot", "draw sizes, limits and packs (PNG, or what the name ends in)"),
@@ -155,7 +155,7 @@ def _add_output(out: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plans or packs, and prints what came of it."""
+    """Plans or packs, and prints the result."""
     _check(args)
     histogram, source = _sizes(args)
     if args.limits:
@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Ends with a usage error where the options do not go together."""
+    """Exits with a usage error if options conflict."""
     check_sizes(args)
     if bool(args.data) == bool(args.histogram):
         args.parser.error("give one of --data and --histogram")
@@ -198,7 +198,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
-    """The histogram, and what to plan for (a store knows its fields)."""
+    """The histogram, and the source of the plan: the histogram or the store with its fields."""
     from staticgraph.sizes.histogram import SizeHistogram
 
     if args.histogram:
@@ -218,7 +218,7 @@ def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """The result, seconds of the second run, and what the first took beyond it (compilation)."""
+    """The result, the seconds of a second run, and the first run's excess over it (compilation)."""
     begin = time.perf_counter()
     work()
     middle = time.perf_counter()
@@ -232,7 +232,7 @@ def _pack(args: argparse.Namespace, histogram: SizeHistogram) -> int:
     from staticgraph.packing.packer import TIME_LIMIT, pack_histogram
 
     def work() -> Packing:
-        """The packing that is timed."""
+        """Packs the histogram."""
         return pack_histogram(histogram, args.limits, max_graphs=args.max_graphs)
 
     packing, seconds, compiling = _timed(work)
@@ -290,7 +290,7 @@ def _print_packings(args: argparse.Namespace, found: dict[str, Any]) -> None:
 
 
 def _search(args: argparse.Namespace, histogram: SizeHistogram) -> int:
-    """The smallest limits that reach an efficiency."""
+    """Searches the smallest limits that reach an efficiency."""
     from staticgraph.plans.limits import limits_for_efficiency
 
     choice = limits_for_efficiency(histogram, args.efficiency, max_graphs=args.max_graphs)
@@ -350,7 +350,7 @@ def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> in
 def _knee(
     args: argparse.Namespace, histogram: SizeHistogram, price: StepCost
 ) -> dict[str, list[float]]:
-    """Draws what an epoch costs against the number of buckets."""
+    """Draws the cost of an epoch against the number of buckets, and returns the costs."""
     from staticgraph.cli.reports.plan_plots import save_cost_picture
     from staticgraph.plans.several import choose_buckets
 
@@ -361,7 +361,7 @@ def _knee(
 
 
 def _memory(args: argparse.Namespace, source: Any) -> dict[str, Any]:
-    """What --max-memory adds: the cap, and what a step takes."""
+    """The arguments of ``plan_buckets`` for --max-memory: the cap, and the memory of a step."""
     if not args.max_memory:
         return {}
     from staticgraph.cli.probe import probe_model
@@ -379,7 +379,7 @@ def _pictures(
     packings: list[Packing],
     plan: BucketPlan | None = None,
 ) -> None:
-    """Writes what --plot and --map ask for."""
+    """Writes the files of --plot and --map."""
     if not (args.plot or args.map):
         return
     from staticgraph.cli.reports import plan_plots as plots_plan

@@ -1,4 +1,4 @@
-"""``staticgraph probe``: what a step of a model takes, at any batch size."""
+"""``staticgraph probe``: the memory of a model's training step, at any batch size."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def register(subparsers: Any) -> None:
 
 
 def _add_how(how: Any) -> None:
-    """How a step is measured, and what is fitted."""
+    """Adds the options for the measurement and the fit."""
     how.add_argument(
         "--form",
         choices=("auto", "linear", "attention", "quadratic"),
@@ -97,7 +97,7 @@ def _add_how(how: Any) -> None:
 
 
 def _add_output(out: Any) -> None:
-    """What is written and printed."""
+    """Adds the options for files and output."""
     out.add_argument(
         "--out", type=values.file_to_write, metavar="FILE", help="write the model of memory as JSON"
     )
@@ -113,7 +113,7 @@ def _add_output(out: Any) -> None:
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
-    """The options that say which model takes a step, and how it is trained."""
+    """Adds the options that select the model and how it is trained."""
     group = parser.add_argument_group("model and training")
     add_model(group)
     group.add_argument(
@@ -147,7 +147,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Probes, and prints what came of it."""
+    """Probes, and prints the memory model."""
     check_sizes(args)
     if args.compiled and (args.like != "cuda" or args.device == "cuda"):
         args.parser.error("--compiled counts a step for a GPU that is not here: give --like cuda")
@@ -193,22 +193,22 @@ def run(args: argparse.Namespace) -> int:
 def probe_model(
     store: Any, args: argparse.Namespace, model: torch.nn.Module | None = None
 ) -> MemoryModel:
-    """The memory of the model and the training that the options name."""
+    """Measures the memory of the model and the training that the options name."""
     return probe_of(store, args, model)()
 
 
 def probe_of(
     store: Any, args: argparse.Namespace, model: torch.nn.Module | None = None
 ) -> Callable[[], MemoryModel]:
-    """The probe that the options name, ready to be run: what they cannot mean is refused here.
+    """The probe that the options name, ready to be called; invalid options are refused here.
 
     Args:
         store: the data.
         args: the options.
-        model: the model they name, where it was built already.
+        model: the model that the options name, if it is built already.
 
     Raises:
-        ValueError: a model by name cannot take the graphs.
+        ValueError: a model of the zoo cannot take the graphs, or the model or the loss is invalid.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""``staticgraph report``: what a finished run says of itself."""
+"""``staticgraph report``: the report of a finished run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(report: TrainReport, folder: Path) -> str:
-    """The page of a run, of its report, its steps and its plan."""
+    """The HTML page of a run, from its report, its steps and its plan."""
     from staticgraph.cli.reports.page import page_of
     from staticgraph.plans.plan import BucketPlan
     from staticgraph.training.history import read_steps

@@ -1,4 +1,4 @@
-"""``staticgraph serve``: answer requests for a trained model over HTTP."""
+"""``staticgraph serve``: answers requests for a trained model over HTTP."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def register(commands: Any) -> None:
 
 
 def _add_source(source: Any) -> None:
-    """A run or an export, and what an export does not say of itself."""
+    """Adds the options for a run or an export, and for what an export does not record."""
     what = source.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--run", type=values.folder, metavar="DIR", dest="folder",
@@ -73,7 +73,7 @@ def _add_source(source: Any) -> None:
 
 
 def _add_address(where: Any) -> None:
-    """Where callers find it."""
+    """Adds the options for the address to listen on."""
     where.add_argument(
         "--host",
         type=values.words,
@@ -89,7 +89,7 @@ def _add_address(where: Any) -> None:
 
 
 def _add_limits(limits: Any) -> None:
-    """How long requests wait, and how large they may be."""
+    """Adds the options for the waiting time and size of requests."""
     limits.add_argument(
         "--max-wait-ms", type=values.number(0, 60_000), default=5.0,
         help="milliseconds that a graph waits for others (default: 5)",
@@ -113,7 +113,7 @@ def _add_limits(limits: Any) -> None:
 
 
 def _add_how(how: Any) -> None:
-    """Processes, device and mode."""
+    """Adds the options for processes, device and mode."""
     how.add_argument(
         "--workers",
         metavar="N", type=values.whole(0, 64), default=1,
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     _check_fitting(args)
     if args.exported is None:
         require_trained(args.folder)
-        args.model = named_in(args.folder)  # for what is said where it fails
+        args.model = named_in(args.folder)  # for error messages
     check_mode(args, args.compile_mode, args.device)
     load()
     check_mode(args, args.compile_mode, args.device)
@@ -153,10 +153,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_fitting(args: argparse.Namespace) -> None:
-    """Refuses options of a run beside an export, and the other way round.
+    """Refuses options of a run for an export, and vice versa.
 
     Raises:
-        ValueError: one was given.
+        ValueError: such an option was given.
     """
     if args.exported is not None:
         given = [
@@ -174,7 +174,7 @@ def _check_fitting(args: argparse.Namespace) -> None:
 
 
 def _service(args: argparse.Namespace) -> Service:
-    """What is to be served, warmed up."""
+    """Loads the service of the run or the export, and warms it up."""
     limits: dict[str, Any] = {
         "max_wait_ms": args.max_wait_ms,
         "max_queue": args.max_queue,
@@ -195,7 +195,7 @@ def _service(args: argparse.Namespace) -> Service:
 
 
 def _lacking(service: Service) -> list[str]:
-    """What an export does not say of itself, for whoever serves it."""
+    """Messages for the user about information that an export does not record."""
     found = []
     if not service.reader.smiles:
         found.append("graphs only, no SMILES: with --smiles, where its features are this library's")
@@ -222,7 +222,7 @@ def _say(args: argparse.Namespace) -> None:
 
 
 def _here(service: Service, args: argparse.Namespace) -> int:
-    """Bodies are read in this process."""
+    """Serves with bodies read in this process."""
     import uvicorn
 
     from staticgraph.serving.http.app import make_app
@@ -233,12 +233,12 @@ def _here(service: Service, args: argparse.Namespace) -> int:
     server = uvicorn.Server(config_of(app, host=args.host, port=args.port, log_level="info"))
     _say(args)
 
-    # uvicorn stops in order, then raises the signal once more, for whoever waits for it.
+    # uvicorn shuts down gracefully, then raises the signal again for the previous handlers.
     def stop(*_: object) -> None:
-        """Asks uvicorn to end, after what waits is answered."""
+        """Tells uvicorn to stop after it has answered the waiting requests."""
         server.should_exit = True
 
-    with _stopped_by(stop), suppress(SystemExit):  # of a port that is taken, say, after its reason
+    with _stopped_by(stop), suppress(SystemExit):  # a taken port, say, after its message
         server.run()
     if not server.started:
         return FAILED
@@ -247,7 +247,7 @@ def _here(service: Service, args: argparse.Namespace) -> int:
 
 
 def _beside(service: Service, args: argparse.Namespace) -> int:
-    """Bodies are read in processes of their own."""
+    """Serves with bodies read in worker processes."""
     from staticgraph.serving.processes.worker_pool import Workers
 
     workers = Workers(*service, args.workers, args.host, args.port)
@@ -267,8 +267,8 @@ def _beside(service: Service, args: argparse.Namespace) -> int:
 
 @contextmanager
 def _stopped_by(tell: Callable[..., None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM tell the server while the block runs, and end nothing else: to stop is
-    what a server is asked for, so it ends with status 0, as uvicorn and gunicorn do."""
+    """While the block runs, Ctrl-C and SIGTERM call ``tell`` and do nothing else: stopping is the
+    normal end of a server, so it exits with status 0, as uvicorn and gunicorn do."""
     stops = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, tell) for number in stops]
     try:
@@ -279,10 +279,10 @@ def _stopped_by(tell: Callable[..., None]) -> Iterator[None]:
 
 
 def require_extra() -> None:
-    """Says which package of the extra is missing.
+    """Checks that the packages of the extra ``serve`` are installed.
 
     Raises:
-        MissingPackage: one is.
+        MissingPackage: a package is missing.
     """
     for package in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:

@@ -1,4 +1,4 @@
-"""``staticgraph train``: train a model on a data set, in fixed shapes."""
+"""``staticgraph train``: trains a model on a data set, with fixed shapes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OUT = Path("runs/latest")
 
 
 def register(commands: Any) -> None:
-    """Adds the command. A setting that is not given stays out of the namespace."""
+    """Adds the command; a setting that is not given is missing from the namespace."""
     parser = commands.add_parser(
         "train",
         help="train a model on a data set in fixed shapes",
@@ -57,7 +57,7 @@ def register(commands: Any) -> None:
 
 
 def _add_training(training: Any) -> None:
-    """How it is learned."""
+    """Adds the options for training."""
     training.add_argument(
         "--loss", type=values.words, metavar="MODULE:NAME",
         help="loss(out, batch) that returns one value per row (default: the loss that fits the "
@@ -102,7 +102,7 @@ def _add_training(training: Any) -> None:
 
 
 def _add_machine(machine: Any) -> None:
-    """What it runs on, and which way."""
+    """Adds the options for device, mode and workers."""
     machine.add_argument(
         "--compile-mode",
         choices=MODES,
@@ -140,7 +140,7 @@ def _add_machine(machine: Any) -> None:
 
 
 def _add_files(files: Any) -> None:
-    """Where settings come from and results go."""
+    """Adds the options for files and output."""
     files.add_argument(
         "--config", type=values.file_to_read, metavar="FILE",
         help="settings as TOML, such as the config.toml of another run",
@@ -164,10 +164,10 @@ def _add_files(files: Any) -> None:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings of ``--config``, each in the range of its option.
+    """Reads the settings of ``--config``, and checks each against the range of its option.
 
     Raises:
-        ValueError: one is no setting, or outside.
+        ValueError: a setting is unknown or out of range.
     """
     from staticgraph.training.config_file import read_config
 
@@ -209,13 +209,13 @@ def run(args: argparse.Namespace) -> int:
         given = {**_settings(args), **given}
     out = getattr(args, "out", OUT)
     resuming = getattr(args, "resume", False)
-    args.model, args.loss = given.get("model"), given.get("loss")  # of --config, too
+    args.model, args.loss = given.get("model"), given.get("loss")  # also from --config
     check_sizes(args)
     check_heads(args, args.model, given.get("hidden"))
     _check_mode(args, given)
     if not resuming and "data" not in given:
         args.parser.error("the argument --data is required, but for --resume or a --config with it")
-    alone = "RANK" not in os.environ  # of several processes the first looks, and tells the others
+    alone = "RANK" not in os.environ  # of several processes, rank 0 checks and informs the others
     if resuming:
         if alone:
             require_run(out)
@@ -238,7 +238,7 @@ def run(args: argparse.Namespace) -> int:
     from staticgraph.training.train import resume, train
 
     def show(report: TrainReport) -> None:
-        """Prints a report, as JSON where that was asked."""
+        """Prints a report, as JSON with ``--json``."""
         as_json = getattr(args, "json", False)
         print(to_json(report.to_dict()) if as_json else f"\n{report}")
 

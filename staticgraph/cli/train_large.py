@@ -1,4 +1,4 @@
-"""``staticgraph train-large``: train on one graph whose partitions pass through a buffer."""
+"""``staticgraph train-large``: trains on one graph whose partitions are buffered in memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def register(commands: Any) -> None:
 
 
 def _add_sizes(buffer: Any) -> None:
-    """What is resident when."""
+    """Adds the options for partitions and buffer."""
     buffer.add_argument(
         "--policy", choices=tuple(DEFAULTS), default="comet",
         help="comet and beta for links, node-cache and dispersed for nodes (default: comet)",
@@ -84,7 +84,7 @@ def _add_sizes(buffer: Any) -> None:
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
-    """How to train."""
+    """Adds the options for training."""
     training = parser.add_argument_group("training")
     training.add_argument(
         "--epochs",
@@ -114,7 +114,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_links(links: Any) -> None:
-    """What is trained on links."""
+    """Adds the options for links."""
     links.add_argument(
         "--decoder",
         choices=("distmult", "complex", "transe"),
@@ -155,7 +155,7 @@ def _add_links(links: Any) -> None:
 
 
 def _add_nodes(nodes: Any) -> None:
-    """What is trained on nodes."""
+    """Adds the options for nodes."""
     nodes.add_argument(
         "--model",
         choices=("sage", "gcn", "gat"),
@@ -194,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _remove_run(args: argparse.Namespace) -> None:
-    """Removes what this command wrote into ``--out``, and nothing else."""
+    """Removes the files of an earlier run in ``--out``, and nothing else."""
     from staticgraph.files.folder import require_replaceable
     from staticgraph.outofcore.disk import manifest
     from staticgraph.outofcore.disk.embeddings import require_only

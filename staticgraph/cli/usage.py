@@ -1,7 +1,7 @@
-"""Parsers of the command line: their help, and what they say of a word that they do not know.
+"""The parsers of the command line: the layout of their help, and their error messages.
 
-argparse prints the usage of a command, which is half a page, before the one line that matters. Here
-an error is that line; where a word was mistyped it ends with the one that was meant.
+argparse prints the usage of a command, half a page, before the one line that matters. Here an error
+is only that line; for a mistyped word, it ends with the most similar valid one.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ from typing import Any, NoReturn
 
 from staticgraph.text.nearest import or_nearest
 
-# The exit status of what a user can correct.
+# The exit status of an error that the user can correct.
 FAILED = 2
-# Where help begins in a line, at the latest: behind the longest option with its value.
+# The largest column at which help texts begin: after the longest option with its value.
 HELP_COLUMN = 28
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Examples as they stand; paragraphs filled to the width."""
+    """A formatter that keeps the lines of examples and fills other paragraphs to the width."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"max_help_position": HELP_COLUMN, **options})
 
     def add_argument(self, action: argparse.Action) -> None:
-        """argparse forgets that the names of commands are indented, and cuts the longest off."""
+        """Adds the indentation of command names, which argparse omits, so that the longest name
+        fits."""
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):
             self._action_max_length += self._indent_increment
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        """``SIZE`` of ``--batch-size``."""
+        """The last word of an option: ``SIZE`` for ``--batch-size``."""
         return action.dest.upper().rpartition("_")[2]
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Not at the hyphens of a name, such as ``reduce-overhead``."""
+        """Wraps lines without breaking at the hyphens of a name such as ``reduce-overhead``."""
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Paragraphs to the width; one with an indented line, of examples, as it stands."""
+        """Fills paragraphs to the width, except those with an indented line, which are examples."""
         as_it_stands, filled = super()._fill_text, argparse.HelpFormatter._fill_text
         return "\n\n".join(
             as_it_stands(paragraph, width, indent)
@@ -51,28 +52,28 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line; the usage is a page away, with ``--help``."""
+    """A parser whose errors are one line, without the usage, which ``--help`` prints."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "formatter_class": Help})
 
     def error(self, message: str) -> NoReturn:
-        """Ends with one line and exit status 2."""
+        """Exits with a one-line message and status 2."""
         self.exit(FAILED, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def unknown(self, words: list[str]) -> NoReturn:
-        """Ends for words that no option takes, with the option that the first may have meant."""
+        """Exits because of unrecognized words, with a suggestion for the first option."""
         option = next((word for word in words if word.startswith("-")), "")
         meant = or_nearest(option.partition("=")[0], self._option_string_actions) if option else ""
         self.error(f"unrecognized arguments: {' '.join(words)}{meant}")
 
     def nothing(self) -> NoReturn:
-        """Ends with the help: nothing was asked."""
+        """Exits with the help, since no command was given."""
         self.print_help(sys.stderr)
         self.exit(FAILED)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse has it, in the words of :mod:`staticgraph.cli.values`."""
+        """Like argparse's method, with a message in the style of :mod:`staticgraph.cli.values`."""
         if action.choices is None or value in action.choices:
             return
         choices = [str(each) for each in action.choices]

@@ -1,8 +1,8 @@
-"""What an option may be: functions for argparse's ``type=``, each with its range.
+"""The types of option values: functions for argparse's ``type=``, each with its range.
 
-A range stands with the option that has it, so that a value outside is refused in one line before
-anything is read, and what a command is given is in its range. Nothing here looks at data: what
-depends on them (a batch larger than the data set) is the library's to refuse.
+Each option declares its range, so that a value outside it is refused in one line before anything is
+read, and commands get only values in range. Nothing here reads data: errors that depend on the data
+(a batch larger than the data set) are left to the library.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from staticgraph.files.presence import is_there
 from staticgraph.text.byte_sizes import parse_bytes
 from staticgraph.text.nearest import or_nearest
 
-# These stand here, too, since staticgraph/models imports torch, staticgraph/datasets numpy, and
-# --help must be quick; a test compares them.
+# Duplicated here since staticgraph/models imports torch, staticgraph/datasets imports numpy, and
+# --help must be quick; a test compares the copies.
 MODELS = ("gine", "gps", "gin", "gcn", "gat", "sage")
 TASKS = ("auto", "regression", "binary", "classes")
-# What --data takes, as docs/datasets.md has it.
+# The values of --data, as in docs/datasets.md.
 SPECS = (
     "esol, tu:NAME, molnet:NAME, ogb:NAME, the folder of a store or of a PyG dataset, or a .npz, "
     ".pt or .csv file"
 )
-# Sizes beyond this overflow the 32-bit numbers of slots and kernels.
+# Larger sizes overflow the 32-bit integers of slots and kernels.
 MOST = 2**31 - 1
-# What torch and NumPy both take.
+# The largest seed that both torch and NumPy accept.
 MOST_SEED = 2**63 - 1
-# The largest float32: learning rates and shares meet parameters of that type.
+# About the largest float32: learning rates and shares are applied to parameters of that type.
 LARGEST = 3.4e38
-# Beyond these a model is a slip of the finger: 65,536 columns take 16 GiB a square matrix.
+# Larger values are typing errors: with 65,536 columns, a square matrix takes 16 GiB.
 WIDEST = 65_536
 MOST_LAYERS = 1_000
-# Endings of pictures that matplotlib writes by itself; without one it is a PNG.
+# The file extensions that matplotlib writes without further packages; without one it is a PNG.
 PICTURES = ("", ".png", ".svg", ".pdf", ".jpg", ".jpeg")
 
 
 def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
-    """A whole number from ``least`` to ``most``."""
+    """The type of whole numbers from ``least`` to ``most``."""
 
     def read(text: str) -> int:
-        """The number that a text says, within the bounds."""
-        # Longer ones are outside any range, and Python refuses to read thousands of digits.
+        """The number in a text, which must be within the bounds."""
+        # Longer numbers are outside any range, and Python refuses to parse thousands of digits.
         if not re.fullmatch(r"\s*[+-]?\d{1,40}\s*", text):
             raise _refused(text, f"give a whole number from {least:,} to {most:,}")
         if not least <= (number := int(text)) <= most:
@@ -61,12 +61,12 @@ def seed(text: str) -> int:
 
 
 def number(least: float, most: float = LARGEST, *, more: bool = False) -> Callable[[str], float]:
-    """A finite number from ``least``, or ``more`` than that, to ``most``."""
+    """The type of finite numbers from ``least`` to ``most``, without ``least`` if ``more``."""
     bounds = f"above {least:g}" if more else f"from {least:g}"
     bounds += "" if most == LARGEST else f" to {most:g}"
 
     def read(text: str) -> float:
-        """The number that a text says, within the bounds; NaN is in none."""
+        """The number in a text, which must be within the bounds; NaN never is."""
         try:
             found = float(text)
         except ValueError:
@@ -80,13 +80,13 @@ def number(least: float, most: float = LARGEST, *, more: bool = False) -> Callab
 
 
 def rate(text: str) -> float:
-    """A learning rate. A diverging one is taken; one that overflows an optimizer's float32 is not:
-    Adam divides it by 1 - 0.9 at its first step."""
+    """A learning rate, up to 1e30: a larger one could overflow the optimizer's float32, since Adam
+    divides it by 1 - 0.9 at its first step."""
     return number(0, 1e30, more=True)(text)
 
 
 def share(text: str) -> float:
-    """From 0 to 1, both included."""
+    """A number from 0 to 1, both included."""
     return number(0.0, 1.0)(text)
 
 
@@ -94,7 +94,7 @@ def byte_size(text: str) -> int:
     """An amount of memory, such as 20GiB or 512M, in bytes.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is not an amount of memory.
     """
     try:
         return parse_bytes(text)
@@ -103,12 +103,12 @@ def byte_size(text: str) -> int:
 
 
 def auto_or(kind: Callable[[str], int]) -> Callable[[str], int | str]:
-    """``auto``, or what ``kind`` takes."""
+    """The type of ``auto`` or a value of type ``kind``."""
     return lambda text: text if text == "auto" else kind(text)
 
 
 def fanouts(text: str) -> list[int]:
-    """Whole numbers with commas between them, as in 10,10."""
+    """Whole numbers separated by commas, as in 10,10."""
     try:
         return [whole()(word) for word in text.split(",")]
     except argparse.ArgumentTypeError:
@@ -123,14 +123,14 @@ def device(text: str) -> str:
 
 
 def words(text: str) -> str:
-    """Anything but nothing."""
+    """Any text that is not blank and has no null character."""
     if not text.strip() or "\0" in text:
         raise _refused(text, "give a name or a path")
     return text
 
 
 def model(text: str) -> str:
-    """A model of the zoo, or ``module:name``, which builds one."""
+    """A model of the zoo, or ``module:name`` of a function that builds one."""
     if text not in MODELS and not re.fullmatch(r"[^\s:\0]+:[^\s:\0]+", text):
         raise _refused(
             text,
@@ -141,7 +141,7 @@ def model(text: str) -> str:
 
 
 def file_to_read(text: str) -> Path:
-    """The path of a file; whether it is there is found when it is read."""
+    """The path of a file; whether it exists is checked when it is read."""
     path = _path(text)
     if path.is_dir():
         raise _refused(text, "that is a folder; give a file")
@@ -149,7 +149,7 @@ def file_to_read(text: str) -> Path:
 
 
 def file_to_write(text: str) -> Path:
-    """The path of a file in a folder that is there."""
+    """The path of a file to write, in an existing folder."""
     path = _path(text)
     if path.is_dir():
         raise _refused(text, "that is a folder; give a file")
@@ -160,7 +160,7 @@ def file_to_write(text: str) -> Path:
 
 
 def picture_to_write(text: str) -> Path:
-    """The path of a picture, in a folder that is there; its ending says the format, PNG without."""
+    """The path of a picture in an existing folder; its extension gives the format (default PNG)."""
     path = file_to_write(text)
     if path.suffix.lower() not in PICTURES:
         raise _refused(text, f"a picture's name ends in {', '.join(PICTURES[1:])}, or in nothing")
@@ -168,7 +168,7 @@ def picture_to_write(text: str) -> Path:
 
 
 def folder(text: str) -> Path:
-    """The path of a folder, there or to be made."""
+    """The path of a folder, which may not exist yet."""
     path = _path(text)
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not nearest.is_dir():
@@ -177,14 +177,14 @@ def folder(text: str) -> Path:
 
 
 def folder_to_write(text: str) -> Path:
-    """The path of a folder that can be written to, or made."""
+    """The path of a folder that can be written to or created."""
     path = folder(text)
     _refuse_closed(text, path)
     return path
 
 
 def _refuse_closed(text: str, path: Path) -> None:
-    """Refuses what may not be written, before minutes of work for it."""
+    """Refuses a path that is not writable, before minutes of work."""
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not os.access(nearest, os.W_OK):
         raise _refused(text, f"{nearest} may not be written to; choose another place")
@@ -194,7 +194,7 @@ def _path(text: str) -> Path:
     path = Path(words(text)).expanduser()
     try:
         is_there(path)
-    except (OSError, ValueError) as error:  # a name that is too long, or that no system takes
+    except (OSError, ValueError) as error:  # a name that is too long or invalid
         raise _refused(text[:80], str(getattr(error, "strerror", error))) from None
     return path
 

@@ -1,4 +1,4 @@
-"""``staticgraph try``: what this library would give for a data set and a model, here."""
+"""``staticgraph try``: compares this library with plain PyG on a data set and a model."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, prints, and writes report and picture."""
+    """Measures, prints the report, and writes report and plot."""
     check_sizes(args)
     look_for(args.data, args.target, model=args.model, loss=args.loss)
     import torch
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     from staticgraph.training.versus.comparison import compare
     from staticgraph.training.versus.picture import save_versus_picture
 
-    args.out.mkdir(parents=True, exist_ok=True)  # or say so before a minute of measuring
+    args.out.mkdir(parents=True, exist_ok=True)  # fails before a minute of measuring, not after it
     device = device_of(args.device)
     model = model_without_data(args)
     store = open_data(args, args.seed)

@@ -1,1 +1,1 @@
-"""Several processes: who they are, what they agree on, and the sum of their gradients."""
+"""Distributed training: the ranks, what they agree on, and the reduction of their gradients."""

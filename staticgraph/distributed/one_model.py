@@ -1,10 +1,11 @@
-"""Whether what all ranks train is still one: parameters and state that nobody adds up.
+"""Checks that all ranks still train the same model, including state that is not reduced.
 
-The problem: gradients and the running statistics of norms become one on all ranks, and a model may
-have more: a codebook that its forward moves, an embedding whose rows are renormed, the centres of a
-loss. Each rank then writes its own rows' values, the ranks train different models, and no number
-looks wrong. The idea: after steps 1, 2, 4, 8, ... two sums of every tensor are compared with rank
-0's. Who counts steps alike compares at the same ones, so nobody waits.
+The problem: gradients and the running statistics of norms are reduced over ranks, but a model may
+have other state: a codebook that its forward updates, an embedding whose rows are renormalized, the
+centres of a loss. Each rank then writes values from its own rows, the ranks train different models,
+and no number looks wrong. The idea: after steps 1, 2, 4, 8, ... two sums of every tensor are
+compared with rank 0's. All ranks count steps alike, so they compare at the same steps and none
+waits for another.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from torch import Tensor
 
 from staticgraph.distributed.ranks import Ranks
 
-# Of a tensor's norm. What is one on all ranks is the same bits; an average that takes a thousandth
-# of each batch is apart by more after its first.
+# The tolerance, relative to a tensor's norm. State that is equal on all ranks is equal bit for bit;
+# a moving average with a weight of a thousandth per batch differs by more after its first batch.
 APART = 1e-6
 
 
 @torch.no_grad()
 def apart(tensors: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
-    """The tensors that are not on every rank what they are on rank 0, by their names; the same
-    answer on every rank. Nothing where the ranks name different numbers of them.
+    """The names of the tensors whose values differ from rank 0's on any rank.
+
+    The result is the same on every rank, and empty if the ranks give different numbers of tensors.
 
     Args:
-        tensors: by name, in the same order on every rank; what is not finite on either is left out.
-        ranks: who compares.
+        tensors: tensors by name, in the same order on every rank; NaNs, and infinities on rank 0,
+            do not count as differences.
+        ranks: the processes that compare.
     """
     mine = torch.stack([_sums(tensor) for tensor in tensors.values()] or [torch.zeros(2)])
     told = ranks.gathered(mine)
@@ -42,7 +45,7 @@ def apart(tensors: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
 
 
 def _sums(tensor: Tensor) -> Tensor:
-    """``[2]`` float64 on the CPU: of the values, and their norm."""
+    """``[2]`` float64 on the CPU: the sum of the values and their norm."""
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     values = values.detach().double().flatten()
     return torch.stack([values.sum(), values.norm()]).cpu()

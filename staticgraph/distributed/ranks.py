@@ -1,12 +1,12 @@
-"""The processes of one job, and what they tell each other apart from gradients.
+"""The processes of one job, and what they exchange apart from gradients.
 
-The problem: a collective that one process enters and another does not is a job that hangs, so
-whatever decides what runs next must come out alike on every rank. The idea: few calls, each of
-which gives the same answer everywhere, over small things on the host; an error that one rank alone
-could find (another plan, another model, too small a device) is found by all of them, before the
-first step.
+The problem: a job hangs if one process enters a collective and another does not, so every decision
+about what runs next must be the same on every rank. The idea: a few calls, each of which returns
+the same result on every rank, over small values on the host. An error that only one rank could find
+(a different plan, a different model, too small a device) is raised on all ranks, before the first
+step.
 
-What it does not do: start processes. That is ``torchrun``'s work.
+This module does not start processes; use ``torchrun``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from torch import Tensor
 class Ranks:
     """The processes that train one model.
 
-    The group is torch's, and ends with ``dist.destroy_process_group()``: whoever held it longer
-    would keep gloo's threads until the interpreter ends, which now and then aborts it
-    (pytorch/pytorch#179291).
+    The group belongs to torch and is held by a weak reference. A strong one would keep gloo's
+    threads alive after ``dist.destroy_process_group()`` until the interpreter exits, which
+    occasionally aborts it (pytorch/pytorch#179291).
 
     Attributes:
         rank: this process's number in the group.
-        world_size: how many they are.
-        backends: of the group, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
+        world_size: the number of processes in the group.
+        backends: the backends of the group, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
     """
 
     _group: weakref.ref[dist.ProcessGroup]
@@ -44,7 +44,7 @@ class Ranks:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None = None) -> Ranks:
-        """The processes of a group, by default all of the job.
+        """The processes of a group, by default all processes of the job.
 
         Raises:
             ValueError: this process is not in the group.
@@ -59,10 +59,10 @@ class Ranks:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """Their process group.
+        """The process group.
 
         Raises:
-            RuntimeError: it was destroyed.
+            RuntimeError: the group was destroyed.
         """
         found = self._group()
         if found is None:
@@ -74,25 +74,26 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which writes and speaks for all."""
+        """Whether this is rank 0, which writes files and reports for all ranks."""
         return self.rank == 0
 
     @property
     def host(self) -> torch.device:
-        """Where small things stand that are exchanged: the CPU where the group can."""
+        """The device of small values that are exchanged: the CPU if the group supports it."""
         return torch.device("cpu" if "gloo" in self.backends or "mpi" in self.backends else "cuda")
 
     def can_record(self, device: torch.device) -> bool:
-        """Whether a CUDA graph may hold the group's sums over tensors of a device."""
+        """Whether a CUDA graph can record the group's reductions of tensors on a device."""
         return device.type == "cuda" and "nccl" in self.backends
 
-    # ------------------------------------------------------------------ telling each other
+    # ------------------------------------------------------------------ exchanging values
 
     def gathered(self, value: Tensor) -> list[Tensor]:
         """Every rank's tensor, in the order of ranks, on the CPU.
 
         Args:
-            value: ``[n, ...]``, of one dtype and width on all ranks; ``n`` may differ.
+            value: ``[n, ...]``, with the same dtype and trailing shape on all ranks; ``n`` may
+                differ.
         """
         value = value.detach().to(self.host)
         counts = torch.zeros(self.world_size, dtype=torch.int64, device=self.host)
@@ -106,7 +107,7 @@ class Ranks:
         return [p[:n].cpu() for p, n in zip(parts, counts.tolist(), strict=True)]
 
     def told(self, value: Any) -> list[Any]:
-        """Every rank's object, in the order of ranks; for what is small and rare."""
+        """Every rank's object, in the order of ranks; for small objects and infrequent calls."""
         found: list[Any] = [None] * self.world_size
         dist.all_gather_object(found, value, group=self.group)
         return found
@@ -133,17 +134,17 @@ class Ranks:
         return not self.any(not flag)
 
     def wait(self) -> None:
-        """Until every rank has come here."""
+        """Waits until every rank has called this."""
         self.any(False)
 
     def check_alike(self, **values: Any) -> None:
-        """Refuses what is not the same on all ranks, on all of them.
+        """Refuses values that are not the same on all ranks; every rank raises.
 
         Args:
-            values: by a name for people; compared by their ``repr``.
+            values: values by a name for the error message; compared by their ``repr``.
 
         Raises:
-            ValueError: a rank has another one than rank 0.
+            ValueError: a rank's value differs from rank 0's.
         """
         digests = [hashlib.sha256(repr(value).encode()).digest()[:8] for value in values.values()]
         mine = torch.from_numpy(np.frombuffer(b"".join(digests), dtype=np.int64).copy())
@@ -159,21 +160,21 @@ class Ranks:
 
     @torch.no_grad()
     def take_from_first(self, tensors: Iterable[Tensor]) -> None:
-        """Gives every rank rank 0's values, in place."""
+        """Copies rank 0's values to every rank, in place."""
         source = dist.get_global_rank(self.group, 0)
         for tensor in tensors:
             dist.broadcast(tensor.detach(), source, group=self.group)
 
 
 def ranks_for(distributed: str | dist.ProcessGroup) -> Ranks | None:
-    """Who trains together.
+    """The processes that train together; None if this process trains alone.
 
     Args:
-        distributed: ``"auto"``: all processes, where ``torch.distributed`` is initialised and they
-            are several; ``"off"``: nobody; or a process group.
+        distributed: ``"auto"``: all processes, if ``torch.distributed`` is initialized and there is
+            more than one; ``"off"``: None; or a process group.
 
     Raises:
-        ValueError: none of these.
+        ValueError: another string, or a group that this process is not in.
     """
     if isinstance(distributed, str):
         if distributed not in ("auto", "off"):
@@ -188,10 +189,10 @@ def ranks_for(distributed: str | dist.ProcessGroup) -> Ranks | None:
 
 
 def check_not_wrapped(model: torch.nn.Module) -> None:
-    """Refuses a model whose gradients someone else averages, or whose parameters are in pieces.
+    """Refuses a model whose gradients are already averaged, or whose parameters are sharded.
 
     Raises:
-        ValueError: a module of it is one of torch's wrappers.
+        ValueError: a module of the model is one of torch's wrappers.
     """
     for path, module in model.named_modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]
@@ -216,14 +217,14 @@ _WRAPPERS = {
 
 
 def lost_ranks(error: BaseException, wanted: Sequence[str] = ()) -> bool:
-    """Whether an error says that another process of the job is gone or does not answer."""
+    """Whether an error means that another process of the job is gone or does not respond."""
     if isinstance(error, dist.DistNetworkError | dist.DistBackendError):
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and any(sign in text for sign in (*_GONE, *wanted))
 
 
-# What gloo says, which raises a plain RuntimeError.
+# Messages of gloo, which raises a plain RuntimeError.
 _GONE = (
     "Connection closed by peer",
     "Connection reset by peer",

@@ -1,18 +1,19 @@
-"""Gradients of all ranks to one: the gradient of the mean over all ranks' real rows.
+"""Reduces the gradients of all ranks to the gradient of the mean over all ranks' real rows.
 
-The problem: ranks have batches of other fillings, and where labels are missing other numbers of
-them, so the mean of the ranks' means is not the mean. The idea: each rank differentiates its *sum*
-(:class:`staticgraph.distributed.share.Share`); the gradients are added over ranks in few flat
-buffers, behind the last of which stands how many rows each rank had, and all is divided by their
-number. One round of communication a step, no rank waits for a count beforehand, and a rank with
-padding alone takes part with weight 0.
+The problem: the batches of ranks differ in the number of real rows and of missing labels, so the
+mean of the ranks' means is not the mean. The idea: each rank differentiates its *sum*
+(:class:`staticgraph.distributed.share.Share`); the gradients are summed over ranks in a few flat
+buffers, the last of which also holds how many rows each rank had, and everything is divided by the
+total number of rows. This takes one round of communication per step, no rank waits for a count
+beforehand, and a rank with only padding takes part with weight 0.
 
-Running statistics of norms that see one rank's rows alone (``BatchNorm``, unlike ``SyncBatchNorm``)
-travel along and become the mean over ranks, by weight, so that all ranks keep one model.
+The running statistics of norms that see only one rank's rows (``BatchNorm``, unlike
+``SyncBatchNorm``) are sent in the same buffers and become the mean over ranks, by weight, so that
+all ranks keep the same model.
 
-Invariants: afterwards loss, gradients and statistics are the same bits on every rank; which
-parameters have a gradient is the same on every rank (on a CPU it is asked, step by step; on CUDA it
-follows from the recorded step, which is everywhere the same).
+Invariants: afterwards loss, gradients and statistics are equal bit for bit on every rank; the same
+parameters have a gradient on every rank (on a CPU this is exchanged at each step; on CUDA it
+follows from the recorded step, which is the same on every rank).
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from staticgraph.distributed.share import Share
 from staticgraph.internals.foreach import copy_all
 from staticgraph.text.how_many import how_many
 
-# torch's DistributedDataParallel takes as much; most GNNs fit into one.
+# The default of torch's DistributedDataParallel; most GNNs fit into one buffer.
 BUFFER_BYTES = 25 << 20
-# What each rank says of its step: Share.total, Share.weight, the bucket, the first graph.
+# The values that each rank reports per step: Share.total, Share.weight, bucket, first graph.
 COLUMNS = 4
 NO_GRAPH = -1.0
 
@@ -39,19 +40,20 @@ class Reduction:
     """Averages the gradients of one model.
 
     Args:
-        parameters: asked before each step, in the same order on every rank; those that want no
-            gradient are left out.
-        ranks: who takes part.
-        statistics: asked before each step for the running statistics of the norms in training.
+        parameters: called before each step; returns the parameters, in the same order on every
+            rank. Those that require no gradient are left out.
+        ranks: the processes that take part.
+        statistics: called before each step; returns the running statistics of the norms in
+            training mode.
         buffer_bytes: the size of a flat buffer.
 
     Attributes:
-        table: ``[world_size, 4]`` what each rank said of its last step: its ``Share``, its bucket
-            and its first graph (-1 where not asked for).
-        nbytes: that one step sends from each rank.
+        table: ``[world_size, 4]``, what each rank reported for its last step: the two values of its
+            ``Share``, its bucket and its first graph (-1 if not given).
+        nbytes: bytes that each rank sends per step.
 
     Raises:
-        ValueError: a parameter is on another device than the others.
+        ValueError: the parameters are on more than one device.
     """
 
     def __init__(
@@ -69,25 +71,25 @@ class Reduction:
         if len(devices) > 1:
             raise ValueError(f"parameters on {how_many(len(devices), 'device')}: a rank has one")
         self._device = next(iter(devices), torch.device("cpu"))
-        self._asks = self._device.type == "cpu"  # reading a device would stop it
+        self._asks = self._device.type == "cpu"  # reading from a GPU would synchronize
         self._buffers: dict[tuple[tuple[torch.Size, torch.dtype], ...], _Buffers] = {}
         self.table: Tensor = torch.zeros(ranks.world_size, COLUMNS)
         self.nbytes: int = 0
 
     @torch.no_grad()
     def __call__(self, share: Share, bucket: int, first_graph: float = NO_GRAPH) -> Tensor:
-        """Adds up what all ranks have, in place of the gradients.
+        """Reduces the gradients and statistics over all ranks, in place.
 
         Args:
             share: this rank's part of the loss.
-            bucket: of this rank's batch.
-            first_graph: the position of its first graph.
+            bucket: the bucket of this rank's batch.
+            first_graph: the position of the batch's first graph.
 
         Returns:
-            The mean loss over all ranks' real rows, 0-dim; 0 where no rank had any.
+            The mean loss over all ranks' real rows, 0-dim; 0 if no rank had any.
 
         Raises:
-            RuntimeError: the ranks took other buckets (on a CPU, where this can be read).
+            RuntimeError: the ranks took different buckets (checked only on a CPU).
             ValueError: a gradient is sparse.
         """
         parameters = self._trained()
@@ -117,16 +119,16 @@ class Reduction:
         return (self.table[:, 0].sum() * factor).to(share.total.dtype)
 
     def bad_ranks(self) -> list[int]:
-        """The ranks whose loss of the last step was not finite; reads the device."""
+        """The ranks whose loss of the last step was not finite; synchronizes with the device."""
         return (~torch.isfinite(self.table[:, 0])).nonzero().flatten().tolist()
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ internals
 
     def _row(self, share: Share, bucket: int, first_graph: float) -> list[Tensor | float]:
         return [share.total, share.weight, float(bucket), first_graph]
 
     def _trained(self) -> list[Tensor]:
-        """The parameters that want a gradient now: some may have been frozen, or added."""
+        """The parameters that require a gradient now; some may have been frozen or added."""
         return [parameter for parameter in self._wanted() if parameter.requires_grad]
 
     def _buffers_for(self, parameters: Sequence[Tensor], statistics: Sequence[Tensor]) -> _Buffers:
@@ -158,8 +160,8 @@ class Reduction:
         statistics: Sequence[Tensor],
         weight: Tensor,
     ) -> None:
-        """Sums to where gradients stand, at their addresses; a gradient that only other ranks have
-        is made."""
+        """Copies the sums into the gradients in place, and creates a gradient that only other ranks
+        have."""
         have: list[Tensor] = []
         sums: list[Tensor] = []
         used = None
@@ -180,7 +182,7 @@ class Reduction:
 
 
 class _Buffers:
-    """Flat buffers for the gradients, the statistics, and a row for each rank."""
+    """Flat buffers for the gradients, the statistics, and one table row per rank."""
 
     def __init__(
         self,
@@ -206,7 +208,7 @@ class _Buffers:
         if not groups:
             groups.append((torch.float32, [], 0))
         widest = max(range(len(groups)), key=lambda g: groups[g][0].itemsize)
-        # The buffer with the tail is reduced last: in what order is the same on every rank.
+        # The buffer with the tail is reduced last, in the same order on every rank.
         groups.append(groups.pop(widest))
         views: dict[int, Tensor] = {}
         self.flats: list[Tensor] = []
@@ -236,7 +238,7 @@ class _Buffers:
         share: Share,
         row: Sequence[Tensor | float],
     ) -> None:
-        """This rank's values, zeros where it has none."""
+        """Fills the buffers with this rank's values, and zeros where it has none."""
         have = [(v, g) for v, g in zip(self.of_parameter, grads, strict=True) if g is not None]
         for view, grad in zip(self.of_parameter, grads, strict=True):
             if grad is None:
@@ -248,8 +250,8 @@ class _Buffers:
             view.mul_(share.weight.to(view.dtype))
         self._tail.zero_()
         for cell, value in zip(self.table[self._rank].unbind(), row, strict=True):
-            # Not ``table[rank, column] = number``: that copies from the host, which no recording
-            # may (THPVariable_setitem makes the number a tensor of the CPU).
+            # Not ``table[rank, column] = number``: that copies from the host (THPVariable_setitem
+            # turns the number into a CPU tensor), which is not allowed in a recording.
             cell.copy_(value) if isinstance(value, Tensor) else cell.fill_(value)
         if self._asks and len(self.used):
             self.used.copy_(torch.tensor([grad is not None for grad in grads]))
@@ -260,7 +262,7 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def _summed_in(tensor: Tensor) -> torch.dtype:
-    """Half precision is added up in single."""
+    """The dtype of a sum: half precision is summed in single precision."""
     double = tensor.dtype in (torch.float64, torch.complex128)
     return torch.float64 if double else torch.float32
 

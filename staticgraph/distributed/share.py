@@ -1,4 +1,4 @@
-"""What one rank's batch adds to a loss that is the mean over all ranks' rows."""
+"""The contribution of one rank's batch to a loss that is the mean over all ranks' rows."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 class Share(NamedTuple):
     """A rank's part of a mean: the mean is the sum of all ``total`` over the sum of all ``weight``.
 
-    Both are divided by the number of physical values, which all ranks have alike, since they take
-    the same bucket at the same step; so neither grows with the batch.
+    Both are divided by the number of physical values, so neither grows with the batch. This number
+    is the same on all ranks, since they take the same bucket at the same step.
 
     Attributes:
-        total: the sum of the loss over the real, labelled values, 0-dim; what is differentiated.
-        weight: how many these were, 0-dim; 0 for a batch of padding alone.
+        total: the sum of the loss over the real, labelled values, 0-dim; this is differentiated.
+        weight: the number of these values, 0-dim; 0 for a batch of only padding.
     """
 
     total: Tensor
     weight: Tensor
 
     def detach(self) -> Share:
-        """Without the graph of autograd."""
+        """The share detached from the autograd graph."""
         return Share(self.total.detach(), self.weight.detach())

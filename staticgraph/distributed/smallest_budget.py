@@ -1,4 +1,4 @@
-"""One cap of memory for all ranks: that of the smallest device."""
+"""One memory cap for all ranks: that of the smallest device."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from staticgraph.memory.budget import MemoryBudget
 
 
 def smallest_budget(budget: MemoryBudget, ranks: Ranks | None) -> MemoryBudget:
-    """The budget under which every rank decides alike: whichever leaves the least for steps.
+    """The budget that all ranks use: of the ranks' budgets, the one that leaves least for steps.
 
-    All ranks take the same buckets, so the plan fits the job if it fits the smallest device, and a
-    plan that does not is refused on all ranks, before anything is recorded.
+    All ranks take the same buckets, so the plan fits the job if it fits the smallest device. A plan
+    that does not fit is refused on all ranks, before anything is recorded.
 
     Args:
-        budget: of this rank's device.
-        ranks: who trains; the budget is returned as it is where None.
+        budget: the budget of this rank's device.
+        ranks: the processes of the job; if None, the budget is returned unchanged.
     """
     if ranks is None:
         return budget

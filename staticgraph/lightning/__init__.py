@@ -1,7 +1,7 @@
-"""PyTorch Lightning over batches of fixed shape, a LightningModule's own code as it is.
+"""PyTorch Lightning with batches of fixed shape, without changes to the LightningModule.
 
 Give a ``Trainer`` a :class:`StaticDataModule` and the callback :class:`StaticGraphs`; see
-``docs/loops.md``. The extra ``lightning`` brings the package.
+``docs/loops.md``. The extra ``lightning`` installs PyTorch Lightning.
 """
 
 from importlib.util import find_spec

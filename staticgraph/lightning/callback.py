@@ -1,4 +1,4 @@
-"""The callback that runs a LightningModule's own calls in fixed shapes."""
+"""The callback that runs the forward calls of a LightningModule with fixed shapes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from staticgraph.recording.recording import Recording
 
 
 class StaticGraphs(Callback):
-    """Give it to a ``Trainer`` together with a :class:`StaticDataModule`; nothing else changes.
+    """Runs the forward calls of a LightningModule in the buckets of a plan.
 
+    Give it to a ``Trainer`` together with a :class:`StaticDataModule`; nothing else changes.
     ``training_step``, ``validation_step`` and the others get a batch without padding, and call
-    ``self(batch)``, ``self(batch.x, batch.edge_index, ...)`` or a module of their own,
-    ``self.encoder(...)``, as with PyG's loaders; those calls run in the plan's buckets. Loss,
-    metrics and ``self.log`` see real rows alone. Optimizers, accumulation, clipping, precision,
-    checkpoints and strategies are Lightning's.
+    ``self(batch)``, ``self(batch.x, batch.edge_index, ...)`` or a submodule, ``self.encoder(...)``,
+    as with PyG's loaders; those calls run with fixed shapes. Loss, metrics and ``self.log`` see
+    only real rows. Optimizers, accumulation, clipping, precision, checkpoints and strategies are
+    Lightning's.
 
     Args:
         plan: the buckets; by default the data module's.
         mode: ``auto``, which is eager on the CPU and compiled elsewhere, or a mode of
-            :class:`staticgraph.StaticGraphRunner`. With ``cuda-graph`` a backward must follow its
-            forward before the module is called again.
+            :class:`staticgraph.StaticGraphRunner`. With ``cuda-graph``, the backward of a call must
+            run before the module is called again.
         recording: how ``cuda-graph`` records.
     """
 
@@ -43,7 +44,7 @@ class StaticGraphs(Callback):
         self._calls: StaticCalls | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Exchanges the forwards; in each process of its own.
+        """Replaces the forwards of the module and its submodules, in each process separately.
 
         Raises:
             ValueError: no plan was given, and the data module has none.
@@ -65,15 +66,15 @@ class StaticGraphs(Callback):
         self._calls = StaticCalls(list(_called(pl_module)), plan, mode, self._recording)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Puts the forwards back."""
+        """Restores the original forwards."""
         if self._calls is not None:
             self._calls.close()
             self._calls = None
 
 
 def _called(module: LightningModule) -> Iterator[torch.nn.Module]:
-    """What a step may call: the module itself, and its parts, those in lists and dicts as well; no
-    losses and metrics, which get real rows and keep them."""
+    """Yields the modules that a step may call: the module itself and its children, including those
+    in module lists and dicts, but not losses and metrics, which run on real rows."""
     yield module
     parts = list(module.children())
     while parts:

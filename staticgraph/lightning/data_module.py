@@ -1,4 +1,4 @@
-"""A data set in fixed shapes, as Lightning asks for it."""
+"""The Lightning data module that loads a data set in batches of fixed shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.store.graph_store import GraphStore
 
-# What a split may be called.
+# The names that a split may have.
 _NAMES = {"val": ("val", "valid", "validation"), "train": ("train", "training")}
 
 
@@ -23,30 +23,31 @@ class ResumingLoader(StaticLoader):
     """A loader whose state Lightning keeps in its checkpoints."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As of :class:`StaticLoader`; after an epoch's last batch the next epoch comes."""
+        """Like :class:`StaticLoader`'s, but moves to the next epoch after an epoch's last batch."""
         super().load_state_dict(state)
         if self.batcher.position >= len(self):
             self.set_epoch(self.epoch + 1)
 
 
 class StaticDataModule(LightningDataModule):
-    """Loaders of batches of fixed shape over the splits of a store.
+    """Provides loaders of batches of fixed shape for the splits of a store.
 
-    Each process of a distributed job gets its share, so that
-    ``Trainer(use_distributed_sampler=...)`` has nothing to do. Steps get a
+    Each process of a distributed job gets its share, so
+    ``Trainer(use_distributed_sampler=...)`` has no effect. Steps get a
     :class:`staticgraph.batches.batch.real_batch.RealBatch`: PyG's names, no padding.
 
     Args:
         store: the graphs.
         plan: the buckets; by default ``plan_buckets(store, batch_size=batch_size)``.
-        batch_size: graphs a training batch, and process.
+        batch_size: graphs per training batch and process.
         splits: ``{"train": indices, "val": ..., "test": ..., "predict": ...}``; by default the
-            store's. A split that is not named has no loader; ``predict`` is then all graphs.
-        seed: of the order of training batches.
-        **options: of the loaders, such as ``num_workers``; see :class:`staticgraph.StaticLoader`.
+            store's. A missing split has no loader, except that ``predict`` defaults to all graphs.
+        seed: seed of the order of training batches.
+        **options: options of the loaders, such as ``num_workers``; see
+            :class:`staticgraph.StaticLoader`.
 
     Raises:
-        ValueError: neither a plan nor a batch size.
+        ValueError: neither a plan nor a batch size was given.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class StaticDataModule(LightningDataModule):
         self._options = options
 
     def split(self, name: str) -> np.ndarray | None:
-        """The graphs of a split, None where there is no such."""
+        """The indices of the graphs of a split, or None if there is no such split."""
         for known in _NAMES.get(name, (name,)):
             if known in self._splits:
                 return np.asarray(self._splits[known])
@@ -90,19 +91,19 @@ class StaticDataModule(LightningDataModule):
         )
 
     def train_dataloader(self) -> Any:
-        """Exact batches, in another order every epoch."""
+        """A loader of exact batches, in a different order every epoch."""
         return self._of("train", shuffle=True)
 
     def val_dataloader(self) -> Any:
-        """As many graphs as fit, each once."""
+        """A loader with as many graphs per batch as fit, each graph once."""
         return self._of("val", exact=False)
 
     def test_dataloader(self) -> Any:
-        """As many graphs as fit, each once."""
+        """A loader with as many graphs per batch as fit, each graph once."""
         return self._of("test", exact=False)
 
     def predict_dataloader(self) -> Any:
-        """As many graphs as fit; of all the store where no such split is named."""
+        """A loader of the ``predict`` split, or of the whole store if there is no such split."""
         indices = self.split("predict")
         return self.loader(indices, exact=False)
 
@@ -111,5 +112,5 @@ class StaticDataModule(LightningDataModule):
         return [] if indices is None else self.loader(indices, **options)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """What a step gets."""
+        """A static batch as a :class:`RealBatch` for a step."""
         return RealBatch(batch) if isinstance(batch, StaticBatch) else batch

@@ -1,13 +1,13 @@
-"""A module's forward, called with real rows and run in fixed shapes.
+"""Runs a module's forward with fixed shapes although it is called with real rows.
 
-The problem: a ``training_step`` is the user's, and calls the model however it likes, between other
-work that must see no padding. The idea: the step is given :class:`RealBatch`; where it calls a
-module, the arguments' padded arrays are found again, the module runs over them through a
+The problem: a ``training_step`` is user code. It calls the model in any way, between other work
+that must not see padding. The idea: the step gets a :class:`RealBatch`; where it calls a module,
+the padded arrays of the arguments are looked up, the module runs on them through a
 :class:`staticgraph.StaticGraphRunner` (in any of its modes, with gradients), and the step gets the
-real rows of what comes out.
+real rows of the output.
 
-Invariant: the step sees what plain PyG gives it. A call of which the rows cannot be told runs as
-plain PyG, without padding, and says so once.
+Invariant: the step sees what plain PyG would give it. If the rows of a call cannot be determined,
+the call runs as in plain PyG, without padding, and warns once.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.rows.provenance import Path, Stems, leaves
 
-# What an argument is: the batch, an array of it, a count of it, or a value that is the same always.
+# What an argument is: the batch, one of its arrays or counts, or a constant value.
 Named = tuple[str, Any]
-# Runners for one module. Each is for the values that it is called with, and a value that is another
-# at every step (a temperature) would make one per step.
+# The most runners per module. Each is specific to the values that it is called with, and a value
+# that changes at every step (a temperature) would create one per step.
 MOST_RUNNERS = 8
 _ALWAYS = (type(None), bool, int, float, str, torch.dtype)
 
 
 class StaticCalls:
-    """The forwards of several modules of one model, exchanged.
+    """Replaces the forwards of several modules of one model.
 
     Args:
-        modules: those that a step may call.
+        modules: the modules that a step may call.
         plan: the buckets.
-        mode: of the runners.
-        recording: how they record.
+        mode: the mode of the runners.
+        recording: how the runners record.
     """
 
     plan: BucketPlan
@@ -63,18 +63,18 @@ class StaticCalls:
         self.install()
 
     def install(self) -> None:
-        """From now on the modules' forwards are these."""
+        """Replaces the modules' forwards."""
         for module, call in self._calls.items():
             vars(module)["forward"] = call
 
     def remove(self) -> None:
-        """The modules' forwards are their classes' again."""
+        """Restores the forwards of the modules' classes."""
         for module in self._calls:
             vars(module).pop("forward", None)
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Inside, modules call each other as they are."""
+        """A context in which modules call each other's original forwards."""
         self.remove()
         try:
             yield
@@ -82,32 +82,32 @@ class StaticCalls:
             self.install()
 
     def close(self) -> None:
-        """Takes them off, and frees what was recorded."""
+        """Restores the original forwards and frees the recordings."""
         self.remove()
         for call in self._calls.values():
             call.close()
 
 
 class StaticCall:
-    """One module's forward.
+    """The replacement for one module's forward.
 
     Args:
-        module: whose.
-        calls: all of the model's.
+        module: the module.
+        calls: the replaced forwards of the whole model.
     """
 
     def __init__(self, module: torch.nn.Module, calls: StaticCalls) -> None:
         self._module = module
         self._calls = calls
         self._runners: dict[tuple[Any, ...], StaticGraphRunner] = {}
-        # Of an argument the numbers of rows that were no level's; of an output whether it stems
-        # from the batch.
+        # Per argument, the row counts that matched no level; per output, whether it depends on the
+        # batch.
         self._own: dict[tuple[TreeSpec, int], set[int]] = {}
         self._stem: dict[tuple[TreeSpec, int], dict[Path, bool]] = {}
         self._told: set[str] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
-        """A copied module is called as its class says."""
+        """A copied module gets its class's forward."""
         copied = memo.get(id(self._module), self._module)
         return type(copied).forward.__get__(copied)
 
@@ -127,7 +127,7 @@ class StaticCall:
             return self._as_plain(flat, spec)
 
     def _as_plain(self, flat: list[Any], spec: TreeSpec) -> Any:
-        """Over real rows alone."""
+        """Runs the forward on real rows only."""
         args, kwargs = tree_unflatten([_plain(value) for value in flat], spec)
         return self._forward(*args, **kwargs)
 
@@ -135,7 +135,7 @@ class StaticCall:
         return type(self._module).forward(self._module, *args, **kwargs)
 
     def _has_runner_for(self, names: Sequence[Named], spec: TreeSpec) -> bool:
-        """Whether there is a runner for such a call, or may be one more."""
+        """Whether there is a runner for such a call, or one more may be created."""
         if len(self._runners) < MOST_RUNNERS or _key(names, spec) in self._runners:
             return True
         values = ", ".join(repr(value) for kind, value in names if kind == "value")
@@ -148,18 +148,18 @@ class StaticCall:
         return False
 
     def _tell(self, what: str, message: str) -> None:
-        """Warns, once."""
+        """Warns once per ``what``."""
         if what not in self._told:
             self._told.add(what)
             warnings.warn(message, stacklevel=6)
 
     def _by_runner(self, batch: RealBatch, names: tuple[Named, ...], spec: TreeSpec) -> Any:
-        """All that it is given belongs to the batch: a runner's work."""
+        """Runs a call through a runner; all its arguments belong to the batch or are constants."""
         key = _key(names, spec)
         if key not in self._runners:
 
             def forward(_: torch.nn.Module, data: Any) -> Any:
-                """The module's own step, given a batch as the arguments that it had."""
+                """Calls the module's forward with the arguments taken from a batch."""
                 given = [_argument(data, *name) for name in names]
                 args, kwargs = tree_unflatten(given, spec)
                 return self._forward(*args, **kwargs)
@@ -177,7 +177,7 @@ class StaticCall:
         return _cut(batch, out, lambda value: levels.get(id(value)))
 
     def _by_bound(self, batch: RealBatch, flat: list[Any], spec: TreeSpec) -> Any:
-        """Some of it was computed in between: eager, over that with padding."""
+        """Runs a call eagerly on padded arguments, some of which the step computed itself."""
         given = [self._full(batch, value, (spec, place)) for place, value in enumerate(flat)]
         if any(value is None for value, seen in zip(given, flat, strict=True) if seen is not None):
             self._tell(
@@ -207,10 +207,10 @@ class StaticCall:
         return _cut(batch, out, lambda value: levels.get(id(value)))
 
     def _full(self, batch: RealBatch, value: Any, place: tuple[TreeSpec, int]) -> Any:
-        """An argument with padding; None where it cannot be told.
+        """The argument with padding; None if its rows cannot be determined.
 
-        A table of nine rows is not the graphs of the batch that happens to have nine: what was no
-        level's rows in another batch is none's in this."""
+        A tensor with nine rows does not hold one row per graph just because a batch happens to have
+        nine graphs: a row count that matched no level in one batch matches none in later ones."""
         if isinstance(value, RealBatch):
             return value.whole()
         if isinstance(value, RealCount):
@@ -226,7 +226,7 @@ class StaticCall:
         return None if len(value) in own else batch.padded(value)
 
     def close(self) -> None:
-        """Frees what was recorded."""
+        """Frees the recordings."""
         for runner in self._runners.values():
             runner.close()
         self._runners.clear()
@@ -242,7 +242,7 @@ def _batch_of(value: object) -> RealBatch | None:
 
 
 def _name_of(value: object) -> Named | None:
-    """How a runner's forward finds an argument again; None for what only this call has."""
+    """How a runner's forward looks up an argument; None for a value that only this call has."""
     if isinstance(value, RealBatch):
         return "batch", None
     if isinstance(value, RealCount):
@@ -254,8 +254,7 @@ def _name_of(value: object) -> Named | None:
 
 
 def _key(names: Sequence[Named], spec: TreeSpec) -> tuple[Any, ...]:
-    """By which a runner is found again: 1, 1.0 and True are three values, and one that is not equal
-    to itself is one."""
+    """The key of a runner: 1, 1.0 and True are three different values, and a NaN equals itself."""
     return tuple((kind, type(what), repr(what)) for kind, what in names), spec
 
 
@@ -266,7 +265,7 @@ def _argument(data: Any, kind: str, what: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """An argument as plain PyG gets it."""
+    """The argument as plain PyG would get it."""
     return int(value) if isinstance(value, RealCount) else value
 
 
@@ -275,7 +274,7 @@ def _cut(batch: RealBatch, out: Any, level: Callable[[Tensor], str | None]) -> A
     counts = batch.static.real_counts
 
     def real(value: Any) -> Any:
-        """A tensor with rows of the batch without its padding; any other value as it is."""
+        """A tensor with rows of the batch without its padding; any other value unchanged."""
         found = level(value) if isinstance(value, Tensor) else None
         return value if found is None else batch.real(value, counts.of(found))
 

@@ -1,13 +1,13 @@
-"""Answering requests: many callers, one device, a few fixed shapes.
+"""Serves a model to many callers, on one device and with a few fixed shapes.
 
-The way of a request, and the folders in the order in which they use each other:
+The path of a request, and the folders in the order in which they use each other:
 
 - ``bodies``: the bytes of a request -> checked graphs in flat arrays;
-- ``engine``: what waits, what goes together, the thread that runs it, each caller's part;
-- ``http``: one application over it, its routes, its page and its metrics;
-- ``processes``: others that read bodies, and the line between them and the model's.
+- ``engine``: the queue, the batching, the thread that runs the model, each caller's part;
+- ``http``: the web application with its routes, its page and its metrics;
+- ``processes``: worker processes that read bodies, and their connection to the model's process.
 
-Beside them: what is served (``service``), made of a run or of an export, and the plan for it.
+In addition: the service (``service``), made from a run or from an export, and the plan for it.
 """
 
 from staticgraph.serving.bodies import compact_format as compact

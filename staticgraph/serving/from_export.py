@@ -1,9 +1,9 @@
-"""An exported folder -> a service that answers for its compiled model.
+"""An exported folder -> a service for its compiled model.
 
-An export has the model, its buckets and the fields of a graph, and whether these are what a SMILES
-gets here, where the data said so. It does not say what the outputs mean. Who serves it says so, or
-does without. Its buckets are those it was compiled for: no smaller ones can
-be made with them (``for_serving`` of a plan, before the export).
+An export contains the model, its buckets and the fields of a graph, and whether these are the
+features that this library computes from SMILES, if the data set recorded that. It does not say what
+the outputs mean; the caller may pass a task. Its buckets are fixed when it is compiled, so smaller
+ones cannot be added afterwards (use ``for_serving`` on the plan before the export).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ def service_of_export(
     most_graphs: int = 1024,
     most_bytes: int = 8 << 20,
 ) -> Service:
-    """Loads the packages and starts their server; the model's source is not needed.
+    """Loads an exported model and starts its server; the model's source is not needed.
 
     Args:
-        folder: that :meth:`StaticGraphRunner.export` wrote. Its packages are code and are run: see
-            :func:`staticgraph.load_exported`.
-        digest: what the export returned; another folder is refused.
-        smiles: its ``x`` and ``edge_attr`` are the features that this library gives a SMILES, where
-            its data did not say so.
-        task: ``binary`` or ``classes`` for probabilities next to the outputs.
-        max_wait_ms, max_queue: of the :class:`Server`.
-        most_graphs, most_bytes: of one request.
+        folder: written by :meth:`StaticGraphRunner.export`. Its packages are code and are executed:
+            see :func:`staticgraph.load_exported`.
+        digest: the digest that the export returned; another folder is refused.
+        smiles: whether ``x`` and ``edge_attr`` are the features that this library computes from
+            SMILES, for a data set that did not record that.
+        task: ``binary`` or ``classes`` to add probabilities to the outputs.
+        max_wait_ms, max_queue: arguments of :class:`Server`.
+        most_graphs, most_bytes: limits of one request.
 
     Raises:
-        FileNotFoundError, ExportRefused: as :func:`staticgraph.load_exported`.
-        ValueError: ``smiles``, and the fields are other ones.
+        FileNotFoundError, ExportRefused: as for :func:`staticgraph.load_exported`.
+        ValueError: ``smiles`` is set, but the model's fields are not those features.
     """
     model = load_exported(folder, digest)
     if smiles and not fits_molecules(model.schema):

@@ -1,4 +1,4 @@
-"""A run's folder -> a service that answers for its model."""
+"""A run's folder -> a service for its model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def service_of_run(
     """Loads the model, warms it up, and starts its server.
 
     Args:
-        folder: of a run; see :meth:`Trained.load` for what is read and raised.
-        device: as for training.
-        mode: of the runner.
-        max_wait_ms, max_queue: of the :class:`Server`.
-        most_graphs, most_bytes: of one request.
+        folder: the folder of a run; see :meth:`Trained.load` for what is read and raised.
+        device: the device, as for training.
+        mode: the mode of the runner.
+        max_wait_ms, max_queue: arguments of :class:`Server`.
+        most_graphs, most_bytes: limits of one request.
     """
     trained = Trained.load(folder, device_of(device))
     runner = StaticGraphRunner(trained.model, for_serving(trained.plan), mode)

@@ -1,7 +1,8 @@
-"""A plan for training -> one for answering: smaller buckets added, for hours with few requests.
+"""A plan for training -> a plan for serving, with smaller buckets for times with few requests.
 
-A training step always has its full batch; a server at night has one graph, and a recorded step
-costs what its bucket costs. So each bucket gets smaller ones of the same largest graph.
+A training step always has a full batch; a server with little traffic may have a single graph, and
+the cost of a recorded step is that of its bucket. So smaller buckets for the same largest graph are
+added to each bucket.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from dataclasses import replace
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 
-# Of a bucket's rows; each bucket is one more compilation. What waits while a batch runs is often
-# half to three quarters of what a full one takes, so there a batch takes at most a third more rows
-# than it needs; below a fourth, where steps are short anyway, four times.
+# The added buckets, as shares of a bucket's rows; each is one more compilation. The graphs that
+# arrive while a batch runs often fill half to three quarters of a bucket, so there a batch takes at
+# most a third more rows than it needs; below a quarter, where steps are short, up to four times.
 SHARES = (3 / 4, 1 / 2, 1 / 4, 1 / 16)
 
 
 def for_serving(plan: BucketPlan) -> BucketPlan:
-    """The plan with smaller buckets, for any data, in packs of any number of graphs.
+    """The plan with smaller buckets added, for any data and any number of graphs per batch.
 
-    What a bucket promised of its training batches (``order_statistics``) is dropped. Plans that do
-    not know their largest graph, or whose graphs have rows of their own, keep their buckets.
+    The guarantees of buckets about training batches (``order_statistics``) are dropped. No buckets
+    are added to a plan without the size of its largest graph, or whose graphs have axes.
     """
     found = set()
     for capacity in plan.capacities:

@@ -1,1 +1,1 @@
-"""The training loop of the command line: configuration, checkpoints, metrics, picture."""
+"""The training loop of the command line: configuration, checkpoints, metrics and plots."""

@@ -1,10 +1,10 @@
-"""A training run in one file, from which it continues as if it had never stopped.
+"""A checkpoint file, from which a training run continues as if it had never stopped.
 
-The file holds everything that decides the next step: parameters and buffers, the optimizer, where
-the loader stands within its epoch, the states of the random generators, and what data it was. It is
-written beside its place and moved there whole, so that a run killed while it writes still has the
-file before. Behind what torch wrote stands a digest of it: a changed byte is an error, not another
-weight, and nothing is unpickled before it was compared.
+The file holds everything that determines the next step: parameters and buffers, the optimizer, the
+loader's position within its epoch, the states of the random generators, and the digest of the data.
+It is written to a temporary file and renamed, so a run that is killed while writing still has the
+previous file. A digest follows the data written by torch: a changed byte is an error, not a wrong
+weight, and nothing is unpickled before the digest is compared.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from staticgraph.training.run_folder import CHECKPOINT as FILE
 from staticgraph.training.run_folder import require_run
 
 FORMAT = "staticgraph.checkpoint"
-# 2: a digest behind the contents, and that of the data among them.
+# 2: a digest after the contents, which include the digest of the data.
 VERSION = 2
-# The file ends with this and the digest; torch reads what is before as an archive like any other.
+# The file ends with this and the digest; torch reads the part before it as an ordinary archive.
 TRAILER = b"staticgraph.checkpoint.blake2b:"
 DIGEST_BYTES = 32
 AGAIN = "train again with staticgraph train --overwrite"
 
 
 def save(folder: Path, **state: Any) -> Path:
-    """Writes ``folder/checkpoint.pt`` with ``state`` and the present random states."""
+    """Writes ``folder/checkpoint.pt`` with ``state`` and the current random states."""
     path = folder / FILE
     content = {"format": FORMAT, "version": VERSION, "random": random_state(), **state}
     with atomic.writing(path) as file:
@@ -45,11 +45,11 @@ def save(folder: Path, **state: Any) -> Path:
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """Reads what :func:`save` wrote, on the CPU; random states are put back by the caller.
+    """Reads a file that :func:`save` wrote, on the CPU; the caller restores the random states.
 
     Raises:
-        FileNotFoundError: there is none.
-        CheckpointCorrupt: the file is cut short, changed, or of another format or version.
+        FileNotFoundError: there is no checkpoint.
+        CheckpointCorrupt: the file is truncated, modified, or of another format or version.
     """
     require_run(folder)
     path = folder / FILE
@@ -79,7 +79,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def _sealed(file: BinaryIO, length: int) -> bool | None:
-    """Whether the digest at the end is that of the contents; None where there is none."""
+    """Whether the digest at the end matches the contents; None if there is no digest."""
     end = length - len(TRAILER) - DIGEST_BYTES
     if end < 0:
         return None
@@ -110,7 +110,8 @@ def random_state(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device | None = None) -> None:
-    """Puts back what :func:`random_state` gave; devices that are not here are left out."""
+    """Restores the output of :func:`random_state`; without a device, those of the GPUs only if
+    their number is the same."""
     torch.set_rng_state(state["cpu"])
     if device is not None:
         if device.type == "cuda" and state["cuda"]:

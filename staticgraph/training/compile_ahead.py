@@ -1,14 +1,14 @@
-"""The loops of a training run, compiled before its first step, several at a time.
+"""Compiles the loops of a training run before its first step, several at a time.
 
-numba compiles a loop when it is first called, one after the other, while nothing else is said: a
-first step stood still for half a minute. Which loops a run calls, with which types, is known
-beforehand (:mod:`staticgraph.training.loops`). So those that are not in numba's cache are compiled
-by as many child processes as there are cores, each of which leaves them in the cache, where this
-process finds them; a bar says which one was finished last.
+numba compiles a loop when it is first called, one after the other and without any output: the first
+step took half a minute. The loops that a run calls, and their argument types, are known beforehand
+(:mod:`staticgraph.training.loops`). So the loops that are not in numba's cache are compiled by as
+many child processes as there are cores, which write them to the cache for this process to load; a
+progress bar names the loop that was finished last.
 
-What is not in the list, or fails here, compiles at its first call as before: nothing depends on
-this but the time. Children are forked, since a new process would import torch again; where a
-platform has no fork, loops compile at their first call.
+A loop that is not in the list, or fails here, is compiled at its first call: only the time depends
+on this module. Children are forked, since a new process would have to import torch; on a platform
+without fork, loops are compiled at their first call.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Loop(NamedTuple):
     """A compiled function and the types of one call of it.
 
     Attributes:
-        name: dotted, module and function.
-        types: numba's, of the arguments.
+        name: the dotted name of module and function.
+        types: the numba types of the arguments.
     """
 
     name: str
@@ -43,28 +43,28 @@ class Loop(NamedTuple):
 
     @property
     def dispatcher(self) -> Any:
-        """numba's object."""
+        """The numba dispatcher of the function."""
         module, _, function = self.name.rpartition(".")
         return getattr(importlib.import_module(module), function)
 
 
 class _NotCached(Exception):
-    """A loop would be compiled now."""
+    """A loop is not in the cache and would be compiled now."""
 
 
 class _Refusing(event.Listener):
-    """Of this thread alone; others compile as they like."""
+    """Refuses compilations in this thread; other threads may compile."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
 
     def on_start(self, event: Any) -> None:
-        """Refuses a compilation in the thread that made this."""
+        """Refuses a compilation in the thread that created this listener."""
         if threading.get_ident() == self.thread:
             raise _NotCached
 
     def on_end(self, event: Any) -> None:
-        """Asked for by numba; what began was refused."""
+        """Required by numba; does nothing."""
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def _from_cache_alone() -> Iterator[None]:
 
 
 def not_cached(loops: Sequence[Loop]) -> list[Loop]:
-    """Those that would have to be compiled; the others are loaded."""
+    """The loops that are not in the cache; the others are loaded from it."""
     missing = []
     with _from_cache_alone():
         for loop in loops:
@@ -90,15 +90,15 @@ def not_cached(loops: Sequence[Loop]) -> list[Loop]:
 
 
 def compile_ahead(loops: Sequence[Loop], *, show: bool = True, processes: int = 0) -> int:
-    """Compiles what is not in the cache, and loads the rest.
+    """Compiles the loops that are not in the cache, and loads all of them.
 
     Args:
-        loops: longest first, so that no process ends long after the others.
-        show: a bar on stderr, with the name of the loop that was finished last.
-        processes: how many children; 0 for one a core.
+        loops: longest to compile first, so that the children end at about the same time.
+        show: show a bar on stderr, with the name of the loop that was finished last.
+        processes: the number of children; 0 for one per core.
 
     Returns:
-        How many were compiled.
+        The number of loops that were compiled.
     """
     missing = not_cached(loops)
     if not missing or not hasattr(os, "fork"):
@@ -118,9 +118,9 @@ def compile_ahead(loops: Sequence[Loop], *, show: bool = True, processes: int = 
 
 
 def _compiled(loops: Sequence[Loop], processes: int) -> Iterator[int]:
-    """The numbers of loops as children finish them."""
-    # Numbers to do go through one pipe, from which each child takes the next; numbers done come
-    # back through the other, which is at its end once no child holds it open.
+    """Yields the indices of loops as children finish them."""
+    # One pipe holds the indices to compile, from which each child takes the next; finished indices
+    # come back through the other, which reaches its end once no child holds it open.
     todo, give = os.pipe()
     done, tell = os.pipe()
     os.write(give, b"".join(map(NUMBER.pack, range(len(loops)))))
@@ -139,8 +139,8 @@ def _compiled(loops: Sequence[Loop], processes: int) -> Iterator[int]:
 
 def _child(loops: Sequence[Loop], todo: int, done: int, tell: int) -> int:
     with warnings.catch_warnings():
-        # Of Python 3.12 where there are threads: the child only compiles, and takes none of their
-        # locks but numba's own, which is free here.
+        # Python 3.12 warns of a fork with threads: the child only compiles, and takes none of their
+        # locks except numba's own, which is free here.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from staticgraph.datasets.task_names import AUTO, check_task
 from staticgraph.training.schedule import SCHEDULES
 
-# Settings that another sitting of the same run may change.
+# Settings that may change when a run is resumed.
 FREE = frozenset(
     {
         *("epochs", "device", "store", "workers", "compile_mode", "allow_cpu"),
@@ -16,21 +16,21 @@ FREE = frozenset(
     }
 )
 KERNELS = ("auto", "on", "off")
-# Models that the fused kernels train faster on a CPU in eager mode, of which some are measured
-# beside plain PyG: GINE at 1.78 times plain PyG against 0.99 for static batches alone, GPS 1.90
-# against 1.76, GCN 1.83 against 1.02 (bench/bench_training.py, two cores, 2026-11-20). The others
-# with kernels beside without: GAT 1.42, GIN 1.35, SAGE 1.18 (4 layers of 64 columns, batch 128 of
-# ESOL, processor time of 15 rounds in turn, 2026-11-22). No model on a GPU is measured.
+# Models that train faster with the fused kernels on a CPU in eager mode. Measured against plain
+# PyG: GINE 1.78 times as fast (0.99 with static batches alone), GPS 1.90 (1.76), GCN 1.83 (1.02)
+# (bench/bench_training.py, two cores, 2026-11-20). Measured with kernels against without: GAT 1.42,
+# GIN 1.35, SAGE 1.18 (4 layers of 64 columns, batch 128 of ESOL, processor time of 15 interleaved
+# rounds, 2026-11-22). No model was measured on a GPU.
 KERNELS_GAIN = frozenset({"gine", "gps", "gcn", "gat", "gin", "sage"})
 
 
 def takes_kernels(choice: str, model: str, device: str) -> bool:
-    """What a choice of :data:`KERNELS` comes to for a model of the zoo on a type of device."""
+    """Whether a choice of :data:`KERNELS` enables fused kernels for a model on a device type."""
     return choice == "on" or (choice == "auto" and device == "cpu" and model in KERNELS_GAIN)
 
 
 STORES = ("auto", "host", "device")
-# float16 would need a scaler, whose step is no recording's.
+# float16 would need a gradient scaler, whose step cannot be recorded.
 AUTOCAST = ("bfloat16",)
 COUNTS = (
     "hidden",
@@ -48,35 +48,37 @@ class TrainConfig:
     """The settings of a run.
 
     Attributes:
-        data: what :func:`staticgraph.datasets.open` understands.
-        target: column or columns of a CSV to predict; all numeric ones where None.
-        task: what the target is, one of :data:`staticgraph.datasets.task_names.TASKS`.
+        data: a specification that :func:`staticgraph.datasets.open` understands.
+        target: column or columns of a CSV to predict; all numeric ones if None.
+        task: the kind of target, one of :data:`staticgraph.datasets.task_names.TASKS`.
         loss: ``module:name`` of ``loss(out, batch)``, one value per row; None for the task's own.
-        model: one of :data:`staticgraph.models.NAMES`, or ``module:build``, which builds one.
-        hidden: columns of every layer; layers: how many; dropout: between them; of the models by
-            name alone.
-        pool: ``mean`` or ``add``; of these, too.
+        model: one of :data:`staticgraph.models.NAMES`, or ``module:build`` of a function that
+            builds the model.
+        hidden, layers, dropout, pool: columns of every layer, number of layers, dropout between
+            them, and ``mean`` or ``add`` pooling; only for models by name.
         batch_size: graphs in every batch but the last.
-        epochs: passes over the training graphs, those before a resume included.
+        epochs: passes over the training graphs, including those before a resume.
         lr: learning rate of Adam.
-        schedule: how it goes, a key of :data:`staticgraph.training.schedule.SCHEDULES`.
-        clip_norm: the largest norm of all gradients together; None for any.
-        accumulate: batches to one update.
-        autocast: dtype of forward and loss; None for the model's own.
-        early_stop: epochs without a lower validation loss after which the run ends; None for none.
-        seed: of the split, the model and the order.
+        schedule: its schedule, a key of :data:`staticgraph.training.schedule.SCHEDULES`.
+        clip_norm: the largest norm of all gradients together; None for no clipping.
+        accumulate: batches per optimizer update.
+        autocast: autocast dtype of forward and loss; None for no autocast.
+        early_stop: epochs without a lower validation loss after which the run ends; None for never.
+        seed: seed of the split, the model and the order of graphs.
         kernels: ``on``, ``off``, or ``auto``: this library's fused kernels where they were measured
-            to gain, which is for GINE, GPS and GCN on a CPU. With ``off`` no mode rewrites to them.
-        compile_mode: see :class:`StaticGraphRunner`; ``allow_cpu`` as there.
-        device: ``cpu``, ``cuda``, or ``auto`` for CUDA where there is one.
-        store: ``host``; ``device``, where the graphs are moved once and only ids cross; or
-            ``auto``: on CUDA where they take at most a part of its memory. Changes no result.
-        workers: threads that fill batches ahead, where the store is on the host; ``auto`` times the
-            first steps and takes as many as they ask for. Changes no result.
-        checkpoint_every: steps between checkpoints within an epoch; each epoch's end has one.
+            to be faster, which is on a CPU for the models in :data:`KERNELS_GAIN`. With ``off`` no
+            mode rewrites to them.
+        compile_mode, allow_cpu: see :class:`StaticGraphRunner`.
+        device: ``cpu``, ``cuda``, or ``auto`` for CUDA if available.
+        store: ``host``; ``device``, where the graphs are copied once and only ids are transferred;
+            or ``auto``: ``device`` on CUDA if the graphs take at most a part of its memory. Does
+            not change results.
+        workers: threads that fill batches ahead, if the store is on the host; ``auto`` times the
+            first steps to choose their number. Does not change results.
+        checkpoint_every: steps between checkpoints within an epoch; each epoch also ends with one.
 
     Raises:
-        ValueError: a setting is out of its range; the message names it.
+        ValueError: a setting is out of range; the message names it.
     """
 
     data: str
@@ -106,7 +108,7 @@ class TrainConfig:
     checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
-        if not isinstance(self.target, str | None):  # a list, as a command line and TOML have it
+        if not isinstance(self.target, str | None):  # a list, from the command line or TOML
             several = tuple(self.target)
             object.__setattr__(self, "target", several[0] if len(several) == 1 else several or None)
         for name in COUNTS:

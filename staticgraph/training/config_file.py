@@ -1,7 +1,7 @@
-"""The settings of a run as a TOML file: read, and written into the run's folder.
+"""Reads the settings of a run from a TOML file, and writes them to the run's folder.
 
-A key is the name of an option, ``batch-size`` or ``batch_size``; one that is none is an error that
-names it, since a misspelt setting that is ignored would be found after the run, if at all.
+A key is the name of an option, ``batch-size`` or ``batch_size``. An unknown key is an error that
+names it, since a misspelt setting that is ignored would be noticed after the run, if at all.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from staticgraph.files import atomic
 from staticgraph.models.named import is_spec
 from staticgraph.training.config import TrainConfig
 
-# Sizes that say nothing of a model that builds itself.
+# Sizes that do not apply to a ``module:build`` model.
 OF_THE_ZOO = ("hidden", "layers", "dropout", "pool")
 KEYS = tuple(field.name for field in fields(TrainConfig))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The settings in a file, by the names of :class:`TrainConfig`.
+    """Reads the settings in a file, by the names of :class:`TrainConfig`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not valid TOML, or has a key that is no setting, or a table.
+        ValueError: the file is not valid TOML, or has an unknown or duplicate key, or a value that
+            is not a number, string or bool.
     """
     path = Path(path)
     try:
@@ -56,8 +57,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def write_config(path: str | Path, config: TrainConfig) -> None:
-    """Writes all settings that have a value, so that ``--config`` begins the same run again; not
-    the sizes of the zoo, where the model builds itself."""
+    """Writes all settings that have a value, so that ``--config`` starts the same run again; the
+    sizes of the zoo are omitted for a ``module:build`` model."""
     lines = [f"{name} = {_toml(value)}" for name, value in _values(config).items()]
     atomic.write_text(path, "\n".join(lines) + "\n")
 
@@ -80,6 +81,6 @@ def _toml(value: Any) -> str:
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):  # a JSON text is a TOML one, but for this character
+    if isinstance(value, str):  # a JSON string is a TOML string, except for this character
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -1,4 +1,4 @@
-"""The data of a run: the store that its settings name, and where batches are made of it."""
+"""The data of a run: the store that its settings name, and the device that holds it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.job import first_alone
 
-# Of a GPU's free memory, what a data set may take unasked: the steps, whose need is not known
-# before they are compiled, keep the larger part. molhiv takes some 25 MB, so it decides rarely.
+# The share of a GPU's free memory that a data set may take with store="auto": the steps, whose need
+# is not known before they are compiled, keep the larger part. molhiv takes some 25 MB, so the limit
+# rarely matters.
 SHARE_FOR_DATA = 0.25
 
 
 def opened(config: TrainConfig, ranks: Ranks | None, progress: bool) -> GraphStore:
-    """The store of a run; one process downloads what the others then find.
+    """Opens the store of a run; rank 0 downloads the files, which the other ranks then read.
 
     Raises:
-        DatasetUnavailable: it cannot be had.
-        BadGraph: a graph of it is none.
+        DatasetUnavailable: the data cannot be obtained.
+        BadGraph: a graph of the data is invalid.
     """
 
     def read_data() -> GraphStore:
-        """The data set of the run's settings, from its files."""
+        """Reads the data set of the run's settings."""
         return datasets.open(
             config.data,
             target=config.target,
@@ -41,12 +42,12 @@ def opened(config: TrainConfig, ranks: Ranks | None, progress: bool) -> GraphSto
 def source_of(
     config: TrainConfig, store: GraphStore, device: torch.device, pointers: bool
 ) -> GraphStore | DeviceStore:
-    """Where batches are made of: the store, moved to the device if so chosen.
+    """The source of batches: the store, or its copy on the device.
 
     Args:
-        config: says where.
+        config: the settings, which choose between the two.
         store: the data.
-        device: of the run.
+        device: the device of the run.
         pointers: whether batches need row pointers.
     """
     wanted = config.store
@@ -56,14 +57,14 @@ def source_of(
 
 
 def place_of(source: GraphStore | DeviceStore) -> str:
-    """Where the graphs are, in words."""
+    """A description of where the graphs are."""
     if isinstance(source, DeviceStore):
         return f"on the device ({human_bytes(source.nbytes)})"
     return "on the host"
 
 
 def check_judged(config: TrainConfig, store: GraphStore) -> None:
-    """What asks for validation losses needs graphs to validate.
+    """Checks that there are graphs to validate if a setting depends on the validation loss.
 
     Raises:
         ValueError: there are none.

@@ -1,4 +1,4 @@
-"""The device of a run, by the name that its settings give."""
+"""The device of a run, from the name in its settings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from staticgraph.training.job import own_device
 
 
 def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
-    """The device of a name; CUDA where there is one, for ``auto``; of several ranks each its own,
-    which is the process's present one from then on: every rank would otherwise hold a context on
-    the first GPU, and ranks that wait for each other would do so there.
+    """The device with a name; ``auto`` is CUDA if available, else the CPU.
+
+    With several ranks, ``cuda`` is each rank's own GPU, which also becomes the current device of
+    the process: otherwise every rank would create a context on the first GPU, and collectives would
+    run there.
 
     Raises:
-        ValueError: no such device is here.
+        ValueError: the name is invalid, or there is no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

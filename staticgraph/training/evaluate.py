@@ -1,4 +1,4 @@
-"""Judging a model over a stream of static batches: real rows only, every graph once."""
+"""Evaluates a model over a stream of static batches: real rows only, every graph once."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class _Judged:
     graph_ids: list[Tensor] = field(default_factory=list)
 
     def add(self, out: Tensor, batch: StaticBatch) -> None:
-        """Copies of a batch's, since its memory and the output's are only lent."""
+        """Adds copies of a batch's rows, since the memory of batch and output is reused."""
         graphs = _graphs_of(batch)
         self.outputs.append(out[:graphs].to("cpu", copy=True))
         self.targets.append(batch.y[:graphs].to("cpu", copy=True))
         self.graph_ids.append(batch.graph_ids[:graphs].to("cpu", copy=True))
 
     def together(self, ranks: Ranks | None) -> tuple[Tensor, Tensor]:
-        """All outputs and targets, those of all ranks in the order of graphs."""
+        """All outputs and targets; those of several ranks are in the order of graphs."""
         out, y = torch.cat(self.outputs), torch.cat(self.targets)
         if ranks is not None:
             order = torch.cat(ranks.gathered(torch.cat(self.graph_ids))).argsort()
@@ -46,17 +46,17 @@ def evaluate(
     task: Task,
     ranks: Ranks | None = None,
 ) -> tuple[float, float]:
-    """Mean loss and metric over all real graphs of some batches.
+    """The mean loss and the metric over all real graphs of the batches.
 
-    The metric is of all outputs together: the mean of each batch's ROC-AUC would be another number,
-    and so would the mean of each rank's. Several ranks put their outputs together, in the order of
-    graphs, and have the same numbers, to the bit.
+    The metric is computed on all outputs together: the mean over batches or over ranks of a ROC-AUC
+    would be a different number. Several ranks gather their outputs, in the order of graphs, and get
+    results that are equal bit for bit.
 
     Args:
-        runner: of the model.
-        batches: of this rank.
-        task: says which loss and which metric.
-        ranks: who has the other batches; each comes here.
+        runner: the runner of the model.
+        batches: the batches of this rank.
+        task: defines the loss and the metric.
+        ranks: the processes with the other batches; each must call this.
     """
     judged = _Judged()
     for batch in batches:
@@ -71,8 +71,8 @@ def evaluate_own_loss(
     task: Task,
     ranks: Ranks | None = None,
 ) -> tuple[float, float]:
-    """As :func:`evaluate`, with the runner's own loss: the mean over batches, each weighted by its
-    graphs. The metric is NaN where the model's outputs are none that the task can judge."""
+    """Like :func:`evaluate`, with the runner's own loss: the mean over batches, weighted by their
+    number of graphs. The metric is NaN if the outputs do not have the shape of the task's."""
     judged, fits, all_fit = _Judged(), TaskLoss(task).fits, True
     sums = torch.zeros(1, 2, dtype=torch.float64)
     for batch in batches:

@@ -1,4 +1,4 @@
-"""What training measured, step by step and epoch by epoch: plain numbers, kept and written down."""
+"""The measurements of a training run, per step and per epoch, as plain numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from staticgraph.files import atomic
 
 
 class StepRecord(NamedTuple):
-    """One optimizer step. ``graphs``, ``nodes`` and ``edges`` are real rows, not physical ones."""
+    """One training step; ``graphs``, ``nodes`` and ``edges`` are real rows, not physical ones."""
 
     epoch: int
     bucket: int
@@ -25,9 +25,9 @@ class StepRecord(NamedTuple):
 class EpochRecord(NamedTuple):
     """One pass over the training graphs.
 
-    ``seconds`` is what the user waited for training (loading, copy and step; no validation), over
-    all sittings of a resumed run. Losses and metric are means over real, labelled targets;
-    validation is None where there are no graphs for it.
+    ``seconds`` is the time spent on training (loading, copy and step; no validation), including the
+    time before a resume. Losses and the metric cover only real, labelled targets; those of
+    validation are None without graphs to validate.
     """
 
     epoch: int
@@ -44,12 +44,12 @@ class EpochRecord(NamedTuple):
 
 
 class History:
-    """What a run has done so far.
+    """The steps and epochs of a run so far.
 
     Attributes:
-        steps: all of them, in order.
-        epochs: those that are over.
-        seconds: of the present epoch, earlier sittings included.
+        steps: all steps, in order.
+        epochs: the finished epochs.
+        seconds: training time of the current epoch, including the time before a resume.
     """
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ class History:
 
     @property
     def val_losses(self) -> list[float | None]:
-        """Of each epoch that is over."""
+        """The validation loss of each finished epoch."""
         return [epoch.val_loss for epoch in self.epochs]
 
     def graphs_in(self, epoch: int) -> int:
-        """Graphs that an epoch has trained on so far."""
+        """The number of graphs that an epoch has trained on so far."""
         return sum(step.graphs for step in self.steps if step.epoch == epoch)
 
     def state(self) -> dict[str, Any]:
@@ -75,21 +75,21 @@ class History:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what :meth:`state` gave."""
+        """Restores the output of :meth:`state`."""
         self.steps = [StepRecord(*step) for step in state["steps"]]
         self.epochs = [EpochRecord(*epoch) for epoch in state["epochs"]]
         self.seconds = state["seconds"]
 
 
 def summary(steps: Iterable[StepRecord], epoch: int) -> tuple[float, int]:
-    """Mean loss over the graphs of an epoch, and how many they were."""
+    """The mean loss over the graphs of an epoch, and their number."""
     mine = [step for step in steps if step.epoch == epoch]
     graphs = sum(step.graphs for step in mine)
     return sum(step.loss * step.graphs for step in mine) / max(1, graphs), graphs
 
 
 def write_steps(path: Path, steps: Sequence[StepRecord]) -> None:
-    """Writes one line per step; numbers in full, so that two runs can be compared exactly."""
+    """Writes one line per step, with numbers in full so that two runs can be compared exactly."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(("step", *StepRecord._fields))
@@ -98,7 +98,7 @@ def write_steps(path: Path, steps: Sequence[StepRecord]) -> None:
 
 
 def read_steps(path: Path) -> list[StepRecord]:
-    """What :func:`write_steps` wrote."""
+    """Reads a file that :func:`write_steps` wrote."""
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
         return [

@@ -1,8 +1,8 @@
 """Stopping between steps instead of within one.
 
-Ctrl-C in the middle of an optimizer step leaves half of the parameters updated: nothing that a
-checkpoint should keep. Here the first signal only raises a flag, which the loop reads after each
-step; the second one stops at once, for whoever is in a hurry.
+Ctrl-C in the middle of an optimizer step leaves half of the parameters updated, a state that no
+checkpoint should keep. Here the first signal only sets a flag, which the loop reads after each
+step; the second one stops immediately.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a run; everything is in its checkpoint."""
+    """The user stopped a run; its checkpoint has the full state."""
 
 
 class Interrupt:
     """A context in which Ctrl-C and SIGTERM set :attr:`requested`.
 
-    Outside the main thread, where Python allows no handlers, it changes nothing.
+    Outside the main thread, where Python allows no handlers, it does nothing.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
-"""The job that ``torchrun`` started: joining it, who speaks in it, and what becomes of it when a
-process is gone.
+"""Joining a job that ``torchrun`` started, its roles, and the handling of lost processes.
 
-``torchrun`` says in the environment which rank a process is. Rank 0 holds the folder, writes and
-speaks; the others train along. What rank 0 does alone (opening a data set that must be downloaded,
-reading a checkpoint) the others wait for, and where it fails they end with its message.
+``torchrun`` sets a process's rank in the environment. Rank 0 locks the folder, writes files and
+prints; the others only train. While rank 0 does something alone (downloading a data set, reading a
+checkpoint), the others wait, and if it fails they end with its message.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def joined() -> Iterator[Ranks | None]:
-    """The processes of this job while the block runs; None where this process is alone.
+    """Joins the job while the block runs; yields None if this process is alone.
 
     Raises:
         RankLost: another process of the job is gone.
@@ -34,7 +33,8 @@ def joined() -> Iterator[Ranks | None]:
     own = not dist.is_initialized()
     if own and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         cuda = torch.cuda.is_available() and dist.is_nccl_available()
-        # Keys of this attempt alone: a restart still finds the addresses of dead processes.
+        # Keys for this attempt only: after a restart, the store still has addresses of dead
+        # processes.
         store, rank, size = next(rendezvous("env://"))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"staticgraph/{attempt}", store)
@@ -72,10 +72,10 @@ def own_device() -> int:
 
 
 def first_alone(ranks: Ranks | None, action: Callable[[], Result]) -> Result | None:
-    """What an action gives on rank 0; None on the others, which wait for it.
+    """Runs an action on rank 0 and returns its result; the others wait, and return None.
 
     Raises:
-        RankLost: on the others, where it raised.
+        RankLost: on the other ranks, if the action failed.
     """
     if ranks is None:
         return action()
@@ -95,13 +95,13 @@ def first_alone(ranks: Ranks | None, action: Callable[[], Result]) -> Result | N
 
 
 class SilentEvents:
-    """TensorBoard's writer, on the ranks that write nothing."""
+    """A substitute for TensorBoard's writer on the ranks that write nothing."""
 
     def __enter__(self) -> SilentEvents:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Nothing is open."""
+        """Does nothing."""
 
     def add_scalar(self, *what: Any) -> None:
-        """Writes nothing."""
+        """Does nothing."""

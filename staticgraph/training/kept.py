@@ -1,9 +1,9 @@
-"""What of a run in progress is kept in its checkpoint, and how it goes on from there.
+"""Saves a run in progress to its checkpoint, and restores it from there.
 
-Everything that decides the next step is kept: weights, optimizer, gradients that wait, the loader's
-place in its epoch, and every rank's random state. A run that goes on with as many processes
-computes what it would have computed; with another number its steps are others, and an epoch that
-had begun is left.
+Everything that determines the next step is saved: weights, optimizer, accumulated gradients, the
+loader's position in its epoch, and every rank's random state. A run that is resumed with the same
+number of processes computes what it would have computed; with another number its steps differ, and
+the rest of an epoch in progress is skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from staticgraph.training.subject import load_weights
 
 
 def keep(folder: Path, parts: RunParts, loader: StaticLoader, history: History) -> None:
-    """Writes the checkpoint; called on every rank, written by the first."""
+    """Writes the checkpoint; every rank calls this, and rank 0 writes."""
     others, ranks = {}, parts.ranks
     if ranks is not None:
         others["ranks_random"] = ranks.told(checkpoint.random_state(parts.device))
@@ -45,23 +45,23 @@ def keep(folder: Path, parts: RunParts, loader: StaticLoader, history: History) 
 def go_on(
     state: Mapping[str, Any], folder: Path, parts: RunParts, loader: StaticLoader, history: History
 ) -> str:
-    """Puts everything back as it was kept.
+    """Restores a run from its checkpoint.
 
     Args:
         state: the checkpoint's contents.
-        folder: of the run, for messages.
-        parts, loader, history: of the run that goes on; changed in place.
+        folder: the folder of the run, for messages.
+        parts, loader, history: those of the resumed run; modified in place.
 
     Returns:
-        What there is to say about it; empty in most cases.
+        A message for the user; empty in most cases.
 
     Raises:
-        ValueError: the weights are those of another model.
+        CheckpointCorrupt: the weights are those of another model.
     """
     load_weights(parts.model, state["model"], parts.config.model, folder)
     parts.optimizer.load_state_dict(state["optimizer"])
     history.load(state)
-    if "runner" in state:  # runs of an older version accumulated nothing
+    if "runner" in state:  # older checkpoints have no accumulated gradients
         parts.runner.load_state_dict(state["runner"])
     now = loader.batcher.world_size
     then = state["loader"]["of"].get("world_size", 1)
@@ -76,8 +76,8 @@ def go_on(
 
 
 def _regrouped(kept: Mapping[str, Any], loader: StaticLoader, history: History, then: int) -> str:
-    """Goes on with another number of processes, whose steps are others, so an epoch that had begun
-    is not continued."""
+    """Resumes with another number of processes, whose steps differ, so an epoch in progress is not
+    continued."""
     begun = kept["position"] > 0
     loader.set_epoch(kept["epoch"] + begun)
     if not begun:

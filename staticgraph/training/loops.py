@@ -1,14 +1,15 @@
-"""The compiled loops of a training run on a CPU, with the types that they are called with.
+"""The compiled loops of a training run on a CPU, with the types of their arguments.
 
-A list, since the types are known only where a loop is called, and that is too late: see
-:mod:`staticgraph.training.compile_ahead`. Each line is a loop and its arguments in numpy's letters:
-``f4[2]`` is a C-contiguous array of float32 of two dimensions, ``i8[1]A`` one that need not be
-contiguous, ``r`` after it one that is read-only, ``i8`` a number, ``2xf8`` a tuple of two, and
-``i8*3`` three arguments of one type. What stands after ``|`` are the models that call it, where not
-all do: a run waits for no other's. Longest to compile first.
+The types must be listed, since otherwise they are known only when a loop is called, which is too
+late: see :mod:`staticgraph.training.compile_ahead`. Each line is a loop and its arguments in
+NumPy's type codes: ``f4[2]`` is a C-contiguous two-dimensional array of float32, ``i8[1]A`` one
+that need not be contiguous, a following ``r`` means read-only, ``i8`` is a scalar, ``2xf8`` a tuple
+of two, and ``i8*3`` three arguments of the same type. After ``|`` are the models that call the
+loop, unless all do: a run does not compile the loops of other models. The loops that take longest
+to compile come first.
 
-``tests/test_compile_ahead.py`` trains every model that fused kernels are put under, and fails with
-the lines to put in or take out where a run calls anything else.
+``tests/test_compile_ahead.py`` trains every model that uses fused kernels. If a run calls other
+loops, it fails and prints the lines to add or remove.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ WORD = re.compile(r"([a-z]\d+)(?:\[(\d)\](A?)(r?))?|(\d+)x([a-z]\d+)")
 
 
 def type_of(word: str) -> Any:
-    """numba's type of a word of a line.
+    """The numba type for a word of a line.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the word is not a type.
     """
     found = WORD.fullmatch(word)
     if found is None:
@@ -88,10 +89,10 @@ def type_of(word: str) -> Any:
 
 
 def word_of(kind: Any) -> str:
-    """The word of numba's type; the other way round of :func:`type_of`.
+    """The word for a numba type; the inverse of :func:`type_of`.
 
     Raises:
-        ValueError: there is no word for it.
+        ValueError: there is no word for the type.
     """
     if isinstance(kind, types.UniTuple):
         return f"{kind.count}x{word_of(kind.dtype)}"
@@ -108,7 +109,7 @@ def word_of(kind: Any) -> str:
 
 
 def line_of(loop: Loop, models: Collection[str] = ()) -> str:
-    """The line of a loop in :data:`LOOPS`; of these models' runs, where they are not all."""
+    """The line for a loop in :data:`LOOPS`, with its models unless they are all or none."""
     words = [loop.name.removeprefix("staticgraph.")]
     for word, same in groupby(map(word_of, loop.types)):
         times = len(list(same))
@@ -119,10 +120,11 @@ def line_of(loop: Loop, models: Collection[str] = ()) -> str:
 
 
 def training_loops(model: str | None = None) -> list[Loop]:
-    """Every loop of the list that a run of a model calls.
+    """The loops of the list that a run of a model calls.
 
     Args:
-        model: one of :data:`KERNELS_GAIN`; what a run of any other calls is not known: all.
+        model: one of :data:`KERNELS_GAIN`; for any other model the calls are not known, so all
+            loops are returned.
     """
     found = []
     for line in LOOPS.strip().splitlines():

@@ -1,4 +1,4 @@
-"""What a run took of memory, for its report."""
+"""The memory use of a run, for its report."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def memory_of(
     graphs: GraphStore | DeviceStore,
     device: torch.device,
 ) -> dict[str, int | None]:
-    """Bytes: of parameters, optimizer state and graphs, and the most that this process ever took
-    of the host, and torch of the device; None where the system does not tell."""
+    """Bytes of parameters, optimizer state and graphs, the peak host memory of this process, and
+    the peak that torch reserved on the device; None where unknown."""
     return {
         "parameters_bytes": distinct_bytes(model.parameters()),
         "optimizer_bytes": state_bytes(optimizer),
@@ -36,7 +36,7 @@ def memory_of(
 
 
 def _host_peak() -> int | None:
-    """The largest resident size of this process."""
+    """The peak resident set size of this process, in bytes."""
     if resource is None:
         return None
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

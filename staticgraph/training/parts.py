@@ -1,9 +1,9 @@
-"""What a run is made of: data, task, model, optimizer, plan and runner, from its settings.
+"""Builds the parts of a run from its settings: data, task, model, optimizer, plan and runner.
 
-They are made once, in an order that decides what a run computes: the seed is set before the model
-is built, and on the other ranks once more behind it. A model that does not take the data is built
-before the data is read. The invariant: the same settings and the same data make the same parts,
-whether a run begins or goes on.
+They are built once, in an order that determines what a run computes: the seed is set before the
+model is built, and on ranks other than 0 again afterwards. A model that does not take the data is
+built before the data is read. The invariant: the same settings and the same data make the same
+parts, whether a run starts or is resumed.
 """
 
 from __future__ import annotations
@@ -41,34 +41,36 @@ from staticgraph.training.subject import attends, mode_of, model_of
 from staticgraph.training.task_loss import TaskLoss, named_loss
 from staticgraph.training.tasks import Task, task_of
 
-# Between the seeds of ranks, so that seeds of runs, which people count from 0, do not meet them.
+# Between the seeds of ranks, so that they do not meet the seeds of runs, which count from 0.
 APART = 1_000_003
 
 
 class RunParts:
-    """The parts of a run, in the order that they are made in.
+    """The parts of a run.
 
     Args:
         config: the settings.
-        folder: of the run, for messages.
-        ranks: the processes that train together; None where this one is alone.
-        progress: whether to say what is done.
-        state: of the checkpoint that the run goes on from; None where it begins.
+        folder: the folder of the run, for messages.
+        ranks: the processes that train together; None if this one trains alone.
+        progress: whether to report progress.
+        state: the contents of the checkpoint to resume from; None for a new run.
 
     Attributes:
         config, ranks: as given.
-        device: what it trains on.
+        device: the device of this process.
         kernels: whether fused kernels are used, and so whether batches have row pointers.
-        store: the data, on the host; data: its digest.
-        source: where batches are made of: the store, or the same on the device.
-        task: what is learned of a graph.
-        loss: what the settings name, in place of the task's; None where they name none.
-        model, optimizer, plan, runner: what trains.
+        store: the data, on the host.
+        data: the digest of the data.
+        source: the source of batches: the store, or its copy on the device.
+        task: what the model learns to predict.
+        loss: the loss that the settings name, in place of the task's; None if they name none.
+        model, optimizer, plan, runner: the parts that train.
 
     Raises:
-        ValueError: the data is not what the run was begun with, or cannot be judged as asked.
-        DatasetUnavailable: the data cannot be had.
-        BadGraph: the data has no target that a task can be made of.
+        ValueError: the data is not the data that the run was started with, or cannot be validated
+            as required.
+        DatasetUnavailable: the data cannot be obtained.
+        BadGraph: the data has no target that defines a task.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class RunParts:
         self.ranks: Ranks | None = ranks
         self.device: torch.device = device_of(config.device, ranks)
         self.kernels: bool = takes_kernels(config.kernels, config.model, self.device.type)
-        # Before half a minute of compiling and reading.
+        # Check these before half a minute of compiling and reading.
         resolve(config.compile_mode, self.device.type, config.allow_cpu)
         datasets.check(config.data, target=config.target)
         self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
@@ -93,7 +95,7 @@ class RunParts:
             first_alone(ranks, lambda: compile_ahead(loops, show=progress))
         if progress:
             say(f"opening {config.data} and planning its batches")
-        with kept_random_states():  # which building the model left
+        with kept_random_states():  # leave the random states as after building the model
             self.store: GraphStore = opened(config, ranks, progress)
         self.data: str = digest_of(self.store)
         if state is not None:
@@ -119,11 +121,11 @@ class RunParts:
 
     @property
     def on_host(self) -> bool:
-        """Whether batches are made on the host, where workers may help."""
+        """Whether batches are built on the host, where workers may help."""
         return self.source is self.store
 
     def loader(self, split: str, workers: int) -> StaticLoader:
-        """The batches of a split: those of ``train`` shuffled and of an exact size."""
+        """A loader of a split; ``train`` is shuffled, with exact batch sizes."""
         return StaticLoader(
             self.source,
             self.plan,
@@ -147,8 +149,8 @@ class RunParts:
             )
 
     def _model_without_data(self) -> torch.nn.Module | None:
-        """The model, where it is built from nothing: what is wrong with it is then said before the
-        data is read."""
+        """The model if it is built without the data, so that its errors are raised before the data
+        is read; else None."""
         torch.manual_seed(self.config.seed)
         model = built_without_data(self.config.model)
         if model is not None:
@@ -156,10 +158,10 @@ class RunParts:
         return model
 
     def _prepared(self, model: torch.nn.Module | None) -> torch.nn.Module:
-        """The model of the settings' name, of the seed's weights on every rank, made static.
+        """The model of the settings, with the same initial weights on every rank, converted.
 
         Args:
-            model: as it was built already; None where it takes the data.
+            model: the model if it is built already; None if it takes the data.
         """
         config, ranks = self.config, self.ranks
         if model is None:
@@ -170,7 +172,7 @@ class RunParts:
         if ranks is not None:
             ranks.check_alike(**{"the data": self.data})
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-            if not ranks.first:  # or every rank would drop the same places
+            if not ranks.first:  # or dropout would be the same on every rank
                 torch.manual_seed(config.seed + APART * ranks.rank)
         convert(model, kernels=self.kernels)
         return model

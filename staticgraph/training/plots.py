@@ -1,4 +1,4 @@
-"""One picture of a run: is it learning, and are the fixed shapes well filled?"""
+"""Plots of a run: loss and metric over the steps, and how well the fixed shapes are filled."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-# Okabe and Ito's palette, which people with any colour vision tell apart.
+# Okabe and Ito's palette, which is distinguishable with any colour vision.
 NODES, EDGES, GRAPHS = "#0072B2", "#E69F00", "#009E73"
 LOSS, METRIC, PADDING = "#0072B2", "#D55E00", "#DDDDDD"
 LOSS_LABEL = "training loss per batch"
 # The smoothed loss averages over this share of all steps.
 SMOOTHING = 0.04
-# What the axis of a metric shows at least, as a share of its largest value.
+# The smallest span of a metric's axis, as a share of the largest value.
 LEAST_SPAN = 0.2
-# The axis of steps is so much longer than the run: room for the last metric in figures.
+# The length of the step axis relative to the run, with room for the label of the last metric.
 LONGER = 1.07
 
 
@@ -37,10 +37,10 @@ def save_picture(
     """Writes a PNG: loss and validation metric above, filling of the buckets below.
 
     Args:
-        path: of the PNG.
-        report: of the run.
-        steps: all steps; at least one. Of losses that are not finite none is drawn.
-        capacities: of the plan, by bucket.
+        path: the path of the PNG.
+        report: the report of the run.
+        steps: all steps, at least one; losses that are not finite are not drawn.
+        capacities: the capacities of the plan, by bucket.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -63,15 +63,15 @@ def save_picture(
 def draw_loss(
     axes: Axes, report: TrainReport, steps: Sequence[StepRecord], title: str = ""
 ) -> None:
-    """Loss a step, its running mean, and the validation loss and metric at each epoch's end.
+    """Draws the loss per step, its running mean, and validation loss and metric per epoch.
 
-    Only what is finite: of a run that diverged, how it came to that.
+    Only finite values are drawn; for a run that diverged, those before the divergence.
 
     Args:
-        axes: to draw on.
-        report: of the run.
+        axes: the axes to draw on.
+        report: the report of the run.
         steps: all steps.
-        title: above, where the page has no heading for it.
+        title: the title, if the page has no heading for the plot.
     """
     every = np.array([step.loss for step in steps])
     shown = np.isfinite(every)
@@ -94,7 +94,7 @@ def draw_loss(
     lost = len(every) - len(losses)
     missing = f"the losses of {how_many(lost, 'step')} are not finite" if lost else ""
     words = "; ".join(part for part in (title, missing) if part)
-    axes.set_title(words, loc="left", fontsize=11, pad=24)  # the legend stands below it
+    axes.set_title(words, loc="left", fontsize=11, pad=24)  # the legend is below it
     val_losses = np.array([_number(epoch.val_loss) for epoch in report.epochs])
     bounds = [*np.percentile(losses, [0, 99.5])] if len(losses) else []
     bounds += [*val_losses[np.isfinite(val_losses)]]
@@ -122,7 +122,8 @@ def draw_loss(
 
 
 def draw_metric(axes: Axes, name: str, ends: np.ndarray, metrics: np.ndarray) -> Line2D:
-    """The validation metric at the end of each epoch, the last one in figures; some is finite."""
+    """Draws the validation metric at the end of each epoch, with a label for the last; at least one
+    value must be finite."""
     ends, metrics = ends[np.isfinite(metrics)], metrics[np.isfinite(metrics)]
     (line,) = axes.plot(ends, metrics, "o-", color=METRIC, linewidth=1.5, markersize=7)
     axes.annotate(
@@ -140,7 +141,7 @@ def draw_metric(axes: Axes, name: str, ends: np.ndarray, metrics: np.ndarray) ->
 
 
 def _no_narrower(axes: Axes, span: float) -> None:
-    """An axis of at least this span, so that what hardly changes looks like it."""
+    """Widens the y axis to at least this span, so that small changes look small."""
     low, high = axes.get_ylim()
     missing = max(0.0, span - (high - low)) / 2
     axes.set_ylim(low - missing, high + missing)
@@ -150,7 +151,7 @@ def _no_narrower(axes: Axes, span: float) -> None:
 
 
 def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
-    """For every bucket the share of its nodes, edges and graphs that was real."""
+    """Draws the share of real nodes, edges and graphs for every bucket."""
     labels: list[str] = []
     for bucket, capacity in enumerate(capacities):
         mine = [step for step in steps if step.bucket == bucket]
@@ -160,7 +161,7 @@ def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[C
             axes.barh(y, 1.0, color=PADDING, height=0.8)
             axes.barh(y, share, color=color, height=0.8)
             text = f"{100 * share:.1f}%" if mine else "not used"
-            inside = mine and share > 0.12  # as wide as its label
+            inside = mine and share > 0.12  # the bar is wide enough for its label
             x = 0.01 if inside else share + 0.01
             readable = "white" if inside and color == NODES else "black"
             axes.text(x, y, text, va="center", color=readable, fontsize=10)
@@ -172,7 +173,7 @@ def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[C
 
 
 def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
-    """How the filling differs from batch to batch; full batches only, so not an epoch's last."""
+    """Draws how the filling varies over full batches, without the last batch of an epoch."""
     most = max(step.graphs for step in steps)
     full = [step for step in steps if step.graphs == most]
     shares = {
@@ -193,7 +194,7 @@ def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Ca
 
 
 def running_mean(values: np.ndarray, weights: np.ndarray, width: int) -> np.ndarray:
-    """The weighted mean of each value and the ``width - 1`` before it; of fewer at first."""
+    """The weighted mean of each value and the ``width - 1`` before it; of fewer at the start."""
     weighted = np.cumsum(np.insert(values * weights, 0, 0.0))
     weight = np.cumsum(np.insert(weights, 0, 0))
     end = np.arange(1, len(values) + 1)

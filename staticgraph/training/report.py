@@ -1,4 +1,4 @@
-"""What a finished run says of itself: as a table for people, as JSON for programs."""
+"""The report of a finished run: as a table for people, as JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from staticgraph.training.task_words import task_words
 FILE = "report.json"
 PICTURE = "report.png"
 STEPS = "steps.csv"
-PAGE = "report.html"  # where it is asked for
+PAGE = "report.html"  # only if requested
 GIVE = "the folder that staticgraph train was given as --out"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """A training run.
+    """The report of a training run.
 
     Attributes:
-        folder: where its files are.
-        config: the settings, as given or by default.
-        data: name, graphs, and graphs of each split.
-        task: ``binary``, ``regression`` or ``classes``; ``metric`` is what it is judged by.
-        outputs: columns of the model's output, numbers, questions or classes; None in a report of
-            before it was noted.
-        classes: what the classes 0, 1, ... are called, where the data has names for them.
-        parameters: numbers that were trained.
+        folder: the folder with its files.
+        config: the settings, including defaults.
+        data: the data set's name and place, its number of graphs, and the graphs of each split.
+        task: ``binary``, ``regression`` or ``classes``.
+        metric: the name of the task's metric.
+        parameters: the number of trained parameters.
         epochs: one entry per epoch.
-        test_metric: of the final model, None without test graphs.
-        diverged: the epoch, counted from 1, in which the loss ceased to be finite; None where it
-            did not.
-        stopped_early: epochs after which the validation loss stood still; None where all ran.
-        memory: bytes of parameters, optimizer state and graphs, and the most that this process took
-            of the host's memory and of the device's; None where that is not known.
-        resumed_at: steps that earlier sittings made; the runner's figures begin after them.
-        runner: buckets, compiles, recordings and fallbacks of the last sitting.
+        test_metric: the metric of the final model; None without test graphs.
+        resumed_at: steps before the last resume; the runner's figures do not include them.
+        runner: buckets, compilations, recordings and fallbacks since the last resume.
+        files: the names of the run's files in the folder, by what they contain.
+        diverged: the epoch, counted from 1, in which the loss ceased to be finite, or None.
+        stopped_early: the number of epochs if the run stopped early; None if all ran.
+        memory: bytes of parameters, optimizer state and graphs, and the peak use of host and device
+            memory; None where unknown.
+        outputs: columns of the model's output: numbers, yes-no questions or classes; None in older
+            reports.
+        classes: the names of the classes 0, 1, ..., if the data has names for them.
     """
 
     folder: str
@@ -67,7 +68,7 @@ class TrainReport:
     classes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON: what is not a finite number is None."""
+        """The report as plain values, for JSON; numbers that are not finite become None."""
         epochs = [{**e._asdict(), "graphs_per_s": round(e.graphs_per_s, 1)} for e in self.epochs]
         return finite({**asdict(self), "epochs": epochs, "runner": self.runner.to_dict()})
 
@@ -80,8 +81,8 @@ class TrainReport:
         """Reads the report of a run.
 
         Raises:
-            FileNotFoundError: there is no folder, or no finished run in it.
-            ValueError: its report is of another version, or not ours.
+            FileNotFoundError: the folder does not exist, or has no finished run.
+            ValueError: the file is not a report, or was written by another version.
         """
         path = folder / FILE
         if not folder.is_dir():
@@ -120,7 +121,7 @@ class TrainReport:
         return f", {task_words(self.task, self.outputs, self.metric, self.classes)}"
 
     def epoch_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Headers, and a row of words an epoch."""
+        """The headers, and one row of strings per epoch."""
         headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")
         return headers, [
             (
@@ -164,14 +165,14 @@ class TrainReport:
 
 
 def _again(folder: Path) -> str:
-    """How the report of a run is had, where the run can go on."""
+    """How to get the report of an unfinished run that can be resumed; else empty."""
     if not (folder / CHECKPOINT).exists():
         return ""
     return f"continue it with staticgraph train --resume --out {folder}"
 
 
 def _model(config: dict[str, Any]) -> str:
-    """The model in words; one that builds itself has no sizes of the zoo."""
+    """A description of the model; a ``module:build`` model has no sizes."""
     name = config["model"]
     return (
         name
@@ -181,5 +182,5 @@ def _model(config: dict[str, Any]) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """A loss or a metric in words: ``-`` for none, and for NaN."""
+    """A loss or a metric as text; ``-`` for None and NaN."""
     return "-" if value is None or math.isnan(value) else f"{value:.4f}"

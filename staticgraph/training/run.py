@@ -1,7 +1,7 @@
-"""A training run from its first step, or from a checkpoint, to its report.
+"""A training run, from its first step or a checkpoint to its report.
 
-Store, plan, loader and runner meet here, a few lines each: this is the loop that the README writes
-out, with progress, checkpoints, validation and Ctrl-C added.
+This is the training loop of the README, with a store, plan, loader and runner, plus progress,
+checkpoints, validation and Ctrl-C.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
     Events = SummaryWriter | SilentEvents
 
-# Of a run's folder: the ways that ``auto`` chose.
+# The file in a run's folder with the modes that ``auto`` chose.
 CHOICES = "choices.json"
 
 
 class Training:
-    """A run in progress: what :func:`staticgraph.training.train.train` and ``resume`` share.
+    """A run in progress, used by :func:`staticgraph.training.train.train` and ``resume``.
 
     Args:
         config: the settings.
-        folder: where its files go.
-        progress: whether to say what is done, with a bar.
-        state: of the checkpoint that it goes on from; None where it begins.
-        ranks: the processes that train together; None where this one is alone. The first writes
-            and speaks.
+        folder: the folder for the run's files.
+        progress: whether to report progress, with a bar.
+        state: the contents of the checkpoint to resume from; None for a new run.
+        ranks: the processes that train together; None if this one trains alone. Rank 0 writes the
+            files and reports progress.
 
-    Raises as :class:`staticgraph.training.parts.RunParts`.
+    Raises the errors of :class:`staticgraph.training.parts.RunParts`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Training:
         self.writes: bool = ranks is None or ranks.first
         self.progress: bool = progress and self.writes
         self.parts: RunParts = RunParts(config, folder, ranks, self.progress, state)
-        # None until the first steps have told.
+        # None until the first steps were timed.
         tells = config.workers == "auto" and self.parts.on_host
         self.workers: int | None = None if tells else _number(config.workers)
         self.loader: StaticLoader = self._loader("train")
@@ -85,11 +85,12 @@ class Training:
         self.state: Mapping[str, Any] | None = state
 
     def run(self) -> TrainReport:
-        """Trains what is left, and writes every file; also where it diverges, before it says so."""
+        """Trains the remaining epochs and writes all files, also before raising a divergence."""
         try:
             return self._run()
         finally:
-            # NCCL's group waits at its end for graphs that hold its sums (pytorch/pytorch#115388).
+            # Destroying an NCCL group waits for the CUDA graphs that contain its collectives
+            # (pytorch/pytorch#115388).
             if self.ranks is not None:
                 self.parts.runner.close()
 
@@ -103,11 +104,11 @@ class Training:
         resumed_at = 0 if self.state is None else len(self.state["steps"])
         self._say(self._opening(resumed_at))
         if self.state is not None:
-            # Now, since a recorded optimizer's state may not be exchanged later.
+            # Now, since the state of a recorded optimizer may not be replaced later.
             told = go_on(self.state, self.folder, self.parts, self.loader, self.history)
             if told:
                 self._say(told)
-        # What a run chose by time it keeps when it is resumed: the ways round differently.
+        # A resumed run keeps the modes that were chosen by time, since they round differently.
         self.parts.runner.warmup(
             self.parts.source, progress=self.progress, choices=self.folder / CHOICES
         )
@@ -130,7 +131,7 @@ class Training:
 
     @property
     def _stands_still(self) -> bool:
-        """Whether the run ends before its last epoch."""
+        """Whether the validation loss no longer falls, so that the run stops early."""
         patience = self.config.early_stop
         return patience is not None and stands_still(self.history.val_losses, patience)
 
@@ -139,20 +140,20 @@ class Training:
         return self._stands_still and len(self.history.epochs) < self.config.epochs
 
     def _set_rate(self, step: int) -> None:
-        """The learning rate of a step, counted from 0."""
+        """Sets the learning rate of a step, counted from 0."""
         config = self.config
         if config.schedule != "constant":
             steps = max(1, len(self.loader) * config.epochs)
             share = factor(config.schedule, step, steps, self.history.val_losses)
             for group in self.parts.optimizer.param_groups:
-                if isinstance(group["lr"], Tensor):  # which a recording reads where it is
+                if isinstance(group["lr"], Tensor):  # a recording reads it in place
                     group["lr"].fill_(config.lr * share)
                 else:
                     group["lr"] = config.lr * share
 
     def _train_epoch(self, events: Events, interrupt: Interrupt) -> None:
         epoch = self.loader.epoch
-        # Of all ranks together.
+        # The rows of each batch, summed over all ranks.
         batcher = self.loader.batcher
         rows = iter(batcher.rows(epoch).sum(axis=1).tolist()[batcher.position :])
         unread = UnreadLosses()
@@ -198,7 +199,8 @@ class Training:
         self._elapsed(clock)
 
     def _batches(self) -> Iterator[StaticBatch]:
-        """The rest of the epoch; where workers are to be found out, first without any."""
+        """The remaining batches of the epoch; the first ones without workers if their number is
+        still to be determined."""
         if self.workers is None:
             epoch = self.loader.epoch
             with closing(iter(self.loader)) as first:
@@ -214,20 +216,20 @@ class Training:
         yield from self.loader
 
     def _stops(self, interrupt: Interrupt, asking: bool) -> bool:
-        """Whether the run stops after this step: on one process as soon as it is asked to; several
-        stop together, at a step where they ask each other."""
+        """Whether the run stops after this step: a single process stops at the first request;
+        several stop together, at a step where they exchange the request (``asking``)."""
         if self.ranks is None:
             return interrupt.requested
         return asking and self.ranks.any(interrupt.requested)
 
     def _elapsed(self, clock: float) -> float:
-        """Adds what passed since ``clock`` to the epoch's seconds; gives the time now."""
+        """Adds the time since ``clock`` to the epoch's seconds; returns the current time."""
         now = time.perf_counter()
         self.history.seconds += now - clock
         return now
 
     def _read(self, unread: UnreadLosses, events: Events, shown: Bar) -> None:
-        """Notes losses that waited on the device, and ends the run where one is not finite."""
+        """Reads the losses from the device, and ends the run if one is not finite."""
         read = unread.read()
         if not read:
             return
@@ -242,7 +244,7 @@ class Training:
                 self._diverged(f"the loss of step {number} is {step.loss}")
 
     def _diverged(self, what: str, cause: NonFiniteLoss | None = None) -> NoReturn:
-        """Ends the run; the cause, where there is one, names the graphs."""
+        """Ends the run with an error; the cause, if there is one, names the graphs."""
         steps = self.history.steps
         epoch = steps[-1].epoch + 1 if steps else self.loader.epoch + 1
         raise Diverged(
@@ -272,7 +274,7 @@ class Training:
         self._save()
 
     def _evaluate(self, split: str) -> tuple[float | None, float | None]:
-        """Loss and metric over a split; None and None where it is empty."""
+        """The loss and the metric of a split; both None if it is empty."""
         parts = self.parts
         if not len(parts.store.splits.get(split, ())):
             return None, None
@@ -282,12 +284,12 @@ class Training:
     def _loader(self, split: str) -> StaticLoader:
         return self.parts.loader(split, self.workers or 0)
 
-    # ------------------------------------------------------------------ keeping
+    # ------------------------------------------------------------------ saving
 
     def _save(self) -> None:
         state = self.parts.model.state_dict()
         floats = [value for value in state.values() if value.is_floating_point()]
-        # A checkpoint that is not finite would take the place of the last good one.
+        # A checkpoint that is not finite would replace the last good one.
         if not torch.stack([value.isfinite().all() for value in floats]).all():
             self._diverged("what was trained is not finite")
         keep(self.folder, self.parts, self.loader, self.history)
@@ -326,7 +328,7 @@ class Training:
         save_picture(self.folder / PICTURE, report, history.steps, parts.plan.capacities)
         return report
 
-    # ------------------------------------------------------------------ saying
+    # ------------------------------------------------------------------ messages
 
     def _opening(self, resumed_at: int) -> str:
         parts, store, mode = self.parts, self.parts.store, self.parts.runner.mode
@@ -352,5 +354,5 @@ class Training:
 
 
 def _number(workers: int | str) -> int:
-    """Workers of a store on the device are none."""
+    """The number of workers; 0 for ``auto``, with a store on the device."""
     return 0 if isinstance(workers, str) else workers

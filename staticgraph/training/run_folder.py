@@ -1,19 +1,19 @@
-"""A run's folder before anything is loaded: whether a run can begin there, or go on."""
+"""Checks of a run's folder before anything is loaded: whether a run can start or resume there."""
 
 from __future__ import annotations
 
 import tomllib
 from pathlib import Path
 
-# What a run can go on from, and the settings that it was begun with.
+# The checkpoint that a run resumes from, and the settings that it was started with.
 CHECKPOINT, CONFIG = "checkpoint.pt", "config.toml"
 
 
 def require_free(folder: Path) -> None:
-    """For a run that begins.
+    """Checks that a new run can start in the folder.
 
     Raises:
-        FileExistsError: a run is there.
+        FileExistsError: the folder already holds a run.
     """
     if (folder / CHECKPOINT).exists():
         raise FileExistsError(
@@ -23,10 +23,10 @@ def require_free(folder: Path) -> None:
 
 
 def require_trained(folder: Path) -> None:
-    """For a model that is used.
+    """Checks that the folder has a trained model.
 
     Raises:
-        FileNotFoundError: none was trained there.
+        FileNotFoundError: no model was trained there.
     """
     if not (folder / CHECKPOINT).exists():
         raise FileNotFoundError(
@@ -36,10 +36,10 @@ def require_trained(folder: Path) -> None:
 
 
 def require_run(folder: Path) -> None:
-    """For a run that goes on.
+    """Checks that the folder has a run to resume.
 
     Raises:
-        FileNotFoundError: none is there.
+        FileNotFoundError: there is no run.
     """
     if not (folder / CHECKPOINT).exists():
         raise FileNotFoundError(
@@ -49,10 +49,10 @@ def require_run(folder: Path) -> None:
 
 
 def named_in(folder: Path, setting: str = "model") -> str | None:
-    """The model of a run, or its loss, for messages: what its settings name; None where they name
+    """The name of a run's model, or of its loss, from its settings, for messages; None if they name
     none or cannot be read."""
     try:
         name = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8")).get(setting)
-    except (OSError, ValueError):  # a run goes on by its checkpoint alone
+    except (OSError, ValueError):  # only the checkpoint is needed to resume a run
         return None
     return name if isinstance(name, str) else None

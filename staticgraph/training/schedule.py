@@ -1,7 +1,7 @@
-"""How the learning rate goes, and when a run stops early: functions of what was measured so far.
+"""Learning rate schedules and early stopping, as functions of the measurements so far.
 
-Neither keeps a state: the rate of a step follows from its number, or from the validation losses of
-the epochs before, so a resumed run goes on with the rate that it would have had.
+Neither has state: the rate of a step follows from its number, or from the validation losses of the
+epochs before, so a resumed run continues with the rate that it would have had.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-# What --schedule says, and how the rate goes then.
+# The values of --schedule, and what the rate does.
 SCHEDULES = {
     "constant": "does not change",
     "linear": "falls linearly to 0 over all steps",
@@ -17,20 +17,20 @@ SCHEDULES = {
     "warmup-cosine": "rises linearly over the first tenth of the steps, then falls as cosine",
     "plateau": "halves when the validation loss has not fallen for 5 epochs",
 }
-# Their rate depends on how many steps there will be.
+# Schedules whose rate depends on the total number of steps.
 NEED_THE_END = frozenset({"linear", "cosine", "warmup-cosine"})
 WARMUP = 0.1
 PATIENCE, FALL = 5, 0.5
 
 
 def factor(schedule: str, step: int, steps: int, val_losses: Sequence[float | None]) -> float:
-    """What the learning rate of a step is, as a share of the one given.
+    """The learning rate of a step, as a share of the configured one.
 
     Args:
         schedule: a key of :data:`SCHEDULES`.
-        step: its number, from 0.
-        steps: how many there will be.
-        val_losses: of the epochs so far.
+        step: the number of the step, from 0.
+        steps: the total number of steps.
+        val_losses: the validation losses of the epochs so far.
     """
     if schedule == "linear":
         return max(0.0, 1.0 - step / steps)
@@ -49,7 +49,7 @@ def _cosine(step: int, steps: int) -> float:
 
 
 def _plateaus(val_losses: Sequence[float | None]) -> int:
-    """How often the loss stood still for :data:`PATIENCE` epochs."""
+    """How often the loss did not fall for :data:`PATIENCE` epochs."""
     best, since, found = math.inf, 0, 0
     for loss in val_losses:
         if loss is not None and loss < best:
@@ -62,7 +62,7 @@ def _plateaus(val_losses: Sequence[float | None]) -> int:
 
 
 def stands_still(val_losses: Sequence[float | None], epochs: int) -> bool:
-    """Whether the validation loss has not fallen for so many epochs."""
+    """Whether the validation loss has not fallen for this many epochs."""
     best, since = math.inf, 0
     for loss in val_losses:
         fell = loss is not None and loss < best

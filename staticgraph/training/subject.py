@@ -1,4 +1,4 @@
-"""The model and the mode that settings name."""
+"""The model and the mode of a run, from its settings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from staticgraph.training.config import TrainConfig
 
 
 def model_of(config: TrainConfig, store: GraphStore, num_outputs: int) -> Module:
-    """The model of a run: of the zoo, with its sizes, or what ``module:build`` gives.
+    """Builds the model of a run: one of the zoo, with its sizes, or the result of ``module:build``.
 
     Raises:
-        ValueError: a name that leads nowhere, or sizes that do not go together.
+        ValueError: the name is unknown, or the sizes do not fit together.
     """
     if is_spec(config.model):
         return built(config.model, store)
@@ -38,10 +38,11 @@ def model_of(config: TrainConfig, store: GraphStore, num_outputs: int) -> Module
 
 
 def load_weights(model: Module, weights: Mapping[str, Tensor], name: str, folder: Path) -> None:
-    """Gives a model the weights of a run.
+    """Loads the weights of a run into a model.
 
     Raises:
-        CheckpointCorrupt: they are of another model; one that builds itself may have changed since.
+        CheckpointCorrupt: the weights are those of another model; the code of a ``module:build``
+            model may have changed since.
     """
     try:
         model.load_state_dict(weights)
@@ -53,12 +54,12 @@ def load_weights(model: Module, weights: Mapping[str, Tensor], name: str, folder
 
 
 def attends(model: Module) -> bool:
-    """Whether a model attends within graphs, so that a plan looks at the sizes of a batch's."""
+    """Whether a model attends within graphs, so that a plan considers the size of each graph."""
     return any(isinstance(module, GPSConv) for module in model.modules())
 
 
 def mode_of(config: TrainConfig) -> str | Auto:
-    """The mode of a run; without kernels ``auto`` leaves out the way that is made of them."""
+    """The mode of a run; with ``kernels="off"``, ``auto`` does not consider the fused mode."""
     if config.compile_mode == "auto" and config.kernels == "off":
         return Auto(ways=tuple(way for way in WAYS if way != FUSED))
     return config.compile_mode

@@ -1,4 +1,5 @@
-"""A task's loss as a runner takes it, and what a model has to give for it; or a loss by name."""
+"""The loss of a task in the form that a runner takes, with a check of the model's output; or a loss
+by name."""
 
 from __future__ import annotations
 
@@ -15,25 +16,25 @@ from staticgraph.training.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class TaskLoss:
-    """``loss(out, batch)`` of a task, which another process can be handed.
+    """The ``loss(out, batch)`` of a task; it can be pickled for another process.
 
     Attributes:
-        task: what the target asks for.
+        task: the task.
     """
 
     task: Task
 
     def __call__(self, out: Tensor, batch: Any) -> Tensor:
-        """One value a target; ``batch.y`` are the targets.
+        """The loss per target; ``batch.y`` are the targets.
 
         Raises:
-            ValueError: the model gives something else than a row per graph, of the task's columns.
+            ValueError: the model's output is not one row per graph with the task's columns.
         """
         self._check(out, batch)
         return self.task.row_loss(out, batch.y)
 
     def fits(self, out: Any, batch: Any) -> bool:
-        """Whether a model's output is one that the task's metric can judge."""
+        """Whether a model's output has the shape that the task's metric needs."""
         try:
             self._check(out, batch)
         except ValueError:
@@ -62,7 +63,7 @@ class TaskLoss:
 
     @property
     def _by_class(self) -> bool:
-        """Whether columns are classes, of which a model may know more than the data has."""
+        """Whether columns are classes, of which a model may have more than the data."""
         return self.task.name == "classes"
 
     @staticmethod
@@ -71,16 +72,16 @@ class TaskLoss:
 
 
 def named_loss(spec: str) -> Loss:
-    """What ``--loss`` names.
+    """The loss that ``--loss`` names.
 
     Raises:
-        ValueError: it names nothing that can be called as ``loss(out, batch)``.
+        ValueError: the name is not that of a function that can be called as ``loss(out, batch)``.
     """
     loss = function_named(spec, "--loss")
     try:
         inspect.signature(loss).bind("out", "batch")
     except TypeError as error:
         raise ValueError(f"--loss {spec}: it is called as loss(out, batch): {error}") from None
-    except ValueError:  # of a function in C, which does not tell
+    except ValueError:  # a function in C without a signature
         pass
     return loss

@@ -1,8 +1,8 @@
-"""What the targets of a data set ask for: a loss, a metric, and how many outputs.
+"""The task that a data set's targets define: a loss, a metric, and the number of outputs.
 
-The dtype tells. Floating targets that are all 0 or 1 are yes-no questions (one output each), other
-floating targets are numbers to predict, integers are classes. NaN means "no label" (OGB's way) and
-counts neither in the loss nor in the metric.
+The dtype decides. Floating-point targets that are all 0 or 1 are yes-no questions (one output
+each), other floating-point targets are numbers to predict, integers are classes. NaN means "no
+label" (as in OGB) and counts neither in the loss nor in the metric.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from staticgraph.datasets.task_names import AUTO
 from staticgraph.errors import BadGraph
 from staticgraph.store.graph_store import GraphStore
 
-# `loss(out, y)` gives one value a target, padding and missing targets included.
+# `loss(out, y)` gives one value per target, including padding and missing targets.
 RowLoss = Callable[[Tensor, Tensor], Tensor]
-# `metric(out, y)` of real rows gives one number.
+# `metric(out, y)` takes real rows and gives one number.
 Metric = Callable[[Tensor, Tensor], float]
 
 
@@ -31,10 +31,11 @@ class Task:
 
     Attributes:
         name: ``binary``, ``regression`` or ``classes``.
-        num_outputs: columns that the model must have.
-        row_loss: ``(out [G, num_outputs], y) -> [G, ...]``, one value a target.
-        metric_name: what ``metric`` is called in tables.
-        metric: of the outputs and targets of real graphs, on the CPU; NaN where undefined.
+        num_outputs: the number of columns of the model's output.
+        row_loss: ``(out [G, num_outputs], y) -> [G, ...]``, one value per target.
+        metric_name: the name of ``metric`` in tables.
+        metric: maps the outputs and targets of real graphs, on the CPU, to a number; NaN where
+            undefined.
     """
 
     name: str
@@ -45,15 +46,16 @@ class Task:
 
 
 def task_of(store: GraphStore, asked: str = AUTO) -> Task:
-    """The task that a store's ``y`` asks for.
+    """The task that a store's ``y`` defines.
 
     Args:
-        store: as :func:`staticgraph.datasets.open` gave it, asked for the same.
-        asked: one of :data:`staticgraph.datasets.task_names.TASKS`; it decides where the dtype
-            leaves a choice: whether 0 and 1 are answers or numbers.
+        store: the result of :func:`staticgraph.datasets.open` for the same task.
+        asked: one of :data:`staticgraph.datasets.task_names.TASKS`; it decides what the dtype
+            leaves open: whether 0 and 1 are yes-no answers or numbers.
 
     Raises:
-        BadGraph: no ``y``, one that is not a row per graph, or classes that do not count from 0.
+        BadGraph: there is no ``y``, it is not one row per graph, all its values are missing, or
+            classes are negative.
     """
     if "y" not in store.schema:
         raise BadGraph(f"{store.name} has no target y: there is nothing to train on")
@@ -93,16 +95,16 @@ def _cross_entropy(out: Tensor, y: Tensor) -> Tensor:
 def mean_loss(task: Task, out: Tensor, y: Tensor) -> float:
     """The mean of a task's loss over the labelled targets of real graphs."""
     missing = torch.isnan(y)
-    # Not nan_to_num, which also makes the largest number of an infinity.
+    # Not nan_to_num, which also replaces infinities by the largest finite number.
     values = task.row_loss(out, torch.where(missing, 0, y))
     labelled = ~missing.view(values.shape)
     return float(values[labelled].double().mean())
 
 
 def roc_auc(out: Tensor, y: Tensor) -> float:
-    """Area under the ROC curve, the mean over targets that have both answers (as OGB takes it).
+    """The area under the ROC curve, the mean over targets with both answers (as in OGB).
 
-    NaN where an answered score is NaN: it has no rank.
+    NaN if a score with a label is NaN, since it has no rank.
     """
     from torchmetrics.functional.classification import binary_auroc
 
@@ -112,7 +114,7 @@ def roc_auc(out: Tensor, y: Tensor) -> float:
         if scores[known].isnan().any():
             return float("nan")
         if answers[known].unique().numel() == 2:
-            # The scores' order alone, since torchmetrics' sigmoid would make large ones equal.
+            # Use only the order of the scores: torchmetrics' sigmoid would make large ones equal.
             order = scores[known].unique(return_inverse=True)[1].double()
             areas.append(
                 float(binary_auroc(order / order.max().clamp(min=1), answers[known].int()))
@@ -121,7 +123,7 @@ def roc_auc(out: Tensor, y: Tensor) -> float:
 
 
 def rmse(out: Tensor, y: Tensor) -> float:
-    """Root of the mean squared error over all labelled targets."""
+    """The root of the mean squared error over all labelled targets."""
     from torchmetrics.functional.regression import mean_squared_error
 
     known = ~torch.isnan(y)
@@ -131,7 +133,7 @@ def rmse(out: Tensor, y: Tensor) -> float:
 
 
 def accuracy(out: Tensor, y: Tensor) -> float:
-    """The share of graphs whose largest output is their class; NaN where an output is NaN."""
+    """The share of graphs whose largest output is that of their class; NaN if any output is NaN."""
     from torchmetrics.functional.classification import multiclass_accuracy
 
     classes = out.shape[1]

@@ -1,9 +1,9 @@
-"""``--workers auto``: the first batches of a run are timed, and say how many threads fill the rest.
+"""``--workers auto``: times the first batches of a run to choose how many threads fill the rest.
 
-Nobody knows beforehand how long a machine takes to fill a batch and to step on it, and a number
-that is too large takes cores from the step. So the run begins without workers, as it may: their
-number changes no result. Its first steps are warm soon, and what they took is what
-:func:`staticgraph.plans.worker_count.autosize_workers` asks for.
+How long a machine takes to fill a batch and to run a step is not known beforehand, and too many
+workers take cores from the step. So the run begins without workers, which does not change its
+results. The times of its first steps, after a warmup, are the arguments of
+:func:`staticgraph.plans.worker_count.autosize_workers`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def timed(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Generator[StaticBatch, None, WorkerCount | None]:
-    """Hands the first batches on, and returns the workers that their times ask for.
+    """Yields the first batches, and returns the number of workers that suits their times.
 
     Args:
-        batches: filled when they are asked for, without workers.
-        device: waited for before and after the timed steps.
-        clock: seconds.
+        batches: filled on demand, without workers.
+        device: synchronized before and after the timed steps.
+        clock: returns the time in seconds.
 
     Returns:
-        None where there are not enough batches to tell.
+        The number of workers; None if there are too few batches.
     """
     filling = begun = 0.0
     for number in range(WARM + TIMED):
@@ -46,10 +46,10 @@ def timed(
         if batch is None:
             return None
         yield batch
-        del batch  # its slot is the loader's again
+        del batch  # returns its slot to the loader
     _wait(device)
     stepping = clock() - begun - filling
-    # What is read from a mapped store is read while a slot is filled.
+    # The time to read a memory-mapped store is part of the filling.
     return autosize_workers(0.0, filling / TIMED, max(stepping / TIMED, 1e-9))
 
 

@@ -1,9 +1,9 @@
-"""Training by name: data, model and a few numbers in, a folder with the trained model out.
+"""Training by name: from the names of a data set and a model to a folder with the trained model.
 
-This is what ``staticgraph train`` runs, and an example of how the pieces meet: store, plan, loader
-and runner, a few lines each. The invariant is that a run is one sequence of steps, however often it
-was interrupted: a checkpoint holds everything that decides the next step, so that the losses after
-``resume`` equal those of a run that never stopped (bit for bit on a CPU with as many threads).
+This is what ``staticgraph train`` runs. The invariant: a run is one sequence of steps, however
+often it is interrupted. A checkpoint holds everything that determines the next step, so the losses
+after ``resume`` equal those of a run that never stopped (bit for bit on a CPU with the same number
+of threads).
 
 The folder gets ``checkpoint.pt``, ``config.toml``, ``plan.json``, ``steps.csv``, ``report.json``,
 ``report.png`` and TensorBoard's event files.
@@ -38,22 +38,22 @@ __all__ = ["Interrupted", "TrainConfig", "resume", "train"]
 def train(
     config: TrainConfig, folder: str | Path, *, overwrite: bool = False, progress: bool = True
 ) -> TrainReport:
-    """Trains from the beginning.
+    """Trains a new run and returns its report.
 
     Args:
         config: the settings.
-        folder: where the files go; made if need be.
-        overwrite: begin again where a run is already.
-        progress: say on stderr what is done, with a bar.
+        folder: the folder for the run's files; created if needed.
+        overwrite: replace a run that is in the folder.
+        progress: report progress on stderr, with a bar.
 
     Raises:
-        FileExistsError: the folder holds a run.
-        DatasetUnavailable: the data cannot be had.
-        MissingPackage: one of the extra ``train``, or of the data set, is not installed.
-        BadGraph: the data has no target that a task can be made of.
-        Diverged: the loss ceased to be finite; report, steps and picture are in the folder.
-        FolderInUse: another process trains into the folder.
-        Interrupted: by Ctrl-C or SIGTERM; the run can be resumed.
+        FileExistsError: the folder already holds a run.
+        DatasetUnavailable: the data cannot be obtained.
+        MissingPackage: a package of the extra ``train``, or for the data set, is not installed.
+        BadGraph: the data has no target that defines a task.
+        Diverged: the loss ceased to be finite; report, steps and plot are in the folder.
+        FolderInUse: another process trains in the folder.
+        Interrupted: the run was stopped by Ctrl-C or SIGTERM; it can be resumed.
     """
     folder = Path(folder).expanduser()
     _require_extra()
@@ -68,7 +68,7 @@ def train(
 
 @contextmanager
 def _job(folder: Path) -> Iterator[Ranks | None]:
-    """The processes that train into a folder, which rank 0 holds."""
+    """Joins the job that trains in a folder, which rank 0 locks."""
     with joined() as ranks:
         if ranks is not None and not ranks.first:
             first_alone(ranks, lambda: None)
@@ -83,10 +83,10 @@ def _job(folder: Path) -> Iterator[Ranks | None]:
 
 
 def _begin(folder: Path, overwrite: bool) -> bool:
-    """Whether the run is there already and goes on, since its job was started again.
+    """Whether to resume a run in the folder, since ``torchrun`` restarted its job.
 
     Raises:
-        FileExistsError: it is there, and nobody said what to do with it.
+        FileExistsError: the folder holds a run, and ``overwrite`` is not set.
     """
     if restarted() and (folder / checkpoint.FILE).exists():
         return True
@@ -104,21 +104,21 @@ def _clear(folder: Path) -> None:
 def resume(
     folder: str | Path, changes: Mapping[str, Any] | None = None, *, progress: bool = True
 ) -> TrainReport:
-    """Continues a run after its last checkpoint, with the settings that it was begun with.
+    """Continues a run from its last checkpoint, with its original settings; returns its report.
 
     Args:
-        folder: of the run.
-        changes: settings to change, of :data:`FREE`; any other must be as it was.
-        progress: say on stderr what is done, with a bar.
+        folder: the folder of the run.
+        changes: settings to change; only those in :data:`FREE` may differ from before.
+        progress: report progress on stderr, with a bar.
 
     Raises:
         FileNotFoundError: there is no run.
-        CheckpointCorrupt: the checkpoint is damaged, or of another version.
-        ValueError: a setting was to change that decides what the run computes, or the data is not
-            what the run was begun with.
-        Diverged: the loss ceased to be finite; report, steps and picture are in the folder.
-        FolderInUse: another process trains into the folder.
-        Interrupted: by Ctrl-C or SIGTERM; the run can be resumed.
+        CheckpointCorrupt: the checkpoint is damaged, or of another version or model.
+        ValueError: a changed setting affects what the run computes, or the data is not the data
+            that the run was started with.
+        Diverged: the loss ceased to be finite; report, steps and plot are in the folder.
+        FolderInUse: another process trains in the folder.
+        Interrupted: the run was stopped by Ctrl-C or SIGTERM; it can be resumed.
     """
     folder, changes = Path(folder).expanduser(), changes or {}
     _require_extra()
@@ -152,12 +152,12 @@ def _resume(
 
 
 def _require_extra() -> None:
-    """Says before an hour of training, not after, that a package is missing; loads the slow one."""
+    """Checks for missing packages before training, not after it; imports the slowest one."""
     for package in ("matplotlib", "tensorboard", "torchmetrics"):
         if importlib.util.find_spec(package) is None:
             raise MissingPackage(
                 f"training needs the package {package!r}, which is not installed: "
                 "pip install 'staticgraph[train]'"
             )
-    # Now, while the user waits for imports, and not in silence after the first epoch.
+    # Import it now, among the other imports, instead of silently after the first epoch.
     importlib.import_module("torchmetrics.functional")

@@ -1,7 +1,7 @@
-"""A run's folder -> the model that was trained, ready to predict, without the data.
+"""A run's folder -> the trained model, ready to predict, without the data.
 
-The checkpoint has the parameters, the plan and the settings; what else the first layers must know
-of the data, how many categories each column has, is the length of their tables.
+The checkpoint has the parameters, the plan and the settings. The first layers also depend on how
+many categories each column of the data has, which is the length of their embedding tables.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Trained:
     """A trained model and what it was trained on.
 
     Attributes:
-        model: in evaluation mode, on the device asked for.
-        plan: of the training, with the fields of a graph.
+        model: the model, in evaluation mode, on the requested device.
+        plan: the plan of the training, with the fields of a graph.
         config: the run's settings.
-        task: ``binary``, ``regression`` or ``classes``; None where no report of the run says it.
-        categories: integer field -> how many categories each of its columns has.
+        task: ``binary``, ``regression`` or ``classes``; None if the run has no report.
+        categories: integer field -> the number of categories of each of its columns.
     """
 
     model: torch.nn.Module
@@ -56,11 +56,11 @@ class Trained:
 
     @classmethod
     def load(cls, folder: Path, device: torch.device) -> Trained:
-        """Reads ``checkpoint.pt``, and the task from ``report.json`` where it is there.
+        """Reads ``checkpoint.pt``, and the task from ``report.json`` if it exists.
 
         Raises:
             FileNotFoundError: the folder has no checkpoint.
-            CheckpointCorrupt: it is damaged, or not of a run.
+            CheckpointCorrupt: the checkpoint is damaged, not of a run, or of another model.
         """
         require_trained(folder)
         state = checkpoint.load(folder)
@@ -83,7 +83,8 @@ class Trained:
 
 
 def _example(schema: Schema, categories: Mapping[str, tuple[int, ...]]) -> GraphStore:
-    """A store with the largest category in every column, all that building a model reads."""
+    """A store with the largest category in every column, which is all that building a model
+    needs."""
     store = GraphStore.zeros(schema)
     largest = {
         name: np.array(sizes, np.int64).reshape(1, *schema[name].shape) - 1

@@ -1,4 +1,4 @@
-"""Losses that are still on the device: reading each one would wait for the device each time."""
+"""Losses that are still on the device: reading them one by one would synchronize at every step."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from staticgraph.training.history import StepRecord
 
-# So many steps wait for one read.
+# The number of steps per read.
 READ_EVERY = 20
 
 
 class UnreadLosses:
-    """Steps whose loss the host does not know yet."""
+    """Steps whose loss has not been copied to the host yet."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[StepRecord, Tensor]] = []
@@ -22,16 +22,16 @@ class UnreadLosses:
 
     @property
     def full(self) -> bool:
-        """Whether they are to be read now."""
+        """Whether the losses should be read now."""
         return len(self) >= READ_EVERY
 
     def add(self, step: StepRecord, loss: Tensor) -> None:
-        """A step, and its loss, 0-dim on the device."""
+        """Adds a step and its loss, 0-dim on the device."""
         self._kept.append((step, loss))
 
     def read(self) -> list[StepRecord]:
-        """Fetches all from the device in one go: the steps with their losses, which wait no
-        longer."""
+        """Copies all losses to the host at once; returns the steps with their losses, and forgets
+        them."""
         if not self._kept:
             return []
         losses = torch.stack([loss for _, loss in self._kept]).tolist()

@@ -1,1 +1,1 @@
-"""Tables and pictures of the commands."""
+"""Tables and plots of the commands."""

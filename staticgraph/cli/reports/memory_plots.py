@@ -1,4 +1,4 @@
-"""One picture of a model of memory: does the fitted curve go through what was measured?"""
+"""The plot of a memory model: the fitted curve, the measured points, and the errors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from staticgraph.text.byte_sizes import human_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette, which people with any colour vision tell apart.
+# Okabe and Ito's palette, which is distinguishable with any colour vision.
 CURVE, FITTED, HELD_OUT, CAP = "#0072B2", "#009E73", "#D55E00", "#CC79A7"
 MEBI = 1 << 20
-# Percent: what the figures beside the bars show as 0.00.
+# The error, in percent, below which the label of a bar shows 0.00.
 MEETS = 0.005
 
 
@@ -32,9 +32,9 @@ def save_memory_picture(
     """Writes a PNG: bytes over nodes with the fitted curve, and the error at each point.
 
     Args:
-        path: of the PNG.
-        memory: fitted to at least one point.
-        title: above.
+        path: the path of the PNG.
+        memory: a memory model with at least one point.
+        title: the title of the plot.
         budget: a cap, drawn as a line.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -50,7 +50,8 @@ def save_memory_picture(
 
 
 def draw_curve(axes: Axes, memory: MemoryModel, budget: MemoryBudget | None) -> None:
-    """Peak bytes of a step: measured points, and the fit along batches of like graphs."""
+    """Draws the peak bytes of a step: measured points, and the fit along batches of similar
+    graphs."""
     last = memory.checked.capacity if memory.checked else memory.points[-1].capacity
     line = [scaled(last, share) for share in np.linspace(0.0, 1.05, 200)]
     label = f"fitted, batches of like graphs, M = {last.max_graph_nodes}"
@@ -60,7 +61,7 @@ def draw_curve(axes: Axes, memory: MemoryModel, budget: MemoryBudget | None) -> 
             [c.nodes for c in piece],
             [memory.predict(c) / MEBI for c in piece],
             color=CURVE,
-            label="_" if number else label,  # the legend leaves out what begins with it
+            label="_" if number else label,  # "_": no legend entry
         )
     around = memory.resident.before_step
     for points, color, marker, label in (
@@ -100,15 +101,16 @@ def draw_curve(axes: Axes, memory: MemoryModel, budget: MemoryBudget | None) -> 
 
 
 def _pieces(line: Sequence[Capacity], memory: MemoryModel) -> list[list[Capacity]]:
-    """Stretches of a curve of as many blocks of attention: from one to the next the bytes jump, to
-    and fro where two ways cost nearly the same, and a line through that says nothing."""
+    """Splits a curve where the number of attention blocks changes: the bytes jump there, back and
+    forth where two layouts cost nearly the same, and should not be joined by a line."""
     how = memory.fit.layout, memory.fit.counted
     stretches = [list(each) for _, each in groupby(line, lambda c: len(blocks_in(c, *how)))]
     return [each for each in stretches if len(each) > 1] or [list(line)]
 
 
 def draw_errors(axes: Axes, memory: MemoryModel) -> None:
-    """Fitted less measured, in percent of what the step adds, point by point."""
+    """Draws the fitted minus the measured bytes of each point, in percent of the measured bytes
+    that the step adds."""
     points = [*memory.points, *([memory.checked] if memory.checked else [])]
     errors = [round(100 * (memory.fit.predict(p.capacity) / p.nbytes - 1), 4) + 0.0 for p in points]
     colors = [FITTED] * len(memory.points) + [HELD_OUT]

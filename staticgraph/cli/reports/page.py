@@ -1,7 +1,7 @@
-"""A finished run as one page: curves, filling, memory and choices, in a file without others.
+"""A finished run as one self-contained HTML page: curves, filling, memory and choices.
 
-The drawings are those of the run's picture, as SVG inside the page, so that it can be sent, kept
-and opened anywhere, and text in it can be searched; no script, no font and no style is loaded.
+The plots are those of the run's picture, as SVG within the page, so that it can be sent, archived
+and opened anywhere, and its text can be searched; no script, font or style is loaded.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def page_of(
     """The page as HTML.
 
     Args:
-        report: of the run.
-        steps: all steps; at least one.
-        capacities: of the plan, by bucket.
+        report: the report of the run.
+        steps: all steps, at least one.
+        capacities: the capacities of the plan, by bucket.
     """
     config = report.config
     title = f"{config['model']} on {report.data['name']}"
@@ -106,7 +106,7 @@ def _verb(split: str) -> str:
 
 
 def _facts(report: TrainReport, steps: Sequence[StepRecord]) -> str:
-    """The few numbers that are looked for first."""
+    """The most important numbers, and warnings."""
     graphs = sum(epoch.graphs for epoch in report.epochs)
     seconds = sum(epoch.seconds for epoch in report.epochs)
     last = report.epochs[-1] if report.epochs else None
@@ -198,10 +198,10 @@ def _choices(report: TrainReport) -> str:
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], text: int = 0) -> str:
-    """A table whose first ``text`` columns are words, the others numbers."""
+    """A table whose first ``text`` columns are text, the others numbers."""
 
     def line(tag: str, cells: Sequence[str]) -> str:
-        """A row of HTML, its cells escaped; the page's style aligns those of numbers."""
+        """A row of HTML with escaped cells; the page's style aligns numbers to the right."""
         kind = [' class="text"' if place < text else "" for place in range(len(cells))]
         pairs = zip(kind, cells, strict=True)
         return "<tr>" + "".join(f"<{tag}{k}>{escape(c)}</{tag}>" for k, c in pairs) + "</tr>"
@@ -211,7 +211,7 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], text: int = 0)
 
 
 def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
-    """A drawing as SVG, without what stands before the element: a page has its own."""
+    """A plot as an ``<svg>`` element, without the XML header before it."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -245,6 +245,6 @@ def _draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[C
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):  # of columns
+    if isinstance(value, list):  # a list of columns
         return ", ".join(map(str, value))
     return "-" if value is None else str(value)

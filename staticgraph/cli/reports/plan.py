@@ -1,4 +1,4 @@
-"""What a plan would do to an epoch, in numbers: a table for people, plain values for programs."""
+"""The report of a plan over one epoch: a table for people, plain values for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from staticgraph.text.table import table
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """One bucket over an epoch: physical rows, batches, real over physical rows, cost."""
+    """One bucket over an epoch: its physical rows, batches, real over physical rows, and cost."""
 
     nodes: int
     edges: int
@@ -34,14 +34,14 @@ class BucketRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """A plan over one shuffled epoch of all graphs it was made for.
+    """The report of a plan over one shuffled epoch of all graphs it was made for.
 
     Attributes:
         plan: the plan.
-        buckets: one row for each of its capacities.
-        stats: what happened to the batches.
-        volume_bound: batches of the last bucket that no plan could go below by volume.
-        seconds: that choosing took.
+        buckets: one row per capacity.
+        stats: the batcher's statistics of the epoch.
+        volume_bound: the lower bound on the number of batches, by the volume of the last bucket.
+        seconds: the time to choose the plan.
     """
 
     plan: BucketPlan
@@ -54,7 +54,7 @@ class PlanReport:
     def of(
         cls, plan: BucketPlan, histogram: SizeHistogram, price: StepCost, seconds: float
     ) -> PlanReport:
-        """Runs the batcher once and counts."""
+        """Runs the batcher for one epoch and counts its batches."""
         sizes = sizes_of(histogram)
         batcher = Batcher(sizes, plan, exact=plan.batch_size is not None, shuffle=True)
         batches = batcher.epoch(0)
@@ -94,7 +94,7 @@ class PlanReport:
         return nodes, edges
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; ``packs`` are the batches of an epoch."""
+        """The report as plain values; ``packs`` is the number of batches of an epoch."""
         nodes, edges = self.efficiency
         return {
             "packs": self.stats.batches,

@@ -1,4 +1,4 @@
-"""The picture of a plan: where the graphs lie, how limits fill, and how full the packs are."""
+"""The plots of a plan: the sizes of graphs, the efficiency of limits, and the filling of packs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which people with any colour vision tell apart.
+# Okabe and Ito's palette, which is distinguishable with any colour vision.
 NODES, EDGES, GRAPHS, MARK = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 LINES = (MARK, EDGES, GRAPHS, "#CC79A7", "#56B4E9")
-# The map goes from the largest graph to so many times it, with so many steps a side.
+# The map's limits go up to this multiple of the largest graph, with this many steps per axis.
 MAP_REACH, MAP_STEPS = 3.0, 36
-# The axis of costs spans so many percent at least, so that what saves nothing looks like it.
-# Below FALLS_FAR percent an even axis would press the points together.
+# The axis of costs spans at least this many percent, so that small savings look small. Below
+# FALLS_FAR percent it is logarithmic, since a linear one would crowd the points.
 LEAST_SPAN, FALLS_FAR = 10.0, 10.0
-# Of that span, what stays free above and below the points.
+# The margin above and below the points, as a share of that span.
 ROOM = 0.06
-# Limits up to so many times the largest graph are drawn beside the graphs; larger ones would leave
-# the graphs a corner, and are named.
+# Limits up to this multiple of the largest graph are drawn with the graphs; larger ones would leave
+# the graphs a corner, and appear only in the legend.
 NEAR = 1.5
-# Inches beside each panel, and their labels.
+# The horizontal padding of each panel, in inches.
 BETWEEN = 0.12
 
 
@@ -79,7 +79,7 @@ def save_plan_picture(
 
 
 def save_cost_picture(path: Path, choices: dict[str, list[SeveralChoice]]) -> None:
-    """Writes a PNG of the cost of an epoch against the number of buckets, a line for each name."""
+    """Writes a PNG of the cost of an epoch against the number of buckets, one line per name."""
     figure = _figure((7, 4.5))
     axes = figure.subplots()
     for (name, line), colour in zip(choices.items(), (NODES, *LINES), strict=False):
@@ -101,8 +101,8 @@ def save_cost_picture(path: Path, choices: dict[str, list[SeveralChoice]]) -> No
 
 
 def _percents(axes: Axes) -> None:
-    """Costs in percent as plain numbers, none above the highest: by powers of ten where they fall
-    that far."""
+    """Labels the cost axis with plain percentages up to the highest cost; the axis is logarithmic
+    if costs fall below ``FALLS_FAR`` percent."""
     shown = np.concatenate([line.get_ydata() for line in axes.get_lines()])
     least, most = float(shown.min()), float(shown.max())
     if least < FALLS_FAR:
@@ -122,14 +122,15 @@ def _share(value: float, most: float, log: bool) -> str:
 def draw_sizes(
     axes: Axes, histogram: SizeHistogram, plan: BucketPlan | None, packings: Sequence[Packing]
 ) -> None:
-    """The histogram, one dot a size, and the mean size with the capacities as a ratio of it."""
+    """Draws one dot per size, with a line at the largest graph of each bucket, or the limits of
+    packs."""
     nodes, edges = histogram.sizes[:, 0], histogram.sizes[:, 1]
     order = np.argsort(histogram.counts)  # the frequent sizes on top
     dots = axes.scatter(
         nodes[order], edges[order], s=9, c=histogram.counts[order], cmap="viridis_r", norm="log"
     )
     shades = axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
-    few = histogram.counts.max() < 100  # hardly a power of ten is among them
+    few = histogram.counts.max() < 100  # few powers of ten are in the range
     shown = (1, 2, 5) if few else (1,)
     for place in (shades.ax.yaxis.set_major_formatter, shades.ax.yaxis.set_minor_formatter):
         place(lambda value, _: _count(value) if _first_digit(value) in shown else "")
@@ -161,12 +162,12 @@ def _count(value: float) -> str:
 
 
 def _first_digit(value: float) -> float:
-    """``5`` of 500; a fraction where other digits follow."""
+    """The leading digit, such as 5 for 500; a fraction if other digits follow."""
     return round(value / 10 ** math.floor(math.log10(value) + 1e-6), 6)
 
 
 def draw_map(axes: Axes, shown: EfficiencyMap, packings: Sequence[Packing]) -> None:
-    """The harmonic mean of the efficiencies over limits, with the best marked."""
+    """Draws the harmonic mean of the efficiencies over limits, with the best one marked."""
     mesh = axes.pcolormesh(
         shown.edges, shown.nodes, 100 * shown.harmonic, cmap="cividis", shading="nearest"
     )
@@ -186,13 +187,13 @@ def draw_map(axes: Axes, shown: EfficiencyMap, packings: Sequence[Packing]) -> N
 
 
 def draw_filling(axes: Axes, nodes: np.ndarray, edges: np.ndarray) -> None:
-    """How full the packs are, the fullest first."""
+    """Draws how full the packs are, the fullest first."""
     for values, colour, name in ((nodes, NODES, "nodes"), (edges, EDGES, "edges")):
         falling = np.sort(values)[::-1]
         share = np.arange(1, len(falling) + 1) / len(falling)
         label = f"{name}: {values.mean():.2%} on average"
         axes.plot(100 * share, 100 * falling, color=colour, label=label)
-    few = min(0.02, 2.0 / len(nodes))  # the last packs may be nearly empty: not shown
+    few = min(0.02, 2.0 / len(nodes))  # the last packs may be nearly empty and are not shown
     low = min(float(np.quantile(nodes, few)), float(np.quantile(edges, few)))
     axes.set(
         xlabel="packs, the fullest first, %",
@@ -207,7 +208,7 @@ def draw_filling(axes: Axes, nodes: np.ndarray, edges: np.ndarray) -> None:
 def _fills(
     histogram: SizeHistogram, packings: Sequence[Packing], plan: BucketPlan | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``[packs]`` filling of nodes and of edges, of given packings or an epoch of a plan."""
+    """The filling of nodes and of edges, ``[packs]`` each, of packings or of an epoch of a plan."""
     if plan is None:
         filled = [
             np.repeat(p.loads[:, :2] / np.maximum(1, p.limits[:2]), p.counts, axis=0)

@@ -1,4 +1,4 @@
-"""What of a model runs by an operator of this library, for ``staticgraph check``."""
+"""The parts of a model that are rewritten to operators of this library (``staticgraph check``)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class RewritesReport:
-    """The places of a model that are rewritten, by its own lines, and those that nearly are.
+    """The places of a model that are rewritten, by the model's lines, and the near misses.
 
     Attributes:
-        done, missed: as :class:`staticgraph.rewrites.explain.Explanation` has them.
-        note: why there is nothing to tell; ``""`` where there is.
+        done, missed: as in :class:`staticgraph.rewrites.explain.Explanation`.
+        note: why there is nothing to report; ``""`` otherwise.
     """
 
     done: tuple[Rewritten, ...]
@@ -34,18 +34,18 @@ class RewritesReport:
 
     @classmethod
     def of(cls, model: Module, plan: BucketPlan, store: GraphStore) -> RewritesReport:
-        """Captures the model and looks; whatever a model raises is a note."""
+        """Captures the model and finds its rewrites; an error of the model becomes the note."""
         from staticgraph.checking.explain import explain
 
         try:
             found = explain(model, plan, store)
-        except Exception as error:  # the preflight has said what stands in the way
+        except Exception as error:  # the preflight has reported the obstacles
             first = str(error).strip().splitlines() or [""]
             return cls(note=f"the model cannot be captured ({type(error).__name__}: {first[0]})")
         return cls(found.done, found.missed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The report as plain values, for JSON."""
         return {
             "done": [self._plain(place) for place in self.done],
             "missed": [{**self._plain(place), "reason": place.reason} for place in self.missed],
@@ -75,7 +75,7 @@ class RewritesReport:
 
 
 def _by_line(places: Sequence[Rewritten]) -> list[str]:
-    """A line of the model's code a line: what was done there, and how often."""
+    """One line of text per line of the model's code and rewrite, with the layers it applies to."""
     by_line: dict[str, dict[str, list[str]]] = {}
     for place in places:
         told = place.rewrite + ("" if place.reason is None else f": {place.reason}")

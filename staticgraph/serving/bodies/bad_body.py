@@ -1,14 +1,14 @@
-"""What is wrong with a body, in one line."""
+"""The error for an invalid request body."""
 
 from __future__ import annotations
 
 
 class BadBody(ValueError):
-    """A body that is none of what is understood.
+    """A request body is invalid; the message has one line.
 
     Attributes:
-        status: 400 where it cannot be read, 413 where it is too large, 415 where its type is not
-            known, 422 where it can be read and says what no model takes.
+        status: 400 if the body cannot be read, 408 if it takes too long, 413 if it is too large,
+            415 if its type is unknown, 422 if it can be read but the model cannot take its graphs.
     """
 
     def __init__(self, message: str, status: int = 422) -> None:

@@ -1,8 +1,8 @@
-"""Arrays from an untrusted caller -> graphs that a model can take, or one line of what is wrong.
+"""Arrays from an untrusted caller -> graphs that a model can take, or a one-line error.
 
-Checked are numbers of rows, edges and other indices within their graph, categories that the model
-has a row for, values that are finite and that their dtype holds. All graphs of a body are looked at
-in one go.
+The checks: arrays have the right number of rows, edges and other indices stay within their graph,
+the model has an embedding row for every category, and values are finite and representable in their
+dtype. All graphs of a body are checked together.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Categories = Mapping[str, tuple[int, ...]]
 def checked(
     arrays: Mapping[str, Array], fields: Sequence[Field], categories: Categories
 ) -> FlatGraphs:
-    """Graphs that share no memory with what was given.
+    """Checks arrays and makes graphs of them; edges and fields are copied.
 
     Args:
         arrays: ``num_nodes`` and ``num_edges`` ``[n]`` int64 and not negative, ``edge_index`` and
             the fields, which may be flat.
-        fields: of the graphs, without a target.
-        categories: integer field -> how many categories each of its columns has.
+        fields: the fields of the graphs, without a target.
+        categories: integer field -> the number of categories of each of its columns.
 
     Raises:
         BadBody: the message names the graph, the field and the value.
@@ -70,22 +70,22 @@ def checked(
 
 
 def cast(found: Array, name: str, dtype: str) -> Array:
-    """A copy in a dtype that holds every number: no fraction in whole numbers, all finite.
+    """Copies an array to a dtype without losing integer values; floats may be rounded.
 
     Raises:
-        BadBody: it does not.
+        BadBody: a value does not fit the dtype or is not finite, or is not a number.
     """
     wanted = np.dtype(dtype)
     if found.dtype == wanted and wanted.kind in "iu":
         return found.copy()  # in C order
-    if wanted.kind != "f" and np.can_cast(found.dtype, wanted):  # holds every number there is
+    if wanted.kind != "f" and np.can_cast(found.dtype, wanted):  # without loss
         return np.array(found, wanted, order="C")
     if found.dtype.kind not in "biuf":
         raise BadBody(f"{name!r} is no array of numbers with rows alike")
     with np.errstate(all="ignore"):
         made = np.array(found, wanted, order="C")
         exact = found.dtype == wanted or wanted.kind == "f" or np.array_equal(made, found)
-        # Unsigned numbers of 64 bits and signed ones are compared as float64.
+        # uint64 and int64 are compared as float64, which is not exact.
         exact &= not (found.dtype == np.uint64 and wanted.kind == "i") or not (made < 0).any()
     if not exact or (wanted.kind == "f" and not np.isfinite(made).all()):
         raise BadBody(f"{name!r} has a value that is no {dtype}, or not finite")
@@ -124,7 +124,7 @@ def _limits(sizes: tuple[int, ...]) -> IntArray:
 
 @numba.njit(nogil=True, cache=True)
 def _outside(index: IntArray, nodes: IntArray, edges: IntArray) -> int:
-    """The first edge that leads out of its graph; -1 where none does."""
+    """The first edge with an endpoint outside its graph; -1 if there is none."""
     edge = 0
     for graph in range(len(nodes)):
         limit = nodes[graph]
@@ -138,7 +138,7 @@ def _outside(index: IntArray, nodes: IntArray, edges: IntArray) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def _beyond(found: IntArray, limits: IntArray) -> int:
-    """The first number, in C order, that is no category of its column; -1 where all are."""
+    """The first value, in C order, that is not a category of its column; -1 if all are."""
     rows, columns = found.shape
     for row in range(rows):
         for column in range(columns):

@@ -1,13 +1,13 @@
-"""Graphs as bytes without a Python object per graph: a header, and one stretch of bytes per array.
+"""A binary format for graphs without a Python object per graph: a header and one block per array.
 
-Everything is little-endian. The header is ``SGF1`` (4 bytes), the number of graphs (uint32), of
-arrays (uint32) and four zero bytes; then for each array, in the order of :func:`names`, the code of
-its dtype (uint32, :data:`CODES`) and how many numbers it has (uint32). The arrays follow, each from
-the next multiple of 8 bytes, in C order: ``num_nodes [n]``, ``num_edges [n]``,
-``edge_index [2, sum e]`` counted within each graph, then each field of the data but its target.
+Everything is little-endian. The header is ``SGF1`` (4 bytes), the number of graphs (uint32), the
+number of arrays (uint32) and four zero bytes; then for each array, in the order of :func:`names`,
+the code of its dtype (uint32, :data:`CODES`) and its number of elements (uint32). The arrays
+follow, each aligned to a multiple of 8 bytes, in C order: ``num_nodes [n]``, ``num_edges [n]``,
+``edge_index [2, sum e]`` numbered within each graph, then each field of the data except its target.
 
-Small dtypes are welcome on the way, since they are widened here: a molecule of HIV is some 500
-bytes. Truth values go as uint8.
+Arrays may be sent in small dtypes, since the receiver widens them: a molecule of HIV takes some 500
+bytes. Booleans are sent as uint8.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ ALIGNMENT = 8
 
 
 def names(schema: Schema) -> list[str]:
-    """The arrays in their order."""
+    """The names of the arrays, in order."""
     return ["num_nodes", "num_edges", EDGE_INDEX, *(item.name for item in fields_of(schema))]
 
 
 def encode(arrays: Mapping[str, Array], schema: Schema) -> bytes:
-    """The bytes of graphs whose arrays are given by name.
+    """Encodes graphs whose arrays are given by name.
 
     Raises:
-        KeyError: an array lacks.
-        TypeError: one is of no dtype of :data:`CODES`.
+        KeyError: an array is missing.
+        TypeError: an array's dtype is neither bool nor in :data:`CODES`.
     """
     found = []
     for name in names(schema):
@@ -65,20 +65,21 @@ def encode(arrays: Mapping[str, Array], schema: Schema) -> bytes:
 
 
 def encode_graphs(graphs: FlatGraphs, schema: Schema) -> bytes:
-    """The bytes of graphs."""
+    """Encodes graphs."""
     counts = {"num_nodes": graphs.num_nodes, "num_edges": graphs.num_edges}
     return encode({**counts, EDGE_INDEX: graphs.edge_index, **graphs.columns}, schema)
 
 
 def decode(body: bytes | bytearray | memoryview, wanted: Sequence[str]) -> dict[str, Array]:
-    """The arrays by name, flat, in the dtypes that they were sent in, over the same memory.
+    """Decodes the arrays by name, flat, in the dtypes they were sent in, as views of ``body``.
 
     Args:
-        body: what :func:`encode` gave, perhaps.
+        body: untrusted bytes, in the format of :func:`encode`.
         wanted: :func:`names` of the schema.
 
     Raises:
-        ValueError: the bytes are something else; no number of the header is believed beyond them.
+        ValueError: the bytes are not in this format; every size in the header is checked against
+            the length of the body.
     """
     if len(body) < _HEADER.size + _ARRAY.size * len(wanted) or body[:4] != MAGIC:
         raise ValueError(f"it does not begin with {MAGIC.decode()} and a header")
@@ -104,7 +105,7 @@ def decode(body: bytes | bytearray | memoryview, wanted: Sequence[str]) -> dict[
 
 
 def decode_graphs(body: bytes | bytearray | memoryview, schema: Schema) -> FlatGraphs:
-    """What :func:`encode_graphs` gave, from a process that one trusts: unchecked."""
+    """Decodes the output of :func:`encode_graphs` from a trusted process, without checks."""
     arrays = decode(body, names(schema))
     counts = arrays["num_nodes"], arrays["num_edges"]
     rows = {"node": int(counts[0].sum()), "edge": int(counts[1].sum()), "graph": len(counts[0])}

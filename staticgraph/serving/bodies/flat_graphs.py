@@ -1,14 +1,14 @@
-"""The graphs of requests as flat arrays: a few for all of them, and no Python object per graph.
+"""The graphs of requests as a few flat arrays, without a Python object per graph.
 
-The problem: a ``Data`` a graph, its tensors and a store of them cost a third of a millisecond a
-request, more than the model takes for a molecule in a full batch. The idea: a body becomes one
-array a field at once, requests are spans of these arrays, and a batch is sorted and padded from
-all of them in one go.
+The problem: one ``Data`` per graph, its tensors and a store of them cost a third of a millisecond
+per request, more than the model takes for a molecule in a full batch. The idea: a body is converted
+directly to one array per field, requests are spans of these arrays, and a batch is sorted and
+padded from all of them at once.
 
 The invariant: arrays have the dtypes that a model sees (the loops that fill a batch are compiled
-for each combination of dtypes), and edges stand as they were given, counted within their graph.
+for each combination of dtypes), and edges keep the given order, numbered within their graph.
 
-Without torch, since a process that reads bodies needs none.
+Without torch, which a process that reads bodies does not import.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ TARGET = "y"
 
 
 def fields_of(schema: Schema) -> list[Field]:
-    """What a graph of a request must have in addition to its edges: all but its target."""
+    """The fields that a request's graph must have in addition to its edges: all but its target."""
     return [item for item in schema if item.name != TARGET]
 
 
 @dataclass(frozen=True, eq=False)
 class FlatGraphs:
-    """Some graphs of one kind of nodes.
+    """Homogeneous graphs in flat arrays.
 
     Attributes:
         num_nodes, num_edges: ``[n]`` int64.
-        edge_index: ``[2, sum e]`` int64, counted within each graph, in any order.
-        columns: field -> ``[rows of its level, *shape]`` in its own dtype; no target.
+        edge_index: ``[2, sum e]`` int64, numbered within each graph, edges in any order.
+        columns: field -> ``[rows of its level, *shape]`` in the field's dtype; no target.
     """
 
     num_nodes: IntArray
@@ -71,24 +71,24 @@ class FlatGraphs:
 
     @cached_property
     def sizes(self) -> IntArray:
-        """``[n, 2]`` int64: nodes and edges of each graph."""
+        """``[n, 2]`` int64: the numbers of nodes and edges of each graph."""
         return np.stack([self.num_nodes, self.num_edges], axis=1)
 
     @cached_property
     def offsets(self) -> dict[Level, IntArray]:
-        """``[n + 1]`` where each graph's rows of a level begin."""
+        """Level -> ``[n + 1]`` offsets of each graph's rows."""
         counts = {"node": self.num_nodes, "edge": self.num_edges}
         found = {level: np.concatenate([[0], np.cumsum(n)]) for level, n in counts.items()}
         return {**found, "graph": np.arange(len(self) + 1)}
 
     def rows(self, level: Level, first: int, last: int) -> slice:
-        """Where the rows of graphs ``first`` to ``last``, less one, stand."""
+        """The slice of the rows of graphs ``first`` to ``last - 1``."""
         offsets = self.offsets[level]
         return slice(int(offsets[first]), int(offsets[last]))
 
 
 class FlatSpan(NamedTuple):
-    """Graphs ``first`` to ``last``, less one."""
+    """Graphs ``first`` to ``last - 1``."""
 
     graphs: FlatGraphs
     first: int
@@ -96,7 +96,7 @@ class FlatSpan(NamedTuple):
 
 
 def whole(graphs: FlatGraphs) -> FlatSpan:
-    """All graphs."""
+    """The span of all graphs."""
     return FlatSpan(graphs, 0, len(graphs))
 
 
@@ -121,7 +121,7 @@ def _is_whole(span: FlatSpan) -> bool:
 
 
 def cut_out(span: FlatSpan, schema: Schema) -> FlatGraphs:
-    """The graphs of a span, over the same memory."""
+    """The graphs of a span, as views of the same memory."""
     graphs, first, last = span
     rows = {
         "node": graphs.rows("node", first, last),
@@ -138,8 +138,9 @@ def cut_out(span: FlatSpan, schema: Schema) -> FlatGraphs:
 
 
 def store_of(spans: Sequence[FlatSpan], schema: Schema) -> GraphStore:
-    """A store of the graphs, sorted as every store is; targets are zero. Nothing is checked: that
-    was done where the arrays were made."""
+    """A store of the graphs, sorted as in every store; targets are zero.
+
+    The graphs are not checked here: they were checked when the arrays were made."""
     graphs = together(spans, schema)
     offsets = {level: graphs.offsets[level] for level in ("node", "edge", "graph")}
     (src, dst), bounds = graphs.edge_index, (offsets["node"], offsets["edge"])
@@ -170,6 +171,6 @@ def store_of(spans: Sequence[FlatSpan], schema: Schema) -> GraphStore:
 
 
 def split(graphs: FlatGraphs, counts: Sequence[int]) -> list[FlatSpan]:
-    """Neighbours in the arrays, so many graphs each."""
+    """Consecutive spans with ``counts`` graphs each."""
     bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
     return [FlatSpan(graphs, first, last) for first, last in pairwise(bounds)]

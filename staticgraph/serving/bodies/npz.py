@@ -1,5 +1,5 @@
-"""The arrays of an npz from an untrusted caller: nothing is unpickled, and no size that it
-claims is believed before it was compared with the bytes that are there."""
+"""Reads the arrays of an npz from an untrusted caller: nothing is unpickled, and every declared
+size is checked against the actual bytes before it is used."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from staticgraph.serving.bodies.bad_body import BadBody
 from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
 
-# Of a graph there are a few; each costs time to open, and a body has room for a hundred thousand.
+# A graph has a few arrays; each takes time to open, and a body has room for a hundred thousand.
 MOST_ARRAYS = 256
-# What ``numpy.savez`` and ``numpy.savez_compressed`` write. Others take memory by a number that the
-# archive says.
+# The methods of ``numpy.savez`` and ``numpy.savez_compressed``. Other methods allocate as much
+# memory as the archive declares.
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def arrays_of(body: bytes, most_bytes: int) -> dict[str, Array]:
-    """The arrays, each read by its own header, which must agree with its bytes.
+    """Reads the arrays, each by its own header, which must agree with its bytes.
 
     Args:
-        body: of a request.
-        most_bytes: that it may unfold to.
+        body: the body of a request.
+        most_bytes: the most bytes that the arrays may have uncompressed.
 
     Raises:
-        BadBody: it is no npz, or unfolds to more.
+        BadBody: the body is not an npz of numbers, or has too many arrays or bytes.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:

@@ -1,13 +1,13 @@
-"""The JSON that programs send for graphs, read in a loop that is compiled.
+"""Reads the JSON that programs send for graphs, in a compiled loop.
 
-A molecule is some 500 small numbers, and Python makes an object of each. Nearly all bodies are
-``{"graphs": [{"name": [[1, 2], [3, 4]], ...}, ...]}`` with plain numbers in rows of one length;
-here these become arrays directly. Whatever is anything else, a mistake above all, is left to
-Python's own reader, which knows the words for it: the invariant is that this gives what that would,
-or None.
+A molecule is some 500 small numbers, and Python's JSON reader creates an object for each. Nearly
+all bodies are ``{"graphs": [{"name": [[1, 2], [3, 4]], ...}, ...]}`` with plain numbers in rows of
+equal length; here these are parsed directly into arrays. Everything else, above all malformed
+bodies, is left to Python's reader and its error messages. The invariant: the result is what
+Python's reader would give, or None.
 
-Numbers are whole ones of at most 18 digits, and decimal ones of at most 15 digits and a power of
-ten up to 22, whose nearest float64 one division or product of exact numbers gives (Clinger, 1990).
+Numbers are integers of at most 18 digits, and decimals of at most 15 digits and a power of ten up
+to 22, whose nearest float64 is one quotient or product of exact numbers (Clinger, 1990).
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _POWERS = 10.0 ** np.arange(23)
 
 
 def plain_graphs(body: bytes) -> dict[str, Any] | None:
-    """``{"graphs": [{name: array}, ...]}`` with arrays ``[rows]`` or ``[rows, columns]``, int64
-    where all numbers are whole, else float64; None where Python's reader must look at it."""
+    """Parses a body to ``{"graphs": [{name: array}, ...]}``; None if Python's reader must read it.
+
+    Arrays are ``[rows]`` or ``[rows, columns]``, int64 if all numbers are integers, else
+    float64."""
     if (opened := _OPEN.match(body)) is None:
         return None
     at, used = opened.end(), 0
@@ -59,15 +61,17 @@ def plain_graphs(body: bytes) -> dict[str, Any] | None:
             return {"graphs": graphs} if _END.fullmatch(body, end) else None
 
 
-# In one piece: with a function for a number, its digits and its power, bodies of 38 to 57 kB took
-# 1.7 to 2.5 times as long, inlined or not; with one for what follows the whole digits alone,
-# decimal numbers took 7 to 12% longer (one core of a 2-core CPU, 2026-11-23).
+# One function: with separate functions for a number, its digits and its power, bodies of 38 to
+# 57 kB took 1.7 to 2.5 times as long, inlined or not; with one only for the part after the integer
+# digits, decimal numbers took 7 to 12% longer (one core of a 2-core CPU, 2026-11-23).
 @numba.njit(cache=True, nogil=True)
 def _numbers(
     body: Array, at: int, whole: IntArray, real: Array, used: int, powers: Array
 ) -> tuple[int, int, int, bool]:
-    """Reads one array of numbers: where it ends (-1 where that is another thing), its rows, its
-    columns (-1 where it has none), and whether all are whole; written from ``used`` on."""
+    """Reads one array of numbers into ``whole`` and ``real``, from position ``used`` on.
+
+    Returns its end in the body (-1 if it is anything else), its rows, its columns (-1 without), and
+    whether all numbers are integers."""
     none = (-1, 0, 0, False)
     n, place, only_whole = len(body), used, True
     if at >= n or body[at] != 91:  # [

@@ -1,9 +1,9 @@
-"""The body of a request -> graphs, or one line that says what is wrong with it.
+"""The body of a request -> graphs, or a one-line error.
 
-Whoever can reach the port can send anything. So nothing here is unpickled, no size that a body
-claims is believed before it was compared with the bytes that are there, and what a model would
-stumble over (a category that it has no row for, a number that is not finite) is refused with its
-name, before it can fail the batch of others.
+Anyone who can reach the port can send anything. So nothing here is unpickled, every declared size
+is checked against the actual bytes before it is used, and a value that the model cannot handle (a
+category without an embedding row, a number that is not finite) is refused with a message that names
+it, before it can fail a batch with other requests.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from staticgraph.serving.bodies.plain_json import plain_graphs
 from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
 
-# Of a SMILES, in characters; the longest of ogbg-molhiv has 529.
+# The most characters of a SMILES; the longest of ogbg-molhiv has 529.
 LONGEST_SMILES = 4000
-# How far an npz may unfold, apart from the limit on the body; and how many rows a byte may claim.
+# An npz may inflate to this many times the limit on a body, and a body may declare this many rows
+# per byte.
 MOST_INFLATED = 8
 
 Arrays = dict[str, Array]
@@ -41,13 +42,13 @@ class Reader:
     """Reads bodies for one model.
 
     Attributes:
-        schema: the fields of a graph; a target is not asked for.
-        categories: integer field -> how many categories each of its columns has.
+        schema: the fields of a graph; a target is not required.
+        categories: integer field -> the number of categories of each of its columns.
         smiles: whether molecules may be given as SMILES.
-        most_graphs: in one request.
-        most_bytes: of a body.
-        edges: whether a graph must say which edges it has, none among them: one of a model that was
-            trained without any need not.
+        most_graphs: the most graphs of one request.
+        most_bytes: the most bytes of a body.
+        edges: whether a graph must give its edges, even if it has none; False for a model that was
+            trained on graphs without edges.
     """
 
     schema: Schema
@@ -59,12 +60,12 @@ class Reader:
 
     @cached_property
     def fields(self) -> list[Field]:
-        """What a graph must have in addition to its edges."""
+        """The fields that a graph must have in addition to its edges."""
         return fields_of(self.schema)
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the arrays of flat graphs, in their order."""
+        """The names of the arrays of flat graphs, in order."""
         return compact_format.names(self.schema)
 
     @cached_property
@@ -73,16 +74,16 @@ class Reader:
 
     @cached_property
     def _counting(self) -> str | None:
-        """The field of nodes whose rows tell how many there are."""
+        """The name of a node field, whose number of rows is the number of nodes."""
         return next((item.name for item in self.fields if item.level == "node"), None)
 
     @property
     def counts_nodes(self) -> bool:
-        """Whether a field tells how many nodes a graph has."""
+        """Whether a field determines the number of nodes of a graph."""
         return self._counting is not None
 
     def warm(self) -> Reader:
-        """Itself, once the loops that read bodies are compiled."""
+        """Compiles the loops that read bodies, and returns the reader."""
         plain_graphs(b'{"graphs": [{"x": [[1], [2.5]]}]}')
         one = FlatGraphs.zeros(self.schema)
         counts = {"num_nodes": one.num_nodes, "num_edges": one.num_edges}
@@ -90,10 +91,10 @@ class Reader:
         return self
 
     def json(self, body: bytes) -> FlatGraphs:
-        """``{"graphs": [{"x": ..., "edge_index": ..., ...}]}`` or ``{"smiles": [...]}``.
+        """Reads ``{"graphs": [{"x": ..., "edge_index": ..., ...}]}`` or ``{"smiles": [...]}``.
 
         Raises:
-            BadBody: it is neither.
+            BadBody: the body is neither.
         """
         values: Any = plain_graphs(body)
         if values is None:
@@ -108,11 +109,13 @@ class Reader:
         return self._together([read(item, number) for number, item in enumerate(items)])
 
     def npz(self, body: bytes) -> FlatGraphs:
-        """What ``numpy.savez`` writes: ``num_nodes`` and ``num_edges`` ``[n]``, ``edge_index``
-        ``[2, sum e]`` numbered within each graph, and the fields, rows of all graphs in one array.
+        """Reads an npz, as ``numpy.savez`` writes it.
+
+        Its arrays are ``num_nodes`` and ``num_edges`` ``[n]``, ``edge_index`` ``[2, sum e]``
+        numbered within each graph, and one per field with the rows of all graphs.
 
         Raises:
-            BadBody: it is not.
+            BadBody: the body is not such an npz.
         """
         arrays = arrays_of(body, self.most_bytes * MOST_INFLATED)
         if missing := {*self.names} - {*arrays}:
@@ -123,10 +126,10 @@ class Reader:
         return self._flat(arrays, len(body))
 
     def compact(self, body: bytes) -> FlatGraphs:
-        """What :func:`staticgraph.serving.bodies.compact_format.encode` gives.
+        """Reads the output of :func:`staticgraph.serving.bodies.compact_format.encode`.
 
         Raises:
-            BadBody: it is not.
+            BadBody: the body is not in this format.
         """
         try:
             arrays = compact_format.decode(body, self.names)
@@ -138,12 +141,12 @@ class Reader:
         """The graph of a SMILES.
 
         Raises:
-            BadBody: it is none, or the model was not trained on molecules.
+            BadBody: the SMILES is invalid, or the model was not trained on molecules.
         """
         return self._together([self._molecule(smiles, 0)])
 
     def _flat(self, arrays: Arrays, nbytes: int) -> FlatGraphs:
-        """Graphs whose arrays came flat."""
+        """Checks graphs that were sent as flat arrays."""
         counts = {}
         graphs = len(arrays["num_nodes"]) if arrays["num_nodes"].ndim else 0
         self._check_number(graphs)
@@ -157,7 +160,7 @@ class Reader:
         return checked({**arrays, **counts}, self.fields, self.categories)
 
     def _together(self, graphs: list[Arrays]) -> FlatGraphs:
-        """Graphs that were read one by one."""
+        """Concatenates and checks graphs that were read one by one."""
         if len(graphs) == 1:
             arrays = graphs[0]
         else:
@@ -187,7 +190,7 @@ class Reader:
         return self._graph({"x": atoms, EDGE_INDEX: edges, "edge_attr": bonds}, number)
 
     def _graph(self, values: object, number: int) -> Arrays:
-        """One graph's arrays, with as many rows as it has nodes and edges."""
+        """One graph's arrays, with row counts that match its nodes and edges."""
         if not isinstance(values, dict):
             raise BadBody(f"graph {number} is no object with {self._named()}")
         if unknown := values.keys() - self._known:
@@ -247,7 +250,7 @@ def _no_number(word: str) -> NoReturn:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, whose keys would hide each other if they came twice."""
+    """A JSON object as a dict; a duplicate key is an error, since one value would be lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key in found if [name for name, _ in pairs].count(key) > 1)
@@ -256,11 +259,13 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _rows_of(found: Array, item: Field) -> Array:
-    """``[rows, *shape]`` of one graph's field, given as PyG has it: rows where ``__cat_dim__`` puts
-    them, none of their own for what PyG stacks, and a number for a graph's only one.
+    """Converts one graph's field from PyG's layout to ``[rows, *shape]``.
+
+    In PyG's layout, rows are in dimension ``__cat_dim__``, a field that PyG stacks has no row
+    dimension, and a graph-level scalar may be a plain number.
 
     Raises:
-        BadBody: it has another shape.
+        BadBody: the field has another shape.
     """
     shape = found.shape
     if not found.size and found.ndim <= 1:
@@ -276,13 +281,13 @@ def _rows_of(found: Array, item: Field) -> Array:
 
 
 def _rows_first(found: Array, item: Field) -> Array:
-    """The rows of an array, which PyG may have in another dimension than the first."""
+    """The array with its rows, which PyG may have in another dimension, in the first dimension."""
     at = item.cat_dim
     return np.moveaxis(found, at, 0) if at and found.ndim > at else found
 
 
 def _array(values: object, name: str, dtype: str) -> Array:
-    """Numbers, in a dtype that holds them."""
+    """The values as an array of the given dtype, which must hold them."""
     try:
         found = np.asarray(values if (numbers := _only_numbers(values)) else None)
         if numbers and found.dtype.hasobject:  # beyond 64 bits, as JavaScript writes 1e20
@@ -295,8 +300,10 @@ def _array(values: object, name: str, dtype: str) -> Array:
 
 
 def _only_numbers(values: object) -> bool:
-    """Whether there are numbers in it, and lists of lists of them. An array of texts would have the
-    longest one's room for each: gigabytes, of a body of some kilobytes."""
+    """Whether a value is a number, an array, or nested lists of numbers only.
+
+    An array of strings would reserve the length of the longest one for each: gigabytes for a body
+    of a few kilobytes."""
     if isinstance(values, list):
         kinds = {*map(type, values)}
         return kinds <= {bool, int, float} or (kinds == {list} and all(map(_only_numbers, values)))

@@ -1,1 +1,1 @@
-"""The server: admission, waiting, batches, the thread that runs the model, answers."""
+"""The server: admission, queue, batching, the thread that runs the model, and answers."""

@@ -1,8 +1,8 @@
-"""Which requests a server takes: those whose graphs it can run, and for which there is room.
+"""Which requests a server accepts: those whose graphs fit a bucket, and for which there is room.
 
-What is refused is refused before it waits, so that it costs nobody else a place, and the message
-says what would be taken instead. Pure but for reading graphs: the caller holds the lock, knows how
-many wait and counts what was refused.
+A request is refused before it enters the queue, so it takes no other request's place, and the
+message says what would be accepted instead. Pure except for reading graphs: the caller holds the
+lock, knows the length of the queue and counts the refused requests.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many, how_many_of
 
-# A retry sooner than this finds the same queue.
+# A retry sooner than this would find the same queue.
 SOONEST_RETRY_S = 0.001
 
 
 class Admission:
-    """What a request must be.
+    """Decides whether a server accepts a request.
 
     Args:
         schema: the fields of a graph.
         plan: the buckets.
-        unfit: positions of those graphs, by their sizes ``[n, C]``, that fit no bucket.
-        max_queue: graphs that may wait.
+        unfit: maps sizes ``[n, C]`` to the positions of the graphs that fit no bucket.
+        max_queue: the most graphs that may wait.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Admission:
         self._max_queue = max_queue
 
     def check_size(self, graphs: int) -> None:
-        """Refuses more graphs than could ever wait.
+        """Refuses a request with more graphs than the queue holds.
 
         Raises:
-            ValueError: that many were asked for at once.
+            ValueError: the request has more than ``max_queue`` graphs.
         """
         if graphs > self._max_queue:
             raise ValueError(
@@ -60,12 +60,12 @@ class Admission:
             )
 
     def over(self, graphs: int, waiting: int) -> int:
-        """How many graphs too many there would be with these; 0 where there is room."""
+        """By how many graphs a request would exceed the queue; 0 if there is room."""
         return max(0, waiting + graphs - self._max_queue)
 
     def busy(self, graphs: int, waiting: int, retry_s: float) -> ServerBusy:
-        """The error of a request for which there is no room, to be asked again in so many seconds,
-        but not at once."""
+        """The error for a request for which there is no room, with the seconds until a retry, at
+        least ``SOONEST_RETRY_S``."""
         retry = max(SOONEST_RETRY_S, retry_s)
         return ServerBusy(
             f"{how_many(waiting, 'graph')} {'waits' if waiting == 1 else 'wait'}, and with "
@@ -74,17 +74,17 @@ class Admission:
         )
 
     def columns(self, graphs: Any) -> GraphColumns:
-        """The graphs as columns of the plan's fields, each of which fits a bucket.
+        """The graphs as columns of the plan's fields; each graph fits a bucket.
 
         Raises:
-            BadGraph: one lacks a field, or a store has others than the plan.
-            GraphTooLarge: one fits no bucket.
+            BadGraph: a graph lacks a field, or a store's fields differ from the plan's.
+            GraphTooLarge: a graph fits no bucket.
         """
         if isinstance(graphs, GraphStore):
             self._check_fields(graphs)
             self._check_fit(graphs)
-            return concatenated([StoreSpan(graphs, 0, len(graphs))])  # its owner may change it
-        with Restored(nothing=True):  # a store is made by PyG's own functions
+            return concatenated([StoreSpan(graphs, 0, len(graphs))])  # the caller may change it
+        with Restored(nothing=True):  # a store is built with PyG's original functions
             store = new_graphs(graphs, self._plan, self._schema)
         self._check_fit(store)
         return store
@@ -109,7 +109,7 @@ class Admission:
             raise self.too_large(int(unfit[0]), store.sizes[unfit[0]])
 
     def too_large(self, graph: int, sizes: IntArray) -> GraphTooLarge:
-        """The error of one graph, by its number in the request and its sizes ``[C]``."""
+        """The error for one graph, given its number in the request and its sizes ``[C]``."""
         size = dict(zip(self._schema.components, sizes.tolist(), strict=True))
         has = " and ".join(how_many_of(n, what) for what, n in size.items())
         return GraphTooLarge(

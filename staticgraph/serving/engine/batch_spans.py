@@ -1,4 +1,4 @@
-"""The graphs of a batch, seen as spans: of one request, and of the same arrays."""
+"""Groups the graphs of a batch into spans: of the same request, and of the same arrays."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from staticgraph.store.graph_columns import GraphColumns
 
 
 def runs_of(pieces: list[Piece]) -> list[tuple[Request, int, int, int]]:
-    """Neighbours of one request: the request, the first graph's place in it and in the batch, and
-    how many they are."""
+    """Runs of consecutive graphs of one request: the request, the position of the first graph in it
+    and in the batch, and the number of graphs."""
     runs: list[tuple[Request, int, int, int]] = []
     for place, (request, graph) in enumerate(pieces):
         if runs:
@@ -24,7 +24,7 @@ def runs_of(pieces: list[Piece]) -> list[tuple[Request, int, int, int]]:
 
 
 def handed_out(pieces: list[Piece], out: Output) -> list[Request]:
-    """Gives each request its part of a batch's output; those that have all of theirs now."""
+    """Gives each request its part of a batch's output; returns the requests that are complete."""
     runs = runs_of(pieces)
     lists = any(request.wants_list(count) for request, _, _, count in runs) and listed(out)
     found = []
@@ -36,7 +36,7 @@ def handed_out(pieces: list[Piece], out: Output) -> list[Request]:
 
 
 def spans_of(pieces: list[Piece]) -> list[StoreSpan | FlatSpan]:
-    """Neighbours in the same arrays are cut out together, of whichever requests they are."""
+    """Spans of graphs that are consecutive in the same arrays, regardless of their requests."""
     found: list[tuple[GraphColumns | FlatGraphs, int, int]] = []
     for request, graph in pieces:
         here = request.first + graph

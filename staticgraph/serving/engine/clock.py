@@ -1,4 +1,4 @@
-"""What time it is, and how a thread waits: one object, so that a test may have another."""
+"""The time and the waiting of a thread, in one object that a test can replace."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 
 
 class Clock:
-    """The machine's own clock, which never goes back."""
+    """The monotonic clock of the machine."""
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since an arbitrary fixed time."""
         return time.monotonic()
 
     def wait(self, changed: threading.Condition, seconds: float | None) -> None:
-        """Waits, holding the condition's lock, until it is notified or so many seconds have gone.
+        """Waits until the condition is notified or the time is up; the caller holds its lock.
 
         Args:
-            changed: is notified of what the waiting thread should look at.
-            seconds: at most; for as long as it takes where None.
+            changed: the condition to wait for.
+            seconds: the most seconds to wait; None for no limit.
         """
         changed.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))

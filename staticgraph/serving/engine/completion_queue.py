@@ -1,10 +1,10 @@
-"""The answers for one process until they are fetched: a queue of completions.
+"""A queue of completions: the answers for one process until they are fetched.
 
-The problem: a line to another process gives back hundreds of answers a second, and a future each,
-with its condition, its callback and a thread that wakes for it, costs more than the answer. The
-idea: a ticket with a number is all that a request holds; what is answered is put here, and whoever
-fetches is woken once for all answers of a batch. The invariant: each ticket's answer is fetched
-once.
+The problem: the connection to another process returns hundreds of answers per second, and one
+future per answer, with its condition, its callback and a thread wakeup, costs more than the answer.
+The idea: a request holds only a ticket with a number; its answer is put into this queue, and the
+thread that fetches is woken once for all answers of a batch. The invariant: each ticket's answer is
+fetched once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 
 class Completion(NamedTuple):
-    """What is given for a ticket: a value, or an error."""
+    """The answer for a ticket: a value or an error."""
 
     number: int
     value: Any
@@ -23,27 +23,27 @@ class Completion(NamedTuple):
 
 
 class CompletionQueue:
-    """The answers of one line."""
+    """The answers for one connection."""
 
     def __init__(self) -> None:
         self._done: deque[Completion] = deque()
         self._wakes: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def put(self, done: Completion) -> None:
-        """From any thread; :meth:`notify` follows."""
+        """Adds an answer, from any thread; call :meth:`notify` afterwards."""
         self._done.append(done)
 
     def notify(self) -> None:
-        """Wakes who fetches, if anything is there."""
+        """Wakes the fetching thread if there are answers."""
         if self._done:
             self._wakes.put(True)
 
     def close(self) -> None:
-        """Nobody fetches any more."""
+        """Closes the queue: :meth:`fetch` returns None from now on."""
         self._wakes.put(False)
 
     def fetch(self) -> list[Completion] | None:
-        """Waits, and takes all that is there; None once it is closed."""
+        """Waits for answers and takes all of them; None once the queue is closed."""
         goes_on = self._wakes.get()
         while goes_on and not self._wakes.empty():
             goes_on = self._wakes.get()
@@ -54,7 +54,8 @@ class CompletionQueue:
 
 
 class Ticket:
-    """A number for which an answer is due: as much of a future as a server asks of one."""
+    """The number of a request that awaits an answer, with the part of a future's interface that the
+    server uses."""
 
     completions: CompletionQueue
     number: int
@@ -65,17 +66,17 @@ class Ticket:
         self.completions, self.number = completions, number
 
     def set_running_or_notify_cancel(self) -> bool:
-        """It runs: nobody cancels over a line."""
+        """True: a ticket cannot be cancelled."""
         return True
 
     def cancelled(self) -> bool:
-        """Never."""
+        """False: a ticket cannot be cancelled."""
         return False
 
     def set_result(self, value: Any) -> None:
-        """The answer."""
+        """Puts the answer into the queue."""
         self.completions.put(Completion(self.number, value, None))
 
     def set_exception(self, error: BaseException) -> None:
-        """What there is in its place."""
+        """Puts an error into the queue in place of the answer."""
         self.completions.put(Completion(self.number, None, error))

@@ -1,8 +1,8 @@
-"""Graphs of several stores -> one store of them, in the order given.
+"""Graphs of several stores -> one store, in the order given.
 
-Every array has the dtype that a model sees, however compactly its stores keep it: the loops that
-fill a batch are compiled for each combination of dtypes, and a server must not meet a new one with
-a request.
+Every array has the dtype that a model sees, even if the stores keep it in a smaller one: the loops
+that fill a batch are compiled for each combination of dtypes, and no request may cause a new
+compilation.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from staticgraph.store.graph_store import GraphStore
 
 
 class StoreSpan(NamedTuple):
-    """Graphs ``first`` to ``last``, less one, of a store."""
+    """Graphs ``first`` to ``last - 1`` of a store."""
 
     store: GraphColumns
     first: int
     last: int
 
     def rows(self, level: Level) -> slice:
-        """Where these graphs' rows stand among the store's."""
+        """The slice of these graphs' rows among the store's."""
         offsets = self.store.offsets_of(level)
         return slice(int(offsets[self.first]), int(offsets[self.last]))
 
@@ -44,18 +44,18 @@ def concatenated(spans: Sequence[StoreSpan]) -> GraphStore:
     schema = spans[0].store.schema
 
     def flat(part: Callable[[StoreSpan], Array], dtype: str = "int64") -> Array:
-        """What the spans have each, in a row."""
+        """One array of all spans, concatenated."""
         return np.concatenate([part(span) for span in spans]).astype(dtype, copy=False)
 
     def offsets(level: Level) -> IntArray:
-        """``[graphs + 1]`` where the rows of each graph begin."""
+        """``[graphs + 1]`` offsets of the rows of each graph."""
         counts = flat(
             lambda span: np.diff(span.store.offsets_of(level)[span.first : span.last + 1])
         )
         return np.concatenate([[0], np.cumsum(counts)])
 
     def origins(level: Level, found: Callable[[GraphColumns], Array | None]) -> Array:
-        """Where rows stood before they were sorted; empty where no store sorted any."""
+        """The positions of rows before sorting; empty if no store sorted any."""
         kept = [found(span.store) for span in spans]
         if not any(origin is not None and len(origin) for origin in kept):
             return np.empty(0, np.int64)
@@ -68,7 +68,7 @@ def concatenated(spans: Sequence[StoreSpan]) -> GraphStore:
         rows = item.rows if item.level == "graph" else 1
 
         def of(span: StoreSpan, name: str = item.name, level: Level = item.level, rows: int = rows):
-            """The rows of one field that a span has."""
+            """The rows of one field in a span."""
             here = span.rows(level)
             return span.store.columns[name][here.start * rows : here.stop * rows]
 
@@ -96,7 +96,7 @@ def concatenated(spans: Sequence[StoreSpan]) -> GraphStore:
 
 
 def concatenated_any(spans: Sequence[StoreSpan | FlatSpan], schema: Schema) -> GraphStore:
-    """One store of the graphs of all, whether they are columns already or flat."""
+    """One store of the graphs of all spans, whether of stores or of flat graphs."""
     flat = [span for span in spans if isinstance(span, FlatSpan)]
     if len(flat) == len(spans):
         return store_of(flat, schema)
@@ -111,7 +111,7 @@ def concatenated_any(spans: Sequence[StoreSpan | FlatSpan], schema: Schema) -> G
 
 
 def _origins(span: StoreSpan, level: Level, origin: Array | None) -> Array:
-    """Where each edge stood in its graph; its own place where the store had them sorted."""
+    """The original position of each edge in its graph; its current one if edges came sorted."""
     here = span.rows(level)
     if origin is not None and len(origin):
         return origin[here].astype(np.int64)
@@ -120,7 +120,7 @@ def _origins(span: StoreSpan, level: Level, origin: Array | None) -> Array:
 
 
 def _row_pointers(spans: Sequence[StoreSpan], edge_offsets: IntArray) -> IntArray:
-    """``[sum n + 1]`` where each node's edges begin."""
+    """``[sum n + 1]`` offsets of the edges of each node."""
     pieces, before = [], 0
     for span in spans:
         first = int(span.store.edge_offsets[span.first])

@@ -1,4 +1,4 @@
-"""What an error says of itself, where nobody else may raise instead."""
+"""The message of an error, read without raising another one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from staticgraph.text.how_many import how_many
 
 
 def words_of(error: BaseException) -> str:
-    """The words of an error, which may be none; an error of somebody else's class that cannot say
-    them (its ``__str__`` raises) ends no thread that has callers to answer."""
+    """The message of an error, possibly empty.
+
+    If the ``__str__`` of a foreign error class raises, a substitute is returned, so that it does
+    not end a thread that has callers to answer."""
     try:
         return str(error)
     except BaseException as reason:
@@ -16,13 +18,13 @@ def words_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of them, empty where there are none."""
+    """The first line of an error's message; empty if there is none."""
     lines = words_of(error).splitlines()
     return lines[0] if lines else ""
 
 
 def batch_failed(error: BaseException, graphs: int, requests: int) -> BatchFailed:
-    """What the callers of a batch get for the error of its model, which is the cause."""
+    """The error that the callers of a batch get if the model failed; ``error`` is its cause."""
     first = first_line(error) or "no message"
     failed = BatchFailed(
         f"the model failed on a batch of {how_many(graphs, 'graph')} of "

@@ -1,7 +1,7 @@
-"""The output of a batch, cut by the requests that its graphs are of.
+"""Splits the output of a batch by the requests that its graphs belong to.
 
-A model returns a tensor of rows, or tuples, lists and dicts of such; each caller gets the same with
-the rows of his own graphs, as ``runner.predict`` of these alone would give it.
+A model returns a tensor of rows, or tuples, lists and dicts of tensors; each caller gets the same
+structure with the rows of its own graphs, as ``runner.predict`` on these graphs alone would return.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from staticgraph.store.graph_columns import GraphColumns
 
 
 class OutputRows(NamedTuple):
-    """One output of some graphs: ``[n, ...]`` where each has one row, or a tensor a graph; lists of
-    numbers in place of either where it is :func:`listed`."""
+    """One output of some graphs: ``[n, ...]`` if each has one row, else a list with one tensor per
+    graph; after :func:`listed`, lists of numbers in place of tensors."""
 
     rows: Tensor | list[Any]
 
 
 class Plain(NamedTuple):
-    """A value that no graph has rows of: None, a number, a string."""
+    """A value without rows of graphs: None, a number, a string."""
 
     value: Any
 
 
 class NestedOutputs(NamedTuple):
-    """Outputs by their keys or places, and what the model collects them in."""
+    """Outputs by key or position, and the container that the model returns them in."""
 
     parts: dict[Any, Any]
     container: Any
@@ -46,8 +46,8 @@ def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "")
     """The output of a batch of all graphs of a store, in their order, on the CPU.
 
     Raises:
-        ValueError: a scalar tensor, which is one number for the graphs of all callers.
-        TypeError: a value that is none of what a model may return.
+        ValueError: an output is a scalar tensor, a single number for the graphs of all callers.
+        TypeError: an output is of a type that a model may not return.
     """
     if (items := parts_of(out)) is not None:
         parts = {key: output_of(store, batch, value, f"{name}[{key!r}]") for key, value in items}
@@ -66,7 +66,7 @@ def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "")
 
 
 def listed(output: Output) -> Output:
-    """The same with lists of numbers, which are cut without a tensor a caller."""
+    """The output with lists of numbers, which can be split without one tensor per caller."""
     match output:
         case OutputRows(rows):
             return OutputRows(plain(rows))
@@ -77,7 +77,7 @@ def listed(output: Output) -> Output:
 
 
 def cut(output: Output, first: int, last: int) -> Output:
-    """Of graphs ``first`` to ``last``, less one."""
+    """The output of graphs ``first`` to ``last - 1``."""
     match output:
         case OutputRows(rows):
             return OutputRows(rows[first:last])
@@ -90,7 +90,8 @@ def cut(output: Output, first: int, last: int) -> Output:
 
 
 def answer(pieces: Sequence[Output]) -> Any:
-    """What a caller gets: the pieces, in their order, as the model returns them."""
+    """A caller's answer: the pieces concatenated in order, in the structure that the model
+    returns."""
     match pieces[0]:
         case Plain(value):
             return value
@@ -110,7 +111,7 @@ def answer(pieces: Sequence[Output]) -> Any:
 
 
 def plain_of(output: Output) -> Any:
-    """What a caller without tensors gets of a :func:`listed` output."""
+    """A :func:`listed` output as plain values, for a caller that takes no tensors."""
     match output:
         case OutputRows(rows):
             return rows

@@ -1,5 +1,5 @@
-"""Tensors as lists of numbers, which JSON can say; without torch, since a process that reads bodies
-needs none."""
+"""Tensors as lists of numbers, for JSON; without torch, which a process that reads bodies does not
+import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def plain(out: Any) -> Any:
-    """Tensors as lists of numbers, in whatever collects them."""
+    """Replaces tensors by lists of numbers, including those in dicts, lists and tuples."""
     if isinstance(out, dict):
         return {str(key): plain(value) for key, value in out.items()}
     if isinstance(out, list | tuple):

@@ -1,4 +1,4 @@
-"""One caller's graphs, on their way to one answer."""
+"""A request: one caller's graphs, from the queue to their answer."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
 class Request:
-    """The graphs of one call of ``submit``: they may run in several batches, and are answered
-    together, once.
+    """The graphs of one ``submit`` call; they may run in several batches and are answered together.
 
     Args:
-        store: where the graphs are; arrays that no caller holds.
-        arrived: by the server's clock, in seconds.
-        first, last: the graphs are those from ``first`` to ``last``, less one; all where None.
-        due: what is answered: a future, with tensors (one of its own where None), or a ticket, with
+        store: the arrays with the graphs, which no caller holds.
+        arrived: the time of arrival by the server's clock, in seconds.
+        first, last: the request has graphs ``first`` to ``last - 1``; to the end if ``last`` is
+            None.
+        due: receives the answer: a future, with tensors (a new one if None), or a ticket, with
             plain values.
 
     Attributes:
-        future: what is answered.
-        completions: where its answer is put, if it has a ticket.
-        listed: whether it was answered with lists.
-        over: whether it is answered, failed or cancelled; what is left of it need not run.
+        future: the future or ticket that receives the answer.
+        completions: the queue for its answer, if it has a ticket.
+        listed: whether its output is taken as lists.
+        over: whether it is answered, failed or cancelled; its remaining graphs need not run.
     """
 
     arrived: float
@@ -75,23 +75,23 @@ class Request:
 
     @property
     def sizes(self) -> IntArray:
-        """``[n, C]`` of its graphs."""
+        """``[n, C]`` sizes of its graphs."""
         return self.store.sizes[self.first : self.last]
 
     def begin(self) -> bool:
-        """Whether its graphs are to run: they are, unless it is over or the caller cancelled it,
-        which is too late from here on."""
+        """Marks the request as running, after which it cannot be cancelled; returns False if it is
+        over or was cancelled, so that its graphs need not run."""
         with self._lock:
             if not self._begun and not self.over:
                 self._begun = True
                 try:
                     self.over = not self.future.set_running_or_notify_cancel()
-                except Exception:  # its caller ended it himself, which is no matter of the others
+                except Exception:  # its caller already set a result; this affects no other request
                     self.over = True
             return not self.over
 
     def end(self) -> bool:
-        """Whether whoever asks is the one to answer it: True once."""
+        """Marks the request as over; True for the one call that must then answer it."""
         if not self.begin():
             return False
         with self._lock:
@@ -99,26 +99,27 @@ class Request:
         return first
 
     def wants_list(self, count: int) -> bool:
-        """Whether it takes so many graphs of a batch as lists: where it has a ticket, and these are
-        all of them. Pieces of several batches are put together as tensors, which have shapes."""
+        """Whether it takes the output of ``count`` graphs as lists: if it has a ticket and these
+        are all its graphs. Pieces from several batches are concatenated as tensors, whose shapes
+        can be checked."""
         self.listed = self.completions is not None and count == len(self)
         return self.listed
 
     def take(self, graph: int, count: int, output: Output) -> bool:
-        """Takes the output of some graphs; True with the last of them.
+        """Takes the output of consecutive graphs; True once all graphs have theirs.
 
         Args:
-            graph: the place of the first in the request; others follow it.
-            count: how many.
-            output: of these.
+            graph: the position of the first graph in the request.
+            count: the number of graphs.
+            output: their output.
         """
         self._found.append((graph, output))
         self._missing -= count
         return self._missing == 0
 
     def outcome(self) -> Any:
-        """What the caller gets for what was taken, a :class:`BatchFailed` where the outputs of his
-        batches do not go together (other keys or shapes in each)."""
+        """The answer for the outputs taken, or a :class:`BatchFailed` if the outputs of several
+        batches cannot be combined (different keys or shapes)."""
         self._found.sort(key=lambda item: item[0])
         try:
             if self.completions is None:
@@ -138,16 +139,16 @@ class Request:
             return failed
 
     def answer(self, outcome: Any) -> None:
-        """Gives the caller his answer; once, after :meth:`end`."""
+        """Gives the caller the answer; once, after :meth:`end`."""
         self._give(self.future.set_result, outcome)
 
     def fail(self, error: BaseException) -> None:
-        """Gives the caller an error of his own; once, after :meth:`end`."""
+        """Gives the caller an error that no other request shares; once, after :meth:`end`."""
         self._give(self.future.set_exception, error)
 
     def _give(self, give: Callable[[Any], None], what: Any) -> None:
-        """A caller's own callbacks run in here, and may do anything (``sys.exit``, say); those who
-        wait for the same batch are answered all the same."""
+        """Sets the result. The caller's callbacks run here and may raise anything (``SystemExit``,
+        say); other callers of the same batch must still be answered."""
         try:
             give(what)
         except BaseException:
@@ -162,5 +163,5 @@ class Piece(NamedTuple):
 
 
 def requests_of(pieces: Iterable[Piece]) -> list[Request]:
-    """Whose graphs these are, each request once, in their order."""
+    """The requests of the pieces, each once, in order."""
     return list({id(piece.request): piece.request for piece in pieces}.values())

@@ -1,7 +1,7 @@
-"""The batches that a server runs: graphs of several requests in a bucket, and what comes out.
+"""Builds and runs a server's batches: the graphs of several requests in one bucket.
 
 Every batch of a bucket is filled by the same layout, in dtypes that do not depend on the requests,
-so the loops that fill it are compiled once, before the first request waits for them.
+so the loops that fill it are compiled once, before the first request.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from staticgraph.store.graph_store import GraphStore
 
 
 class ServedBatch(NamedTuple):
-    """Graphs of several requests, in the order that their answers are cut out in.
+    """Graphs of several requests, in the order in which their outputs are split.
 
     Attributes:
         store: the graphs.
-        batch: the same in a bucket's shapes, on the CPU.
+        batch: the same graphs in a bucket's shapes, on the CPU.
     """
 
     store: GraphStore
@@ -33,16 +33,16 @@ class ServedBatch(NamedTuple):
 
     @property
     def real(self) -> tuple[int, int, int]:
-        """Real nodes, edges and graphs."""
+        """The numbers of real nodes, edges and graphs."""
         counts = self.batch.real_counts
         return counts.nodes, counts.edges, counts.graphs
 
 
 class ServedBatches:
-    """Makes and runs the batches of one server.
+    """Builds and runs the batches of one server.
 
     Args:
-        runner: runs them.
+        runner: runs the batches.
         schema: the fields of a graph.
     """
 
@@ -56,22 +56,22 @@ class ServedBatches:
         ]
 
     def warm(self) -> None:
-        """Has the loops compiled that put graphs together and fill a batch."""
+        """Compiles the loops that concatenate graphs and fill a batch."""
         store = concatenated_any([StoreSpan(GraphStore.zeros(self._schema), 0, 1)], self._schema)
         filled(self._layouts[0], store, ())
         if not (self._schema.axes or self._schema.two_sided):
             store_of([whole(FlatGraphs.zeros(self._schema))], self._schema)
 
     def of(self, pieces: list[Piece], bucket: int) -> ServedBatch:
-        """The graphs of some requests in a bucket.
+        """Builds a batch of graphs of several requests in a bucket.
 
         Raises:
-            GraphTooLarge: they do not fit it.
+            GraphTooLarge: the graphs do not fit the bucket.
         """
         store = concatenated_any(spans_of(pieces), self._schema)
         return ServedBatch(store, filled(self._layouts[bucket], store, range(len(store))))
 
     def run(self, served: ServedBatch) -> Output:
-        """The graphs' outputs, in their order, on the CPU; raises whatever the model does."""
+        """The graphs' outputs, in order, on the CPU; raises whatever the model raises."""
         batch = served.batch.to(self._runner.device)
         return output_of(served.store, batch, self._runner.predict_batch(batch))

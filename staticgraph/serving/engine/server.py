@@ -1,14 +1,14 @@
-"""Server: requests of many callers, answered by one runner in full batches.
+"""Server: answers requests of many callers with one runner, in full batches.
 
-The problem: callers ask for a graph or a few at a time, from any thread, and a device that runs
-fixed shapes wants them by the bucket. The idea: a request waits at most a few milliseconds for
-others; one thread, the only one that runs the model, takes what goes together next
-(:mod:`.waiting`), runs it, and hands each caller the rows of his own graphs. While a batch runs,
-the next one gathers.
+The problem: callers submit one or a few graphs at a time, from any thread, while a device that runs
+fixed shapes is efficient only with full buckets. The idea: a request waits at most a few
+milliseconds for others; one thread, the only one that runs the model, takes the next batch from the
+queue (:mod:`.waiting`), runs it, and gives each caller the rows of its own graphs. While a batch
+runs, the next one accumulates.
 
-The invariant: every request that was accepted is answered once, with what ``runner.predict`` gives
-for its graphs alone, or failed once: with the error of its own graphs, of the batch that they ran
-in, or of a server that was closed. What fails one request, or one batch, touches no other.
+The invariant: every accepted request is answered once, with the output of ``runner.predict`` for
+its graphs alone, or failed once: with the error of its own graphs, of a batch that they ran in, or
+of the closed server. A failure of one request, or one batch, affects no other.
 """
 
 from __future__ import annotations
@@ -44,19 +44,21 @@ log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
 class Server:
-    """Answers requests from any thread, until it is closed; ``with Server(...)`` closes it.
+    """Answers requests from any thread until it is closed; ``with Server(...)`` closes it on exit.
 
     Args:
-        runner: whose :meth:`~StaticGraphRunner.warmup` is over, where its mode compiles; or what
-            :func:`staticgraph.load_exported` gives.
-        max_wait_ms: how long a graph waits for others, in milliseconds; what waits while a batch
-            runs goes with the next one in any case. 0 waits for nobody.
-        max_queue: graphs that may wait; with more, :meth:`submit` raises :class:`ServerBusy`.
-        schema: the fields of a graph, where the runner's plan does not say them.
-        clock: tells the time and waits; a test's own.
+        runner: a runner, after its :meth:`~StaticGraphRunner.warmup` if its mode compiles; or the
+            result of :func:`staticgraph.load_exported`.
+        max_wait_ms: how long a graph waits for others, in milliseconds; graphs that arrive while a
+            batch runs go into the next one without further waiting. 0 to not wait.
+        max_queue: the most graphs that may wait; beyond it, :meth:`submit` raises
+            :class:`ServerBusy`.
+        schema: the fields of a graph, if the runner's plan has no schema.
+        clock: gives the time and waits; tests may replace it.
 
     Raises:
-        ValueError: ``max_wait_ms`` is negative, ``max_queue`` below 1, or the fields are not known.
+        ValueError: ``max_wait_ms`` is negative, ``max_queue`` is below 1, or the fields of a graph
+            are unknown.
     """
 
     runner: Predictor
@@ -90,7 +92,7 @@ class Server:
         self._waiting = Waiting(capacities, len(known.components), self._max_wait_s)
         self._counts = Counts(capacities)
         self._closed = False
-        self._changed = threading.Condition()  # of the three above
+        self._changed = threading.Condition()  # guards the three above
         self._process = os.getpid()
         self._admission = Admission(known, runner.plan, self._waiting.unfit, max_queue)
         self._batches = ServedBatches(runner, known)
@@ -99,28 +101,28 @@ class Server:
         self._thread = threading.Thread(target=self._serve, name="staticgraph server", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ submitting
 
     def submit(self, graphs: Any) -> Future[Any]:
-        """Asks for the outputs of some graphs, which are copied before this returns.
+        """Submits graphs, which are copied before this returns.
 
         Args:
-            graphs: ``Data`` in a list or one by one, a PyG data set, a :class:`GraphStore` with the
+            graphs: one ``Data`` or a list of them, a PyG data set, a :class:`GraphStore` with the
                 plan's fields, or checked
-                :class:`~staticgraph.serving.bodies.flat_graphs.FlatGraphs`.
+                :class:`~staticgraph.serving.bodies.flat_graphs.FlatGraphs`, which are not copied.
 
         Returns:
-            A future of what ``runner.predict(graphs)`` gives. It raises what is wrong with these
-            graphs, :class:`BadGraph` or :class:`GraphTooLarge`; :class:`BatchFailed` where the
-            model failed; :class:`ServerClosed` where the server was closed without answering.
-            Until its first graph runs it can be cancelled. Callbacks run in the server's thread,
-            and hold up the next batch.
+            A future of the output of ``runner.predict(graphs)``. It raises :class:`BadGraph` or
+            :class:`GraphTooLarge` if these graphs are invalid; :class:`BatchFailed` if the model
+            failed; :class:`ServerClosed` if the server was closed without answering. It can be
+            cancelled until its first graph runs. Callbacks run in the server's thread and delay the
+            next batch.
 
         Raises:
             ServerBusy: the queue is full.
-            ServerClosed: the server takes no requests any more.
-            ValueError: more graphs than the queue holds. Of ``FlatGraphs`` all three come from the
-                future.
+            ServerClosed: the server accepts no more requests.
+            ValueError: there are more graphs than the queue holds. For ``FlatGraphs``, the future
+                raises these three instead.
         """
         self._check_process()
         graphs = listed(graphs)
@@ -130,7 +132,7 @@ class Server:
             return self.submit_split(graphs, [len(graphs)])[0]
         self._admission.check_size(len(graphs))
         with self._changed:
-            self._check_room(len(graphs))  # before the graphs are read, which takes longer
+            self._check_room(len(graphs))  # first, since reading the graphs takes longer
         try:
             columns = self._admission.columns(graphs)
         except (BadGraph, GraphTooLarge) as error:
@@ -147,8 +149,8 @@ class Server:
         return future
 
     def submit_each(self, graphs: Sequence[Any]) -> list[Future[Any]]:
-        """A request for each graph, so that one that is wrong fails alone; futures of one graph's
-        rows each. Raises as :meth:`submit`, where what was accepted before is cancelled."""
+        """Submits one request per graph, so that an invalid graph fails alone; returns one future
+        per graph. Raises as :meth:`submit`, after cancelling the requests accepted so far."""
         futures: list[Future[Any]] = []
         try:
             for graph in graphs:
@@ -165,17 +167,17 @@ class Server:
         counts: Sequence[int],
         tickets: tuple[CompletionQueue, int] | None = None,
     ) -> list[Future[Any]]:
-        """Many requests at once, whose graphs are neighbours in the same arrays.
+        """Submits many requests at once, whose graphs are consecutive in the same arrays.
 
         Args:
-            graphs: of all requests; checked, and held by nobody who changes them.
-            counts: how many of them each request has.
-            tickets: a queue and a number: there the answers are put as plain values, by numbers
-                from this one on, and no futures are made.
+            graphs: the graphs of all requests; checked, and not modified afterwards.
+            counts: the number of graphs of each request.
+            tickets: a queue and a number: the answers are put into the queue as plain values,
+                numbered consecutively from this number, and no futures are made.
 
         Returns:
-            A future a request, as of :meth:`submit`; here it also raises what :meth:`submit` raises
-            itself, since others of the same arrays go on. None where there are tickets.
+            One future per request, as from :meth:`submit`; it also raises what :meth:`submit`
+            raises directly, since the other requests continue. Empty if there are tickets.
         """
         self._check_process()
         unfit = self._waiting.unfit(graphs.sizes)
@@ -218,23 +220,23 @@ class Server:
         return futures
 
     async def ask(self, graphs: Any) -> Any:
-        """:meth:`submit` for asyncio: waits for the answer without holding up the event loop."""
+        """:meth:`submit` for asyncio: awaits the answer without blocking the event loop."""
         return await asyncio.wrap_future(self.submit(graphs))
 
     def stats(self) -> ServerStats:
-        """What it did so far."""
+        """The statistics of the server so far."""
         with self._changed:
             return self._counts.stats(len(self._waiting))
 
     def close(self, drain: bool = True) -> None:
-        """Takes no more requests, and returns when the server's thread has ended.
+        """Accepts no more requests, and returns when the server's thread has ended.
 
         Args:
-            drain: answer what waits; else it fails with :class:`ServerClosed`, and only the batch
-                that is running is answered.
+            drain: answer the waiting requests; otherwise they fail with :class:`ServerClosed`, and
+                only the running batch is answered.
         """
         if os.getpid() != self._process:
-            return  # the thread, and what waits, are the parent's
+            return  # the thread and the queue belong to the parent process
         with self._changed:
             self._closed = True
             left = [] if drain else self._waiting.clear()
@@ -249,10 +251,11 @@ class Server:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------------ taking in
+    # ------------------------------------------------------------------ admission
 
     def _check_process(self) -> None:
-        """Before any lock, which another thread may have held as this process was made."""
+        """Refuses use in a forked process; called before taking a lock, which another thread may
+        have held at the fork."""
         if os.getpid() != self._process:
             raise ServerClosed(
                 f"the server lives in process {self._process}, and this is a fork of it, "
@@ -261,8 +264,8 @@ class Server:
             )
 
     def _check_room(self, graphs: int, accepted: int = 0) -> None:
-        """Refuses a request for which there is no room, beside those that were just accepted;
-        holding the lock."""
+        """Refuses a request for which there is no room, in addition to ``accepted`` graphs that are
+        not in the queue yet; the caller holds the lock."""
         if self._closed:
             raise ServerClosed("the server was closed and takes no requests: make another one")
         waiting = len(self._waiting) + accepted
@@ -287,22 +290,22 @@ class Server:
                 while (taken := self._next(after_batch)) is not None:
                     try:
                         self._answer(taken)
-                    except BaseException:  # what was taken waits nowhere else
+                    except BaseException:  # the taken graphs are in no queue any more
                         log.exception("the server's thread failed")
                         self._fail(requests_of(taken.pieces), self._ended)
                         raise
                     after_batch = True
         finally:
-            with self._changed:  # after an error of this thread's own nobody shall wait for ever
+            with self._changed:  # if this thread fails, no caller may wait forever
                 self._closed = True
                 left = self._waiting.clear()
             self._fail(left, self._ended)
 
     def _next(self, after_batch: bool) -> TakenBatch | None:
-        """What runs next, once there is something; None where the server is closed and done.
+        """Waits for the next batch; None if the server is closed and its queue is empty.
 
-        What waited while a batch ran has waited long enough: a device that stands still for more
-        of it to come answers fewer, since who was just answered asks again meanwhile.
+        Graphs that arrived while a batch ran wait no longer: keeping the device idle for more
+        graphs lowers the throughput, since callers that were just answered submit again meanwhile.
         """
         with self._changed:
             while True:
@@ -325,7 +328,7 @@ class Server:
         try:
             out = self._run(pieces, taken.bucket, [began - r.arrived for r in requests])
             whole_ones = handed_out(pieces, out)
-        except BaseException as error:  # a model that calls sys.exit ends no server, either
+        except BaseException as error:  # even a model that calls sys.exit must not end the server
             with self._changed:
                 self._counts.failing += 1
             self._fail(requests, partial(batch_failed, error, len(pieces), len(requests)))
@@ -335,7 +338,7 @@ class Server:
         done = [(request, outcome) for request, outcome in outcomes if request.end()]
         try:
             self._count(done, len(pieces), began, ended)
-        finally:  # who is over is answered, whatever becomes of this thread
+        finally:  # ended requests must be answered even if this thread fails
             for request, outcome in done:
                 if isinstance(outcome, BatchFailed):
                     request.fail(outcome)
@@ -346,7 +349,7 @@ class Server:
     def _count(
         self, done: list[tuple[Request, Any]], graphs: int, began: float, ended: float
     ) -> None:
-        """A batch that did not fail, and how its requests ended."""
+        """Counts a batch that did not fail, and how its requests ended."""
         with self._changed:
             self._counts.failing = 0
             self._counts.ran(graphs, ended - began)
@@ -363,7 +366,7 @@ class Server:
         return self._batches.run(served)
 
     def _fail(self, requests: list[Request], error: Any) -> None:
-        """Ends requests, each with an error of its own, since raising changes one."""
+        """Fails requests, each with a separate error object, since raising an error modifies it."""
         for request in requests:
             if request.end():
                 with self._changed:
@@ -377,7 +380,7 @@ class Server:
 
 
 def _notify(requests: list[Request]) -> None:
-    """Wakes those who fetch answers, once for all of these."""
+    """Wakes the threads that fetch answers, once for all of these requests."""
     for completions in {
         request.completions for request in requests if request.completions is not None
     }:
@@ -385,7 +388,7 @@ def _notify(requests: list[Request]) -> None:
 
 
 def _done(result: Any = None, error: BaseException | None = None) -> Future[Any]:
-    """A future that waits for nothing."""
+    """A future that is already done."""
     future: Future[Any] = Future()
     if error is None:
         future.set_result(result)

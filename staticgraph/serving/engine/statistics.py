@@ -1,4 +1,4 @@
-"""What a server did so far, and how long a caller waits."""
+"""A server's statistics: requests, batches, waiting times and latencies."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 
-# Percentiles are of so many last requests, and the pace is of so many last batches.
+# Percentiles cover this many of the last requests, throughput this many of the last batches.
 LAST_REQUESTS = 4096
 LAST_BATCHES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of seconds: the median, and what 90 and 99 of 100 stay below. NaN before the first."""
+    """The 50th, 90th and 99th percentiles of times in seconds; NaN without any value."""
 
     p50: float
     p90: float
@@ -28,7 +28,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> Percentiles:
-        """Of these values."""
+        """The percentiles of these times."""
         values = np.fromiter(seconds, np.float64)
         if not len(values):
             return cls(*[float("nan")] * 3)
@@ -37,17 +37,18 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
-    """A server at one moment.
+    """A snapshot of a server's statistics.
 
     Attributes:
         queue: graphs that wait.
-        answered, failed, refused, cancelled: requests, by how they ended; refused are those that
-            met a full queue.
-        graphs: that were answered.
-        batches: that ran.
-        failing: batches that failed since the last one that did not.
-        wait_s: of the last requests' graphs, from their arrival until their batch began.
-        latency_s: of the last requests, from their arrival to their answer.
+        answered, failed, refused, cancelled: requests, by how they ended; refused ones met a full
+            queue.
+        graphs: graphs that were answered.
+        batches: batches that ran.
+        failing: consecutive batches that failed since the last successful one.
+        wait_s: time from the arrival of a request until a batch with its graphs began, over the
+            last requests.
+        latency_s: time from the arrival of a request until its answer, over the last requests.
         filling: real rows over physical rows of nodes, edges and graphs.
         by_bucket: batches that ran in each bucket.
     """
@@ -66,7 +67,7 @@ class ServerStats:
     by_bucket: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; what is not known yet is NaN."""
+        """The statistics as plain values; percentiles that are not known yet are NaN."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -85,7 +86,7 @@ class ServerStats:
 
 
 class Counts:
-    """What is counted while a server runs; its caller holds the lock."""
+    """The counters of a running server; the caller holds the lock."""
 
     answered: int
     graphs: int
@@ -102,7 +103,7 @@ class Counts:
         self._pace: deque[tuple[int, float]] = deque(maxlen=LAST_BATCHES)
 
     def batch(self, bucket: int, real: tuple[int, int, int], waits: list[float]) -> None:
-        """A batch begins: real nodes, edges and graphs, and how long each request waited."""
+        """Counts a batch that begins: real nodes, edges and graphs, and each request's wait."""
         capacity = self._capacities[bucket]
         self._by_bucket[bucket] += 1
         self._real += real
@@ -110,22 +111,22 @@ class Counts:
         self._waits.extend(waits)
 
     def ran(self, graphs: int, seconds: float) -> None:
-        """A batch is over."""
+        """Counts a batch that ended."""
         self._pace.append((graphs, seconds))
 
     def answer(self, graphs: int, latency_s: float) -> None:
-        """A request was answered."""
+        """Counts an answered request."""
         self.answered += 1
         self.graphs += graphs
         self._latencies.append(latency_s)
 
     def seconds_for(self, graphs: int) -> float:
-        """How long so many graphs take at the pace of the last batches; 0 before the first."""
+        """Seconds for this many graphs at the rate of the last batches; 0 before the first."""
         done, seconds = sum(n for n, _ in self._pace), sum(s for _, s in self._pace)
         return graphs * seconds / done if done else 0.0
 
     def stats(self, queue: int) -> ServerStats:
-        """All of it, with so many graphs that wait."""
+        """A snapshot of the counters, with ``queue`` graphs waiting."""
         filling = self._real / np.maximum(self._physical, 1)
         return ServerStats(
             queue=queue,

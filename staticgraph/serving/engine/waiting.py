@@ -1,16 +1,16 @@
-"""Graphs that wait, and which of them go together next.
+"""The queue of waiting graphs, and the choice of the next batch.
 
-The problem: single graphs come at any time, and a recorded step costs the same for one graph as for
-a full bucket. The idea: all that wait are packed as a stream, again each time, in order of
-arrival (:mod:`staticgraph.packing.stream`); a pack is ripe once a graph did not fit it any more, or
-once its oldest graph has waited long enough. Buckets that differ only in how much they take, and
-not in how large a graph may be, are one line: packed by the limits of the largest of them, run in
-the smallest that holds the pack.
+The problem: single graphs arrive at any time, and a recorded step costs the same for one graph as
+for a full bucket. The idea: each time, all waiting graphs are packed as a stream, in order of
+arrival (:mod:`staticgraph.packing.stream`); a pack is ready once a graph no longer fitted into it,
+or once its oldest graph has waited long enough. Buckets that differ only in their capacity, and not
+in the size of the largest graph, form one line: graphs are packed by the limits of the largest
+bucket, and a pack runs in the smallest bucket that holds it.
 
 The invariant: every graph that was added is taken exactly once, no bucket is exceeded, and a graph
-that has waited its time goes before any that came later, so none is passed over for ever.
+that has waited its time goes before any later one, so none starves.
 
-Pure: no thread, no clock, no lock. Time is a number that the caller has.
+Pure: no thread, no clock, no lock. The caller passes the time as a number.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from staticgraph.serving.engine.request import Piece, Request, requests_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Open packs, as in a loader that packs.
+# The number of open packs, as in a loader that packs.
 WINDOW = 8
-# So many of those that wait are looked at: far more than a batch holds, packed in well under 1 ms.
+# The most waiting graphs considered: far more than a batch holds, packed in well under 1 ms.
 LOOK_AT = 8192
 
 
 class TakenBatch(NamedTuple):
-    """What goes together: the graphs in the order of their arrival, and the bucket."""
+    """The graphs of the next batch in order of arrival, and its bucket."""
 
     pieces: list[Piece]
     bucket: int
 
 
 class Waiting:
-    """The graphs that wait.
+    """The queue of waiting graphs.
 
     Args:
         capacities: the buckets, ascending.
-        components: columns of a size.
+        components: the number of columns of a size.
         max_wait_s: how long a graph waits for others, in seconds.
     """
 
@@ -62,30 +62,30 @@ class Waiting:
         return len(self._pieces)
 
     def unfit(self, sizes: IntArray) -> IntArray:
-        """Positions of the graphs, by their sizes ``[n, C]``, that fit no bucket."""
+        """The positions of the graphs, given their sizes ``[n, C]``, that fit no bucket."""
         return np.flatnonzero(self._lines(sizes) < 0)
 
     def _lines(self, sizes: IntArray) -> IntArray:
         return homes(sizes, [self._capacities[bucket] for bucket in self._largest])
 
     def add(self, *requests: Request) -> None:
-        """Adds the graphs of requests, each of which fits a bucket."""
+        """Adds the graphs of requests; each graph must fit a bucket."""
         sizes = np.concatenate([self._sizes, *(request.sizes for request in requests)])
-        self._sizes = sizes  # nothing below fails, so the three stay in step
+        self._sizes = sizes  # nothing below fails, so the three stay consistent
         for request in requests:
             self._pieces += [Piece(request, graph) for graph in range(len(request))]
             self._arrived += [request.arrived] * len(request)
 
     def due(self) -> float | None:
-        """When the oldest graph has waited long enough; None where none waits."""
+        """The time when the oldest graph has waited long enough; None if none waits."""
         return self._arrived[0] + self._max_wait_s if self._arrived else None
 
     def take(self, now: float, everything: bool = False) -> TakenBatch | None:
-        """The graphs that run next, which wait no longer; None where none need to run yet.
+        """Removes and returns the graphs of the next batch; None if none need to run yet.
 
         Args:
-            now: the time, in the seconds of the arrivals.
-            everything: do not wait for others.
+            now: the current time, in seconds, by the clock of the arrivals.
+            everything: do not wait for more graphs.
         """
         self._drop_those_over()
         due = self.due()
@@ -100,25 +100,25 @@ class Waiting:
         return taken
 
     def clear(self) -> list[Request]:
-        """Takes everything away, and gives the requests that it was of."""
+        """Removes all graphs, and returns their requests."""
         requests = requests_of(self._pieces)
         self._keep(np.empty(0, np.int64))
         return requests
 
     def warm(self) -> None:
-        """Has the loops compiled that :meth:`take` runs."""
+        """Compiles the loops that :meth:`take` runs."""
         kept = self._sizes
         self._sizes = np.zeros((1, kept.shape[1]), np.int64)
         self._chosen(due=True)
         self._sizes = kept
 
     def _drop_those_over(self) -> None:
-        """Forgets graphs of requests that failed with another batch, or were cancelled."""
+        """Removes graphs of requests that failed with another batch, or were cancelled."""
         over = [piece.request.over or piece.request.future.cancelled() for piece in self._pieces]
         if any(over):
             for piece, gone in zip(self._pieces, over, strict=True):
                 if gone:
-                    piece.request.begin()  # tells those who wait for the future
+                    piece.request.begin()  # notifies the waiters of the future
             self._keep(np.flatnonzero(~np.array(over)))
 
     def _keep(self, places: IntArray) -> None:
@@ -127,8 +127,8 @@ class Waiting:
         self._sizes = self._sizes[places]
 
     def _chosen(self, due: bool) -> tuple[int, IntArray] | None:
-        """The bucket and the places of the ripe pack with the oldest graph; where the oldest graph
-        of all is due, its pack, ripe or not."""
+        """The bucket and the positions of the ready pack with the oldest graph; if the oldest graph
+        of all is due, its pack, ready or not."""
         sizes = self._sizes[:LOOK_AT]
         line = self._lines(sizes)
         for number in dict.fromkeys(line.tolist()):  # the oldest graph's line first
@@ -144,14 +144,14 @@ class Waiting:
             )
             assert failed < 0, "what fits no bucket was refused"
             grouped, bounds = group_by_pack(packs, int(packs.max()) + 1)
-            first = members[grouped[: bounds[1]]]  # of packs, the one opened first
+            first = members[grouped[: bounds[1]]]  # the pack that was opened first
             if due or len(bounds) > 2 or len(first) == capacity.graph_limit:
                 return self._placed(first, largest)
         return None
 
     def _placed(self, ids: IntArray, largest: int) -> tuple[int, IntArray]:
-        """The smallest bucket that holds a pack; fewer graphs where all would break what it
-        promises of their sizes."""
+        """The smallest bucket that holds a pack, and its graphs; fewer if all would violate the
+        bucket's ``order_statistics``."""
         allowed = self._limits.copy()
         allowed[self._limits[:, 3] > self._limits[largest, 3]] = -1
         bounds = np.array([0, len(ids)])
@@ -161,8 +161,8 @@ class Waiting:
 
 
 def _largest_of_lines(limits: IntArray) -> list[int]:
-    """The last bucket of each line: of those for graphs of the same largest size, one that takes
-    no less of anything than those before it."""
+    """The largest bucket of each line: a line has buckets for the same size of the largest graph,
+    each with at least the capacity of the one before in every component."""
     found: list[int] = []
     for bucket in sorted(range(len(limits)), key=lambda k: (limits[k, 3], k)):
         last = limits[found[-1]] if found else None

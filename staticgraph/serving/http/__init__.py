@@ -1,1 +1,1 @@
-"""The server over HTTP: application, routes, page, metrics, uvicorn."""
+"""The HTTP server: application, routes, page, metrics, and uvicorn's configuration."""

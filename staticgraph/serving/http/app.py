@@ -1,10 +1,11 @@
-"""A server over HTTP: ``POST /predict``, ``/health``, ``/metrics``, OpenAPI at ``/docs``, a page.
+"""The HTTP application: ``POST /predict``, ``/health``, ``/metrics``, ``/docs``, a page at ``/``.
 
-The problem: whoever can reach the port can send anything, and as much as he likes. So a body is
-read up to a limit and no further, understood by :mod:`staticgraph.serving.bodies` alone, and every
-way to be wrong is one line with a status (:mod:`.refusal`).
+The problem: anyone who can reach the port can send anything, in any amount. So a body is read only
+up to a limit and parsed only by :mod:`staticgraph.serving.bodies`, and every error is one line with
+a status (:mod:`.refusal`).
 
-There are no accounts and no encryption: beyond this machine, put a proxy that has them before it.
+There is no authentication and no encryption: to serve other machines, put a proxy in front of it
+that provides them.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from staticgraph.serving.http.metrics import CONTENT_TYPE
 from staticgraph.serving.http.predict_route import JSON, NPZ, PATH, PredictRoute
 from staticgraph.serving.http.refusal import refused
 
-# After so many batches in a row that failed the device is taken for broken.
+# The number of consecutive failed batches after which the device is considered broken.
 BROKEN_AFTER = 3
 
 
 class Application(FastAPI):
-    """FastAPI with one route before it."""
+    """A FastAPI application with one route that bypasses the framework."""
 
     predict: PredictRoute
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Any request, and the beginning and the end."""
+        """Handles a request or a lifespan event."""
         if PredictRoute.takes(scope):
             await self.predict(scope, receive, send)
         else:
@@ -46,17 +47,17 @@ class Application(FastAPI):
 
 
 def make_app(backend: Backend, reader: Reader, title: str, task: str | None = None) -> Application:
-    """The application; when it stops it closes the backend, which answers what still waits.
+    """Makes the application; when it stops it closes the backend, which answers waiting requests.
 
     Args:
-        backend: answers.
-        reader: of the bodies.
-        title: of the page and of the interface.
-        task: of :class:`staticgraph.training.trained.Trained`: outputs of ``binary`` and
-            ``classes`` get probabilities next to them.
+        backend: answers the requests.
+        reader: reads the bodies.
+        title: the title of the page and of the API description.
+        task: the task of :class:`staticgraph.training.trained.Trained`: for ``binary`` and
+            ``classes``, probabilities are added to the outputs.
 
     Raises:
-        ValueError: graphs have rows of their own or types, which a body cannot say.
+        ValueError: the graphs have types or axes, which a body cannot express.
     """
     if reader.schema.axes or reader.schema.two_sided:
         raise ValueError(
@@ -67,7 +68,7 @@ def make_app(backend: Backend, reader: Reader, title: str, task: str | None = No
     app = Application(title=title, lifespan=_lifespan_of(backend))
     app.predict = PredictRoute(backend, reader, task)
 
-    # For the description, and for an application that has this one under a path of its own.
+    # For the API description, and for an application that mounts this one under another path.
     @app.post(PATH, openapi_extra={"requestBody": _described(reader)})
     async def predict() -> Response:
         """The outputs of the graphs in the body."""
@@ -75,14 +76,14 @@ def make_app(backend: Backend, reader: Reader, title: str, task: str | None = No
 
     @app.get("/health")
     async def health() -> Response:
-        """503 after some batches in a row that failed."""
+        """The health of the server: 503 after several consecutive failed batches."""
         failing, _ = await backend.health()
         broken = failing >= BROKEN_AFTER
         return JSONResponse({"status": "failing" if broken else "ok"}, 503 if broken else 200)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Counters and times, for Prometheus."""
+        """Counters and latencies, for Prometheus."""
         _, text = await backend.health()
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
@@ -91,7 +92,7 @@ def make_app(backend: Backend, reader: Reader, title: str, task: str | None = No
 
 
 def _lifespan_of(backend: Backend) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """What an application begins and ends with."""
+    """The lifespan of an application, which opens and closes the backend."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -104,7 +105,7 @@ def _lifespan_of(backend: Backend) -> Callable[[FastAPI], AbstractAsyncContextMa
 
 
 def _add_page(app: FastAPI, reader: Reader) -> None:
-    """The page at ``/`` and its drawings."""
+    """Adds the page at ``/`` and its drawings."""
 
     @app.get("/draw")
     async def draw(smiles: str = "") -> Response:
@@ -125,7 +126,7 @@ def _add_page(app: FastAPI, reader: Reader) -> None:
 
 
 class _Handed(Response):
-    """A response that another application gives."""
+    """A response that is sent by another ASGI application."""
 
     def __init__(self, route: PredictRoute) -> None:
         super().__init__()
@@ -136,7 +137,7 @@ class _Handed(Response):
 
 
 def _described(reader: Reader) -> dict[str, Any]:
-    """OpenAPI's description of a body."""
+    """The OpenAPI description of a body."""
     rows = {item.name: {"description": item.describe(), "type": "array"} for item in reader.fields}
     graph = {
         "type": "object",

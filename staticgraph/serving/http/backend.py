@@ -1,4 +1,4 @@
-"""What HTTP asks: the server in this process, or in another one (:mod:`.remote`)."""
+"""The interface of HTTP to the server, in this process or in another one (``processes.remote``)."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """Answers graphs with plain values, and says how it does."""
+    """Answers graphs with plain values, and reports its health and metrics."""
 
     async def open(self) -> None:
-        """Before the first request, in the loop of all of them."""
+        """Called before the first request, in the event loop that serves the requests."""
         ...
 
     def ask(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
-        """A future of lists of numbers; of dicts and lists of these as the model returns them."""
+        """A future of lists of numbers, in the dicts and lists that the model returns."""
         ...
 
     async def health(self) -> tuple[int, str]:
-        """How many batches in a row failed, and the metrics as Prometheus reads them."""
+        """The number of consecutive failed batches, and the metrics in Prometheus' format."""
         ...
 
     async def close(self) -> None:
-        """After the last request."""
+        """Called after the last request."""
         ...
 
 
 class LocalBackend:
-    """The server in this process, which is closed with the application."""
+    """A backend for a server in this process, which is closed with the application."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
 
     async def open(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def ask(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
-        """What the server answers."""
+        """A future of the server's answer as plain values."""
         return asyncio.ensure_future(self._answer(graphs))
 
     async def _answer(self, graphs: FlatGraphs) -> Any:
         return plain(await self.server.ask(graphs))
 
     async def health(self) -> tuple[int, str]:
-        """What the server did."""
+        """The failed batches and the metrics of the server."""
         stats = self.server.stats()
         return stats.failing, prometheus(stats)
 
     async def close(self) -> None:
-        """Answers what waits."""
+        """Closes the server after it has answered the waiting requests."""
         await asyncio.to_thread(self.server.close)

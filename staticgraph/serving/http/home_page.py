@@ -1,4 +1,4 @@
-"""The page at ``/``: type a SMILES, see it drawn and predicted. No script but this one."""
+"""The page at ``/``, which draws a SMILES and shows its prediction. It loads no other script."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ img { display: block; min-height: 18rem; margin: 1rem 0 }
 
 
 def page(title: str, smiles: bool) -> str:
-    """HTML; without the form where the model takes no SMILES. The title holds no markup."""
+    """The page as HTML, with a form if the model takes SMILES; the title must be escaped."""
     form = """<form><input id="smiles" aria-label="SMILES" value="CC(=O)Oc1ccccc1C(=O)O">
 <button>Predict</button></form><img alt=""><output></output>"""
     about = "This model takes graphs alone: see <a href='docs'>its interface</a>."
@@ -56,7 +56,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-# Nothing but what stands above runs, and drawings come from here.
+# Only the script and style above are allowed, and images only from this server.
 POLICY = (
     f"default-src 'none'; script-src {_hash(SCRIPT)}; style-src {_hash(STYLE)}; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'"

@@ -1,4 +1,4 @@
-"""What a server did, as Prometheus reads it (text format 0.0.4)."""
+"""A server's statistics in the text format of Prometheus (0.0.4)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ PREFIX = "staticgraph_"
 
 
 def prometheus(stats: ServerStats) -> str:
-    """Counters, gauges and summaries, each with its help and type."""
+    """Formats the statistics as counters and gauges, each with its help and type."""
     lines: list[str] = []
 
     def add(name: str, kind: str, about: str, samples: Mapping[str, float]) -> None:
-        """One metric: its help, its type, and a line per sample."""
+        """Adds one metric: its help, its type, and one line per sample."""
         lines.append(f"# HELP {PREFIX}{name} {about}")
         lines.append(f"# TYPE {PREFIX}{name} {kind}")
         lines.extend(f"{PREFIX}{name}{k} {_number(v)}" for k, v in samples.items())

@@ -1,4 +1,4 @@
-"""A molecule, drawn."""
+"""Drawings of molecules."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from staticgraph.errors import BadGraph, MissingPackage
 from staticgraph.text.how_many import how_many
 
 WIDTH, HEIGHT = 420, 300
-# RDKit's time grows with the square of the atoms and more, and it holds Python's lock meanwhile: a
-# chain of 200 takes 0.03 s, 33 rings of 6 0.17 s, a chain of 1,000 1.8 s, one of 4,000 did not end
-# in 40 s (one core of a 2-core CPU, 2026-11-23). The largest of ogbg-molhiv has 222.
+# RDKit's time grows at least with the square of the number of atoms, and it holds the GIL: a chain
+# of 200 takes 0.03 s, 33 rings of 6 take 0.17 s, a chain of 1,000 1.8 s, and one of 4,000 did not
+# finish in 40 s (one core of a 2-core CPU, 2026-11-23). The largest of ogbg-molhiv has 222.
 MOST_ATOMS = 250
 
 
 def svg(smiles: str) -> str:
-    """The drawing of a SMILES, as SVG.
+    """Draws a SMILES as SVG.
 
     Raises:
-        MissingPackage: RDKit is not installed, or lacks a library of the system.
-        BadGraph: RDKit cannot read it, or it has more atoms than are drawn.
+        MissingPackage: RDKit is not installed, or lacks a system library.
+        BadGraph: RDKit cannot read the SMILES, or it has more than ``MOST_ATOMS`` atoms.
     """
     try:
         from rdkit import Chem  # pyright: ignore[reportMissingImports]

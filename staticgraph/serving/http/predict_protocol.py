@@ -1,14 +1,13 @@
-"""``POST /predict`` on its short way through uvicorn's own protocol.
+"""A fast path for ``POST /predict`` within uvicorn's protocol.
 
-The problem: of a request for one molecule, uvicorn's scope, cycle, event and task and the messages
-between them and the application took more processor time than all else that is done to it before
-the model. The idea: a request that came in one piece, with a head of the plainest kind, on a
-connection where nothing else is going on, is read here, asked, and answered with one write.
-Whatever is anything else (pieces, chunks, ``Expect``, another path, a mistake above all) goes
-uvicorn's way, which has the words for it.
+The problem: for a request with one molecule, uvicorn's scope, cycle, event and task, and their
+messages to and from the application, took more processor time than all other work before the model.
+The idea: a request that arrives in one piece, with a plain head, on an idle connection, is parsed
+and submitted here, and answered with one write. Everything else (several pieces, chunks,
+``Expect``, another path, and above all malformed requests) is handled by uvicorn.
 
-The invariant: what goes the short way is what uvicorn's parser would have read in the same way, and
-the answers of a connection leave in the order of its requests.
+The invariant: uvicorn's parser would read a request on the fast path in the same way, and the
+answers of a connection are sent in the order of its requests.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from staticgraph.serving.http.refusal import Reply, refused
 
 _LINE = b"POST " + PATH.encode() + b" HTTP/1.1\r\n"
 _END = b"\r\n\r\n"
-# Programs send the same few heads all day; one beyond this is nobody's who is in a hurry.
+# Programs send the same few heads again and again; a longer head does not take the fast path.
 LONGEST_HEAD = 2048
 KEPT_HEADS = 1024
-# What uvicorn's parser may be given of one head, and for how long; it knows no limit itself.
+# The most bytes and seconds for one head in uvicorn's parser, which has no limit of its own.
 MOST_HEAD, HEAD_S = 1 << 16, 30.0
-# Of a whole request, in bodies of the longest kind: a byte may come in a chunk of six.
+# The most bytes of a request, in bodies of the largest size: a byte may come in a chunk of six.
 MOST_BODIES = 8
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTH = re.compile(rb"[0-9]{1,9}")
-# They change what follows, or what the other side waits for, or what a body is.
+# Headers that change the connection, what the client waits for, or how the body is encoded.
 _OTHERWISE = {
     b"connection",
     b"content-encoding",
@@ -54,7 +53,7 @@ _OTHERWISE = {
 
 
 class PlainHead(NamedTuple):
-    """What a head says that is to be known: the type of the body, and its length in bytes."""
+    """The relevant values of a head: the content type of the body, and its length in bytes."""
 
     kind: str
     length: int
@@ -62,8 +61,8 @@ class PlainHead(NamedTuple):
 
 @lru_cache(KEPT_HEADS)
 def plain_head(head: bytes) -> PlainHead | None:
-    """What the head of a ``POST /predict`` says, up to its empty line; None where it is not of the
-    plainest kind."""
+    """Parses the head of a ``POST /predict``, which ends with an empty line; None if it is not
+    plain enough for the fast path."""
     found: dict[bytes, bytes] = {}
     for line in head[len(_LINE) : -len(_END)].split(b"\r\n"):
         name, colon, value = line.partition(b":")
@@ -82,10 +81,10 @@ def plain_head(head: bytes) -> PlainHead | None:
 
 
 class PredictProtocol(HttpToolsProtocol):
-    """One connection.
+    """The protocol of one connection.
 
     Attributes:
-        route: answers; of the class, which :func:`protocol_of` makes.
+        route: answers the requests; a class attribute that :func:`protocol_of` sets.
     """
 
     route: PredictRoute
@@ -93,16 +92,16 @@ class PredictProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._reading = False  # uvicorn's parser is in the midst of a request
-        self._in_head = False  # or of its head, even
+        self._reading = False  # whether uvicorn's parser is within a request
+        self._in_head = False  # and within its head
         self._received = 0  # bytes of this request
         self._began = 0.0
         self._asked: asyncio.Future[Any] | None = None
-        self._after = b""  # what came before the answer to what was asked
+        self._after = b""  # bytes received before the pending answer was sent
         self._closes = False
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes of the connection."""
+        """Receives bytes of the connection."""
         if self._asked is not None:
             self._after += data
             self.flow.pause_reading()
@@ -119,41 +118,41 @@ class PredictProtocol(HttpToolsProtocol):
         self._bound(len(data))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody is there, who has a while to say what he wants."""
+        """Starts the timeout for the first request of a new connection."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self._wait(HEAD_S)
 
     def on_message_begin(self) -> None:
-        """The parser's, as a request begins."""
+        """Called by the parser when a request begins."""
         self._reading = self._in_head = True
         self._received, self._began = 0, self.loop.time()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The parser's, as a head has ended."""
+        """Called by the parser when a head has ended."""
         self._in_head = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """The parser's, as a request has ended."""
+        """Called by the parser when a request has ended."""
         self._reading = False
         super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody waits any more."""
+        """Cancels the pending request of a closed connection."""
         super().connection_lost(exc)
         if self._asked is not None:
             self._asked.cancel()
 
     def shutdown(self) -> None:
-        """No more after the answer that is on its way."""
+        """Closes the connection, after the pending answer if there is one."""
         if self._asked is None:
             super().shutdown()
         else:
             self._closes = True
 
     def _bound(self, more: int) -> None:
-        """Ends a connection whose request has no end."""
+        """Ends a connection whose request is too long or too slow."""
         self._received += more
         if not self._reading or self.transport.is_closing():
             return
@@ -165,14 +164,14 @@ class PredictProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _wait(self, seconds: float) -> None:
-        """Ends the connection then, if nothing comes."""
+        """Ends the connection after this many seconds without data."""
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(
             seconds, self.timeout_keep_alive_handler
         )
 
     def _is_free(self) -> bool:
-        """Whether everything that was asked is answered, and gone or going."""
+        """Whether every request is answered and the connection can take more data."""
         answered = self.cycle is None or self.cycle.response_complete
         return answered and not self.flow.write_paused and not self.transport.is_closing()
 
@@ -204,7 +203,7 @@ class PredictProtocol(HttpToolsProtocol):
             self.data_received(after)
 
     def _give(self, reply: Reply) -> None:
-        """Writes an answer, and waits for what comes next."""
+        """Writes an answer, then waits for the next request or closes the connection."""
         lines = [STATUS_LINE[reply.status]]
         for name, value in (*self.server_state.default_headers, *reply.headers):
             lines += (name, b": ", value, b"\r\n")
@@ -220,5 +219,5 @@ class PredictProtocol(HttpToolsProtocol):
 
 
 def protocol_of(route: PredictRoute) -> type[PredictProtocol]:
-    """The protocol of the connections to one application."""
+    """The protocol class for the connections to one application."""
     return type("PredictProtocol", (PredictProtocol,), {"route": route})

@@ -1,5 +1,8 @@
-"""``POST /predict``: the one route that is asked thousands of times a second, so it stands before
-the framework that has the others: a body in, one line of JSON out."""
+"""``POST /predict``: a body in, one line of JSON out.
+
+This is the only route that gets thousands of requests per second, so it bypasses the framework that
+serves the others.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from staticgraph.text.how_many import how_many
 
 PATH = "/predict"
 JSON, NPZ = "application/json", ("application/octet-stream", "application/x-npz")
-# Bodies beyond this are read in another thread, so that they hold up no other request.
+# Larger bodies are read in another thread, so that they do not delay other requests.
 INLINE_BYTES = 1 << 16
-# A SMILES takes a hundred times as long as so many bytes of numbers.
+# Reading a SMILES takes a hundred times as long as reading as many bytes of numbers.
 INLINE_SMILES = 1 << 9
-# A body that is not there by then does not come any more.
+# The most seconds to wait for a body.
 BODY_S = 60.0
-# ``json.dumps`` with options makes an encoder a call.
+# ``json.dumps`` with options creates one encoder per call.
 _ENCODED = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 Message = MutableMapping[str, Any]
@@ -36,12 +39,12 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class PredictRoute:
-    """An ASGI application of one route.
+    """An ASGI application with one route.
 
     Args:
-        backend: answers.
-        reader: of the bodies.
-        task: outputs of ``binary`` and ``classes`` get probabilities next to them.
+        backend: answers the requests.
+        reader: reads the bodies.
+        task: for ``binary`` and ``classes``, probabilities are added to the outputs.
     """
 
     def __init__(self, backend: Backend, reader: Reader, task: str | None) -> None:
@@ -53,7 +56,7 @@ class PredictRoute:
 
     @property
     def most_bytes(self) -> int:
-        """Of a body."""
+        """The most bytes of a body."""
         return self._reader.most_bytes
 
     @staticmethod
@@ -62,7 +65,7 @@ class PredictRoute:
         return scope["type"] == "http" and scope["path"] == PATH and scope["method"] == "POST"
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handles one request."""
         try:
             graphs = await self._graphs(scope["headers"], receive)
             reply = self.reply(await self._backend.ask(graphs))
@@ -78,18 +81,19 @@ class PredictRoute:
 
     @staticmethod
     def kind_of(said: bytes) -> str:
-        """The type of a body, by the header that says it."""
+        """The type of a body, from the value of its ``Content-Type`` header."""
         return said.decode("latin-1").partition(";")[0].strip().lower()
 
     def ask(self, kind: str, body: bytes) -> asyncio.Future[Any]:
-        """Asks for the outputs of a body's graphs.
+        """Submits the graphs of a body; returns a future of their outputs.
 
         Args:
-            kind: of the body, by :meth:`kind_of`.
-            body: one that :func:`reads_at_once`.
+            kind: the type of the body, from :meth:`kind_of`.
+            body: a body that :func:`reads_at_once` accepts.
 
         Raises:
-            BadBody, ServerClosed: as they are found before anybody is asked.
+            BadBody: the body is invalid.
+            ServerClosed: the backend accepts no requests.
         """
         read = self._read_of(kind)
         if len(body) > self._reader.most_bytes:
@@ -97,7 +101,7 @@ class PredictRoute:
         return self._backend.ask(read(body))
 
     def reply(self, outputs: Any) -> Reply:
-        """The answer that has these outputs, which are plain values."""
+        """The answer with these outputs, which are plain values."""
         return _reply(outputs, self._task, self._classes)
 
     def _read_of(self, kind: str) -> Callable[[bytes], FlatGraphs]:
@@ -117,14 +121,16 @@ class PredictRoute:
 
 
 def reads_at_once(body: bytes) -> bool:
-    """Whether a body is read in the event loop, which waits for it, and not in another thread."""
+    """Whether a body is small enough to be read in the event loop, not in another thread."""
     most = INLINE_SMILES if b'"smiles"' in body[:100] else INLINE_BYTES
     return len(body) <= most
 
 
 async def _body(receive: Receive, most: int) -> bytes:
-    """The body, read no further than the limit, whatever its length is said to be. Pieces are put
-    together once: whoever sends a byte at a time would have all before it copied with each."""
+    """Reads the body, only up to the limit, regardless of its declared length.
+
+    Pieces are joined once, at the end: otherwise a client that sends single bytes would cause a
+    copy of the whole body per byte."""
     first = await receive()
     if not first.get("more_body"):
         return await _pieces(first, receive, most)
@@ -156,7 +162,8 @@ def _too_long(most: int) -> BadBody:
 
 
 def _reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Reply:
-    """Plain values; null for what is not finite. Where classes have names, the likeliest one's."""
+    """The outputs as JSON, with null for values that are not finite, with probabilities, and with
+    the most likely class of each row if classes have names."""
     found: dict[str, Any] = {"outputs": outputs}
     if task in ("binary", "classes"):
         probabilities = _probabilities(outputs, task)
@@ -171,22 +178,22 @@ def _reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Reply
 
 
 def _is_table(outputs: Any) -> bool:
-    """Whether it is rows of numbers."""
+    """Whether a value is a list of rows of numbers."""
     return isinstance(outputs, list) and all(
         isinstance(row, list) and _is_row(row) for row in outputs
     )
 
 
 def _is_row(outputs: Any) -> bool:
-    """Whether it is numbers, one after the other; None stands for one that is not finite."""
+    """Whether a value is a list of numbers, with None for a number that is not finite."""
     return isinstance(outputs, list) and all(
         value is None or type(value) in (int, float) for value in outputs
     )
 
 
 def _probabilities(outputs: Any, task: str) -> Any:
-    """Of rows of logits, per graph or, as deep as they stand, of each graph's nodes or edges; of
-    yes-no questions also where there is a number in place of a row. None of anything else."""
+    """The probabilities of rows of logits, one row per graph or, nested, per node or edge of each
+    graph; for ``binary`` also of a number in place of a row. None for any other structure."""
     if _is_row(outputs) and outputs:
         if task != "binary":
             return None
@@ -208,8 +215,8 @@ def _row_probabilities(outputs: Any, task: str) -> Any:
 
 
 def _likeliest(outputs: Any, classes: Sequence[str]) -> list[str | None]:
-    """The name of each row's largest number; None where one is not a number."""
+    """The class name of each row's largest number; None for a row with a NaN."""
     values = np.asarray(outputs, np.float64)
-    unknown = np.isnan(values.max(axis=1)).tolist()  # the largest is one that is not a number
+    unknown = np.isnan(values.max(axis=1)).tolist()  # the maximum is NaN if any value is
     places: list[int] = values.argmax(axis=1).tolist()
     return [None if none else classes[n] for none, n in zip(unknown, places, strict=True)]

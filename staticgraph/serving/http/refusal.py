@@ -1,4 +1,4 @@
-"""An error -> one line and a status."""
+"""An error -> an HTTP reply with one line and a status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
 class Reply(NamedTuple):
-    """What goes back over HTTP: JSON, and headers beside its own."""
+    """An HTTP reply: a status, a JSON body, and headers besides content type and length."""
 
     status: int
     body: bytes
@@ -30,9 +30,12 @@ class Reply(NamedTuple):
 
 
 def refused(error: Exception) -> Reply:
-    """400 what cannot be read, 413 what is too large, 415 a type that is not known, 422 what no
-    model takes, 503 when to ask again, 500 what the model or the server failed at; the trace of
-    that stands in the log."""
+    """The reply for an error.
+
+    The status is 400 for an unreadable body, 408 for a slow one, 413 for one that is too large, 415
+    for an unknown type, 422 for graphs that the model cannot take, 501 for a missing package, 503
+    for a busy or closed server, and 500 (logged) if the model or the server failed.
+    """
     headers: tuple[tuple[bytes, bytes], ...] = ()
     text = first_line(error) or type(error).__name__
     match error:

@@ -1,4 +1,4 @@
-"""How uvicorn runs an application of this library, in the model's process or in one of its own."""
+"""How uvicorn runs an application of this library, in the model's process or in a worker's."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import uvicorn
 
 from staticgraph.serving.http.app import Application
 
-# Who does not go on with what he began to send holds up a server that stops no longer than this.
+# The most seconds that a client with an unfinished request can delay the shutdown of a server.
 LAST_S = 20
 
 
 def config_of(app: Application, **options: Any) -> uvicorn.Config:
-    """Without a log of requests, and with the short way of ``POST /predict`` where uvicorn's parser
-    in C is installed.
+    """The configuration of uvicorn: no access log, and the fast path of ``POST /predict`` if
+    uvicorn's C parser (``httptools``) is installed.
 
     Args:
         app: the application.
-        options: of ``uvicorn.Config``.
+        options: further arguments of ``uvicorn.Config``.
     """
     if importlib.util.find_spec("httptools") is not None:
         from staticgraph.serving.http.predict_protocol import protocol_of

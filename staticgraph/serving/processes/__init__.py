@@ -1,1 +1,1 @@
-"""Processes that read bodies beside the one with the model, and what the two say to each other."""
+"""Worker processes that read bodies, and their connection to the process with the model."""

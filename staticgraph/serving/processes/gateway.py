@@ -1,8 +1,8 @@
-"""One line from a process that reads bodies to the server: its requests in, its answers out.
+"""One connection from a process that reads bodies to the server: requests in, answers out.
 
-Two threads, which wait for the socket and hardly run: one hands all requests of a frame to the
-server at once, the other sends what was answered meanwhile in one frame. The invariant: every
-number that came in goes out once, with an answer or an error, unless the other side is gone.
+It has two threads, which mostly wait: one submits all requests of a frame to the server at once,
+the other sends all answers that are ready in one frame. The invariant: for every request number
+received, one answer or error is sent, unless the other process is gone.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
 class Gateway:
-    """Serves one line until its other side closes it.
+    """Serves one connection until the other process closes it.
 
     Args:
-        server: answers.
-        line: a stream.
+        server: answers the requests.
+        line: a stream socket.
 
     Attributes:
-        ready: set once the other side takes requests.
+        ready: set once the other process accepts requests.
     """
 
     def __init__(self, server: Server, line: socket.socket) -> None:
@@ -46,7 +46,7 @@ class Gateway:
             thread.start()
 
     def join(self) -> None:
-        """Waits until the line has ended."""
+        """Waits until the connection has ended."""
         for thread in self._threads:
             thread.join()
 
@@ -78,15 +78,15 @@ class Gateway:
                 _log_failures(done)
                 self._line.sendall(_frame([_values(each) for each in done]))
         except OSError:
-            pass  # the other side is gone
+            pass  # the other process is gone
         finally:
-            # Whatever ended it, the other side shall know: who waits there would wait for ever.
+            # The other process must always learn that the line ended, or it would wait forever.
             with suppress(OSError):
                 self._line.shutdown(socket.SHUT_RDWR)
             self._line.close()
 
     def _read(self, length: int) -> bytearray | None:
-        """So many bytes; None where the other side is gone."""
+        """Reads ``length`` bytes; None if the other process is gone."""
         found, at = bytearray(length), 0
         view = memoryview(found)
         while at < length:
@@ -101,7 +101,7 @@ class Gateway:
 
 
 def _log_failures(done: list[Completion]) -> None:
-    """A trace a batch that failed, and not one for each of its requests."""
+    """Logs one traceback per failed batch, not one per request."""
     failed = [each.error for each in done if isinstance(each.error, BatchFailed)]
     for error in {id(error.__cause__): error for error in failed}.values():
         log.error("a batch failed", exc_info=error)
@@ -114,8 +114,8 @@ def _values(done: Completion) -> list[Any]:
 
 
 def _frame(values: list[list[Any]]) -> bytes:
-    """Answers as bytes; where one cannot be said in JSON (complex numbers, say) its error stands
-    there, since others came with it."""
+    """Encodes answers; one that JSON cannot express (complex numbers, say) is replaced by an error,
+    so that the others are still sent."""
     try:
         return frames.json_frame(frames.ANSWERS, values)
     except Exception:

@@ -1,7 +1,8 @@
-"""The server in another process, as the one that reads bodies asks it.
+"""The client of a server in another process, used by a process that reads bodies.
 
-Requests that came in the same turn of the event loop go over together, in one set of arrays; and
-those that came in the next moments, where others wait for their answers already.
+Requests that arrive in the same iteration of the event loop are sent together, in one set of
+arrays; if others already wait for answers, requests are collected for a moment before they are
+sent.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from staticgraph.schema import Schema
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs, together, whole
 from staticgraph.serving.processes import frames
 
-# How long those who ask while others wait for their answers are gathered, in seconds: they would
-# wait for the batch that runs in any case, and a frame costs each process what some requests do.
+# How long requests are collected while others wait for their answers, in seconds: they would wait
+# for the running batch in any case, and a frame costs each process as much as several requests.
 GATHER_S = 0.001
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
 class RemoteBackend:
-    """Asks over a socket.
+    """A backend that sends requests over a socket.
 
     Args:
-        line: a stream to a :class:`~staticgraph.serving.processes.gateway.Gateway`.
-        schema: of the graphs.
-        on_loss: is called when the other process is gone.
+        line: a stream socket to a :class:`~staticgraph.serving.processes.gateway.Gateway`.
+        schema: the schema of the graphs.
+        on_loss: called when the other process is gone.
     """
 
     def __init__(self, line: socket.socket, schema: Schema, on_loss: Callable[[], None]) -> None:
@@ -43,14 +44,14 @@ class RemoteBackend:
         self._lost = False
 
     async def open(self) -> None:
-        """Begins to listen."""
+        """Starts listening, and reports that this process is ready."""
         self._reader, self._writer = await asyncio.open_connection(sock=self._line)
         self._loop = asyncio.get_running_loop()
         self._listening = asyncio.create_task(self._listen())
         self._writer.write(frames.frame(frames.READY))
 
     def ask(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
-        """A future of plain values, or of the error that the server had."""
+        """A future of plain values, or of the server's error."""
         self._check_there()
         if not self._waiting:
             if self._open:
@@ -62,7 +63,7 @@ class RemoteBackend:
         return future
 
     async def health(self) -> tuple[int, str]:
-        """What the server did."""
+        """The failed batches and the metrics of the server."""
         self._check_there()
         number, future = next(self._numbers), self._loop.create_future()
         self._open[number] = future
@@ -71,7 +72,7 @@ class RemoteBackend:
         return failing, text
 
     async def close(self) -> None:
-        """Ends the line, when all is answered."""
+        """Closes the connection; called after all requests are answered."""
         self._listening.cancel()
         self._writer.close()
 
@@ -80,17 +81,17 @@ class RemoteBackend:
             raise ServerClosed("the process with the model is gone")
 
     def _send(self) -> None:
-        waiting = [each for each in self._waiting if not each[1].done()]  # its caller has gone
+        waiting = [each for each in self._waiting if not each[1].done()]  # else the caller is gone
         self._waiting = []
         if not waiting:
             return
         try:
-            self._check_there()  # it may have gone since they asked
+            self._check_there()  # the other process may have ended since
             graphs = together([whole(each) for each, _ in waiting], self._schema)
             numbers = [next(self._numbers) for _ in waiting]
             asked = frames.RequestFrame(numbers[0], [len(each) for each, _ in waiting], graphs)
             said = frames.ask_frame(asked, self._schema)
-        except Exception as error:  # nobody but these futures waits for it
+        except Exception as error:  # reported through the futures, since this has no caller
             _fail([future for _, future in waiting], error)
             return
         self._open.update(zip(numbers, (future for _, future in waiting), strict=True))
@@ -102,7 +103,7 @@ class RemoteBackend:
                 length, _ = frames.HEADER.unpack(await self._reader.readexactly(8))
                 for number, value, error in json.loads(await self._reader.readexactly(length)):
                     future = self._open.pop(number)
-                    if future.done():  # its caller has gone
+                    if future.done():  # the caller is gone
                         continue
                     if error is None:
                         future.set_result(value)
@@ -110,12 +111,12 @@ class RemoteBackend:
                         future.set_exception(frames.error_of(error))
         except (asyncio.IncompleteReadError, OSError):
             self._lose()
-        except Exception:  # what was said makes no sense: neither will what follows
+        except Exception:  # the stream is corrupt, and so is what follows
             log.exception("an answer of the process with the model cannot be read")
             self._lose()
 
     def _lose(self) -> None:
-        """The other side is gone: who waits is told, and whoever asks from now on."""
+        """The other process is gone: fails all waiting and later requests."""
         self._lost = True
         opened, self._open = self._open, {}
         _fail(opened.values(), ServerClosed("the process with the model is gone"))
@@ -125,5 +126,5 @@ class RemoteBackend:
 def _fail(futures: Iterable[asyncio.Future[Any]], error: Exception) -> None:
     for future in futures:
         if not future.done():
-            # Of its own, since raising changes an error.
+            # A separate error object per future, since raising an error modifies it.
             future.set_exception(frames.error_of(frames.error_values(error)))

@@ -1,6 +1,9 @@
-"""``python -m staticgraph.serving.processes.worker LINE PORT``: a process that reads bodies and
-writes answers, without torch, and asks the one that started it. Both arguments are open sockets, of
-which the first gives it its settings; the process ends when that one's other side does."""
+"""``python -m staticgraph.serving.processes.worker LINE PORT``: a worker process that reads bodies.
+
+It needs no torch, and gets its answers from the process that started it. Both arguments are file
+descriptors of open sockets; the first one provides the settings, and the worker ends when the
+process at its other end does.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from staticgraph.serving.processes.remote import RemoteBackend
 
 
 def main() -> None:
-    """Serves until it is told to stop."""
+    """Serves until the process is told to stop."""
     line, port = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     length, _ = frames.HEADER.unpack(_read(line, frames.HEADER.size))
     settings = json.loads(_read(line, length))

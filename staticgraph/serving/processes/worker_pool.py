@@ -1,7 +1,7 @@
-"""Processes that read bodies, so that reading them runs in parallel with the model.
+"""Worker processes that read bodies, so that reading runs in parallel with the model.
 
-The port is opened here and handed on, so whoever connects early waits, and is not refused. Stopping
-is in order: no new connections, what was asked is answered, then the model's process ends.
+The port is opened here and passed on, so a client that connects early waits and is not refused.
+Stopping has an order: no new connections, pending requests are answered, then the workers end.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from staticgraph.serving.engine.server import Server
 from staticgraph.serving.processes import frames
 from staticgraph.serving.processes.gateway import Gateway
 
-# How long a process may take until it answers; it imports for a second or two.
+# How long a worker may take to start, in seconds; its imports take a second or two.
 START_S = 120.0
-# How long one may go on with what was asked when it is told to stop.
+# How long a worker may take to answer pending requests when stopped, in seconds.
 STOP_S = 30.0
-# A process that fell is seen so soon.
+# The interval at which failed workers are detected, in seconds.
 LOOK_S = 0.2
 
 
 class Workers:
-    """Processes that serve one port.
+    """Worker processes that serve one port.
 
     Args:
-        server: answers; closed by who made it.
-        reader: of the bodies, made again there.
-        title, task: of :func:`staticgraph.serving.http.app.make_app`.
-        count: of processes.
-        host, port: where; 0 takes a free one.
+        server: answers the requests; closed by the caller.
+        reader: reads the bodies; recreated in each worker.
+        title, task: arguments of :func:`staticgraph.serving.http.app.make_app`.
+        count: the number of workers.
+        host, port: the address to listen on; port 0 takes a free one.
 
     Raises:
-        OSError: the port cannot be had.
+        OSError: the port cannot be opened.
     """
 
     host: str
@@ -70,7 +70,7 @@ class Workers:
         here, there = socket.socketpair()
         with there:
             handed = (there.fileno(), self._port.fileno())
-            # Modules come from where they come from here, and not from the folder it is started in.
+            # Modules are imported from the same paths as here, not from the working directory.
             command = [
                 sys.executable,
                 "-P",
@@ -79,7 +79,7 @@ class Workers:
                 *map(str, handed),
             ]
             path = os.pathsep.join(each or os.getcwd() for each in sys.path)
-            # One thread is enough for arrays of some kilobytes.
+            # One thread is enough for arrays of a few kilobytes.
             threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             environment = {**os.environ, **threads, "PYTHONPATH": path}
             process = subprocess.Popen(command, pass_fds=handed, env=environment)
@@ -88,10 +88,10 @@ class Workers:
         self._gateways.append(Gateway(server, here))
 
     def wait_ready(self) -> None:
-        """Returns when every process takes requests.
+        """Returns when every worker accepts requests.
 
         Raises:
-            RuntimeError: one ended, or took too long.
+            RuntimeError: a worker ended or took too long to start; all are stopped.
         """
         for process, gateway in zip(self._processes, self._gateways, strict=True):
             waited = 0.0
@@ -105,18 +105,18 @@ class Workers:
                     )
 
     def wait(self) -> bool:
-        """Returns when it was told to stop, True, or when a process fell, False."""
+        """Waits until :meth:`tell` is called, then returns True, or until a worker ends: False."""
         while not self._stopping.wait(LOOK_S):
             if any(process.poll() is not None for process in self._processes):
                 return False
         return True
 
     def tell(self, *_: object) -> None:
-        """Tells :meth:`wait` to return; for a signal."""
+        """Tells :meth:`wait` to return; usable as a signal handler."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """What was asked is answered; then every process has ended."""
+        """Answers pending requests, and returns when every worker has ended."""
         self._port.close()
         for process in self._processes:
             process.terminate()

@@ -1,1 +1,1 @@
-"""This library against plain PyG, in turn, on a model and data of the user's own."""
+"""Compares this library with plain PyG, in turns, on a user's model and data."""

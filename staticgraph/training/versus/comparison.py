@@ -1,13 +1,13 @@
-"""What would this library give me? Plain PyG and this library in turn, on a model and data.
+"""Compares plain PyG and this library, in turns, on a model and data.
 
-The problem: a gain depends on the data, the model, the batch size and the machine, and a figure
-from elsewhere answers for none of these. The idea: both train here, from the same weights, over
-the same batches in the same order, and take turns for about a minute, loading included; what
-decides is the median over turns, and only what gains in most of them wins. The invariant: nothing
-is compared that does not compute the same, and what cannot be compared is said; a side that
-cannot run is named with its reason and costs the others nothing.
+The problem: the gain depends on the data, the model, the batch size and the machine, so figures
+from elsewhere do not apply. The idea: both train here, from the same weights, over the same batches
+in the same order, and take turns for about a minute, loading included; the median over turns
+decides, and a side wins only if it is faster in most of them. The invariant: only sides that
+compute the same are compared, and the report says what could not be compared; a side that cannot
+run is listed with its reason and does not affect the others.
 
-What it does not do: tune the model, or look beyond one device and process.
+This module does not tune the model, and does not use more than one device and process.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ from staticgraph.training.versus.step_memory import StepMemory, reserved_on, ste
 from staticgraph.training.versus.turns import take_turns
 
 COMPILED_PYG = "pyg-compiled"
-# Processes that PyG may collate with.
+# The numbers of collating processes that are tried for PyG.
 WORKERS = (0, 1, 2)
-# Batches that tell how long one takes; and of a turn at most.
+# Batches that are run to estimate the time per batch; and the most batches per turn.
 TRIAL_BATCHES, MOST_BATCHES = 3, 256
-# Turns of every side that the time is divided by; more run where they are quicker than thought.
+# Turns per side that the length of a turn is planned for; more run if they are quicker than
+# estimated.
 PLANNED_ROUNDS = 8
 
 
 @dataclass(eq=False)
 class _Entrant:
-    """A side on its way through: what was found of it, or why it is out."""
+    """A side of the comparison with its measurements, or the reason why it was dropped."""
 
     name: str
     make: Callable[[], Any]
@@ -66,7 +67,7 @@ class _Entrant:
     losses: list[Tensor] = field(default_factory=list)
 
     def tried(self, what: Callable[[], Any]) -> Any:
-        """Does it; an error ends this side alone."""
+        """Calls a function and returns its result; an error drops only this side."""
         if self.refused is not None:
             return None
         try:
@@ -78,7 +79,7 @@ class _Entrant:
             return None
 
     def turn(self) -> None:
-        """A turn, if it is still in."""
+        """Takes a turn, unless the side was dropped."""
         if self.refused is None:
             losses = self.tried(lambda: self.side.turn())
             if losses is not None:
@@ -99,22 +100,23 @@ def compare(
     seed: int = 0,
     progress: bool = True,
 ) -> VersusReport:
-    """Trains copies of a model by plain PyG and by this library in turn, and says who gains.
+    """Trains copies of a model with plain PyG and with this library in turns, and compares them.
 
     Args:
         model: any PyG model; it is not changed.
-        store: the graphs; those of its split ``train`` where it has one.
+        store: the graphs; those of its split ``train`` if it has one.
         loss: ``loss(out, batch)``, one value per row, as a runner takes it.
-        forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
-        batch_size: graphs of a batch, on both sides.
-        seconds: about so long in all; compiling may take longer, and each side has a few turns
-            whatever they take.
-        modes: of the runner, ``default+kernels`` for one with the fused kernels, or
+        forward: ``forward(model, batch)``, if the model's parameter names do not determine it.
+        batch_size: graphs per batch, on all sides.
+        seconds: the approximate total time; compiling may take longer, and each side has a few
+            turns in any case.
+        modes: modes of the runner, ``default+kernels`` for one with the fused kernels, or
             ``pyg-compiled`` for plain PyG under ``torch.compile(dynamic=True)``; by default on a
-            CPU eager without and with kernels, and ``fused``; on CUDA all that compile and record.
-        device: where all run.
-        lr: of Adam.
-        seed: of the order and of random numbers.
+            CPU eager without and with kernels, and ``fused``; on CUDA eager without and with
+            kernels, and the modes that compile and record.
+        device: the device of all sides.
+        lr: learning rate of Adam.
+        seed: seed of the order of graphs and of random numbers.
         progress: show a bar.
 
     Returns:
@@ -174,7 +176,7 @@ class _Trial:
         self.apart: float | None = None
 
     def run(self, until: float, progress: bool) -> VersusReport:
-        """All of it."""
+        """Runs the comparison and returns its report."""
         started = time.perf_counter()
         self._prepare(progress)
         course = self._course(until - time.perf_counter())
@@ -193,7 +195,7 @@ class _Trial:
         return [entrant for entrant in self.entrants if entrant.refused is None]
 
     def _prepare(self, progress: bool) -> None:
-        """Every side is made ready, and tells how long a batch takes and what memory."""
+        """Prepares every side, and measures its time per batch and its memory."""
         trial = self.setting.course(TRIAL_BATCHES)
         with bar(self.entrants, desc="preparing", unit=" contenders", show=progress) as shown:
             for entrant in shown:
@@ -217,7 +219,7 @@ class _Trial:
         entrant.memory = step_memory(side, device, before)
 
     def _course(self, left_s: float) -> Course:
-        """As many batches per turn as make the planned rounds fill the time that is left."""
+        """A course whose length lets the planned rounds fill the remaining time."""
         a_round = sum(entrant.batch_s for entrant in self._left)
         searching = 2 * len(WORKERS) * self.plain.batch_s if self.plain.refused is None else 0.0
         batches = left_s / max(1e-9, PLANNED_ROUNDS * a_round + searching)
@@ -225,13 +227,14 @@ class _Trial:
         return self.setting.course(max(1, min(most, int(batches))))
 
     def _look(self) -> None:
-        """Before training: outputs, whether a step draws random numbers, and PyG's workers."""
+        """Compares the outputs before training, checks whether a step draws random numbers, and
+        chooses PyG's number of workers."""
         plain = self.plain
         if plain.refused is None:
             self.random = bool(plain.tried(lambda: draws_random(plain.side)))
             try:
                 self.apart = outputs_apart(self.setting, plain.side)
-            except Exception:  # the model cannot be static: its modes say so
+            except Exception:  # the model cannot run with fixed shapes: its modes report why
                 self.apart = None
             plain.tried(lambda: _fastest_workers(plain.side))
         elif self._left:
@@ -241,7 +244,7 @@ class _Trial:
         left = self._left
         for entrant in left:
             torch.manual_seed(self.setting.seed)
-            entrant.turn()  # untimed, and the losses that are compared
+            entrant.turn()  # untimed; its losses are compared
         left = self._left
         clock = time.perf_counter
         length = max(1, round(until - clock()))
@@ -249,7 +252,7 @@ class _Trial:
             begun, told = clock(), 0
 
             def show_turn(done: int) -> None:
-                """Shows the turn, and the whole seconds since the last."""
+                """Shows the turn, and advances the bar by whole seconds."""
                 nonlocal told
                 now = min(length, int(clock() - begun))
                 shown.set_postfix_str(f"turn {done}")
@@ -315,7 +318,7 @@ class _Trial:
         )
 
     def _obstacles(self) -> tuple[dict[str, Any], ...]:
-        """What the preflight says of a model that some mode of this library refused."""
+        """The preflight's obstacles for a model that any mode of this library refused."""
         refused = [r for r in self.entrants if r.refused and not r.name.startswith("PyG")]
         if not refused:
             return ()
@@ -324,13 +327,13 @@ class _Trial:
             found = preflight(
                 setting.fresh_model(), setting.plan, setting.store, forward=setting.forward
             )
-        except Exception:  # a model that does not run at all: each side has said why
+        except Exception:  # a model that does not run at all: each side has the reason
             return ()
         return tuple(found.to_dict()["obstacles"])
 
 
 def _fastest_workers(side: PlainSide) -> None:
-    """The number of workers that a turn takes least time with; the training is as before."""
+    """Sets the fastest number of workers; the state of the training is restored."""
     took: dict[int, float] = {}
     for workers in WORKERS:
         with untouched(side.model, side.optimizer):

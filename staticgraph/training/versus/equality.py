@@ -1,8 +1,8 @@
 """Whether both sides compute the same: outputs before training, and losses step by step.
 
-Losses can be compared where a step draws no random numbers; with dropout two runs of plain PyG
-differ from each other as much. They drift apart slowly all the same, since rounding flips a ReLU
-now and then, so the bound is that of a preflight's comparison.
+Losses can be compared only if a step draws no random numbers; with dropout, two runs of plain PyG
+differ just as much. Even without, they slowly drift apart, since rounding occasionally flips a
+ReLU, so the tolerance is that of a preflight's comparison.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from staticgraph.training.versus.side import Side
 
 __all__ = ["TOLERANCE", "draws_random", "losses_apart", "outputs_apart"]
 
-# Steps whose losses are compared. Adam makes a step of full size of a gradient that is nothing but
-# rounding, so later ones drift: GINE 4x64 on ESOL by 2e-4 after 5 steps, 1e-3 after 10.
+# Steps whose losses are compared. Adam takes a full-size step even for a gradient that is only
+# rounding error, so later losses drift: GINE 4x64 on ESOL by 2e-4 after 5 steps, 1e-3 after 10.
 COMPARED = 5
-# Of two steps alike on a GPU, whose sums may be taken in any order.
+# The tolerance for two identical steps on a GPU, whose sums have no fixed order.
 ROUNDING = 1e-5
 
 
 def losses_apart(expected: Tensor, found: Tensor) -> float:
-    """The largest difference among the first losses, relative to the largest of them.
+    """The largest difference between the first losses, relative to the largest of them.
 
     Args:
-        expected, found: losses step by step ``[batches]``.
+        expected, found: losses per step, ``[batches]``.
     """
     return relative_difference(expected[:COMPARED], found[:COMPARED])
 
 
 def draws_random(side: Side) -> bool:
-    """Whether a training step gives another loss with another seed."""
+    """Whether a training step gives a different loss with a different seed."""
     losses = []
     for seed in (1, 2):
         with untouched(side.model, side.optimizer), side.one_step() as step:
@@ -53,11 +53,11 @@ def draws_random(side: Side) -> bool:
 
 
 def outputs_apart(setting: VersusSetting, plain: PlainSide) -> float:
-    """How far apart the outputs of real rows are in evaluation mode, relative to the largest value.
+    """The largest difference of real rows' outputs in evaluation mode, relative to the largest.
 
     Args:
-        setting: what is trained.
-        plain: before its first step; the first batch of a training is run.
+        setting: the setting of the comparison, whose first batch is run.
+        plain: the plain side, before its first step.
     """
     model = setting.fresh_model().eval()
     batch = _first_batch(setting).to(setting.device)

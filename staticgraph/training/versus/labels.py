@@ -1,7 +1,7 @@
-"""The mean of a loss over an unpadded batch, targets that are missing (NaN) left out.
+"""The mean of a loss over an unpadded batch, without missing (NaN) targets.
 
-The same rule as :mod:`staticgraph.steps.loss.missing_labels` in the words of plain PyG: the loss
-sees zeros for NaN, and an entry whose label was NaN takes no part in the mean.
+The same rule as :mod:`staticgraph.steps.loss.missing_labels`, for plain PyG: the loss sees zeros in
+place of NaN, and entries whose label was NaN are left out of the mean.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 
 
 def fields_with_gaps(schema: Schema) -> tuple[str, ...]:
-    """The float fields of which some values are missing."""
+    """The floating-point fields with missing values."""
     return tuple(f.name for f in schema if f.has_nan and f.dtype.startswith("float"))
 
 
 class _Labels(PlainBatch):
-    """A batch with zeros for NaN in some fields, which notes which of those are read."""
+    """A batch with zeros in place of NaN in some fields, which records the ones that are read."""
 
     def __init__(self, data: PlainBatch, gaps: Sequence[str]) -> None:
         super().__init__(data)
@@ -44,10 +44,10 @@ def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> T
     """The mean of a loss over an unpadded batch, 0-dim.
 
     Args:
-        loss: as a runner takes it.
-        out: of the model.
+        loss: the loss, as a runner takes it.
+        out: the model's output.
         data: the batch.
-        gaps: fields of which some values are missing.
+        gaps: the fields with missing values.
     """
     asked: Any = _Labels(data, gaps) if gaps else data
     terms = LossTerms.of(loss(out, asked))

@@ -1,4 +1,4 @@
-"""One picture of a trial: who is faster, at what memory, and do all compute the same?"""
+"""The plot of a comparison: throughput, memory, losses and filling."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from staticgraph.training.versus.report import SideReport, VersusReport
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette, which people with any colour vision tell apart.
+# Okabe and Ito's palette, which is distinguishable with any colour vision.
 PLAIN, OURS, WINNER = "#999999", "#56B4E9", "#0072B2"
 NODES, EDGES, PADDING = "#0072B2", "#E69F00", "#DDDDDD"
-# Lines of losses, one over the other and each thinner: equal ones all show.
+# The colours of loss lines; each line is thinner than the one below it, so that all show.
 LINES = ("#999999", "#56B4E9", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7")
-# Losses within this share of each other are drawn as one: the table has their differences.
+# Losses within this share of each other are drawn as equal: the table has their differences.
 ALIKE = 0.01
-# Fewer steps than this have a tick each.
+# With fewer steps than this, every step has a tick.
 FEW = 8
 MEBI = 1 << 20
 
@@ -29,8 +29,8 @@ def save_versus_picture(path: Path, report: VersusReport) -> None:
     """Writes a PNG: throughput and memory above, losses and filling below.
 
     Args:
-        path: of the PNG.
-        report: of a trial in which some side ran.
+        path: the path of the PNG.
+        report: the report of a comparison in which at least one side ran.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -51,7 +51,7 @@ def save_versus_picture(path: Path, report: VersusReport) -> None:
 
 
 def draw_rates(axes: Axes, sides: Sequence[SideReport], report: VersusReport) -> None:
-    """Graphs a second, the median turn; whiskers from the 10th to the 90th percentile."""
+    """Draws the median of graphs per second, with whiskers from the 10th to the 90th percentile."""
     rates = [side.graphs_per_s or 0.0 for side in sides]
     low = [max(0.0, r - (s.graphs_per_s_low or r)) for r, s in zip(rates, sides, strict=True)]
     high = [max(0.0, (s.graphs_per_s_high or r) - r) for r, s in zip(rates, sides, strict=True)]
@@ -78,7 +78,7 @@ def draw_rates(axes: Axes, sides: Sequence[SideReport], report: VersusReport) ->
 
 
 def draw_memory(axes: Axes, sides: Sequence[SideReport], report: VersusReport) -> None:
-    """What is held, and on it what a step adds."""
+    """Draws the memory that is held, and on top of it what a step adds."""
     held = [0.0 if s.memory is None else s.memory.held_bytes / MEBI for s in sides]
     added = [0.0 if s.memory is None else s.memory.step_bytes / MEBI for s in sides]
     places = range(len(sides))
@@ -96,7 +96,7 @@ def draw_memory(axes: Axes, sides: Sequence[SideReport], report: VersusReport) -
 
 
 def draw_losses(axes: Axes, sides: Sequence[SideReport], report: VersusReport) -> None:
-    """The losses of the first turn, from the same weights over the same batches."""
+    """Draws the losses of the first turn, from the same weights over the same batches."""
     for number, side in enumerate(sides):
         width = 1.0 + 1.5 * (len(sides) - 1 - number)
         axes.plot(
@@ -129,7 +129,7 @@ def draw_losses(axes: Axes, sides: Sequence[SideReport], report: VersusReport) -
 
 
 def draw_filling(axes: Axes, sides: Sequence[SideReport]) -> None:
-    """The share of nodes and edges that is real; the rest is padding."""
+    """Draws the share of real nodes and edges; the rest is padding."""
     for place, side in enumerate(sides):
         if side.filling is None:
             continue

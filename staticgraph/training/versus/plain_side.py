@@ -1,5 +1,5 @@
-"""Plain PyG at its best: its DataLoader with the fastest number of workers, fused Adam, sizes
-passed to the model where it takes them, pinned memory on CUDA."""
+"""Plain PyG, well tuned: its DataLoader with the fastest number of workers, fused Adam, sizes
+passed to a model that takes them, pinned memory on CUDA."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from staticgraph.training.versus.side import Filling
 
 
 class PlainSide:
-    """Trains a copy of the model as a loop written by hand does.
+    """Trains a copy of the model with a standard PyG training loop.
 
     Args:
-        setting: what is trained.
-        compiled: under ``torch.compile(dynamic=True)``.
+        setting: the setting of the comparison.
+        compiled: run the model under ``torch.compile(dynamic=True)``.
     """
 
     def __init__(self, setting: VersusSetting, compiled: bool = False) -> None:
@@ -38,15 +38,15 @@ class PlainSide:
         self._course: Course | None = None
 
     def prepare(self) -> None:
-        """Nothing: its layers run as they are."""
+        """Does nothing."""
 
     def begin(self, course: Course) -> None:
-        """The course that turns are over from now on."""
+        """Sets the course of the following turns."""
         self._course = course
         self._load()
 
     def take_workers(self, workers: int) -> None:
-        """Another number of processes that collate."""
+        """Sets the number of collating processes."""
         self.workers = workers
         self._load()
 
@@ -62,7 +62,7 @@ class PlainSide:
             )
 
     def turn(self) -> Tensor:
-        """Trains over the course once; the losses ``[batches]``."""
+        """Trains over the course once, and returns the losses ``[batches]``."""
         losses = []
         for data in self._loader:
             data = data.to(self.setting.device, non_blocking=True)
@@ -83,7 +83,7 @@ class PlainSide:
 
     @contextmanager
     def one_step(self) -> Iterator[Callable[[], Tensor]]:
-        """Gives a function that takes a training step on the first batch of the course."""
+        """Yields a function that runs a training step on the first batch of the course."""
         data = next(iter(DataLoader(self._first(), batch_size=len(self._first()))))
         data = PlainBatch(data.to(self.setting.device))
         yield lambda: self._step(data)
@@ -93,7 +93,7 @@ class PlainSide:
         return [self._course.graphs[i] for i in self._course.order[0]]
 
     def outputs(self, batch: StaticBatch) -> Any:
-        """The model's output in evaluation mode for the real graphs of a batch, and no gradient."""
+        """The model's output in evaluation mode for a batch's real graphs, without gradients."""
         data: Any = plain_batch(batch)
         was = self.model.training
         self.model.eval()
@@ -104,9 +104,9 @@ class PlainSide:
             self.model.train(was)
 
     def filling(self) -> Filling:
-        """There is no padding."""
+        """All rows are real, since there is no padding."""
         return Filling(1.0, 1.0, 1.0)
 
     def close(self) -> None:
-        """Ends the processes that collate."""
+        """Ends the collating processes."""
         self._loader = None

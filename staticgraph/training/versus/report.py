@@ -1,4 +1,4 @@
-"""What trying found: a row a side, who won, and whether all computed the same."""
+"""The report of a comparison: one row per side, the winner, and whether all computed the same."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ from staticgraph.training.versus.step_memory import StepMemory
 
 @dataclass(frozen=True, slots=True)
 class SideReport:
-    """One side. Rates are medians over the turns; ``low`` and ``high`` the 10th and 90th
-    percentile; None where it did not run, with the reason in ``refused``.
+    """The measurements of one side.
+
+    Rates and ratios are medians over the turns; ``_low`` and ``_high`` are the 10th and 90th
+    percentiles. They are None for a side that did not run.
 
     Attributes:
-        name: ``PyG``, or a mode.
+        name: ``PyG``, ``PyG, compiled``, or a mode.
         graphs_per_s: real graphs per second, loading included; with ``_low`` and ``_high``.
-        ratio: times as fast as the first side that ran, turn by turn; with ``_low``, ``_high``.
-        turns: that were timed.
-        prepare_s: compiling and recording.
-        memory: of a training step.
+        ratio: speed relative to the first side that ran, turn by turn; with ``_low``, ``_high``.
+        turns: the number of timed turns.
+        prepare_s: seconds to compile and record.
+        memory: the memory of a training step.
         filling: real rows over physical rows.
-        losses: of the first turn, step by step, from the same weights.
-        losses_apart: from those of the first side that ran; None where random numbers are drawn.
-        refused: why it did not run.
+        losses: the losses of the first turn, step by step, from the same weights.
+        losses_apart: their difference from those of the first side that ran; None for that side,
+            and if random numbers are drawn.
+        refused: why the side did not run.
     """
 
     name: str
@@ -53,21 +56,21 @@ class SideReport:
 
     @property
     def ran(self) -> bool:
-        """Whether it was measured."""
+        """Whether the side was measured."""
         return self.graphs_per_s is not None
 
     @property
     def equal(self) -> bool | None:
-        """Whether its losses are those of the first side; None where that was not compared."""
+        """Whether its losses equal those of the first side; None if they were not compared."""
         return None if self.losses_apart is None else self.losses_apart <= TOLERANCE
 
     @property
     def loss(self) -> float:
-        """The mean of the first turn."""
+        """The mean loss of the first turn."""
         return sum(self.losses) / max(1, len(self.losses))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The measurements as plain values, for JSON."""
         return {
             **asdict(self),
             "memory": None if self.memory is None else self.memory._asdict(),
@@ -78,22 +81,24 @@ class SideReport:
 
 @dataclass(frozen=True, slots=True)
 class VersusReport:
-    """What :func:`staticgraph.training.versus.comparison.compare` found.
+    """The result of :func:`staticgraph.training.versus.comparison.compare`.
 
     Attributes:
-        model: its class; data: the data set's name; graphs: how many a turn trained over.
-        batch_size: graphs of a batch; capacities: the fixed shapes.
-        device: in words; versions: of Python, torch and PyG; date: of the day.
-        seconds: what all took.
-        sides: plain PyG first.
-        workers: processes that PyG's loader was fastest with.
+        model, data: the names of the model's class and of the data set.
+        graphs, batch_size: graphs per turn and per batch.
+        capacities: the fixed shapes.
+        device: a description of the device.
+        versions, date: the versions of Python, torch and PyG, and the day.
+        seconds: the total time.
+        sides: the sides, plain PyG first.
+        workers: the number of processes with which PyG's loader was fastest.
         random: whether a step draws random numbers, so that losses cannot be compared.
-        outputs_apart: of the models in evaluation mode, relative to the largest value; None where
-            one of the two does not run.
-        winner: the name of the side to take; ``""`` where none ran.
-        reason: why that one.
+        outputs_apart: the difference of outputs in evaluation mode, relative to the largest value;
+            None if plain PyG or the static model does not run.
+        winner: the name of the recommended side; ``""`` if none ran.
+        reason: why this side is recommended; empty for the first side.
         compared_with: the first side that ran.
-        obstacles: of a model that a mode refused, as the preflight names them.
+        obstacles: the preflight's obstacles, for a model that a mode refused.
     """
 
     model: str
@@ -116,7 +121,7 @@ class VersusReport:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing that was compared differs."""
+        """Whether all compared losses and outputs are equal."""
         apart = self.outputs_apart
         return all(side.equal is not False for side in self.sides) and (
             apart is None or apart <= TOLERANCE
@@ -124,12 +129,12 @@ class VersusReport:
 
     @property
     def ok(self) -> bool:
-        """Whether this library ran in some mode, and computed what plain PyG does."""
+        """Whether this library ran in at least one mode, and nothing that was compared differs."""
         static = [side for side in self.sides if not side.name.startswith("PyG")]
         return any(side.ran for side in static) and self.equal
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON: what is not a finite number is None."""
+        """The report as plain values, for JSON; numbers that are not finite become None."""
         return finite(
             {
                 "ok": self.ok,
@@ -218,7 +223,7 @@ def _apart(difference: float) -> str:
 
 
 def _headers(first: str) -> tuple[str, ...]:
-    """Of the table; ratios are to the side that ran first."""
+    """The headers of the table; ratios are relative to the first side that ran."""
     return (
         *("contender", "graphs/s", f"times {first or 'PyG'}", "p10 to p90", "memory"),
         *("nodes real", "edges real", "loss", "losses equal", "ready in"),
@@ -226,7 +231,7 @@ def _headers(first: str) -> tuple[str, ...]:
 
 
 def _first_line(reason: str) -> str:
-    """The rest, a compiler's account of itself, is in the JSON."""
+    """The first line of a reason; the rest, often compiler output, is only in the JSON."""
     return reason.splitlines()[0].rstrip(":")
 
 

@@ -1,7 +1,7 @@
-"""What both sides share: the data, the model before its first step, the loss, the order of batches.
+"""What all sides share: the data, the untrained model, the loss, and the order of batches.
 
-Whatever is compared starts from the same weights and meets the same graphs in the same batches in
-the same order, with the same optimizer; only who batches them and who runs the step differs.
+All sides start from the same weights and train on the same graphs in the same batches and order,
+with the same optimizer; only the batching and the execution of the step differ.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from staticgraph.store.graph_store import GraphStore
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VersusSetting:
-    """What is trained.
+    """The setting of a comparison.
 
     Attributes:
-        model: on the CPU, before its first step; never run itself.
-        store: the graphs; plan: their fixed shapes.
+        model: the untrained model, on the CPU; only copies of it are run.
+        store: the graphs.
+        plan: the fixed shapes.
         loss: one value per row, as a runner takes it.
         forward: how the model is called.
-        train_ids: the graphs that may be drawn.
-        batch_size: graphs of a batch.
-        device: where both sides run.
-        lr: of Adam; seed: of the order and of random numbers.
+        train_ids: the graphs to train on.
+        batch_size: graphs per batch.
+        device: the device of all sides.
+        lr: learning rate of Adam.
+        seed: seed of the order of graphs and of random numbers.
     """
 
     model: torch.nn.Module
@@ -53,17 +55,17 @@ class VersusSetting:
         return copy.deepcopy(self.model).to(self.device).train()
 
     def adam(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """The same optimizer for all: the fastest that torch has."""
+        """The optimizer, the same for all sides: torch's fused Adam."""
         on_cuda = self.device.type == "cuda"
         return torch.optim.Adam(model.parameters(), lr=self.lr, fused=True, capturable=on_cuda)
 
     @property
     def most_batches(self) -> int:
-        """Batches that the graphs to draw from make."""
+        """The number of full batches in an epoch, at least 1."""
         return max(1, len(self.train_ids) // self.batch_size)
 
     def course(self, batches: int) -> Course:
-        """The first so many batches of the first epoch, as a training has them."""
+        """A course of the first ``batches`` batches of the first epoch of a training."""
         batcher = Batcher(
             self.store.sizes,
             self.plan,
@@ -78,17 +80,17 @@ class VersusSetting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Course:
-    """What a turn trains over: the ids of each batch, and the graphs as PyG has them."""
+    """The batches of a turn: the ids of each batch, and the graphs as PyG objects."""
 
     order: list[list[int]]
     graphs: dict[int, Any]
 
     @property
     def num_graphs(self) -> int:
-        """Of all batches together."""
+        """The number of graphs in all batches together."""
         return sum(map(len, self.order))
 
     @property
     def data(self) -> list[Data | None]:
-        """The graphs at their places in the store, for a sampler of ids."""
+        """The graphs at their positions in the store, for a sampler of ids."""
         return [self.graphs.get(i) for i in range(max(self.graphs) + 1)]

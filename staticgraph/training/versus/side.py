@@ -1,4 +1,4 @@
-"""One who takes turns: plain PyG, or this library in one of its modes."""
+"""The interface of a side of the comparison: plain PyG, or this library in one of its modes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class Filling(NamedTuple):
 
 
 class Side(Protocol):
-    """Trains over a course, as often as it is asked.
+    """Trains over a course, any number of times.
 
     Attributes:
-        name: in tables.
-        model: what it trains; optimizer: over its parameters.
+        name: its name in tables.
+        model: the model that it trains.
+        optimizer: the optimizer of the model's parameters.
     """
 
     name: str
@@ -32,22 +33,22 @@ class Side(Protocol):
     optimizer: torch.optim.Optimizer
 
     def prepare(self) -> None:
-        """Compiles and records what there is to."""
+        """Compiles and records the training step, if the side does so."""
         ...
 
     def begin(self, course: Course) -> None:
-        """The course that turns are over from now on."""
+        """Sets the course of the following turns."""
         ...
 
     def turn(self) -> Tensor:
-        """Trains over the course once, loading included; the losses ``[batches]``, the device's
-        queue empty."""
+        """Trains over the course once, loading included, and synchronizes with the device; returns
+        the losses ``[batches]``."""
         ...
 
     def one_step(self) -> AbstractContextManager[Any]:
-        """As a ``with`` block: gives a function that takes a training step on a ready batch."""
+        """A context manager that gives a function which runs a training step on a loaded batch."""
         ...
 
     def filling(self) -> Filling:
-        """Of the batches so far."""
+        """The filling of the batches so far."""
         ...

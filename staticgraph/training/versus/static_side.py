@@ -1,4 +1,4 @@
-"""This library in one of its modes, as ``staticgraph train`` runs it."""
+"""This library in one of its modes, run as by ``staticgraph train``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from staticgraph.training.versus.setting import Course, VersusSetting
 from staticgraph.training.versus.side import Filling
 
 KERNELS = "+kernels"
-# Of a GPU's free memory, what the data set may take here.
+# The share of a GPU's free memory that the data set may take.
 SHARE_FOR_DATA = 0.25
 ON_CPU = ("eager", "eager+kernels", "fused")
 ON_CUDA = (
@@ -31,14 +31,14 @@ ON_CUDA = (
 
 
 class Way(NamedTuple):
-    """A mode of the runner, with or without the fused kernels; ``default+kernels`` in words."""
+    """A mode of the runner, with or without the fused kernels, named like ``default+kernels``."""
 
     mode: str
     kernels: bool
 
     @classmethod
     def of(cls, name: str) -> Way:
-        """What a name says.
+        """Parses a name.
 
         Raises:
             ValueError: there is no such mode.
@@ -54,15 +54,15 @@ class Way(NamedTuple):
 
 
 def ways_on(device_type: str) -> tuple[str, ...]:
-    """The modes that are tried on a device if none are named."""
+    """The default modes for a device type."""
     return ON_CUDA if device_type == "cuda" else ON_CPU
 
 
 class StaticSide:
-    """Trains a copy of the model in fixed shapes.
+    """Trains a copy of the model with fixed shapes.
 
     Args:
-        setting: what is trained.
+        setting: the setting of the comparison.
         name: the mode; see :class:`Way`.
 
     Raises:
@@ -88,7 +88,7 @@ class StaticSide:
         self._batches = 0
 
     def _moved(self, pointers: bool) -> GraphStore | DeviceStore:
-        """The store, on the device where it is a GPU with room for it."""
+        """The store, moved to the device if that is a GPU with enough free memory."""
         store, device = self.setting.store, self.setting.device
         if device.type != "cuda" or not is_simple(store):
             return store
@@ -100,13 +100,13 @@ class StaticSide:
         """Compiles and records the training step of every bucket.
 
         Raises:
-            NotStatic: the model cannot run in fixed shapes in this mode.
+            NotStatic: the model cannot run with fixed shapes in this mode.
             PaddingLeaks: padding reaches real rows.
         """
         self.runner.warmup(self._source, phases=("step",), progress=False)
 
     def begin(self, course: Course) -> None:
-        """The course that turns are over from now on."""
+        """Sets the course of the following turns."""
         setting = self.setting
         self._batches = len(course.order)
         self._loader = self.runner.loader(
@@ -114,7 +114,7 @@ class StaticSide:
         )
 
     def turn(self) -> Tensor:
-        """Trains over the course once; the losses ``[batches]``."""
+        """Trains over the course once, and returns the losses ``[batches]``."""
         assert self._loader is not None
         self._loader.set_epoch(0)
         with closing(iter(self._loader)) as batches:
@@ -126,7 +126,7 @@ class StaticSide:
 
     @contextmanager
     def one_step(self) -> Iterator[Callable[[], Tensor]]:
-        """Gives a function that takes a training step on the first batch of the course."""
+        """Yields a function that runs a training step on the first batch of the course."""
         assert self._loader is not None
         self._loader.set_epoch(0)
         with closing(iter(self._loader)) as batches:
@@ -134,11 +134,11 @@ class StaticSide:
             yield lambda: self.runner.step(batch)
 
     def filling(self) -> Filling:
-        """Of the training batches so far."""
+        """The filling of the training batches so far."""
         buckets = [b for b in self.runner.report().buckets if b.batches]
 
         def filled(rows: str, efficiency: str) -> float:
-            """Real rows over physical rows of all batches: 0 to 1."""
+            """Real rows over physical rows of all batches, 0 to 1."""
             physical = [getattr(b, rows) * b.batches for b in buckets]
             real = [
                 n * (getattr(b, efficiency) or 0.0) for n, b in zip(physical, buckets, strict=True)
@@ -152,5 +152,5 @@ class StaticSide:
         )
 
     def close(self) -> None:
-        """Frees what was recorded."""
+        """Frees the recordings."""
         self.runner.close()

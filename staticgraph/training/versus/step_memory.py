@@ -1,9 +1,9 @@
-"""What a side holds, and what one training step of it adds at the peak.
+"""The memory that a side holds, and what one training step adds at its peak.
 
-On CUDA the allocator tells: what making and preparing the side took from the driver (recordings
-and graphs on the device included), and what a step adds to that. A CPU's allocator has no
-high-water mark: there parameters, buffers and optimizer state are counted, and torch's profiler
-records the allocations of one step.
+On CUDA these come from the allocator: the memory that the side took from the driver when it was
+made and prepared (including recordings and graphs on the device), and the peak that a step adds. A
+CPU's allocator does not track its peak: there, parameters, buffers and optimizer state are counted,
+and torch's profiler records the allocations of one step.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from staticgraph.training.versus.side import Side
 
 
 class StepMemory(NamedTuple):
-    """Bytes: held all the time, and added by a step at its peak."""
+    """The bytes that are held permanently, and those that a step adds at its peak."""
 
     held_bytes: int
     step_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        """At the peak of a step."""
+        """The bytes at the peak of a step."""
         return self.held_bytes + self.step_bytes
 
 
 def reserved_on(device: torch.device) -> int:
-    """What is taken from the driver of a GPU and in use; 0 on a CPU."""
+    """The bytes that torch reserves on a GPU, after freeing unused blocks; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     allocator = CudaAllocator(device)
@@ -42,12 +42,12 @@ def reserved_on(device: torch.device) -> int:
 
 
 def step_memory(side: Side, device: torch.device, before: int) -> StepMemory:
-    """Reads one warm training step; the side's training is as before afterwards.
+    """Measures one training step after a warmup; the side's training state is restored.
 
     Args:
-        side: prepared, on a course.
-        device: it runs on.
-        before: :func:`reserved_on` before the side was made.
+        side: a prepared side, with a course.
+        device: the device of the side.
+        before: the value of :func:`reserved_on` before the side was made.
     """
     allocator: Allocator = CudaAllocator(device) if device.type == "cuda" else ProfilerAllocator()
     with untouched(side.model, side.optimizer), side.one_step() as step:
@@ -55,7 +55,7 @@ def step_memory(side: Side, device: torch.device, before: int) -> StepMemory:
         if device.type == "cuda":
             held: Any = reserved_on(device) - before
         else:
-            side.optimizer.zero_grad(set_to_none=True)  # a gradient that is freed counts for less
+            side.optimizer.zero_grad(set_to_none=True)  # or freeing old gradients lowers the result
             tensors = (*side.model.parameters(), *side.model.buffers())
             held = distinct_bytes(tensors) + state_bytes(side.optimizer)
         base = allocator.allocated()

@@ -1,11 +1,11 @@
-"""Turns, A B C C B A A B C ..., so that a machine whose speed drifts slows all of them alike."""
+"""Turns in the order A B C C B A A B C ..., so that a drift in speed affects all sides alike."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 
-# Fewer say nothing about which was faster in most rounds.
+# With fewer rounds, it is not clear which side was faster in most of them.
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 50
 
@@ -19,14 +19,14 @@ def take_turns(
     clock: Callable[[], float] = time.perf_counter,
     told: Callable[[int], None] = lambda done: None,
 ) -> dict[str, list[float]]:
-    """Runs every side once a round, and gives the seconds that each turn took.
+    """Runs every side once per round, and returns the seconds of each turn.
 
     Args:
-        sides: by name.
-        until: by ``clock``; no round begins after it but the first ``least``.
-        least, most: rounds.
-        clock: seconds.
-        told: is told after each turn how many were taken.
+        sides: the functions that take a turn, by name.
+        until: the time after which only the first ``least`` rounds begin.
+        least, most: the smallest and largest number of rounds.
+        clock: returns the time in seconds.
+        told: called after each turn with the number of turns so far.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     names, done = list(sides), 0
