@@ -1,1 +1,2 @@
-"""Files that neither a kill, a full disk nor a changed byte turns into something else."""
+"""Reading and writing files safely: kills, full disks and changed bytes never yield wrong
+contents."""
