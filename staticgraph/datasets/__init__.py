@@ -115,8 +115,7 @@ def _open_path(
 
 
 def random_split(graphs: int, seed: int) -> dict[str, IntArray]:
-    """Returns the graph indices of a random 80/10/10 split, each ascending; deterministic per
-    seed."""
+    """Returns a random 80/10/10 split, each part ascending; deterministic per seed."""
     order = np.random.default_rng(seed).permutation(graphs)
     held = int(graphs * HELD_OUT)
     return {

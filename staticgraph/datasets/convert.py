@@ -193,8 +193,7 @@ def _write(job: Conversion, worker: int, folder: Path, source: Source, tell: Any
 
 
 def _work(job: Conversion, worker: int, folder: Path, source: Source, to: Connection) -> None:
-    """Runs a worker process: sends the number of graphs of each part, then None or the
-    exception."""
+    """Runs a worker: sends the number of graphs of each part, then None or an exception."""
     try:
         _write(job, worker, folder, source, to.send)
         to.send(None)

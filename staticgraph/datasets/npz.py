@@ -67,8 +67,7 @@ def open_npz(path: Path) -> GraphStore:
 
 
 def _is_one_graph(arrays: dict[str, Array]) -> bool:
-    """Returns whether these are the nodes and edges of one large graph, as ``train-large``
-    expects."""
+    """Returns whether these are the arrays of one large graph, as for ``train-large``."""
     nodes = arrays.get("num_nodes", arrays.get("num_entities"))
     return nodes is not None and nodes.ndim == 0
 
@@ -145,8 +144,7 @@ def as_float32(label: Array, name: str) -> Array:
 
 
 def both_directions(pairs: Array) -> tuple[IntArray, IntArray]:
-    """Returns sources and destinations ``[2m]`` of ``m`` undirected pairs ``[2, m]``: a to b, b to
-    a."""
+    """Returns sources and destinations ``[2m]`` of undirected pairs ``[2, m]``: a to b, b to a."""
     pairs = whole_numbers(pairs, "ends of bonds or edges", BadGraph)
     return pairs.T.reshape(-1), pairs[::-1].T.reshape(-1)
 

@@ -134,8 +134,7 @@ def _collated(content: tuple[Any, ...]) -> InMemoryDataset | list[Data] | None:
 
 
 def _data_is_safe() -> torch.serialization.safe_globals:
-    """Lets ``torch.load`` read ``Data``: PyG 2.8 registers the class, but not the classes inside
-    it.
+    """Lets ``torch.load`` read ``Data``: PyG 2.8 does not register the classes inside it.
 
     OGB 1.3.6 calls ``torch.load`` without ``weights_only``, so since torch 2.6 it needs this,
     too.

@@ -31,8 +31,7 @@ SPECS = (
 
 
 def check(spec: str | Path, *, target: str | Sequence[str] | None = None) -> None:
-    """Rejects the specs that :func:`staticgraph.datasets.open` would reject without reading any
-    data.
+    """Rejects specs that :func:`staticgraph.datasets.open` rejects before reading data.
 
     Raises:
         UnknownDataset, FileNotFoundError, ValueError: as :func:`staticgraph.datasets.open`.

@@ -1,2 +1,1 @@
-"""Reading and writing files safely: kills, full disks and changed bytes never yield wrong
-contents."""
+"""Files that are safe against kills, full disks and changed bytes."""

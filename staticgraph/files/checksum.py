@@ -24,8 +24,7 @@ def crc32_of_file(path: Path) -> int:
 
 
 def crc32_of_stretch(file: BinaryIO, length: int) -> int:
-    """Returns the CRC-32 of the next ``length`` bytes of an open file, or of fewer if the file
-    ends."""
+    """Returns the CRC-32 of the next ``length`` bytes of an open file, or up to its end."""
     checksum = 0
     while length > 0 and (block := file.read(min(length, BLOCK))):
         checksum = zlib.crc32(block, checksum)

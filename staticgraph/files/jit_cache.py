@@ -22,8 +22,7 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def ensure() -> None:
-    """Makes sure that numba can cache compiled code, or does not try; warns if it had to
-    intervene."""
+    """Makes sure that numba can cache code or does not try; warns if it changes anything."""
     if any(_takes_files(folder) for folder in places()):
         return
     try:
@@ -74,7 +73,6 @@ def _never_cache() -> None:
 
 
 def _remove(folder: str, owner: int) -> None:
-    """Removes the folder, unless this is a forked process, which inherits the same exit
-    handlers."""
+    """Removes the folder, except in a fork, which inherits this exit handler."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

@@ -24,8 +24,7 @@ SIGNATURE_BYTES = 32
 
 
 class NotOurs(Exception):
-    """A file or folder that cannot be trusted, or a key that is not available; the message says
-    why."""
+    """A file or folder that cannot be trusted, or a key that is not available."""
 
 
 def folder() -> Path:

@@ -1,2 +1,1 @@
-"""A data set as flat columns: the store, its files on disk, and the conversion from PyG's
-``Data``."""
+"""A data set as flat columns: the store, its files, and the conversion from PyG."""

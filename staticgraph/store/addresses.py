@@ -66,8 +66,7 @@ def address(array: Array) -> int:
 
 
 def names_of(schema: Schema) -> tuple[str, ...]:
-    """Returns the names, as in :meth:`GraphColumns.arrays`, of the arrays that a batch is copied
-    from."""
+    """Returns the names of a batch's source arrays, as in :meth:`GraphColumns.arrays`."""
     return (
         *map(offsets_name, ("node", "edge", *(axis.name for axis in schema.axes))),
         *("edge_src", "edge_dst", "transpose", "row_ptr"),
@@ -116,8 +115,7 @@ class TakenGraphs:
         return len(self.ids)
 
     def unchecked(self) -> NDArray[np.bool_]:
-        """Returns a mask ``[g]`` of the graphs whose block has not been checked against its
-        checksums."""
+        """Returns ``[g]``: whether a graph's block has not been checked yet."""
         found = np.zeros(len(self), np.bool_)
         blocks, done, counts = self._at.T[-3:]
         if counts.any():
@@ -166,8 +164,7 @@ def _pointer(typing: Any, at: Any) -> Any:
 
 @intrinsic
 def _copy_bytes(_: Any, target: Any, source: Any, count: Any) -> Any:
-    """Calls C's memcpy; a slice assignment compiles to a loop, twice as slow and five times as long
-    to compile."""
+    """Calls C's memcpy; slice assignment is twice as slow and compiles five times as long."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         """Emits the copy of ``count`` bytes."""

@@ -172,8 +172,7 @@ def blocks_of(schema: Schema, arrays: Mapping[str, Array]) -> IntArray:
 
 
 def sums_of(schema: Schema, arrays: Mapping[str, Array], blocks: IntArray) -> NDArray[np.uint32]:
-    """Returns ``[b, a]``: CRC-32 of each block of each array of :func:`by_block`, in their
-    order."""
+    """Returns ``[b, a]``: CRC-32 of each block of each array of :func:`by_block`, in order."""
     names = [name for name in arrays if by_block(name)]
     sums = np.empty((len(blocks) - 1, len(names)), np.uint32)
     for block in range(len(blocks) - 1):

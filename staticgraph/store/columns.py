@@ -190,8 +190,7 @@ def require_finite(
     all_offsets: Mapping[str, IntArray],
     which: bool | tuple[str, ...],
 ) -> None:
-    """Rejects NaN and infinity, in every floating-point field except ``y`` (True) or in the named
-    fields.
+    """Rejects NaN and infinity in every floating field except ``y`` (True), or in named ones.
 
     Raises:
         BadGraph: if a value is not finite; the message names the graph.
@@ -252,8 +251,7 @@ def checked_splits(splits: Mapping[str, ArrayLike], n: int, name: str) -> dict[s
 def _counting_sort(
     keys: IntArray, node_offsets: IntArray, edge_offsets: IntArray, order: IntArray, ptr: IntArray
 ) -> bool:
-    """Sorts each graph's edges stably by ``keys`` (local nodes) into ``order``; row pointers into
-    ``ptr``.
+    """Sorts each graph's edges stably by ``keys`` (local nodes); fills ``order`` and ``ptr``.
 
     Returns whether the edges were in that order already. Linear in nodes and edges.
     """
@@ -280,8 +278,7 @@ def _counting_sort(
 def sort_by_destination(
     dst: Array, node_offsets: IntArray, edge_offsets: IntArray
 ) -> IntArray | None:
-    """Returns the permutation that sorts edges by destination, or None if they are sorted
-    already."""
+    """Returns the permutation that sorts edges by destination; None if already sorted."""
     order = np.empty(len(dst), dtype=np.int64)
     ptr = np.empty(node_offsets[-1] + 1, dtype=np.int64)
     keys = np.ascontiguousarray(dst, dtype=np.int64)
@@ -291,8 +288,7 @@ def sort_by_destination(
 def row_pointers(
     src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Returns row pointers by destination and, for each graph, the permutation that sorts edges by
-    source."""
+    """Returns row pointers by destination, and each graph's permutation of edges by source."""
     order = np.empty(len(dst), dtype=np.int64)
     row_ptr = np.empty(node_offsets[-1] + 1, dtype=np.int64)
     _counting_sort(np.ascontiguousarray(dst, np.int64), node_offsets, edge_offsets, order, row_ptr)

@@ -188,8 +188,7 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
 
 
 def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array:
-    """Maps one array; arrays that are not checked by block, or all if ``whole``, are checked
-    now."""
+    """Maps one array; if ``whole``, or not checked by block, it is checked now."""
     path = root / file_of(name)
     found, length = path.stat().st_size if path.is_file() else None, int(file["bytes"])
     if found != length:

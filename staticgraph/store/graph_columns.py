@@ -178,8 +178,7 @@ class GraphColumns:
 
     @classmethod
     def zeros(cls, schema: Schema) -> Self:
-        """Builds a store of one graph with one node, no edges, no rows on any axis and zeros in
-        every field.
+        """Builds a store of one graph: one node, no edges, no rows on any axis, all zeros.
 
         If an index refers to rows that do not exist here, only the schema of the result is
         meaningful.
@@ -237,14 +236,12 @@ class GraphColumns:
 
     @cached_property
     def sizes(self) -> IntArray:
-        """``[n, C]`` int64: nodes and edges of each graph, then its rows on each axis; no feature
-        is read."""
+        """``[n, C]`` int64: nodes, edges and rows of each axis per graph; reads no features."""
         return self.narrow_sizes.astype(np.int64)
 
     @cached_property
     def narrow_sizes(self) -> Array:
-        """:attr:`sizes` in the narrowest signed dtype that holds them (0.4 GB for 100 million
-        molecules)."""
+        """:attr:`sizes` in the narrowest signed dtype: 0.4 GB for 100 million molecules."""
         offsets = (self.node_offsets, self.edge_offsets, *self.offsets.values())
         starts = range(0, max(1, len(self)), AT_ONCE)
         return np.concatenate(
@@ -330,8 +327,7 @@ class GraphColumns:
         return self, ids
 
     def __getitem__(self, which: SupportsIndex | slice | ArrayLike) -> Any:
-        """Returns one graph as it went in, as a PyG ``Data`` or ``HeteroData``, or a list of
-        graphs.
+        """Returns a graph as it went in, a ``Data`` or ``HeteroData``, or a list of graphs.
 
         Args:
             which: an index, for one graph; a slice, indices ``[n]`` or a mask ``[graphs]``, for a

@@ -1,5 +1,4 @@
-""":class:`GraphStore`, a data set of many graphs, with its conversions: from PyG, to and from disk,
-to a device.
+""":class:`GraphStore`, a data set of many graphs: from PyG, to and from disk, to a device.
 
 The columns themselves, and how they are read, are in :mod:`staticgraph.store.graph_columns`.
 """
@@ -148,10 +147,9 @@ class GraphStore(GraphColumns):
         pointers: bool = True,
         budget: MemoryBudget | None = None,
     ) -> DeviceStore:
-        """Copies the graphs to a device in compact dtypes, so that only the ids of a batch cross
-        the bus.
+        """Copies the graphs to a device, so that only the ids of a batch cross the bus.
 
-        See :mod:`staticgraph.store.on_device`.
+        They are kept in compact dtypes; see :mod:`staticgraph.store.on_device`.
 
         Args:
             device: a torch device or its name; the CPU is allowed.

@@ -1,5 +1,4 @@
-"""Index fields: values that refer to rows of their graph, checked, and renumbered when edges are
-sorted.
+"""Index fields: values that refer to rows of their graph.
 
 A batch adds to each value the number of rows before its graph (PyG's ``__inc__``), so an
 out-of-range value would silently point into another graph. Such values are rejected when a store is
@@ -112,8 +111,7 @@ def renumbered(
     level: str,
     order: IntArray,
 ) -> dict[str, Array]:
-    """Returns the columns after the rows of ``level`` are permuted by ``order`` (positions among
-    all rows).
+    """Returns the columns after permuting ``level`` by ``order`` (positions among all rows).
 
     Fields on the level have their rows moved; fields that index the level have their values
     renumbered.

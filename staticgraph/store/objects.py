@@ -32,8 +32,7 @@ class ObjectColumn(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[Any]) -> ObjectColumn | None:
-        """Builds a column of objects, one per graph; None if one does not survive a round trip
-        through JSON."""
+        """Builds a column, one object per graph; None if JSON cannot represent one exactly."""
         pieces = []
         for value in values:
             plain = _without_tuples(value)

@@ -233,8 +233,7 @@ def _odd(store: GraphColumns) -> list[str]:
 
 
 def _width(field: Field) -> int:
-    """Returns the scalars that a batch copies at once: those of a row, or of all rows of a
-    graph."""
+    """Returns how many scalars a batch copies at once: a row's, or all of a graph's rows."""
     return field.width * (field.rows if field.level == "graph" else 1)
 
 
@@ -259,8 +258,7 @@ def _column(field: Field, column: Array) -> Encoded:
 
 
 def _labels(rows: Array) -> Array | None:
-    """Encodes floats as int8 with :data:`MISSING` for NaN; None if that is not exact bit for
-    bit."""
+    """Encodes floats as int8 with :data:`MISSING` for NaN; None if that loses any bit."""
     missing = np.isnan(rows)
     whole = np.where(missing, 0, rows)
     if not (np.abs(whole) < -MISSING).all():
@@ -289,8 +287,7 @@ def _at_least_one(array: Array) -> Array:
 
 
 def _first_by_source(store: GraphColumns) -> IntArray:
-    """Returns ``[sum n]``: where each node's edges begin among its graph's edges sorted by
-    source."""
+    """Returns ``[sum n]``: where each node's edges begin in its graph, sorted by source."""
     found = np.empty(int(store.node_offsets[-1]), dtype=np.int64)
     _count_sources(store.edge_src, store.node_offsets, store.edge_offsets, found)
     return found

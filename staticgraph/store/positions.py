@@ -1,5 +1,4 @@
-"""Resolves graph selections: an index, a slice, a list of indices, or a mask, as in PyG's data
-sets."""
+"""Selections of graphs: an index, a slice, indices or a mask, as in PyG's data sets."""
 
 from __future__ import annotations
 

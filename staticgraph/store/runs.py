@@ -1,5 +1,4 @@
-"""Runs of consecutive graphs as separate stores: slices of the columns, without copying or
-widening."""
+"""Runs of consecutive graphs as stores: slices of the columns, not copied or widened."""
 
 from __future__ import annotations
 

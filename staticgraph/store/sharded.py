@@ -106,8 +106,7 @@ class Sharded(GraphColumns):
         return Survey(self._open.parts(), verify=False)
 
     def whole(self, name: str) -> Array:
-        """Concatenates an array over all shards; the name is that of
-        :meth:`GraphColumns.arrays`."""
+        """Concatenates an array over all shards, by its name in :meth:`GraphColumns.arrays`."""
         dtype, pieces = self._survey.dtype(name), list(self._survey.pieces(name))
         return np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.empty(0, dtype)
 
@@ -121,8 +120,7 @@ class Sharded(GraphColumns):
         return number, graph - int(self._starts[number])
 
     def _pieces(self, ids: IntArray) -> Iterator[tuple[int, IntArray, IntArray]]:
-        """Yields, for each shard of ``ids``, its number, the graphs in it, and their positions in
-        ``ids``."""
+        """Yields for each shard its number, its graphs, and their positions in ``ids``."""
         owners = np.searchsorted(self._starts, ids, side="right") - 1
         places = np.argsort(owners, kind="stable")
         sorted_owners = owners[places]
@@ -137,8 +135,7 @@ class Sharded(GraphColumns):
         return found, np.arange(len(ids))
 
     def _taken(self, ids: IntArray) -> TakenGraphs:
-        """Returns these graphs with their shards held open; checks the ids, since reads by address
-        do not."""
+        """Returns graphs with their shards held open; checks ids, which reads by address do not."""
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
             raise IndexError(f"graph {ids[(ids < 0) | (ids >= len(self))][0]} of {len(self)}")
         owners = np.searchsorted(self._starts, ids, side="right") - 1
@@ -151,8 +148,7 @@ class Sharded(GraphColumns):
         return self._asked(number, lambda shard: shard[local])
 
     def opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
-        """Yields each shard that holds any of graphs ``first`` to ``last - 1``, with its first
-        graph's index."""
+        """Yields the shards of graphs ``first`` to ``last - 1``, each with its first index."""
         for number, begin in enumerate(self._starts[:-1].tolist()):
             if begin < last and self._starts[number + 1] > first:
                 yield begin, self._open[number]
@@ -187,8 +183,7 @@ class Sharded(GraphColumns):
             self._asked(number, lambda shard: shard.verify())
 
     def _here(self) -> Iterator[int]:
-        """Yields the shards that can be opened: all, or for a store by rank those on this
-        machine."""
+        """Yields the shards that can be opened: all, or by rank those on this machine."""
         for number, shard in enumerate(self.shards.shards):
             if not self.by_rank or shard.folder.is_dir():
                 yield number
@@ -200,8 +195,7 @@ class Sharded(GraphColumns):
         return self.columns[name]
 
     def _asked(self, number: int, what: Callable[[GraphColumns], V]) -> V:
-        """Calls ``what`` with a shard; a StoreCorrupt is raised again with the number of the
-        shard."""
+        """Calls ``what`` with a shard; a StoreCorrupt is re-raised with the shard's number."""
         shard = self._open[number]
         try:
             return what(shard)
@@ -278,8 +272,7 @@ class Sharded(GraphColumns):
 
 
 class ObjectsOfShards:
-    """One object per graph, read from its shard; stands in for an
-    :class:`staticgraph.store.objects.ObjectColumn`.
+    """Reads objects from shards, like an :class:`staticgraph.store.objects.ObjectColumn`.
 
     Args:
         store: the store.

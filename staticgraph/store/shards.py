@@ -125,8 +125,7 @@ class OpenShards:
         return store
 
     def parts(self) -> list[Callable[[], GraphColumns]]:
-        """Returns one function per shard that opens it, as :func:`staticgraph.store.merge.merge`
-        expects."""
+        """Returns a function per shard that opens it, for :func:`staticgraph.store.merge.merge`."""
         return [partial(self.__getitem__, number) for number in range(len(self))]
 
 
@@ -136,8 +135,7 @@ def _layout(schema: Schema) -> tuple[object, object]:
 
 
 def check_whole(shards: OpenShards, found: ShardList, absent: bool) -> None:
-    """Compares each shard's size on disk with the list, so that truncation is found at once, not
-    hours later.
+    """Compares the size of each shard with the list, to find truncation at once.
 
     Args:
         shards: opens a shard whose size differs, to find the file's name for the message.

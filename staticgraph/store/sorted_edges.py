@@ -95,8 +95,7 @@ class SortedEdges(NamedTuple):
 
 
 def _check(src: Array, dst: Array, nodes: IntArray, edges: IntArray, name: str) -> None:
-    """Rejects edges that are not integers, do not match the counts, or point outside their
-    graphs."""
+    """Rejects edges that are not integers, are miscounted, or point outside their graphs."""
     if src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
         raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
     if not len(src) == len(dst) == edges[-1]:

@@ -12,8 +12,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 
 
 class NoSplit(KeyError):
-    """The error for a split that a store does not have; unlike KeyError it shows its message
-    unquoted."""
+    """A split that a store does not have; unlike KeyError, shown without quotes."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -158,8 +158,7 @@ class StoreWriter:
             self._levels = {**self._known_levels(store.schema), **self._levels}
 
     def _known_levels(self, schema: Schema) -> dict[str, Level]:
-        """Returns the levels of the first part; in a later part, lengths could suggest another by
-        chance."""
+        """Returns the first part's levels, since later lengths could match others by chance."""
         return {} if schema.hetero else {field.name: field.level for field in schema}
 
     def _check_fields(self, store: GraphColumns) -> None:
@@ -248,8 +247,7 @@ def parts_folder(folder: Path) -> Path:
 
 
 def _remove_parts(folder: Path) -> None:
-    """Removes all parts at once, by renaming; a kill leaves at most a folder not taken for
-    parts."""
+    """Removes all parts at once, by renaming; a kill leaves no partial set of parts."""
     parts = parts_folder(folder)
     removed = scratch.beside(parts, "part")
     parts.rename(removed)

@@ -155,8 +155,7 @@ def _generated(name: str, edges: IntArray, n: int, classes: int, width: int, see
 
 
 def _dense(indptr: NDArray[Any], indices: NDArray[Any], width: int) -> NDArray[np.float32]:
-    """Returns dense rows of binary features, each divided by its sum, as usual for citation
-    graphs."""
+    """Returns dense binary features, each row divided by its sum, as usual for citation graphs."""
     features = np.zeros((len(indptr) - 1, width), np.float32)
     counts = np.diff(indptr)
     rows = np.repeat(np.arange(len(counts)), counts)

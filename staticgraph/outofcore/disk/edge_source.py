@@ -68,8 +68,7 @@ class EdgeSource:
         self._check_relations()
 
     def __iter__(self) -> Iterator[IntArray]:
-        """Yields ``[2 or 3, n]`` int64, n up to the chunk; rows are source, destination,
-        relation."""
+        """Yields ``[2 or 3, n]`` int64, n up to ``chunk``: source, destination, relation."""
         start = 0
         for piece in self._pieces():
             _check_form(piece, start)

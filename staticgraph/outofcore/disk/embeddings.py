@@ -268,8 +268,7 @@ def _write_commit(
 
 
 def _head(folder: Path) -> bytes:
-    """Returns the magic bytes and checksum at the start of the commit; empty if there is no
-    commit."""
+    """Returns the magic bytes and checksum of the commit; empty if there is no commit."""
     try:
         with (folder / COMMIT).open("rb") as file:
             return file.read(len(MAGIC) + 4)

@@ -101,8 +101,7 @@ class PartitionedGraph:
 
     @property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits that change with any edge, the node numbering or the
-        partitioning.
+        """Sixteen hex digits that change with any edge, the node numbering or the partitioning.
 
         Computed as SHA-256 of the files' checksums.
         """
@@ -113,8 +112,7 @@ class PartitionedGraph:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
     def nodes_of(self, partition: int) -> int:
-        """Returns the number of nodes in a partition; the last partitions may have fewer than
-        others."""
+        """Returns the number of nodes in a partition; the last may have fewer."""
         return min(self.partition_size, self.num_nodes - partition * self.partition_size)
 
     def read_cells(self, cells: Sequence[Cell]) -> NDArray[Any]:
@@ -170,8 +168,7 @@ class PartitionedGraph:
         self._read_cells[cell] = True
 
     def read_features(self, partition: int, into: NDArray[Any]) -> None:
-        """Reads features into the first ``nodes_of(partition)`` rows of ``into``
-        (``[partition_size, F]``).
+        """Fills the first ``nodes_of(partition)`` rows of ``into`` (``[partition_size, F]``).
 
         Raises:
             ValueError: if the graph was partitioned without features.
@@ -194,8 +191,7 @@ class PartitionedGraph:
         self._read_features[partition] = True
 
     def degrees(self, direction: Direction = "in", *, loops: bool = True) -> NDArray[np.int32]:
-        """Returns ``[N]``: the degree of each node in the whole graph; without self-loops if not
-        ``loops``.
+        """Returns ``[N]`` degrees in the whole graph; without self-loops if not ``loops``.
 
         Counted in one pass over the edges, one partition at a time, and cached.
         """

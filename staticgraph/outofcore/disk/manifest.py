@@ -54,8 +54,7 @@ class FileRecord:
         return cls(path.stat().st_size, tuple(blocks), sums)
 
     def check(self, path: Path, contents: bool) -> None:
-        """Raises StoreCorrupt if the file is missing or its length or, if checked, its contents
-        differ."""
+        """Raises StoreCorrupt if the file is missing, or its length or contents differ."""
         found = path.stat().st_size if path.exists() else None
         if found != self.bytes:
             raise StoreCorrupt(

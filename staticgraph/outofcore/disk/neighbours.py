@@ -61,8 +61,7 @@ class Neighbours:
         return len(self.pointers[0]) - 1
 
     def degrees(self, *, loops: bool = True) -> IntArray:
-        """Returns ``[rows]``: degrees over all kept directions; without self-loops if not
-        ``loops``."""
+        """Returns ``[rows]`` degrees over all directions; without self-loops if not ``loops``."""
         total = np.zeros(self.rows, np.int64)
         for pointer, neighbours in zip(self.pointers, self.indices, strict=True):
             total += np.diff(pointer)

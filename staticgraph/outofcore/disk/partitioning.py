@@ -178,8 +178,7 @@ def _order(num_nodes: int, first: NDArray[np.int64], seed: int) -> NDArray[np.in
 
 
 def _nearest_first(node_ids: NDArray[np.int64], begin: int, reached: NDArray[np.float64]) -> None:
-    """Sorts the nodes from ``begin`` on by how often they are reached, most often first, in
-    place."""
+    """Sorts the nodes from ``begin`` on in place, those reached most often first."""
     # In float32, so that ties keep their random order and are not decided by rounding per chunk.
     often, rest = reached.astype(np.float32), node_ids[begin:]
     node_ids[begin:] = rest[np.argsort(-often[rest], kind="stable")]

@@ -34,8 +34,7 @@ def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = Non
 def progress_by_partition(
     schedule: Schedule, cell_sizes: ArrayLike | None = None
 ) -> NDArray[np.float64]:
-    """Returns ``[states, touched partitions]``: the share of a partition's edges processed after
-    each state.
+    """Returns ``[states, touched partitions]``: shares of edges processed after each state.
 
     Raises:
         ValueError: if ``cell_sizes`` does not have the schedule's number of partitions.

@@ -91,8 +91,7 @@ class Dispersed:
     def epoch(
         self, num_partitions: int, training: tuple[int, ...], rng: np.random.Generator
     ) -> NodeSchedule:
-        """Returns states that together hold all partitions; each trains in a random one that holds
-        it."""
+        """Returns states that together hold all partitions; each trains once, in a random state."""
         order = rng.permutation(num_partitions).tolist()
         buffer = min(self.buffer, num_partitions)
         step = self.step or max(1, buffer // 2)

@@ -145,8 +145,7 @@ class Comet:
         return min(self.buffer, num_partitions)
 
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
-        """Returns the states of one epoch, with newly drawn groups, order and assignment of
-        cells."""
+        """Returns the states of one epoch, with new random groups, order and assignment."""
         if self.buffer >= num_partitions:
             return InMemory().epoch(num_partitions, rng)
         size = self.group(num_partitions)

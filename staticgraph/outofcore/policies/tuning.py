@@ -87,8 +87,7 @@ def tune(
 
 
 def _bytes(n: int, e: int, node_bytes: int, edge_bytes: int, p: int, group: int) -> int:
-    """Returns the bytes of two resident groups, one read ahead, one written back, and two states'
-    edges."""
+    """Returns bytes: two groups resident, one read ahead, one written back, two states' edges."""
     nodes = 4 * group * math.ceil(n / p) * node_bytes
     edges = 2 * math.ceil(e * (2 * group / p) ** 2) * edge_bytes
     return nodes + edges

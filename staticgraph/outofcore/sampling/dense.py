@@ -132,8 +132,7 @@ def _unmark(nodes, place):
 
 @numba.njit(cache=True, nogil=True)
 def _sample_hop(nodes, pointers, indices, fanout, way, seed, place, base, target, new, count):
-    """Samples each node's neighbours into ``target``; appends newly reached nodes after
-    ``new[:count]``.
+    """Samples neighbours into ``target``; newly reached nodes are appended to ``new[:count]``.
 
     Draw r of a row is ``mix(key + (r + 1) * STEP) % m``; with 64 bits the modulo's bias is below
     m / 2^64.

@@ -69,8 +69,7 @@ def profile_of(
     margins: Sequence[float] = MARGINS,
     batches: int = PROFILE_BATCHES,
 ) -> HopLadder:
-    """Returns a ladder for the seeds that ``draw`` returns; every rung holds ``most_seeds`` of
-    them."""
+    """Returns a ladder for the seeds of ``draw``; every rung holds ``most_seeds`` of them."""
     rng = np.random.default_rng(seed)
     counts = np.array(
         [sampler.sample(draw(rng), int(rng.integers(2**62))).counts for _ in range(batches)]

@@ -233,8 +233,7 @@ class HopBatch:
 
 
 def exact_capacity(sample: DenseSample) -> HopCapacity:
-    """Returns the capacity that holds one sample without padding; at least one row for the
-    seeds."""
+    """Returns the capacity of one sample without padding, with at least one seed row."""
     return HopCapacity(
         (max(1, sample.counts[0]), *sample.counts[1:]),
         tuple(drawn.shape[1] for drawn in sample.draws),

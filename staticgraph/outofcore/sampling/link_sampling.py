@@ -47,8 +47,7 @@ class LinkSampler:
     def seeds(
         self, edges: NDArray[Any], rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns distinct rows, and the positions of sources, destinations and negatives among
-        them."""
+        """Returns distinct rows, and positions of sources, destinations and negatives in them."""
         drawn = rng.choice(np.flatnonzero(self.resident.node_of >= 0), self.negatives)
         by_degree = round(self.degree_fraction * self.negatives)
         if by_degree:
@@ -98,8 +97,7 @@ class LinkSampler:
 def take_out(
     sample: DenseSample, source: NDArray[np.int64], destination: NDArray[np.int64]
 ) -> None:
-    """Removes the draws that join the endpoints of these edges (``[n]`` positions among the
-    seeds)."""
+    """Removes draws that join the endpoints of these edges (``[n]`` positions among seeds)."""
     seeds = sample.counts[0]
     both = np.concatenate([source * seeds + destination, destination * seeds + source])
     _empty(sample.draws[0], np.unique(both), seeds)

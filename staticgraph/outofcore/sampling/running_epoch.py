@@ -1,5 +1,4 @@
-"""The thread that makes a loader's batches for one epoch, and the state it shares with the
-consumer.
+"""The thread that makes a loader's batches for one epoch, and its link to the consumer.
 
 A loader has one buffer of partitions, so it runs one epoch at a time: when another one begins, the
 previous one is ended first, and an iterator over it raises an error.

@@ -291,8 +291,7 @@ class SampledLoader:
         return resident.rows(self._seeds[inside])
 
     def _profile(self, schedule: Schedule | NodeSchedule) -> HopLadder:
-        """Returns a ladder that holds the batches of a few states, of which only the edges are
-        read."""
+        """Returns a ladder for the batches of a few states; only their edges are read."""
         ladder: HopLadder | None = None
         looked_at = 0
         states = ResidentGraphs(self.graph, self.direction, features=False)

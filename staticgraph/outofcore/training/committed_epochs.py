@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The result of one pass over the edges, before it is committed; the loss is a sum over
-    edges."""
+    """The result of one pass over the edges, before its commit; the loss is a sum."""
 
     loss: Tensor
     edges: int

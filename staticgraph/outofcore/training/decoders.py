@@ -25,8 +25,7 @@ class Decoder(Protocol):
         ...
 
     def query(self, known: Tensor, relation: Tensor) -> Tensor:
-        """Returns ``[..., D]`` from the known endpoint and the relation's parameters, ``[..., D]``
-        each."""
+        """Returns ``[..., D]`` from the known endpoint and the relation, ``[..., D]`` each."""
         ...
 
     def score(self, query: Tensor, candidate: Tensor) -> Tensor:
@@ -34,8 +33,7 @@ class Decoder(Protocol):
         ...
 
     def scores(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Returns scores ``[..., n, m]`` of queries ``[..., n, D]`` and candidates ``[..., m,
-        D]``."""
+        """Returns ``[..., n, m]`` for queries ``[..., n, D]`` and candidates ``[..., m, D]``."""
         ...
 
     def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
@@ -112,8 +110,7 @@ class TransE:
         return -distances(query, candidates)
 
     def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Returns all negative distances, from squares minus products in float64, exact enough for
-        float32.
+        """Returns all negative distances: squares minus products, in float64.
 
         Unlike in :func:`distances`, the squares are not columns of the product: its rounding could
         give equal candidates different scores when they are near the query.

@@ -56,8 +56,7 @@ class EncodedLinkLoss(nn.Module):
         self._step = step
 
     def forward(self, x: Tensor, hops: Hops, *ends: Tensor) -> Tensor:
-        """Returns the loss for ``x [R, D]``; ``ends`` are the arguments of :meth:`LinkStep.loss`
-        after the relations."""
+        """Returns the loss for ``x [R, D]``; ``ends`` go to :meth:`LinkStep.loss`."""
         return self._step.loss(self.encoder(x, hops), self.relations, *ends)
 
 
@@ -155,8 +154,7 @@ class EncodedLinkTrainer(CommittedEpochs):
         self.file.close()
 
     def rows(self, partition: int) -> Tensor:
-        """Returns encodings ``[nodes of the partition, D']``, on full neighbourhoods; only between
-        epochs.
+        """Returns ``[nodes of the partition, D']`` on full neighbourhoods; only between epochs.
 
         They are computed once per epoch, with the whole graph and all embeddings in memory.
         """

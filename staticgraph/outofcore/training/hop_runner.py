@@ -125,8 +125,7 @@ class HopRunner:
             self.recorded.close()
 
     def on_device(self, hops: HopBatch, x: Tensor, more: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Copies the inputs of :meth:`run` to the device: ``x``, degrees, ``more`` and the
-        draws."""
+        """Copies the inputs of :meth:`run` to the device: ``x``, degrees, ``more``, draws."""
         tensors = [x, hops.degree, hops.whole, *more, *hops.draws]
         if self._stream is None:
             return [tensor.to(self.device) for tensor in tensors]

@@ -179,8 +179,7 @@ class LinkStep:
         )
 
     def chunks_of(self, edges: int) -> int:
-        """Returns the number of chunks that a batch of this many edges, at least one, is padded
-        to."""
+        """Returns how many chunks a batch of this many edges, at least one, is padded to."""
         if self._whole:
             return self.config.chunks
         return -(-edges * self.config.chunks // self.config.batch_size)
@@ -212,8 +211,7 @@ class LinkStep:
     def __call__(
         self, touched: Tensor, relations: Tensor, batch: LinkBatch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the loss and its gradients for the touched rows ``[2B + 2CK, D]`` and the
-        relations."""
+        """Returns loss and gradients for the touched rows ``[2B + 2CK, D]`` and the relations."""
         touched, relations = touched.requires_grad_(), relations.detach().requires_grad_()
         loss = self._loss(
             touched, relations, batch.source, batch.destination, batch.relation,

@@ -204,6 +204,5 @@ def _loss(out: Tensor, y: Tensor) -> Tensor:
 
 
 def _right(out: Tensor, y: Tensor) -> Tensor:
-    """Returns ``[S]``: whether a row's largest output is its class; False for rows that are not
-    finite."""
+    """Returns ``[S]``: whether the largest output is the class; False for rows not finite."""
     return (out.argmax(1) == y) & out.isfinite().all(1)

@@ -78,10 +78,9 @@ def evaluate_links(
 def filtered_places(
     trainer: Trainer, edges: ArrayLike, known: ArrayLike
 ) -> tuple[NDArray[np.float64], int]:
-    """Returns filtered ranks ``[2, T]`` of destinations and sources, and the true endpoints not
-    finite.
+    """Returns filtered ranks ``[2, T]`` of destinations and sources, and a count.
 
-    The second value is the number of true endpoints whose score is not finite.
+    The count is the number of true endpoints whose score is not finite.
 
     Raises:
         BadGraph: as :func:`evaluate_links`.
@@ -149,8 +148,7 @@ def _true_ends(
 
 @numba.njit(cache=True, nogil=True)
 def _count(scores, positive, low, ends, pointers, others, counts):
-    """Adds the numbers of candidates in a block that are better than, and equal to, the true
-    endpoint.
+    """Counts candidates of a block that are better than, and equal to, the true endpoint.
 
     The true endpoint itself is never a candidate, whether it is known or not. If its score is not
     finite, every candidate is better.

@@ -1,5 +1,4 @@
-"""Infers which rows the index fields of a data set refer to, and its axes: rows other than nodes
-and edges.
+"""Infers which rows index fields refer to, and the axes of a data set.
 
 Problem: ``__inc__`` returns numbers, graph by graph, but a batch of fixed shape must know which
 rows they count. Idea: compare them over all graphs with the known counts; increments that match
@@ -106,8 +105,7 @@ class CountedFields:
         return counts
 
     def _told_apart(self, key: str, found: list[Level]) -> list[Level]:
-        """Resolves levels where ``node`` could also be ``edge``, since every graph has equally many
-        of both."""
+        """Resolves ``node`` levels that could also be ``edge``, with equally many of both."""
         return found
 
     def _axis_for(self, key: str, place: int, steps: IntArray) -> str:
@@ -126,8 +124,7 @@ class CountedFields:
         return self._named_by_number(steps) or f"{key}_{place}"
 
     def _named_by_number(self, steps: IntArray) -> str:
-        """Returns the name of the per-graph number that equals these (``num_clusters``); ``""`` if
-        none."""
+        """Returns the name of the per-graph number that equals these; ``""`` if none."""
         for other, tensors in self.values.items():
             whole = all(t.numel() == 1 and not t.is_floating_point() for t in tensors)
             name = other.removeprefix("num_") or other
@@ -136,8 +133,7 @@ class CountedFields:
         return ""
 
     def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
-        """Returns the schema's counts and sets the axes' rows; rejects graphs that do not match
-        them."""
+        """Returns the schema's counts and sets the axes' rows; rejects graphs that differ."""
         counts = {key: schema[key].counts for key in self.values}
         known = {"node": np.asarray(self.nodes), "edge": np.asarray(self.edges)}
         known["graph"] = np.ones_like(known["node"])

@@ -38,8 +38,7 @@ def from_pyg(
     progress: bool = True,
     edges: bool = False,
 ) -> Kept:
-    """Builds a store of class ``kind`` from any PyG data set or sequence of ``Data`` or
-    ``HeteroData``.
+    """Builds a ``kind`` of store from any PyG data set or sequence of graphs.
 
     Its arguments and exceptions are those of :meth:`staticgraph.GraphStore.from_pyg`; with
     ``edges``, a ``Data`` without ``edge_index`` is rejected, too.

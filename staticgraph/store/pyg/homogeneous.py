@@ -175,8 +175,7 @@ class PygReader(CountedFields):
         return torch.zeros(counts[item.level], *item.shape, dtype=getattr(torch, item.dtype))
 
     def _told_apart(self, key: str, found: list[Level]) -> list[Level]:
-        """Calls the rules of a graph's class on modified copies, since all graphs together do not
-        tell."""
+        """Decides by the rules of a graph's class, called on modified copies."""
         if self.ruled is None or asks_nothing(self.ruled[1], key):
             return found
         number, data = self.ruled
@@ -243,8 +242,7 @@ class PygReader(CountedFields):
         self.edge_index = [torch.empty(2, 0, dtype=torch.int64)]
 
     def _both_sides(self, counts: tuple[Level, ...]) -> tuple[Level, ...]:
-        """Returns the levels that the two rows of ``edge_index`` refer to; rejects a row without
-        one."""
+        """Returns the levels of the two rows of ``edge_index``; rejects a row without one."""
         both = counts * 2 if len(counts) == 1 else counts
         if len(both) == 2 and all(both):
             return both

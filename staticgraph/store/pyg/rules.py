@@ -41,8 +41,7 @@ class Said(NamedTuple):
 
 
 def asks_nothing(data: Any, key: str) -> bool:
-    """Returns whether a graph's class has PyG's own rules, and they are the plain ones for this
-    key."""
+    """Returns whether a graph's class has PyG's own rules, and they are plain for this key."""
     return has_stock_rules(data) and not any(word in key for word in _SPECIAL)
 
 
@@ -142,8 +141,7 @@ class Increments:
         self.steps: IntArray = np.asarray(filled, dtype=np.int64).reshape(len(said), width)
 
     def columns(self) -> list[IntArray]:
-        """Returns ``[n]`` increments for each scalar of a row; a single array if they are all the
-        same."""
+        """Returns ``[n]`` increments for each scalar of a row; one array if all are the same."""
         columns = list(self.steps.T)
         same = all(np.array_equal(column, columns[0]) for column in columns)
         return columns[:1] if same else columns

@@ -37,8 +37,7 @@ def summary_of(store: GraphColumns, dropped: Mapping[str, str], frozen: str | No
 
 
 def transform_of(dataset: Any) -> Any:
-    """Returns the transform of a data set, or of the one that it is a subset of; None if neither
-    has one."""
+    """Returns the transform of a data set, or of the one that it is a subset of; or None."""
     for _ in range(8):
         if (found := getattr(dataset, "transform", None)) is not None:
             return found
