@@ -46,8 +46,8 @@ def open(
     """Opens a data set, with the splits ``train``, ``val`` and ``test``.
 
     Args:
-        spec: one of :data:`SPECS`. If it is the name of a data set in the package, a folder of that
-            name that holds a data set takes precedence.
+        spec: one of :data:`SPECS`. A folder that holds a data set takes precedence over a data set
+            of that name in the package.
         root: the folder for downloads.
         target: the column or columns of a CSV to predict; by default every numeric one. Not
             accepted for other data sets, whose labels are their ``y``.

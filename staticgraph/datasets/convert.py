@@ -41,14 +41,14 @@ class Conversion:
     """The data set to convert, and how the work is divided.
 
     Attributes:
-        spec: the data set's spec, or the folders of several stores.
+        spec: the data set, or several stores.
         target: the columns of a table to predict.
         task: what the target is.
         seed: the seed of a random split.
         workers: the number of processes.
         part_graphs: graphs per part.
-        graphs: the total number of graphs.
-        name: the name of the store.
+        graphs: graphs in total.
+        name: the store's name.
     """
 
     spec: str | tuple[str, ...]
@@ -83,8 +83,7 @@ def convert(
     Args:
         spec: as for :func:`staticgraph.datasets.open`; or folders of several stores to be joined.
         folder: the target folder; until the store is finished, ``FOLDER.parts`` is next to it.
-        workers: the number of processes that read a table or copy a store. A data set that must be
-            opened as a whole is written by one process.
+        workers: processes that read a table or copy a store; other data sets are written by one.
         merged: merge the parts into one folder; False keeps them, see :meth:`StoreWriter.finish`.
         part_graphs: graphs per part: a process holds this many, and a kill loses at most this many.
         target, task, seed: as for :func:`staticgraph.datasets.open`; for several stores, ``y`` is
@@ -94,8 +93,8 @@ def convert(
 
     Raises:
         ChildProcessError: if a worker process was killed.
-        FileExistsError: if the target exists and must not be replaced, or the parts next to it
-            belong to another conversion.
+        FileExistsError: if the target must not be replaced, or there are parts of another
+            conversion.
         ValueError: if a task is given for several stores.
         BadGraph, UnknownDataset, MissingPackage, FileNotFoundError: as for opening the data set.
     """

@@ -97,7 +97,7 @@ def open_pt(path: Path, progress: bool, name: str | None = None) -> GraphStore:
     try:
         with _data_is_safe():
             graphs = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever the bytes happen to lead to
+    except Exception as error:  # the exception depends on the bytes
         raise BadGraph(
             f"{path} is not a list of Data saved by torch.save, or holds other objects as well; "
             "load it yourself and pass the graphs to GraphStore.from_pyg, or save them as "

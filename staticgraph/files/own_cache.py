@@ -82,8 +82,7 @@ def require_own(file: BinaryIO, path: Path, private: bool = False) -> None:
     """Rejects an open file that someone else owns or could have written.
 
     Args:
-        file: the open file, which is checked instead of its path: that could be a link, or be
-            replaced.
+        file: the open file, not its path, which could be a link or be replaced.
         path: its path, for messages.
         private: also reject a file that others can read.
 

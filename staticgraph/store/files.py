@@ -113,15 +113,13 @@ def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) ->
     Args:
         kind: the class to open it as.
         folder: the folder.
-        verify: True checks every byte against its checksum now, False checks each block when it is
-            first read, and None means True for stores of up to 64 MiB and False for larger ones.
-            ``store.verify()`` checks whatever has not been checked yet.
+        verify: True checks every byte now, False each block when it is first read, and None chooses
+            True up to 64 MiB. ``store.verify()`` checks the rest.
 
     Raises:
         FileNotFoundError: if there is no store.
-        StoreCorrupt: if the format or version is another one, a file is missing or truncated, a
-            checksum differs, or arrays do not fit together; the message names the file, array and
-            graph.
+        StoreCorrupt: for another format or version, a missing or truncated file, a wrong checksum,
+            or arrays that do not fit together; the message names the file, array and graph.
     """
     root = Path(folder).expanduser()
     repair(root)
@@ -201,7 +199,7 @@ def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array
     if "dtype" not in file:  # version 1
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # NumPy raises whatever a header happens to lead to
+        except Exception as error:  # the exception depends on the bytes
             raise StoreCorrupt(f"{path} is not an array ({error}); build the store again") from None
     # From the manifest, whose digest was checked, not from the file's own header.
     dtype, shape = np.dtype(file["dtype"]), tuple(map(int, file["shape"]))

@@ -66,10 +66,8 @@ class GraphColumns:
         edge_src: ``[sum e]``, source of each edge, numbered within its graph (compact dtype).
         edge_dst: ``[sum e]``, destination, ascending within each graph.
         row_ptr: ``[sum n + 1]``, where each node's incoming edges begin among all edges.
-        transpose: ``[sum e]``, for each graph the stable permutation that sorts its edges by
-            source.
-        edge_origin: ``[sum e]``, position of each edge in its graph before sorting; empty if all
-            edges were already sorted.
+        transpose: ``[sum e]``, each graph's stable permutation of its edges by source.
+        edge_origin: ``[sum e]``, position of each edge before sorting; empty if all were sorted.
         columns: one array per field, ``[rows of its level, *shape]``, in a compact dtype.
         splits: named lists of graph indices, such as ``train``, if the data set has them.
         name: the name used in error messages and tables.
@@ -79,9 +77,8 @@ class GraphColumns:
             already sorted are left out. For heterogeneous data, or if ``edge_index`` joins two
             levels, the edge arrays above are empty except ``edge_origin``, and each ``edge_index``
             is a column.
-        checks: which blocks of a large store on disk have not been compared with their checksums
-            yet. Reading a batch or a single graph checks its blocks; reading ``columns`` directly
-            does not (see :meth:`column`).
+        checks: which blocks of a large store on disk are still unchecked. Reading a batch or a
+            graph checks its blocks; reading ``columns`` directly does not (see :meth:`column`).
         objects: strings and other small objects, one per graph, which stay on the host.
     """
 
@@ -134,8 +131,8 @@ class GraphColumns:
             rows: rows per graph of graph-level attributes that have more than one.
             splits: named lists of graph indices.
             name: the data set's name in error messages.
-            check_finite: reject NaN and infinity, in every floating-point field except ``y`` (True)
-                or in the named fields.
+            check_finite: reject NaN and infinity in every floating field except ``y`` (True), or in
+                the named ones.
             axes: axis -> ``[n]`` rows of each graph, for rows that are neither nodes nor edges; a
                 field's level may then be the axis's name.
             rules: index field -> its row dimension and the levels that its values index. For

@@ -52,25 +52,23 @@ class GraphStore(GraphColumns):
                 says so (``StaticLoader(transform=...)`` draws for every batch). Strings and other
                 objects that survive a round trip through JSON stay on the host and appear in a
                 batch as a list (``batch.smiles``).
-            schema: the fields to expect, for example when new graphs are given to a trained model;
-                by default they are inferred from the data. Targets (``y``) that new graphs lack are
-                filled with zeros.
+            schema: the fields to expect, as for new graphs given to a trained model; inferred by
+                default. Targets (``y``) that new graphs lack are filled with zeros.
             levels: attribute -> ``"node"``, ``"edge"`` or ``"graph"``, for attributes whose level
                 cannot be inferred from their length: if every graph has three edges, a ``[3, 3]``
                 tensor per graph looks like an edge feature. Any other word names an axis; fields on
                 the same axis have the same number of rows.
             exclude: attributes to leave out.
-            check_finite: reject NaN and infinity, in every floating-point field except ``y`` (True)
-                or in the named fields.
+            check_finite: reject NaN and infinity in every floating field except ``y`` (True), or in
+                the named ones.
             name: the data set's name in messages; its class name by default.
             progress: show a progress bar for large data sets, then print one line to stderr with
                 what was kept, what was dropped and which transform was applied.
 
         Raises:
-            BadGraph: if the data set is empty; a graph lacks a field that others have, or has it
-                with another dtype or width; an attribute's length is neither the number of nodes,
-                nor of edges, nor constant; or an edge points outside its graph. The message names
-                the graph and the remedy.
+            BadGraph: for an empty data set; a graph without a field that others have, or with
+                another dtype or width; an attribute whose length is neither nodes, edges nor a
+                constant; or an edge outside its graph. The message names the graph and the remedy.
         """
         from staticgraph.store.pyg.flatten import from_pyg
 
@@ -102,21 +100,18 @@ class GraphStore(GraphColumns):
         No column is read before it is used.
 
         Args:
-            folder: the folder of a store, in one piece or in shards; the ``.parts`` folder of an
-                unfinished writer; or a sequence of store folders, to be concatenated into one
-                store.
-            verify: True checks every byte against its checksum now, False checks each block when it
-                is first read, and None means True for stores of up to 64 MiB and False for larger
-                ones. ``store.verify()`` checks whatever has not been checked yet.
-            shards: with ``"by-rank"``, each rank of a job reads whole shards of its own, and the
-                other shards need not be on its host; plans still cover all shards. Requires a
-                folder with a list of shards, as written by
-                ``StoreWriter(...).finish(merged=False)``.
+            folder: a store, in one piece or in shards; the ``.parts`` of an unfinished writer; or
+                several stores, to be read as one.
+            verify: True checks every byte now, False each block when it is first read, and None
+                chooses True up to 64 MiB. ``store.verify()`` checks the rest.
+            shards: ``"by-rank"``: each rank of a job reads its own whole shards, and the others
+                need not be on its host; plans still cover all. Requires a folder with a list of
+                shards, as written by ``StoreWriter(...).finish(merged=False)``.
 
         Raises:
             FileNotFoundError: if there is no store.
-            StoreCorrupt: if the format or version is another one, a file is missing or truncated, a
-                checksum differs, or arrays do not fit together; the message names the shard, file,
+            StoreCorrupt: for another format or version, a missing or truncated file, a wrong
+                checksum, or arrays that do not fit together; the message names the shard, file,
                 array and graph.
             BadGraph: if a shard's fields differ from those of the first.
             ValueError: if ``shards`` is given for a folder without a list of shards.
@@ -157,8 +152,8 @@ class GraphStore(GraphColumns):
             budget: the memory cap; None for the memory available to this process on the device.
 
         Raises:
-            BudgetExceeded: if the graphs need more than the cap leaves; the message lists the bytes
-                of every array.
+            BudgetExceeded: if they need more than the cap leaves; the message lists the bytes of
+                every array.
             ValueError: if the data set has axes or index fields of its own, or the device does not
                 exist.
         """

@@ -244,7 +244,7 @@ def _array(root: Path, name: str, told: Mapping[str, Any]) -> Array:
     path = root / files.file_of(name)
     try:
         array = np.load(path, allow_pickle=False)
-    except Exception as error:  # NumPy raises whatever a header happens to lead to
+    except Exception as error:  # the exception depends on the bytes
         raise StoreCorrupt(f"{path} is not an array ({error}); {REMEDY}") from None
     same = array.dtype.str == told["dtype"] and list(array.shape) == told["shape"]
     if not same or crc32_of_array(array) != told["crc32"]:

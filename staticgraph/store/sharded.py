@@ -288,12 +288,12 @@ class ObjectsOfShards:
 
     @property
     def text(self) -> Array:
-        """See :class:`staticgraph.store.objects.ObjectColumn`; put together now."""
+        """See :class:`staticgraph.store.objects.ObjectColumn`, concatenated on access."""
         return self._store.whole(f"objects.{self._name}")
 
     @property
     def ends(self) -> Array:
-        """See :class:`staticgraph.store.objects.ObjectColumn`; put together now."""
+        """See :class:`staticgraph.store.objects.ObjectColumn`, concatenated on access."""
         return self._store.whole(f"object_ends.{self._name}")
 
 

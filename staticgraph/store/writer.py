@@ -44,8 +44,7 @@ class StoreWriter:
     the committed parts stay, and another writer of the same folder continues from them.
 
     Args:
-        folder: the target folder; until the store is finished, its parts are in a folder next to
-            it.
+        folder: the target folder; its parts are in a folder next to it until it is finished.
         schema: the fields to expect; by default those of the first part.
         shard: the shard that this process writes, from 0; None if there is only one writer.
         part_graphs: graphs per part: a kill loses at most this many, and memory must hold them.
@@ -54,8 +53,7 @@ class StoreWriter:
         overwrite: replace an existing store when this one is finished.
 
     Attributes:
-        committed: the number of graphs that this shard has on disk, which is also the index of the
-            next graph to append.
+        committed: graphs of this shard on disk, and so the index of the next graph to append.
 
     Raises:
         ValueError: if ``part_graphs`` or ``shard`` is out of range.

@@ -24,8 +24,8 @@ def chosen_edges(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArra
         name: the name of the edges in error messages.
 
     Raises:
-        BadGraph: if the shape or dtype is wrong, a node does not exist, or a relation is negative
-            or given for a graph without relations.
+        BadGraph: for another shape or dtype, nodes that do not exist, or relations that are
+            negative or of a graph without relations.
     """
     given = np.asarray(edges)
     rows = 3 if graph.columns == 3 else 2

@@ -212,7 +212,7 @@ class PartitionedGraph:
         path = self.folder / name
         try:
             array = np.load(path, allow_pickle=False, **options)
-        except Exception as error:  # NumPy raises whatever a header happens to lead to
+        except Exception as error:  # the exception depends on the bytes
             raise StoreCorrupt(f"{path} is not an array ({error}); partition again") from None
         if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != (dtype, (length,)):
             raise StoreCorrupt(

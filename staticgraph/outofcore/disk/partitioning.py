@@ -61,9 +61,9 @@ def partition(
     """Writes a graph as partitions and opens it.
 
     Args:
-        edges: ``[2, E]`` or ``[3, E]`` integers (source, destination, relation) as a NumPy array,
-            tensor or lists; the path of such an ``.npy``; or a function that returns an iterator
-            over such arrays.
+        edges: ``[2, E]`` or ``[3, E]`` integers (source, destination, relation): a NumPy array,
+            tensor or lists, the path of an ``.npy``, or a function that returns an iterator over
+            such arrays.
         num_nodes: N.
         num_partitions: p; ``auto`` chooses p so that the features of a partition take about one
             efficient read.
@@ -74,8 +74,8 @@ def partition(
         training_nodes: nodes, or a mask, to number first, so that they fill the first partitions.
         near: order the other nodes by how often random walks of this many hops from the training
             nodes reach them, for ``NodeCache(near=)``; use the model's number of layers. 0 orders
-            them at random. The edges are read ``near + 1`` more times, so a function is called that
-            many more times and must return the same edges each time.
+            them at random. The edges are read ``near + 1`` more times, and a function must return
+            the same ones each time.
         seed: the seed of the renumbering.
         chunk: edges in memory at once.
         progress: called with a stage and the number of edges processed in it.

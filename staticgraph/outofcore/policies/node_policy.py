@@ -64,7 +64,7 @@ class NodeCache:
         return NodeSchedule(num_partitions, (NodeState(resident, tuple(sorted(training))),))
 
     def slots(self, num_partitions: int) -> int:
-        """Partitions that are resident at once."""
+        """Returns the number of partitions resident at once."""
         return min(self.buffer, num_partitions)
 
 
@@ -105,7 +105,7 @@ class Dispersed:
         return NodeSchedule(num_partitions, tuple(NodeState(h, tuple(t)) for h, t in states))
 
     def slots(self, num_partitions: int) -> int:
-        """Partitions that are resident at once."""
+        """Returns the number of partitions resident at once."""
         return min(self.buffer, num_partitions)
 
 

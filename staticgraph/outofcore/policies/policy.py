@@ -37,11 +37,11 @@ class InMemory:
         return Schedule(num_partitions, (State(everything, cells),))
 
     def slots(self, num_partitions: int) -> int:
-        """Partitions that are resident at once."""
+        """Returns the number of partitions resident at once."""
         return num_partitions
 
     def group(self, num_partitions: int) -> int:
-        """Partitions that move together."""
+        """Returns the number of partitions swapped together."""
         return num_partitions
 
 
@@ -55,8 +55,8 @@ class Beta:
             ``random`` draws one of all states that hold it.
 
     Raises:
-        ValueError: if the buffer is below two partitions, so that it holds no edge between
-            partitions, or the assignment is unknown.
+        ValueError: for a buffer below two partitions, which holds no edge between partitions, or an
+            unknown assignment.
     """
 
     buffer: int
@@ -76,11 +76,11 @@ class Beta:
         )
 
     def slots(self, num_partitions: int) -> int:
-        """Partitions that are resident at once."""
+        """Returns the number of partitions resident at once."""
         return min(self.buffer, num_partitions)
 
     def group(self, num_partitions: int) -> int:
-        """Partitions that move together."""
+        """Returns the number of partitions swapped together."""
         return 1
 
 
@@ -90,14 +90,13 @@ class Comet:
 
     Args:
         buffer: the number of physical partitions that fit, c.
-        logical: the number of logical partitions, l; if None, 2p/c, so that two groups fit in the
-            buffer, which gives the fewest and largest groups.
+        logical: logical partitions, l; None for 2p/c: two groups fit in the buffer, and groups are
+            as few and large as possible.
         assignment: as in :class:`Beta`; random as published.
 
     Raises:
-        ValueError: if the buffer is below two partitions or the assignment is unknown; and from
-            :meth:`epoch`, if the groups do not divide the partitions, or not a whole number of at
-            least two of them fits in the buffer.
+        ValueError: for a buffer below two partitions or an unknown assignment; :meth:`epoch` raises
+            as :meth:`group`.
     """
 
     buffer: int
@@ -141,7 +140,7 @@ class Comet:
         return size
 
     def slots(self, num_partitions: int) -> int:
-        """Partitions that are resident at once."""
+        """Returns the number of partitions resident at once."""
         return min(self.buffer, num_partitions)
 
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:

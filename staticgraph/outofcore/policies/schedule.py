@@ -48,11 +48,11 @@ class Schedule:
 
     @property
     def reads(self) -> int:
-        """Partitions read in the epoch, those of the first state among them."""
+        """Partitions read in the epoch, including those of the first state."""
         return sum(len(entering) for entering in self.entering())
 
     def entering(self) -> list[tuple[int, ...]]:
-        """Per state, the partitions that must be read for it."""
+        """Returns, for each state, the partitions that must be read for it."""
         return entering([state.partitions for state in self.states])
 
     def check(self) -> None:
@@ -101,11 +101,11 @@ class NodeSchedule:
 
     @property
     def reads(self) -> int:
-        """Partitions read in the epoch, those of the first state among them."""
+        """Partitions read in the epoch, including those of the first state."""
         return sum(len(entering) for entering in self.entering())
 
     def entering(self) -> list[tuple[int, ...]]:
-        """Per state, the partitions that must be read for it."""
+        """Returns, for each state, the partitions that must be read for it."""
         return entering([state.partitions for state in self.states])
 
     def check(self, training: tuple[int, ...]) -> None:

@@ -25,10 +25,10 @@ class Tuning:
 
     Attributes:
         partitions: p.
-        buffer: c, the number of resident physical partitions; p if everything fits.
-        logical: l, the number of logical partitions: 2p/c, or 1 if everything fits.
-        memory_bytes: the memory for buffer, read-ahead, write-back and the edges of two states;
-            that of the whole graph if everything fits.
+        buffer: c, physical partitions resident; p if everything fits.
+        logical: l, logical partitions; 2p/c, or 1 if everything fits.
+        memory_bytes: the memory for buffer, read-ahead, write-back and two states' edges, or for
+            everything.
     """
 
     partitions: int

@@ -191,7 +191,7 @@ class HopBatch:
 
     @property
     def hops(self) -> int:
-        """k."""
+        """Number of hops, k."""
         return len(self.draws)
 
     def fill(

@@ -54,10 +54,10 @@ class SampledLoader:
         seeds: the caller's numbers of the nodes to train on, or a mask; None for all. Nodes only.
         labels: ``[N]`` classes in the caller's order, -1 for none; nodes only.
         negatives: resident nodes drawn for each batch of edges; links only.
-        degree_fraction: share of the negatives drawn as endpoints of the state's edges, and so in
-            proportion to degree; links only.
-        exclude: remove a batch's own edges from its samples, so that the model does not see the
-            edges that it should predict; links only.
+        degree_fraction: share of the negatives drawn as endpoints of the state's edges, so by
+            degree; links only.
+        exclude: remove a batch's own edges from its samples, so that the model does not see what it
+            should predict; links only.
         direction: the direction of sampling.
         ladder: the static shapes; if None, they are profiled in the first epoch.
         shuffle: use the seeds in random order; otherwise in the graph's order.
@@ -65,9 +65,8 @@ class SampledLoader:
         states: the source of the buffer's states; None for the graph's features.
 
     Raises:
-        ValueError: if a policy or an option is for the other task, labels have another length or
-            are not classes, a fan-out or the batch size is below 1, or the ladder has other
-            fan-outs.
+        ValueError: for a policy or an option of the other task, labels of another length or that
+            are not classes, a fan-out or batch size below 1, or a ladder of other fan-outs.
         BadGraph: if a seed is not a node of the graph.
     """
 

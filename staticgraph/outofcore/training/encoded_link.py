@@ -66,8 +66,7 @@ class EncodedLinkTrainer(CommittedEpochs):
     Args:
         graph: the partitioned graph, with or without relations.
         policy: decides which partitions are resident.
-        config: the training configuration; its ``negatives`` are seeds of the samples, so fewer
-            chunks are cheaper.
+        config: the configuration; ``negatives`` are seeds of a sample, so fewer chunks are cheaper.
         encoder: maps rows of ``config.dimension`` to the decoder's width.
         fanouts: neighbours per node and direction, hop by hop; one per layer of the encoder.
         folder: the folder of the embeddings; training continues from the last commit there.
@@ -77,8 +76,8 @@ class EncodedLinkTrainer(CommittedEpochs):
         mode: as for :class:`HopRunner`.
 
     Raises:
-        ValueError: if the fan-outs or the dimension do not fit the encoder, or the folder was
-            trained with another graph or configuration.
+        ValueError: if fan-outs or dimension do not fit the encoder, or the folder was trained
+            differently.
     """
 
     policy: EdgePolicy

@@ -69,14 +69,14 @@ class SampledSAGE(nn.Module):
         self.lin_r: nn.Linear = nn.Linear(in_channels, out_channels, bias=False)
 
     def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
-        """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
+        """Maps ``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
         draws = hops.draws[:depth]
         total = torch.cat([rows.sum(1) for rows in gathered(x, draws)])
         mean = total / counts(draws).clamp(min=1).unsqueeze(-1)
         return self.lin_l(mean) + self.lin_r(x[: total.size(0)])
 
     def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """The same over all edges, ``[N, F]`` to ``[N, F']``."""
+        """Applies the layer to all edges, ``[N, F]`` to ``[N, F']``."""
         conv = SAGEConv(self.lin_l.in_features, self.lin_l.out_features)
         return _call(conv, self, x, edge_index)
 
@@ -99,7 +99,7 @@ class SampledGCN(nn.Module):
         nn.init.xavier_uniform_(self.lin.weight)
 
     def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
-        """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
+        """Maps ``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
         x = self.lin(x)
         root = (hops.whole[: x.size(0)].to(x.dtype) + 1.0).sqrt().unsqueeze(-1)
         x = x / root
@@ -112,7 +112,7 @@ class SampledGCN(nn.Module):
         return root[:n] * mean + self.bias
 
     def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """The same over all edges, ``[N, F]`` to ``[N, F']``."""
+        """Applies the layer to all edges, ``[N, F]`` to ``[N, F']``."""
         return _call(GCNConv(self.lin.in_features, self.lin.out_features), self, x, edge_index)
 
 
@@ -141,7 +141,7 @@ class SampledGAT(nn.Module):
             nn.init.xavier_uniform_(parameter)
 
     def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
-        """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, heads * F']``."""
+        """Maps ``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, heads * F']``."""
         x = self.lin(x).view(-1, self.heads, self.out_channels)
         source, target = (x * self.att_src).sum(-1), (x * self.att_dst).sum(-1)
         out, start = [], 0
@@ -159,7 +159,7 @@ class SampledGAT(nn.Module):
         return torch.cat(out).flatten(1) + self.bias
 
     def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """The same over all edges, ``[N, F]`` to ``[N, heads * F']``."""
+        """Applies the layer to all edges, ``[N, F]`` to ``[N, heads * F']``."""
         conv = GATConv(self.lin.in_features, self.out_channels, heads=self.heads)
         return _call(conv, self, x, edge_index)
 
@@ -181,11 +181,11 @@ class SampledGNN(nn.Module):
         out_channels: channels of the output.
         layers: k; the samples must have as many hops.
         dropout: the dropout probability before every layer, in training.
-        heads: the number of heads of ``gat``, except in its last layer, which has one.
+        heads: heads of ``gat``, except in its last layer, which has one.
 
     Raises:
-        ValueError: if ``kind`` is none of these, or for ``gat`` with several layers, ``hidden`` is
-            not a multiple of ``heads``.
+        ValueError: for another ``kind``, or if ``hidden`` of ``gat`` is not a multiple of
+            ``heads``.
     """
 
     in_channels: int

@@ -38,15 +38,15 @@ class LinkConfig:
         batch_size: B, edges per step.
         chunks: C, which divides the batch size.
         negatives: K, nodes that the edges of a chunk share as negatives, on each side.
-        degree_fraction: share of the negatives drawn as endpoints of the state's edges (and so in
-            proportion to degree); the others are drawn uniformly from the resident nodes.
+        degree_fraction: share of the negatives drawn as endpoints of the state's edges (so by
+            degree); the others are uniform over resident nodes.
         rate: the learning rate of Adagrad.
         spread: standard deviation of the initial embeddings.
         seed: the seed of all random draws.
 
     Raises:
-        ValueError: if the decoder is unknown, a count is not a whole number of at least 1, the
-            chunks do not divide the batch, a share is outside 0 to 1, or a rate, spread or seed is
+        ValueError: for an unknown decoder, a count that is not a whole number from 1 on, chunks
+            that do not divide the batch, a share outside 0 to 1, or a rate, spread or seed that is
             negative or not finite.
     """
 

@@ -260,8 +260,8 @@ class PygReader(CountedFields):
 
         Args:
             kind: the class of the store.
-            check_finite: reject NaN and infinity, in every floating-point field except ``y`` (True)
-                or in the named fields.
+            check_finite: reject NaN and infinity in every floating field except ``y`` (True), or in
+                the named ones.
 
         Raises:
             BadGraph: if a field differs from graph to graph, or from the given schema.

@@ -67,7 +67,7 @@ def said_by(data: Any, key: str, value: Tensor, number: int, store: Any) -> Said
     try:
         dim = data.__cat_dim__(key, value, store)
         step = data.__inc__(key, value, store)
-    except Exception as error:  # whatever a user's method raises
+    except Exception as error:  # any exception of a user's method
         raise BadGraph(
             f"graph {number}: its __cat_dim__ or __inc__ of {key!r} raised "
             f"{type(error).__name__}: {error}; fix it, or pass exclude=[{key!r}]"
