@@ -178,7 +178,7 @@ def rdkit() -> Any:
             "a CSV with SMILES needs the package 'rdkit', which is not installed: "
             "pip install 'staticgraph[smiles]'"
         ) from error
-    RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined]  # BadGraph reports it, with the line
+    RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined]  # BadGraph reports the line
     return Chem
 
 

@@ -141,7 +141,7 @@ class SampledGAT(nn.Module):
             nn.init.xavier_uniform_(parameter)
 
     def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
-        """Maps ``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, heads * F']``."""
+        """Maps rows of hops 0 to depth ``[.., F]`` to hops 0 to depth - 1 ``[.., heads * F']``."""
         x = self.lin(x).view(-1, self.heads, self.out_channels)
         source, target = (x * self.att_src).sum(-1), (x * self.att_dst).sum(-1)
         out, start = [], 0
