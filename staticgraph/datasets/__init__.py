@@ -1,13 +1,13 @@
-"""Data sets by name or by path: one word in, a :class:`GraphStore` with splits out.
+"""Opens data sets by name or path as a :class:`GraphStore` with splits.
 
-``open("esol")``, ``open("tu:PROTEINS")``, ``open("molecules.csv")`` and ``open("store/")`` all give
-the same thing, so that a command line, a benchmark and a notebook need one line. What is understood
-stands in :data:`SPECS`, which the error for anything else prints. A data set with published splits
-keeps them; any other gets a seeded random split, 80/10/10.
+``open("esol")``, ``open("tu:PROTEINS")``, ``open("molecules.csv")`` and ``open("store/")`` all
+return the same type, so that a command line, a benchmark or a notebook needs one line.
+:data:`SPECS` lists the accepted forms, which the error for anything else prints. A data set with
+published splits keeps them; any other gets a seeded random 80/10/10 split.
 
-What it does not do: choose features. Molecules get OGB's integer features, TU sets their node
-labels, everything else what its ``Data`` carries; for other choices build the list of ``Data``
-yourself and call ``GraphStore.from_pyg``.
+This package does not choose features: molecules get OGB's integer features, TU sets their node
+labels, and everything else the fields of its ``Data``. For other choices, build the list of
+``Data`` yourself and call ``GraphStore.from_pyg``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from staticgraph.sizes.whole_numbers import IntArray
 if TYPE_CHECKING:
     from staticgraph.store.graph_store import GraphStore
 
-# Where downloads go unless `root` says otherwise.
+# The default folder for downloads.
 CACHE = Path("~/.cache/staticgraph")
-# The share of a random split that goes to validation, and the same to test.
+# The share of a random split for validation, and the same for test.
 HELD_OUT = 0.1
 
 
@@ -46,26 +46,27 @@ def open(
     """Opens a data set, with the splits ``train``, ``val`` and ``test``.
 
     Args:
-        spec: one of :data:`SPECS`. A name that comes with the package, unless a folder of that
-            name here holds a data set.
-        root: folder for downloads.
-        target: the column or columns of a CSV to predict; by default every numeric one. Refused for
-            anything else, whose labels are its ``y``.
-        task: what the target is: ``regression``, ``binary`` (0 and 1) or ``classes``, so that ``y``
-            is float32, or int64 from 0, with the names of classes in ``store.schema["y"].classes``;
-            ``auto`` leaves it as it is, and of a CSV finds out: words are classes, and so are a few
-            whole numbers from 0 or 1 that come often, which a line to stderr says.
-        seed: of the random split, where the data set brings none.
-        progress: show a bar where it takes more than a moment.
+        spec: one of :data:`SPECS`. A folder that holds a data set takes precedence over a data set
+            of that name in the package.
+        root: the folder for downloads.
+        target: the column or columns of a CSV to predict; by default every numeric one. Not
+            accepted for other data sets, whose labels are their ``y``.
+        task: what the target is: ``regression`` or ``binary`` (0 and 1), with float32 ``y``, or
+            ``classes``, with int64 ``y`` from 0 and the names of the classes in
+            ``store.schema["y"].classes``. ``auto`` leaves ``y`` as it is, but infers the task of a
+            CSV: words are classes, and so are a few whole numbers from 0 or 1 that occur often,
+            which a line on stderr reports.
+        seed: the seed of the random split, if the data set has no splits.
+        progress: show a progress bar for large data sets.
 
     Raises:
-        UnknownDataset: the specification is none of :data:`SPECS`, or no set of that name exists;
-            the message lists what is understood.
-        FileNotFoundError: it is a path, and nothing is there.
-        DatasetUnavailable: it is not here and cannot be downloaded.
-        MissingPackage: one of an extra is not installed.
-        BadGraph: the data cannot be stored, or the target is not what ``task`` says.
-        ValueError: a target of what is no CSV, or no such task.
+        UnknownDataset: if the spec is none of :data:`SPECS`, or there is no data set of that name;
+            the message lists the accepted forms.
+        FileNotFoundError: if it is a path that does not exist.
+        DatasetUnavailable: if it is not on this machine and cannot be downloaded.
+        MissingPackage: if a package of an extra is not installed.
+        BadGraph: if the data cannot be stored, or the target does not fit ``task``.
+        ValueError: if a target is given for anything but a CSV, or there is no such task.
     """
     check_task(task)
     text = str(spec)
@@ -114,7 +115,7 @@ def _open_path(
 
 
 def random_split(graphs: int, seed: int) -> dict[str, IntArray]:
-    """Graph numbers of a random 80/10/10 split, each list ascending; the same for the same seed."""
+    """Returns a random 80/10/10 split, each part ascending; deterministic per seed."""
     order = np.random.default_rng(seed).permutation(graphs)
     held = int(graphs * HELD_OUT)
     return {

@@ -1,7 +1,7 @@
-"""The target of a store taken as somebody says: numbers, yes or no, or classes.
+"""Converts the target of a store to a given task: regression, binary or classes.
 
-The dtype of ``y`` tells the task (:mod:`staticgraph.training.tasks`), so what is asked for is a
-store whose ``y`` has that dtype. A table is read so in the first place
+The dtype of ``y`` determines the task (:mod:`staticgraph.training.tasks`), so this returns a store
+whose ``y`` has that dtype. Tables are read with the right dtype from the start
 (:mod:`staticgraph.datasets.targets`).
 """
 
@@ -21,15 +21,17 @@ from staticgraph.store.sharded import Sharded
 
 
 def as_task(store: GraphStore, task: str) -> GraphStore:
-    """The store with its ``y`` as the task takes it; itself for ``auto``, or where it is so.
+    """Returns the store with ``y`` converted for a task.
+
+    The store itself is returned for ``auto``, or if its ``y`` already fits.
 
     Args:
-        store: of one row of ``y`` a graph; without a ``y`` it is given back.
+        store: a store with one row of ``y`` per graph; one without ``y`` is returned unchanged.
         task: one of :data:`staticgraph.datasets.task_names.TASKS`.
 
     Raises:
-        BadGraph: the values are not what the task takes.
-        ValueError: no such task, or a store in shards, whose columns are not at hand.
+        BadGraph: if the values do not fit the task.
+        ValueError: if there is no such task, or the store is in shards, whose columns are on disk.
     """
     check_task(task)
     if task == AUTO or "y" not in store.schema:
@@ -90,7 +92,7 @@ def _classes(name: str, y: Field, values: Array) -> tuple[Field, Array]:
             "--task regression"
         )
     kinds, codes = np.unique(values.reshape(-1), return_inverse=True)
-    if np.dtype(y.dtype).kind != "f" and kinds[0] >= 0:  # what they are counted by already
+    if np.dtype(y.dtype).kind != "f" and kinds[0] >= 0:  # class numbers already
         return y, values
     counted = bool((kinds == np.arange(len(kinds))).all())
     called = () if counted else tuple(f"{value:.15g}" for value in kinds.tolist())

@@ -1,13 +1,13 @@
-"""Any data set -> a store on disk, in bounded memory, by several processes.
+"""Converts any data set to a store on disk, in bounded memory and with several processes.
 
-The problem: molecules are read from SMILES at some 3,000 a second and core, and 100 million of them
-fit no memory as objects. The idea: rows are divided evenly among processes, each of which writes a
-shard of a :class:`StoreWriter`; what a kill leaves is gone on with by the same call. A table is
-read in stretches, a store is mapped and copied in slices; anything else has to be opened as a whole
-first, which one process does.
+Problem: SMILES are parsed at some 3,000 molecules per second and core, and 100 million molecules do
+not fit in memory as objects. Idea: rows are divided evenly among processes, each of which writes a
+shard of a :class:`StoreWriter`; after a kill, the same call continues. A table is read in chunks,
+and a store is mapped and copied in slices; anything else must be opened as a whole first, by one
+process.
 
-Invariant: the store is, array by array, that of ``open(spec).save(folder)``, whatever the number of
-processes and however often it was begun.
+Invariant: the store equals, array by array, that of ``open(spec).save(folder)``, whatever the
+number of processes and restarts.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from staticgraph.store.runs import slices
 from staticgraph.store.writer import PART_GRAPHS, StoreWriter, parts_folder
 from staticgraph.text.progress import bar
 
-# Beside the parts: what they are of, so that another conversion does not go on with them.
+# Next to the parts: identifies the conversion, so that another one does not continue with them.
 BEGUN = "conversion.json"
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What is converted, and how it is divided.
+    """The data set to convert, and how the work is divided.
 
     Attributes:
-        spec: of the data set.
-        target: columns of a table to predict.
+        spec: the data set, or several stores.
+        target: the columns of a table to predict.
         task: what the target is.
-        seed: of a random split.
-        workers: processes.
-        part_graphs: graphs of a part.
-        graphs: in all.
-        name: of the store.
+        seed: the seed of a random split.
+        workers: the number of processes.
+        part_graphs: graphs per part.
+        graphs: graphs in total.
+        name: the store's name.
     """
 
     spec: str | tuple[str, ...]
@@ -61,7 +61,7 @@ class Conversion:
     name: str
 
     def share(self, worker: int) -> tuple[int, int]:
-        """The first graph of a worker, and that of the next."""
+        """Returns the first graph of a worker, and that of the next worker."""
         return self.graphs * worker // self.workers, self.graphs * (worker + 1) // self.workers
 
 
@@ -81,21 +81,21 @@ def convert(
     """Writes a data set as a store, and opens it.
 
     Args:
-        spec: as for :func:`staticgraph.datasets.open`; or folders of stores, to be one.
-        folder: of the store to be; ``FOLDER.parts`` stands beside it until it is finished.
-        workers: processes that read a table, or copy a store. What must be opened as a whole is
-            written by one.
-        merged: put the parts together; False leaves them, see :meth:`StoreWriter.finish`.
-        part_graphs: graphs of a part, which is what a process holds, and what a kill can lose.
-        target, task, seed: as for :func:`staticgraph.datasets.open`; of several stores each keeps
-            its own.
-        overwrite: replace a store that stands there.
-        progress: show a bar.
+        spec: as for :func:`staticgraph.datasets.open`; or folders of several stores to be joined.
+        folder: the target folder; until the store is finished, ``FOLDER.parts`` is next to it.
+        workers: processes that read a table or copy a store; other data sets are written by one.
+        merged: merge the parts into one folder; False keeps them, see :meth:`StoreWriter.finish`.
+        part_graphs: graphs per part: a process holds this many, and a kill loses at most this many.
+        target, task, seed: as for :func:`staticgraph.datasets.open`; for several stores, ``y`` is
+            kept as it is, their splits are dropped, and ``task`` must be ``auto``.
+        overwrite: replace an existing store.
+        progress: show a progress bar.
 
     Raises:
-        ChildProcessError: a worker was ended from outside.
-        FileExistsError: something stands there; or parts of another conversion stand beside it.
-        ValueError: a task for several stores.
+        ChildProcessError: if a worker process was killed.
+        FileExistsError: if the target must not be replaced, or there are parts of another
+            conversion.
+        ValueError: if a task is given for several stores.
         BadGraph, UnknownDataset, MissingPackage, FileNotFoundError: as for opening the data set.
     """
     several = not isinstance(spec, str | Path)
@@ -129,8 +129,10 @@ Source = Table | GraphStore | None
 def _source(
     spec: str | tuple[str, ...], target: tuple[str, ...], task: str, seed: int, progress: bool
 ) -> tuple[Source, int, dict[str, IntArray], str]:
-    """A table, a store in memory, or None for what each worker maps; how many graphs, the splits,
-    and the name."""
+    """Returns the source, the number of graphs, the splits and the name.
+
+    The source is a table, a store in memory, or None if each worker maps the store itself.
+    """
     if isinstance(spec, tuple):
         if task != AUTO:
             raise ValueError(
@@ -149,10 +151,10 @@ def _source(
 
 
 def _begin(folder: Path, job: Conversion) -> None:
-    """Says beside the parts what they are of.
+    """Records next to the parts which conversion they belong to.
 
     Raises:
-        FileExistsError: they are of something else.
+        FileExistsError: if they belong to another one.
     """
     parts = parts_folder(folder)
     note = parts / BEGUN
@@ -181,7 +183,7 @@ def _stretches(job: Conversion, source: Source, first: int, last: int) -> Iterab
 
 
 def _write(job: Conversion, worker: int, folder: Path, source: Source, tell: Any) -> None:
-    """One worker's share, from where it stood."""
+    """Writes one worker's share, continuing after the graphs already committed."""
     first, last = job.share(worker)
     writer = StoreWriter(folder, shard=worker, part_graphs=job.part_graphs, name=job.name)
     for part in _stretches(job, source, first + writer.committed, last):
@@ -190,7 +192,7 @@ def _write(job: Conversion, worker: int, folder: Path, source: Source, tell: Any
 
 
 def _work(job: Conversion, worker: int, folder: Path, source: Source, to: Connection) -> None:
-    """What a process does: tells numbers of graphs, and at the end None or what went wrong."""
+    """Runs a worker: sends the number of graphs of each part, then None or an exception."""
     try:
         _write(job, worker, folder, source, to.send)
         to.send(None)
@@ -202,11 +204,13 @@ def _work(job: Conversion, worker: int, folder: Path, source: Source, to: Connec
 
 
 def _write_in_processes(job: Conversion, folder: Path, source: Source, tell: Any) -> None:
-    """All shares at once. What one worker meets ends all; their parts stay.
+    """Writes all shares in parallel.
+
+    An exception in one worker ends all of them; their parts stay.
 
     Raises:
-        ChildProcessError: one was ended from outside.
-        Exception: what a worker met.
+        ChildProcessError: if a worker process was killed.
+        Exception: the exception that a worker raised.
     """
     context = get_context("spawn")
     processes, ends = {}, {}

@@ -1,10 +1,10 @@
-"""Compact ``.npz`` layouts of molecules and TU sets -> a store, without a loop over graphs.
+"""Reads compact ``.npz`` layouts of molecules and TU sets as a store, without a loop over graphs.
 
 Molecules keep each bond once: ``num_nodes[n]``, ``num_bonds[n]``, ``atom_feat[9, sum n]``,
 ``bond_feat[3, sum b]``, ``bonds[2, sum b]`` (numbered within the molecule), ``label[n]`` or
-``label[n, T]``, and perhaps ``split[n]`` of 0, 1, 2 for training, validation and test. TU sets keep
-each undirected edge once: ``num_nodes[n]``, ``num_edges_undirected[n]``, ``edges[2, sum]``,
-``label[n]``, and perhaps ``node_tag[sum n]``.
+``label[n, T]``, and optionally ``split[n]`` of 0, 1, 2 for training, validation and test. TU sets
+keep each undirected edge once: ``num_nodes[n]``, ``num_edges_undirected[n]``, ``edges[2, sum]``,
+``label[n]``, and optionally ``node_tag[sum n]``.
 
 Bond ``i`` becomes the edges ``2i`` (a, b) and ``2i + 1`` (b, a), as in OGB.
 """
@@ -29,27 +29,28 @@ from staticgraph.text.how_many import how_many
 MOLECULES = ("num_nodes", "num_bonds", "atom_feat", "bond_feat", "bonds", "label")
 TU = ("num_nodes", "num_edges_undirected", "edges", "label")
 SPLITS = ("train", "val", "test")
-# A one-hot row of more kinds than this (DD has 89) is wider than what a model
-# makes of it, and of 300,000 kinds it takes more than any memory: then the kind's number is kept.
+# With more kinds than this (DD has 89), the kind's number is kept instead of a one-hot row, which
+# would be wider than a model's hidden layer and, for 300,000 kinds, would not fit in memory.
 MOST_ONE_HOT = 256
 
 
 def open_npz(path: Path) -> GraphStore:
-    """Reads a file of either layout; ``x``, ``edge_attr`` and ``y`` as PyG's own classes give them.
+    """Reads a file of either layout, with ``x``, ``edge_attr`` and ``y`` as in PyG's own data sets.
 
-    Molecules: ``x`` int64 ``[n, 9]``, ``edge_attr`` int64 ``[e, 3]``, ``y`` float32 ``[1, T]``.
-    TU: ``x`` float32, the one-hot node label (or ones), or int64 ``[n, 1]`` where there are more
-    than :data:`MOST_ONE_HOT` labels; ``y`` int64 ``[1]``, classes from 0.
+    Molecules: ``x`` int64 ``[n, 9]``, ``edge_attr`` int64 ``[e, 3]``, ``y`` float32 ``[1, T]``. TU:
+    ``x`` float32, the one-hot node label (or ones), or int64 ``[n, 1]`` if there are more than
+    :data:`MOST_ONE_HOT` labels; ``y`` int64 ``[1]``, classes from 0.
 
     Raises:
-        UnknownDataset: the file is of neither layout; the message lists what it holds.
-        BadGraph: an array has not an entry for every graph, or a fraction where numbers are whole.
+        UnknownDataset: if the file has neither layout; the message lists what it holds.
+        BadGraph: if an array does not have one entry per graph, or has a fraction instead of an
+            integer.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # may not be read
+        if isinstance(error, OSError) and error.errno is not None:  # not accessible
             raise
         raise UnknownDataset(
             f"{path} is not an .npz of plain arrays: {why_unreadable(path)}"
@@ -66,7 +67,7 @@ def open_npz(path: Path) -> GraphStore:
 
 
 def _is_one_graph(arrays: dict[str, Array]) -> bool:
-    """Whether these are the nodes and edges of one graph, as ``train-large`` takes it."""
+    """Returns whether these are the arrays of one large graph, as for ``train-large``."""
     nodes = arrays.get("num_nodes", arrays.get("num_entities"))
     return nodes is not None and nodes.ndim == 0
 
@@ -115,18 +116,21 @@ def _tu(arrays: dict[str, Array], name: str) -> GraphStore:
 
 
 def categories(tag: Array, kinds: int) -> Array:
-    """Features of nodes that are one of so many kinds: float32 one-hot ``[n, kinds]``, as PyG gives
-    them, and int64 ``[n, 1]`` for an embedding where there are more than :data:`MOST_ONE_HOT`."""
+    """Returns the features of nodes with a categorical label.
+
+    These are float32 one-hot ``[n, kinds]``, as in PyG, or int64 ``[n, 1]`` for an embedding if
+    there are more than :data:`MOST_ONE_HOT` kinds.
+    """
     if kinds > MOST_ONE_HOT:
         return tag.astype(np.int64).reshape(-1, 1)
     return (tag[:, None] == np.arange(kinds)).astype(np.float32)
 
 
 def as_float32(label: Array, name: str) -> Array:
-    """Labels as float32; NaN and infinities as they are, and no number made infinite.
+    """Converts labels to float32, keeping NaN and infinities.
 
     Raises:
-        BadGraph: a label is beyond what float32 holds.
+        BadGraph: if a finite label is out of float32's range.
     """
     with np.errstate(over="ignore"):
         narrow = label.astype(np.float32)
@@ -140,13 +144,13 @@ def as_float32(label: Array, name: str) -> Array:
 
 
 def both_directions(pairs: Array) -> tuple[IntArray, IntArray]:
-    """Sources and destinations ``[2m]`` of ``m`` undirected pairs ``[2, m]``: a to b, b to a."""
+    """Returns sources and destinations ``[2m]`` of undirected pairs ``[2, m]``: a to b, b to a."""
     pairs = whole_numbers(pairs, "ends of bonds or edges", BadGraph)
     return pairs.T.reshape(-1), pairs[::-1].T.reshape(-1)
 
 
 def _check_length(name: str, key: str, values: Array, graphs: int) -> None:
-    """Refuses an array that has not one entry per graph."""
+    """Rejects an array that does not have one entry per graph."""
     found = len(values) if values.ndim else 1
     if found != graphs:
         raise BadGraph(
@@ -156,7 +160,7 @@ def _check_length(name: str, key: str, values: Array, graphs: int) -> None:
 
 
 def _splits(arrays: dict[str, Array], name: str) -> dict[str, IntArray]:
-    """The graphs of each split; every graph is in one."""
+    """Returns the graphs of each split; every graph is in exactly one."""
     if "split" not in arrays:
         return {}
     codes = arrays["split"]

@@ -1,4 +1,4 @@
-"""Which columns of a table are numbers to predict, and why others are not; a row at a time."""
+"""Finds the numeric columns of a table that can be targets, row by row, and why others cannot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.text.progress import say
 from staticgraph.text.some import some
 
-# Cells that say "no label", in small letters; those of pandas that can mean nothing else.
+# Cells that mean "no label", in lower case: the unambiguous ones of pandas.
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none"})
 
 
@@ -19,9 +19,9 @@ class NumberColumns:
     """The columns that may be targets.
 
     Attributes:
-        names: of the columns that are asked about, in the table's order.
-        filled: those with a number in them.
-        broken: column -> the first line with something else, and what stands there.
+        names: the names of the candidate columns, in the table's order.
+        filled: those that contain a number.
+        broken: column -> the first line with something else, and that cell.
     """
 
     names: tuple[str, ...]
@@ -29,7 +29,7 @@ class NumberColumns:
     broken: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def see(self, row: dict[str, str], line: int) -> None:
-        """Takes the next row in."""
+        """Processes the next row."""
         for name in self.names:
             if name not in self.broken and not is_missing(row[name]):
                 if is_number(row[name]):
@@ -38,10 +38,10 @@ class NumberColumns:
                     self.broken[name] = line, row[name]
 
     def targets(self, path: Path) -> list[str]:
-        """The columns with numbers and missing labels alone.
+        """Returns the columns that contain only numbers and missing labels.
 
         Raises:
-            BadGraph: there is none; the message says why each is not.
+            BadGraph: if there is none; the message says why for each column.
         """
         found = [name for name in self.names if name in self.filled and name not in self.broken]
         if not found:
@@ -54,7 +54,7 @@ class NumberColumns:
         return found
 
     def tell(self, path: Path, found: list[str]) -> None:
-        """Says what was chosen, in a line to stderr, where there was a choice."""
+        """Reports the chosen columns on stderr if there was a choice."""
         if len(self.names) > 1:
             others = self._why_not(found)
             say(
@@ -74,12 +74,12 @@ class NumberColumns:
 
 
 def is_missing(cell: str) -> bool:
-    """Whether a cell says that there is no label."""
+    """Returns whether a cell means that there is no label."""
     return cell.strip().lower() in MISSING
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell is a finite number."""
+    """Returns whether a cell is a finite number."""
     try:
         return math.isfinite(float(cell))
     except ValueError:
@@ -87,10 +87,10 @@ def is_number(cell: str) -> bool:
 
 
 def label_of(cell: str) -> float:
-    """The number in a cell, NaN where there is no label.
+    """Returns the number in a cell, or NaN if there is no label.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: if it is neither.
     """
     if is_missing(cell):
         return math.nan

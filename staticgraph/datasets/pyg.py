@@ -1,7 +1,7 @@
-"""Data sets that PyG and OGB download, and lists of ``Data`` in a file.
+"""Opens data sets that PyG and OGB download, and lists of ``Data`` in a file.
 
-The downloads are theirs; here they are given one form (splits, a name, labels whose dtype tells the
-task) and one error for a machine without a network or without the package.
+PyG and OGB do the downloading; this module gives the results a common form (splits, a name, labels
+whose dtype determines the task) and a uniform error if the network or a package is missing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from staticgraph.schema import Field
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_store import GraphStore
 
-# OGB's sets whose graphs are molecules begin so.
+# The prefix of OGB's data sets of molecules.
 MOLECULES = "ogbg-mol"
 
 
 def open_tu(name: str, root: Path, progress: bool) -> GraphStore:
-    """A TUDataset: ``x`` float32, the one-hot node label or ones; ``y`` int64 ``[1]``."""
+    """Opens a TUDataset: ``x`` float32, the one-hot node label or ones; ``y`` int64 ``[1]``."""
     with _downloading(f"tu:{name}", root):
         dataset = TUDataset(str(root / "tu"), name)
     store = GraphStore.from_pyg(dataset, name=name, progress=progress)
@@ -40,10 +40,10 @@ def open_tu(name: str, root: Path, progress: bool) -> GraphStore:
 
 
 def open_molnet(name: str, root: Path, progress: bool) -> GraphStore:
-    """A MoleculeNet set as PyG featurises it: ``y`` float32 ``[1, T]``, NaN where unlabelled.
+    """Opens a MoleculeNet set with PyG's features: ``y`` float32 ``[1, T]``, NaN where unlabelled.
 
     Raises:
-        UnknownDataset: MoleculeNet has none of this name.
+        UnknownDataset: if MoleculeNet has no data set of this name.
     """
     if name.lower() not in MoleculeNet.names:
         raise UnknownDataset(
@@ -55,13 +55,13 @@ def open_molnet(name: str, root: Path, progress: bool) -> GraphStore:
 
 
 def open_ogb(name: str, root: Path, progress: bool) -> GraphStore:
-    """An OGB graph property set with its published split.
+    """Opens an OGB graph property prediction set with its published split.
 
-    Labels of binary tasks come as float32 ``[1, T]`` with NaN for "none", those of several classes
-    as int64 ``[1]``, so that the dtype tells the task.
+    Labels of binary tasks are float32 ``[1, T]`` with NaN for missing labels, those of multiclass
+    tasks are int64 ``[1]``, so that the dtype determines the task.
 
     Raises:
-        UnknownDataset: OGB has none of this name.
+        UnknownDataset: if OGB has no data set of this name.
     """
     with _downloading(f"ogb:{name}", root, extra="ogb"):
         from ogb.graphproppred import PygGraphPropPredDataset  # pyright: ignore[reportMissingImports]
@@ -69,7 +69,7 @@ def open_ogb(name: str, root: Path, progress: bool) -> GraphStore:
         try:
             with _data_is_safe():
                 dataset = PygGraphPropPredDataset(name, root=str(root / "ogb"))
-        except ValueError as error:  # OGB's own words for a name that it does not know
+        except ValueError as error:  # OGB's error for an unknown name
             raise UnknownDataset(f"ogb:{name}: {error}") from None
     store = GraphStore.from_pyg(dataset, name=name, progress=progress)
     store = replace(store, schema=replace(store.schema, molecules=name.startswith(MOLECULES)))
@@ -81,21 +81,23 @@ def open_ogb(name: str, root: Path, progress: bool) -> GraphStore:
 
 
 def open_pt(path: Path, progress: bool, name: str | None = None) -> GraphStore:
-    """A list of ``Data`` or ``HeteroData`` that ``torch.save`` wrote, or what PyG's
-    ``InMemoryDataset`` keeps in ``processed/``; nothing but tensors and these is unpickled.
+    """Opens a ``.pt`` file of ``Data`` or ``HeteroData``.
+
+    The file is a list written by ``torch.save``, or one of PyG's ``InMemoryDataset`` in
+    ``processed/``; nothing but tensors and these classes is unpickled.
 
     Args:
         path: the file.
-        progress: show a bar, and a line on the fields.
-        name: of the store; the file's where None.
+        progress: show a progress bar, and a line that describes the fields.
+        name: the store's name; None for the file's stem.
 
     Raises:
-        BadGraph: the file holds something else.
+        BadGraph: if the file holds something else.
     """
     try:
         with _data_is_safe():
             graphs = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever the bytes happen to lead to
+    except Exception as error:  # the exception depends on the bytes
         raise BadGraph(
             f"{path} is not a list of Data saved by torch.save, or holds other objects as well; "
             "load it yourself and pass the graphs to GraphStore.from_pyg, or save them as "
@@ -112,8 +114,11 @@ def open_pt(path: Path, progress: bool, name: str | None = None) -> GraphStore:
 
 
 def _collated(content: tuple[Any, ...]) -> InMemoryDataset | list[Data] | None:
-    """The graphs of a tuple: each of them, or ``(fields of all, slices, ..., class)``, as
-    ``InMemoryDataset.save`` and ``TUDataset`` write them; None for any other."""
+    """Returns the graphs of a tuple; None if it holds anything else.
+
+    The tuple holds either graphs, or ``(fields of all, slices, ..., class)``, as written by
+    ``InMemoryDataset.save`` and ``TUDataset``.
+    """
     if all(isinstance(item, Data | HeteroData) for item in content):
         return list(content)
     if len(content) < 2 or not isinstance(content[1], dict):
@@ -129,8 +134,11 @@ def _collated(content: tuple[Any, ...]) -> InMemoryDataset | list[Data] | None:
 
 
 def _data_is_safe() -> torch.serialization.safe_globals:
-    """Lets ``torch.load`` read ``Data``: PyG 2.8 registers the class, but not what it consists of.
-    OGB 1.3.6 calls ``torch.load`` as it was before torch 2.6, so it needs this, too."""
+    """Lets ``torch.load`` read ``Data``: PyG 2.8 does not register the classes inside it.
+
+    OGB 1.3.6 calls ``torch.load`` without ``weights_only``, so since torch 2.6 it needs this,
+    too.
+    """
     plain = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
     return torch.serialization.safe_globals(
         [*plain, HeteroData, BaseStorage, NodeStorage, EdgeStorage]
@@ -139,7 +147,7 @@ def _data_is_safe() -> torch.serialization.safe_globals:
 
 @contextmanager
 def _downloading(spec: str, root: Path, extra: str | None = None) -> Iterator[None]:
-    """Turns a missing package and a failed download into one kind of error, with the remedy."""
+    """Turns a missing package or a failed download into an error that states the remedy."""
     try:
         yield
     except ImportError as error:
@@ -155,7 +163,7 @@ def _downloading(spec: str, root: Path, extra: str | None = None) -> Iterator[No
 
 
 def _with_column(store: GraphStore, field: Field, column: Array) -> GraphStore:
-    """The same store with one field added or replaced."""
+    """Returns the same store with one field added or replaced."""
     others = [item for item in store.schema if item.name != field.name]
     return replace(
         store,

@@ -1,8 +1,9 @@
-"""A table with a SMILES column -> molecules with OGB's integer features.
+"""Reads a table with a SMILES column as molecules with OGB's integer features.
 
 The features, their order and the order of the edges are those of OGB's ``smiles2graph``
-(github.com/snap-stanford/ogb, ``ogb/utils/features.py``, MIT): nine integers an atom, three a bond,
-bond ``i`` as the edges ``2i`` and ``2i + 1``. A value outside a list gets the list's last place.
+(github.com/snap-stanford/ogb, ``ogb/utils/features.py``, MIT): nine integers per atom, three per
+bond, and bond ``i`` as the edges ``2i`` and ``2i + 1``. A value outside its list gets the number
+after the list's last.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ CHIRALITY = ("CHI_UNSPECIFIED", "CHI_TETRAHEDRAL_CW", "CHI_TETRAHEDRAL_CCW", "CH
 HYBRIDIZATION = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
 BOND_TYPE = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
 STEREO = ("STEREONONE", "STEREOZ", "STEREOE", "STEREOCIS", "STEREOTRANS", "STEREOANY")
-# Words in a column `split` and the split that they mean.
+# Words in a column `split`, and the split that each means.
 SPLIT_WORDS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-# What tables have between cells instead of commas.
+# Separators that tables use instead of commas.
 OTHER_MARKS = (";", "\t", "|")
-# RDKit reads about 3,000 molecules a second and core: two seconds.
+# RDKit reads about 3,000 molecules per second and core, so this takes about two seconds.
 PROGRESS_FROM = 5000
 
 
@@ -44,23 +45,24 @@ def open_csv(
 ) -> GraphStore:
     """Reads a table with one header line and a column of SMILES (:func:`columns_of`).
 
-    ``y`` is float32 ``[1, T]`` with NaN for no label
-    (:data:`staticgraph.datasets.number_columns.MISSING`), or int64 ``[1]`` of classes
-    (:mod:`staticgraph.datasets.targets`); a column ``split`` of train, val (or valid) and test
+    ``y`` is float32 ``[1, T]`` with NaN for missing labels
+    (:data:`staticgraph.datasets.number_columns.MISSING`), or int64 ``[1]`` for classes
+    (:mod:`staticgraph.datasets.targets`); a column ``split`` with train, val (or valid) and test
     gives the splits.
 
     Args:
         path: the file.
         target: the columns to predict; by default all whose cells are numbers or missing, which a
-            line to stderr names.
-        progress: show that line, one on classes that were guessed, and a bar for large tables.
-        task: what they are, one of :data:`staticgraph.datasets.task_names.TASKS`.
+            line on stderr names.
+        progress: show that line, a line about inferred classes, and a progress bar for large
+            tables.
+        task: the task, one of :data:`staticgraph.datasets.task_names.TASKS`.
 
     Raises:
-        MissingPackage: RDKit is not installed.
-        BadGraph: no such column, a column twice, no target, a row with more or fewer cells than the
-            header, a SMILES that is empty or that RDKit cannot read (with its line), a target that
-            is not what ``task`` says.
+        MissingPackage: if RDKit is not installed.
+        BadGraph: if a column is missing or duplicated, there is no target, a row has more or fewer
+            cells than the header, a SMILES is empty or RDKit cannot read it (with its line), or the
+            target does not fit ``task``.
     """
     chem = rdkit()
     rows, lines = _rows(path)
@@ -88,7 +90,7 @@ def open_csv(
 
 
 def _rows(path: Path) -> tuple[list[dict[str, str]], list[int]]:
-    """The rows by column, each with as many cells as the header, and the line where each ends."""
+    """Returns the rows as dicts by column, and the line where each ends."""
     rows, lines = [], []
     for row, line in each_row(path):
         rows.append(row)
@@ -97,11 +99,11 @@ def _rows(path: Path) -> tuple[list[dict[str, str]], list[int]]:
 
 
 def each_row(path: Path) -> Iterator[tuple[dict[str, str], int]]:
-    """The rows of a table by column, each with as many cells as the header, and the line where it
-    ends, one after the other.
+    """Yields the rows of a table as dicts by column, each with the line where it ends.
 
     Raises:
-        BadGraph: it is no table, has a column twice, or no row, or one of another length.
+        BadGraph: if the file is not a table, a column is duplicated, there are no rows, or a row
+            does not have as many cells as the header.
     """
     empty = True
     try:
@@ -136,11 +138,12 @@ def each_row(path: Path) -> Iterator[tuple[dict[str, str], int]]:
 
 
 def columns_of(path: Path, row: dict[str, str]) -> dict[str, str]:
-    """The columns by their names in small letters; ``smiles`` leads to the only one that has the
-    word in its name where none is called so.
+    """Returns the columns by their lower-case names.
+
+    If no column is called ``smiles``, that key refers to the only one whose name contains the word.
 
     Raises:
-        BadGraph: there is none, or several.
+        BadGraph: if there is no such column, or several.
     """
     names = {name.lower(): name for name in row if name}
     if "smiles" not in names:
@@ -158,15 +161,15 @@ def columns_of(path: Path, row: dict[str, str]) -> dict[str, str]:
 
 
 def candidates_of(row: dict[str, str], names: dict[str, str]) -> tuple[str, ...]:
-    """The columns that may be targets: all but the SMILES and the split."""
+    """Returns the columns that may be targets: all except the SMILES and the split."""
     return tuple(name for name in row if name and name not in (names["smiles"], names.get("split")))
 
 
 def rdkit() -> Any:
-    """RDKit's ``Chem``.
+    """Imports and returns RDKit's ``Chem``.
 
     Raises:
-        MissingPackage: it is not installed.
+        MissingPackage: if RDKit is not installed.
     """
     try:
         from rdkit import Chem, RDLogger  # pyright: ignore[reportMissingImports]
@@ -175,15 +178,15 @@ def rdkit() -> Any:
             "a CSV with SMILES needs the package 'rdkit', which is not installed: "
             "pip install 'staticgraph[smiles]'"
         ) from error
-    RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined]  # our error says it with the line
+    RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined]  # BadGraph reports the line
     return Chem
 
 
 def check_targets(path: Path, row: dict[str, str], wanted: Sequence[str]) -> None:
-    """Refuses a target that is no column.
+    """Rejects targets that are not columns.
 
     Raises:
-        BadGraph: it is none; the message names the columns that there are.
+        BadGraph: if one is not; the message names the existing columns.
     """
     missing = [name for name in wanted if name not in row]
     if missing:
@@ -192,12 +195,12 @@ def check_targets(path: Path, row: dict[str, str], wanted: Sequence[str]) -> Non
 
 @dataclass(frozen=True)
 class Sought:
-    """The targets of a table, found a row at a time.
+    """Finds the targets of a table, row by row.
 
     Attributes:
-        given: columns that were asked for; empty for all of numbers.
-        columns: what may be a target, where none was asked for.
-        cells: of all that may be one.
+        given: the requested columns; empty for all numeric ones.
+        columns: the candidate columns, if none was requested.
+        cells: the distinct cells of all candidates.
     """
 
     given: tuple[str, ...]
@@ -212,10 +215,10 @@ class Sought:
         names: dict[str, str],
         target: str | Sequence[str] | None,
     ) -> Sought:
-        """Before the first row.
+        """Prepares the search before the first row.
 
         Raises:
-            BadGraph: a target that is no column.
+            BadGraph: if a requested target is not a column.
         """
         given = (target,) if isinstance(target, str) else tuple(target or ())
         check_targets(path, row, given)
@@ -223,15 +226,15 @@ class Sought:
         return cls(given, NumberColumns(() if given else may_be), Cells(may_be))
 
     def see(self, row: dict[str, str], line: int) -> None:
-        """Takes the next row in."""
+        """Processes the next row."""
         self.columns.see(row, line)
         self.cells.see(row, line)
 
     def found(self, path: Path, task: str, progress: bool) -> PredictionTarget:
-        """After the last row; with ``progress`` a line says what was chosen.
+        """Returns the target after the last row; with ``progress``, reports the choice on stderr.
 
         Raises:
-            BadGraph: there is no target, or it is not what the task takes.
+            BadGraph: if there is no target, or it does not fit the task.
         """
         wanted = self.given or tuple(self.columns.targets(path))
         if progress and not self.given:
@@ -253,10 +256,10 @@ def _splits(
 
 
 def split_of(path: Path, cell: str, line: int) -> str:
-    """The split that a cell names.
+    """Returns the split that a cell names.
 
     Raises:
-        BadGraph: none.
+        BadGraph: if it names none.
     """
     word = cell.strip().lower()
     if word not in SPLIT_WORDS:
@@ -267,10 +270,10 @@ def split_of(path: Path, cell: str, line: int) -> str:
 
 
 def molecule(chem: Any, smiles: str, path: Path, line: int) -> tuple[Array, Array, Array]:
-    """Atoms ``[n, 9]``, bonds ``[b, 2]`` and their features ``[b, 3]``, all int64.
+    """Returns atoms ``[n, 9]``, bonds ``[b, 2]`` and bond features ``[b, 3]``, all int64.
 
     Raises:
-        BadGraph: the SMILES is empty, or RDKit cannot read it.
+        BadGraph: if the SMILES is empty, or RDKit cannot read it.
     """
     if not smiles.strip():
         raise BadGraph(f"{path}, line {line}: the SMILES is empty; fill the cell, or drop the row")
@@ -293,7 +296,7 @@ def _arrays(molecule: Any) -> tuple[Array, Array, Array]:
 
 
 def atom_features(atom: Any) -> tuple[int, ...]:
-    """OGB's nine integers of an RDKit atom."""
+    """Returns OGB's nine integers for an RDKit atom."""
     return (
         _within(atom.GetAtomicNum() - 1, 118),
         _place(str(atom.GetChiralTag()), CHIRALITY),
@@ -308,7 +311,7 @@ def atom_features(atom: Any) -> tuple[int, ...]:
 
 
 def bond_features(bond: Any) -> tuple[int, ...]:
-    """OGB's three integers of an RDKit bond."""
+    """Returns OGB's three integers for an RDKit bond."""
     return (
         _place(str(bond.GetBondType()), BOND_TYPE),
         _place(str(bond.GetStereo()), STEREO),
@@ -317,7 +320,7 @@ def bond_features(bond: Any) -> tuple[int, ...]:
 
 
 def _within(number: int, values: int) -> int:
-    """The number itself from 0 below ``values``, and ``values`` for any other."""
+    """Returns the number if it is from 0 to ``values - 1``, and ``values`` otherwise."""
     return number if 0 <= number < values else values
 
 
@@ -326,12 +329,14 @@ def _place(value: str, values: tuple[str, ...]) -> int:
 
 
 def molecule_of(smiles: str) -> tuple[Array, Array, Array]:
-    """One molecule as :func:`open_csv` reads it: atoms ``[n, 9]``, edges ``[2, 2b]`` and their
-    features ``[2b, 3]``, all int64.
+    """Reads one molecule as :func:`open_csv` does.
+
+    Returns:
+        Atoms ``[n, 9]``, edges ``[2, 2b]`` and edge features ``[2b, 3]``, all int64.
 
     Raises:
-        MissingPackage: RDKit is not installed.
-        BadGraph: the SMILES is empty, or RDKit cannot read it.
+        MissingPackage: if RDKit is not installed.
+        BadGraph: if the SMILES is empty, or RDKit cannot read it.
     """
     if not smiles.strip():
         raise BadGraph("the SMILES is empty")
@@ -349,14 +354,14 @@ def store_of(
     name: str,
     classes: tuple[str, ...] = (),
 ) -> GraphStore:
-    """A store of molecules.
+    """Builds a store of molecules.
 
     Args:
-        molecules: of each, atoms ``[n, 9]``, bonds ``[b, 2]`` and their kinds ``[b, 3]``.
+        molecules: for each, atoms ``[n, 9]``, bonds ``[b, 2]`` and bond features ``[b, 3]``.
         labels: ``[molecules, ...]``, the field ``y``.
         splits: named lists of molecules.
-        name: of the store.
-        classes: names of the labels 0, 1, ..., where they have some.
+        name: the name of the store.
+        classes: the names of the labels 0, 1, ..., if they have names.
     """
     atoms, bonds, kinds = zip(*molecules, strict=True)
     src, dst = both_directions(np.concatenate(bonds).T)

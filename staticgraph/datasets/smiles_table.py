@@ -1,9 +1,9 @@
-"""A table of molecules larger than memory: looked through once, then read in stretches.
+"""Reads a table of molecules larger than memory: scanned once, then read in chunks.
 
-What :func:`staticgraph.datasets.smiles.open_csv` decides with all rows at hand (which columns are
-targets, how many rows there are, the splits) is decided here in one pass that keeps a byte a row;
-the molecules are then read a stretch at a time, by whichever process. Invariant: the stretches
-together are what ``open_csv`` gives.
+:func:`staticgraph.datasets.smiles.open_csv` determines the target columns, the number of rows and
+the splits with all rows in memory; here they are determined in one pass that keeps at most one byte
+per row. The molecules are then read chunk by chunk, by any process. Invariant: the chunks together
+are the result of ``open_csv``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from staticgraph.store.graph_store import GraphStore
 
 @dataclass(frozen=True)
 class Table:
-    """What is known of a table before its molecules are read.
+    """What is known about a table before its molecules are read.
 
     Attributes:
         path: the file.
-        graphs: rows.
-        target: the columns to predict, and what they are.
-        splits: rows of each, where there is a column ``split``.
+        graphs: the number of rows.
+        target: the columns to predict, and their task.
+        splits: split -> its rows; empty without a column ``split``.
     """
 
     path: Path
@@ -47,11 +47,11 @@ class Table:
         progress: bool = False,
         task: str = AUTO,
     ) -> Table:
-        """Looks through a table; with ``progress`` a line names the targets that were found.
+        """Scans a table; with ``progress``, a line names the targets that were found.
 
         Raises:
-            BadGraph: as :func:`staticgraph.datasets.smiles.open_csv`, but for what is wrong with a
-                SMILES or a label, which is found when it is read.
+            BadGraph: as :func:`staticgraph.datasets.smiles.open_csv`, except for errors in a SMILES
+                or a label, which are found when it is read.
         """
         graphs, words = 0, bytearray()
         sought: smiles.Sought | None = None
@@ -72,11 +72,11 @@ class Table:
         return cls(path, graphs, found, splits if split is not None else {})
 
     def stretches(self, graphs: int, first: int, last: int) -> Iterator[GraphStore]:
-        """Rows ``first`` to ``last``, less one, as stores of at most so many graphs.
+        """Yields rows ``first`` to ``last - 1`` as stores of at most ``graphs`` graphs.
 
         Raises:
-            MissingPackage: RDKit is not installed.
-            BadGraph: a SMILES or a label that cannot be read, with its line.
+            MissingPackage: if RDKit is not installed.
+            BadGraph: if a SMILES or a label cannot be read; the message gives the line.
         """
         chem = smiles.rdkit()
         rows = islice(smiles.each_row(self.path), first, last)

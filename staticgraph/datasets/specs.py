@@ -1,6 +1,6 @@
-"""What a data set is called: names and paths, told apart without reading any of them.
+"""Specs of data sets: names and paths, told apart without reading any data.
 
-Here nothing imports torch, so that a command line says at once that there is no such file.
+Nothing here imports torch, so that a command line can report a missing file at once.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from staticgraph.files.folder import repair
 from staticgraph.store.manifest import MANIFEST
 from staticgraph.text.nearest import nearest
 
-# What PyG keeps next to the graphs: how they were made.
+# Files that PyG keeps next to the graphs to record how they were made.
 NO_GRAPHS = ("pre_transform", "pre_filter")
-# Endings of files that hold another.
+# Suffixes of compressed files and archives.
 PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".tgz")
 SPECS = (
     ("esol", "1,128 molecules with their solubility, which come with the package"),
@@ -31,7 +31,7 @@ SPECS = (
 
 
 def check(spec: str | Path, *, target: str | Sequence[str] | None = None) -> None:
-    """Refuses at once what :func:`staticgraph.datasets.open` would refuse for a name alone.
+    """Rejects specs that :func:`staticgraph.datasets.open` rejects before reading data.
 
     Raises:
         UnknownDataset, FileNotFoundError, ValueError: as :func:`staticgraph.datasets.open`.
@@ -44,13 +44,13 @@ def check(spec: str | Path, *, target: str | Sequence[str] | None = None) -> Non
 
 
 def by_pyg(spec: str | Path) -> bool:
-    """Whether PyG reads a data set, which takes seconds to import."""
+    """Returns whether PyG, which takes seconds to import, is needed to read a data set."""
     path = path_of(str(spec))
     return path is None or path.suffix == ".pt" or processed_by_pyg(path) is not None
 
 
 def path_of(spec: str) -> Path | None:
-    """Where a data set lies; None for one that is known by its name."""
+    """Returns the path of a data set; None for one that PyG or OGB opens by name."""
     scheme, _, name = spec.partition(":")
     if scheme in ("tu", "molnet", "ogb") and name:
         return None
@@ -59,16 +59,17 @@ def path_of(spec: str) -> Path | None:
 
 
 def _is_read(folder: Path) -> bool:
-    """Whether a folder holds a data set; the folder of a run, say, holds none."""
+    """Returns whether a folder holds a data set; a run's folder, for example, does not."""
     return (folder / MANIFEST).exists() or processed_by_pyg(folder) is not None
 
 
 def check_path(path: Path, spec: str, target: str | Sequence[str] | None) -> None:
-    """Refuses a path at which there is no data set, and a target for what is no CSV.
+    """Rejects a path without a data set, and a target for anything but a CSV.
 
     Raises:
-        UnknownDataset: it is no file or folder of a data set.
-        FileNotFoundError: there is no such file.
+        UnknownDataset: if it is not a file or folder of a data set.
+        FileNotFoundError: if there is no such file.
+        ValueError: if a target is given for anything but a CSV.
     """
     repair(path)
     if path.is_dir():
@@ -86,7 +87,7 @@ def check_path(path: Path, spec: str, target: str | Sequence[str] | None) -> Non
 
 
 def _unread(path: Path, spec: str) -> str:
-    """What is wrong with a name that is neither a data set's nor of a file that is read."""
+    """Returns the error message for a spec that is neither a known name nor a readable file."""
     if path.suffix.lower() in PACKED:
         return f"{spec} is a packed file: unpack it first."
     if path.is_file():
@@ -100,8 +101,10 @@ def _unread(path: Path, spec: str) -> str:
 
 
 def processed_by_pyg(folder: Path) -> Path | None:
-    """The file in which a PyG ``InMemoryDataset`` with that root keeps its graphs; None where there
-    is none, or several."""
+    """Returns the file with the graphs of a PyG ``InMemoryDataset`` rooted at ``folder``.
+
+    None if there is no such file, there are several, or the folder is a store.
+    """
     if (folder / MANIFEST).exists():
         return None
     files = [file for file in (folder / "processed").glob("*.pt") if file.stem not in NO_GRAPHS]
@@ -109,10 +112,10 @@ def processed_by_pyg(folder: Path) -> Path | None:
 
 
 def check_no_target(target: str | Sequence[str] | None, spec: str) -> None:
-    """Refuses a target for what is no CSV.
+    """Rejects a target for anything but a CSV.
 
     Raises:
-        ValueError: a target is given.
+        ValueError: if a target is given.
     """
     if target is not None:
         names = target if isinstance(target, str) else ", ".join(target)
@@ -124,7 +127,7 @@ def check_no_target(target: str | Sequence[str] | None, spec: str) -> None:
 
 
 def understood() -> str:
-    """The specifications that :func:`staticgraph.datasets.open` understands, one a line."""
+    """Returns the specs that :func:`staticgraph.datasets.open` accepts, one per line."""
     width = max(len(form) for form, _ in SPECS)
     lines = (f"  {form:<{width}}  {meaning}" for form, meaning in SPECS)
     return "\n".join(["Understood are:", *lines])

@@ -1,12 +1,12 @@
-"""What the columns of a table ask for: numbers, yes or no, or classes; and the labels so read.
+"""Infers the task of a table's target columns (regression, binary or classes) and reads the labels.
 
-The problem: ``0, 1, 2`` in a table may be three classes or counts, and no dtype tells. The idea:
-all that is needed to decide is seen row by row in bounded memory (the different cells of each
-column, up to a limit), so that a table larger than memory is decided like any other. A guess is
-made only where it is safe, and said; ``task`` overrules it.
+Problem: ``0, 1, 2`` in a table may be three classes or counts, and there is no dtype to tell. Idea:
+everything needed to decide is collected row by row in bounded memory (the distinct cells of each
+column, up to a limit), so that tables larger than memory are treated like any other. The task is
+guessed only where that is safe, and the guess is reported; ``task`` overrides it.
 
-The labels are those of :mod:`staticgraph.training.tasks`: float32 for numbers and for yes or no,
-int64 from 0 for classes, whose names stand in the schema.
+The labels are those of :mod:`staticgraph.training.tasks`: float32 for regression and binary, int64
+from 0 for classes, whose names are in the schema.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
 from staticgraph.text.some import some
 
-# Different cells of a column that are kept: more are no classes.
+# The most distinct cells of a column that are kept: a column with more is not classes.
 MOST_CLASSES = 1000
-# Whole numbers are guessed to be classes where there are no more different ones than this, each of
-# them in this many rows or more: counts and measurements are spread wider.
+# Whole numbers are guessed to be classes if there are at most this many distinct ones, each in this
+# many rows on average: counts and measurements are spread wider.
 MOST_GUESSED, ROWS_EACH = 20, 5
-# More different words than this, most of them in one row alone, are names of molecules.
+# More distinct words than this, most of them in a single row, are names of molecules.
 FEW_WORDS = 20
 YES_NO = {"false": 0.0, "true": 1.0, "0": 0.0, "1": 1.0}
 WORDS = frozenset({"false", "true"})
@@ -40,14 +40,14 @@ WORDS = frozenset({"false", "true"})
 
 @dataclass
 class Cells:
-    """The different cells of the columns that may be targets.
+    """The distinct cells of the columns that may be targets.
 
     Attributes:
-        names: of the columns.
-        rows: seen so far.
-        found: column -> cell -> in how many rows; None where there are more than
-            :data:`MOST_CLASSES`.
-        empty: column -> how many cells say "no label", and the line of the first.
+        names: the names of the columns.
+        rows: the number of rows seen so far.
+        found: column -> cell -> number of rows; None for a column with more than
+            :data:`MOST_CLASSES` distinct cells.
+        empty: column -> number of cells without a label, and the line of the first.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class Cells:
     empty: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def see(self, row: dict[str, str], line: int) -> None:
-        """Takes the next row in."""
+        """Processes the next row."""
         self.rows += 1
         for name in self.names:
             cell = row[name].strip()
@@ -73,15 +73,16 @@ class Cells:
 
 @dataclass(frozen=True)
 class PredictionTarget:
-    """What is predicted of a table.
+    """The prediction target of a table.
 
     Attributes:
-        columns: by name; one for classes.
+        columns: the names of the columns; one for classes.
         task: ``regression``, ``binary`` or ``classes``.
-        codes: of classes, the cells of each class, in their order.
-        classes: names of the classes; empty where they are the numbers from 0.
-        guessed: whether nobody said what these are, and it could be another thing.
-        unlabelled: where numbers would be classes, the line of the first row without a label.
+        codes: for classes, the cells of each class, in the order of the classes.
+        classes: the names of the classes; empty if they are the numbers from 0.
+        guessed: whether the task was inferred and could be another one.
+        unlabelled: if numbers would be classes but for a missing label, the line of the first row
+            without one.
     """
 
     columns: tuple[str, ...]
@@ -92,10 +93,10 @@ class PredictionTarget:
     unlabelled: int | None = None
 
     def labels(self, path: Path, rows: Sequence[dict[str, str]], lines: Sequence[int]) -> Array:
-        """``[n, T]`` float32, NaN for no label; ``[n]`` int64 of classes.
+        """Returns ``[n, T]`` float32, NaN for missing labels; ``[n]`` int64 for classes.
 
         Raises:
-            BadGraph: a cell that is no label, with its line.
+            BadGraph: if a cell is not a label; the message gives its line.
         """
         if self.task == "classes":
             (name,) = self.columns
@@ -119,7 +120,7 @@ class PredictionTarget:
         return label_of(cell)
 
     def said(self, path: Path) -> str | None:
-        """A line for whoever did not say what these are; None where there was no choice."""
+        """Returns a line that reports the inferred task; None if there was no choice."""
         if self.unlabelled is not None:
             return (
                 f"{path.name}: {self.columns[0]} is taken as a number, since line "
@@ -142,17 +143,17 @@ class PredictionTarget:
 def target_of(
     path: Path, columns: Sequence[str], cells: Cells, task: str = "auto"
 ) -> PredictionTarget:
-    """What columns ask for.
+    """Determines the prediction target for some columns.
 
     Args:
-        path: of the table, for messages.
-        columns: to predict.
-        cells: all of theirs.
-        task: one of :data:`staticgraph.datasets.task_names.TASKS`; ``auto`` guesses.
+        path: the table, for messages.
+        columns: the columns to predict.
+        cells: their distinct cells.
+        task: one of :data:`staticgraph.datasets.task_names.TASKS`; ``auto`` infers it.
 
     Raises:
-        BadGraph: the columns are not what the task takes.
-        ValueError: no such task.
+        BadGraph: if the columns do not fit the task.
+        ValueError: if there is no such task.
     """
     check_task(task)
     names = tuple(columns)
@@ -184,21 +185,24 @@ def target_of(
 
 
 def _yes_or_no(found: Counter[str] | None) -> bool:
-    """Whether all cells say yes or no, by numbers or by words."""
+    """Returns whether all cells are 0, 1, true or false."""
     return found is not None and all(
         cell.lower() in WORDS or (is_number(cell) and float(cell) in (0.0, 1.0)) for cell in found
     )
 
 
 def _odd(found: Counter[str] | None) -> str:
-    """A cell that says neither yes nor no."""
+    """Returns a cell that is not 0, 1, true or false."""
     cells = found or Counter(["more than 1,000 different cells"])
     return next(cell for cell in cells if not _yes_or_no(Counter([cell])))
 
 
 def _are_codes(found: Counter[str]) -> bool:
-    """Whether numbers look like classes: few, whole, each in several rows, and two of them, or
-    without a gap from 0 or 1; not 0 and 1, which are answers."""
+    """Returns whether numbers look like classes.
+
+    They do if they are few, whole, each in several rows on average, and either exactly two, or
+    without gaps from 0 or 1. 0 and 1 alone are binary answers instead.
+    """
     if not found or not all(map(is_number, found)):
         return False
     values = sorted({float(cell) for cell in found})
@@ -210,7 +214,7 @@ def _are_codes(found: Counter[str]) -> bool:
 
 
 def _refuse_names(path: Path, name: str, found: Counter[str]) -> None:
-    """Refuses words that are mostly different, unless somebody said that they are classes."""
+    """Rejects words that are mostly distinct; called only if the task was not given."""
     if len(found) > FEW_WORDS and found.total() < 2 * len(found):
         raise BadGraph(
             f"{path}: {name} has {how_many(len(found), 'different word')} in "
@@ -222,7 +226,7 @@ def _refuse_names(path: Path, name: str, found: Counter[str]) -> None:
 def _classes(
     path: Path, names: tuple[str, ...], cells: Cells, *, guessed: bool = False
 ) -> PredictionTarget:
-    """One column as classes: numbers by their size, words by the alphabet."""
+    """Returns one column as classes, in numerical or alphabetical order."""
     if len(names) != 1:
         raise BadGraph(
             f"{path}: classes are one column, and {', '.join(names)} are {len(names)}: name one "

@@ -1,17 +1,17 @@
-"""What a target may be asked to be, by name; here nothing imports torch."""
+"""The names of the tasks that a target can be given; nothing here imports torch."""
 
 from __future__ import annotations
 
-# ``auto`` finds out what of the others it is.
+# ``auto`` infers which of the others applies.
 TASKS = ("auto", "regression", "binary", "classes")
 AUTO = TASKS[0]
 
 
 def check_task(task: str) -> None:
-    """Refuses any other name.
+    """Rejects an unknown task.
 
     Raises:
-        ValueError: it is none of :data:`TASKS`.
+        ValueError: if it is none of :data:`TASKS`.
     """
     if task not in TASKS:
         raise ValueError(f"task={task!r}; choose one of {', '.join(TASKS)}")

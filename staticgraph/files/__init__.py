@@ -1,1 +1,1 @@
-"""Files that neither a kill, a full disk nor a changed byte turns into something else."""
+"""Files that are safe against kills, full disks and changed bytes."""

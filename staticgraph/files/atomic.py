@@ -1,8 +1,8 @@
-"""A file that is there whole or as it was before, whatever happens while it is written.
+"""Atomic file writes: after a crash, a file is either completely new or unchanged.
 
-The new contents go to a scratch file next to the target, are made durable, and take the target's
-name in one move. A full disk or a kill leaves the old file; a kill leaves the scratch file too,
-which the next write of the same target removes. Readers need no lock: they see one or the other.
+The new contents are written to a scratch file next to the target, made durable, and renamed to the
+target. A full disk or a kill leaves the old file; a kill also leaves the scratch file, which the
+next write of the same target removes. Readers need no lock: they see the old file or the new one.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from staticgraph.files.presence import is_there
 
 @contextmanager
 def writing(path: str | Path, mode: int | None = None) -> Iterator[BinaryIO]:
-    """A file to write to, which becomes ``path`` when the block ends without an exception.
+    """Opens a file for writing that becomes ``path`` when the block ends without an exception.
 
-    A link is followed. What is not a regular file (a pipe, ``/dev/stdout``) is written to directly.
+    A symbolic link is followed. A path that is not a regular file (a pipe, ``/dev/stdout``) is
+    written to directly.
 
     Args:
-        path: of the file; its folder must exist.
-        mode: its permissions; those that it had, or what the umask gives, where None.
+        path: the file's path; its folder must exist.
+        mode: its permissions; None keeps those of the existing file, or uses the umask's default.
 
     Raises:
-        OSError: before the block, where the path cannot be written to.
+        OSError: before the block runs, if the path cannot be written to.
     """
     target = Path(os.path.realpath(Path(path).expanduser()))
     if is_there(target) and not target.is_file():
@@ -41,7 +42,7 @@ def writing(path: str | Path, mode: int | None = None) -> Iterator[BinaryIO]:
     flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
     try:
         descriptor = os.open(part, flags, 0o666 if mode is None else mode)
-    except OSError as error:  # named after what was asked for, not after the scratch file
+    except OSError as error:  # name the requested path, not the scratch file
         raise type(error)(error.errno, error.strerror, str(target)) from None
     try:
         with os.fdopen(descriptor, "w+b") as file:
@@ -64,19 +65,19 @@ def write_bytes(path: str | Path, contents: bytes, mode: int | None = None) -> N
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a file of UTF-8 whole or not at all."""
+    """Writes a UTF-8 text file whole or not at all."""
     write_bytes(path, text.encode())
 
 
 def save_figure(path: str | Path, figure: Any, dpi: int) -> None:
-    """Writes a figure of matplotlib, in the format of the name's ending."""
+    """Writes a matplotlib figure, in the format given by the file's suffix (PNG if it has none)."""
     kind = Path(path).suffix.removeprefix(".") or "png"
     with writing(path) as file:
         figure.savefig(file, dpi=dpi, format=kind)
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes names in a folder durable, on file systems that can."""
+    """Makes the entries of a folder durable, on file systems that support it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -88,7 +89,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Makes a file that others wrote durable."""
+    """Makes a file durable that was written by other code."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""CRC-32 of arrays and of stretches of files; it tells damage, not forgery."""
+"""CRC-32 of arrays and of ranges of files; it detects damage, not forgery."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ BLOCK = 1 << 20
 
 
 def crc32_of_array(array: NDArray[Any]) -> int:
-    """Of an array's bytes in C order."""
+    """Returns the CRC-32 of an array's bytes in C order."""
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def crc32_of_file(path: Path) -> int:
-    """Of a whole file, a block at a time."""
+    """Returns the CRC-32 of a whole file, read block by block."""
     with path.open("rb") as file:
         return crc32_of_stretch(file, path.stat().st_size)
 
 
 def crc32_of_stretch(file: BinaryIO, length: int) -> int:
-    """Of the next ``length`` bytes of an open file, or of those that are there."""
+    """Returns the CRC-32 of the next ``length`` bytes of an open file, or up to its end."""
     checksum = 0
     while length > 0 and (block := file.read(min(length, BLOCK))):
         checksum = zlib.crc32(block, checksum)

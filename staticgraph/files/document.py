@@ -1,12 +1,13 @@
-"""JSON that says of itself whether it was changed.
+"""JSON documents with a checksum that detects changes.
 
-A plan with one digit changed is still a plan, of other buckets. So a document carries the digest of
-its own values (BLAKE2b over their plain JSON, in order): layout and indentation may change, a value
-may not. Documents without one, of earlier versions or written by hand, are taken as they are.
+A plan with one changed digit is still a valid plan, but with other buckets. A document therefore
+contains a digest of its own values (BLAKE2b over their plain JSON, in order): layout and
+indentation may change, values may not. Documents without a digest, from earlier versions or written
+by hand, are accepted as they are.
 
-One may also have been cut short, or be another file altogether. Each reader knows what it needs;
-whatever goes wrong while it looks for that is made one error here, which names the file and what it
-should have been.
+A file may also be truncated, or be a different file altogether. Each reader knows what it needs;
+any error while it looks for that becomes one error here, which names the file and what it should
+contain.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from staticgraph.files import atomic
 T = TypeVar("T")
 
 KEY = "checksum"
-# What looking for a key, a number or a list raises where something else stands.
+# The exceptions that reading an expected key, number or list raises on other contents.
 NOT_THERE = (
     KeyError,
     TypeError,
@@ -35,7 +36,7 @@ NOT_THERE = (
 
 
 def digest(values: Any) -> str:
-    """Sixteen hexadecimal digits that change with any value."""
+    """Returns sixteen hexadecimal digits that change with any value."""
     plain = json.dumps(values, separators=(",", ":"))
     return hashlib.blake2b(plain.encode(), digest_size=8).hexdigest()
 
@@ -48,15 +49,15 @@ def save(path: str | Path, values: Mapping[str, Any], indent: int | None = 1) ->
 
 
 def read(path: str | Path, content: bytes | None = None) -> Any:
-    """The values of a JSON file, the digest among them; :func:`check` takes it out.
+    """Reads the values of a JSON file, including the digest; :func:`check` removes it.
 
     Args:
         path: the file.
-        content: of it, where it was read already.
+        content: its contents, if already read.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: not JSON.
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not JSON.
     """
     try:
         return json.loads(Path(path).expanduser().read_bytes() if content is None else content)
@@ -65,10 +66,10 @@ def read(path: str | Path, content: bytes | None = None) -> Any:
 
 
 def check(values: Any) -> Any:
-    """The values without their digest.
+    """Checks the digest and returns the values without it.
 
     Raises:
-        ValueError: they are not what was written.
+        ValueError: if the values are not what was written.
     """
     if not isinstance(values, dict) or KEY not in values:
         return values
@@ -82,11 +83,11 @@ def check(values: Any) -> Any:
 
 
 def load(path: str | Path) -> Any:
-    """What :func:`save` wrote.
+    """Reads and checks a document written by :func:`save`.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: not JSON, or changed since it was written.
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not JSON, or was changed since it was written.
     """
     return check(read(path))
 
@@ -98,18 +99,21 @@ def read_document(
     error: type[ValueError] = ValueError,
     content: bytes | None = None,
 ) -> T:
-    """What ``build`` makes of the JSON object in a file.
+    """Reads the JSON object in a file, checks it, and passes it to ``build``.
 
     Args:
         path: the file.
-        what: it should hold, for the message: ``a plan``.
-        build: takes the object; raises ValueError with words of its own where it knows better.
-        error: the type to raise.
-        content: of the file, where it was read already.
+        what: what the file should contain, for messages: ``a plan``.
+        build: takes the object; it may raise ValueError with a more specific message.
+        error: the exception type to raise.
+        content: the file's contents, if already read.
+
+    Returns:
+        The result of ``build``.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: (or ``error``) it holds something else; the message names the file.
+        FileNotFoundError: if there is no such file.
+        ValueError: (or ``error``) if the file contains something else; the message names the file.
     """
     try:
         values = read(path, content)
@@ -125,7 +129,7 @@ def read_document(
 
 
 def missing(failure: Exception) -> str:
-    """What reading a document stumbled over, in words."""
+    """Describes the exception that reading a document raised."""
     if isinstance(failure, KeyError):
         return f"it lacks {failure}"
     return f"incomplete, or another thing in a place ({failure})"

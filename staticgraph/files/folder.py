@@ -1,12 +1,13 @@
-"""A folder of files that is there whole, the old or the new, and never taken from somebody else.
+"""Atomic replacement of folders, which never deletes files of anyone else.
 
-Two things must not happen to a folder that is written again: that a kill leaves neither the old nor
-the new, and that what stood there was not ours. So it is first written next to its place and made
-durable; then the old one is moved aside, the new one moved in, and only then the old one removed. A
-kill between the two moves leaves the old one under its scratch name, from where :func:`repair` puts
-it back at the next opening or writing. And what is replaced is only a folder whose manifest says
-that it is one of the same kind, that holds no file but those it lists, and only where that was
-asked for. No lock: of two processes that write the same folder at once, one gets an error.
+Two things must not happen when a folder is rewritten: a kill must not leave neither the old folder
+nor the new one, and files that are not part of it must not be deleted. The new folder is therefore
+written next to the target and made durable; then the old one is moved aside, the new one is moved
+in, and only then is the old one removed. A kill between the two moves leaves the old folder under
+its scratch name, and :func:`repair` restores it at the next opening or writing. A folder is
+replaced only if this was requested, its manifest says that it is of the same kind, and it holds no
+files other than those listed there. There is no lock: if two processes write the same folder at
+once, one gets an error.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from typing import Any
 from staticgraph.files import document, scratch
 from staticgraph.files.atomic import sync_file, sync_folder
 
-# Between its two moves a process is for microseconds; one that is still there after this is stuck.
+# A process spends microseconds between the two moves; after this long it must be stuck.
 PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Folders of one kind.
+    """A kind of folder.
 
     Attributes:
-        noun: what messages call one.
+        noun: its name in messages.
         format: the ``format`` in its manifest.
-        manifest: the name of that file.
-        files: the names of the other files, given the manifest.
+        manifest: the file name of the manifest.
+        files: returns the names of the other files, given the manifest.
     """
 
     noun: str
@@ -45,7 +46,7 @@ class Kind:
     files: Callable[[Mapping[str, Any]], Iterable[str]]
 
     def is_that_of(self, folder: Path) -> bool:
-        """Whether a folder is of this kind, of whatever version, by its own word."""
+        """Returns whether a folder's manifest says that it is of this kind, in any version."""
         try:
             return document.read(folder / self.manifest)["format"] == self.format
         except (OSError, *document.NOT_THERE):
@@ -54,10 +55,11 @@ class Kind:
 
 @contextmanager
 def replacing(folder: str | Path, kind: Kind, overwrite: bool = False) -> Iterator[Path]:
-    """An empty folder to write to, which takes the place of ``folder`` when the block ends.
+    """Creates an empty folder to write to, which replaces ``folder`` when the block ends.
 
     Raises:
-        FileExistsError: something stands there that is not to be replaced; the message names it.
+        FileExistsError: if the target holds something that must not be replaced; the message names
+            it.
     """
     target = Path(os.path.realpath(Path(folder).expanduser()))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,10 +81,10 @@ def replacing(folder: str | Path, kind: Kind, overwrite: bool = False) -> Iterat
 
 
 def require_replaceable(target: Path, kind: Kind, overwrite: bool) -> None:
-    """Refuses to replace what is not a folder of this kind and of nothing else.
+    """Rejects a target unless it is missing, empty, or a folder of this kind that may be replaced.
 
     Raises:
-        FileExistsError: the message names what stands there.
+        FileExistsError: if it must not be replaced; the message names what it holds.
     """
     if not os.path.lexists(target):
         return
@@ -120,7 +122,7 @@ def require_replaceable(target: Path, kind: Kind, overwrite: bool) -> None:
 
 
 def repair(folder: str | Path) -> None:
-    """Puts back what a process moved aside and was killed before it moved the new one in."""
+    """Restores a folder that was moved aside by a process killed before it moved the new one in."""
     target = Path(os.path.realpath(Path(folder).expanduser()))
     if target.exists() or not (aside := list(scratch.found(target, "old"))):
         return
@@ -129,7 +131,8 @@ def repair(folder: str | Path) -> None:
         time.sleep(0.001)
         if target.exists():
             return
-    # One at most is there, unless someone removed the folder itself in between: the last moved.
+    # There is at most one, unless the folder itself was removed in between; take the last one
+    # moved.
     try:
         os.rename(max(aside, key=lambda path: path.stat().st_ctime_ns), target)
     except OSError:
@@ -144,10 +147,10 @@ def repair(folder: str | Path) -> None:
 
 
 def exchange(new: Path, target: Path) -> None:
-    """The new folder in the place of the old one, which is removed afterwards.
+    """Moves the new folder to the target; the old one is removed afterwards.
 
     Raises:
-        FileExistsError: another process wrote the target meanwhile.
+        FileExistsError: if another process wrote the target in the meantime.
     """
     old = None
     if target.exists() and any(target.iterdir()):

@@ -1,11 +1,11 @@
-"""One process to a run's folder.
+"""A lock that allows one process per run folder.
 
-Two runs into one folder would take turns in spoiling each other's checkpoints. A lock that is a
-file's existence outlives a process that is killed, and guessing whether its owner still lives is a
-race. So the lock is the system's (``flock``) on a file that names its owner: it ends with the
-process, however that ends, and a file that nobody holds is taken over. Children are made to let go
-of it, since a worker that outlives a killed run would hold it on. Where the file system knows no
-locks (some network ones) there is none.
+Two runs in one folder would overwrite each other's checkpoints. A lock by a file's existence
+outlives a killed process, and guessing whether its owner is still alive is a race. The lock is
+therefore an operating-system lock (``flock``) on a file that names its owner: it ends with the
+process, however that ends, and a lock file without a holder is taken over. Forked children release
+it, since a worker that outlives a killed run would otherwise keep it. On file systems without locks
+(some network ones), nothing is locked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKNOWN = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class _Held:
-    """An open, locked file; the child of a fork closes it."""
+    """An open, locked file, which a forked child closes."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -46,10 +46,12 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def folder_lock(folder: str | Path) -> Iterator[None]:
-    """Holds a folder while the block runs; makes it, and removes it if it is empty at the end.
+    """Locks a folder while the block runs.
+
+    The folder is created if missing; one created here is removed if it is empty at the end.
 
     Raises:
-        FolderInUse: another run holds it; the message names the process.
+        FolderInUse: if another run holds the lock; the message names the process.
     """
     root = Path(folder)
     made = not root.exists()
@@ -59,7 +61,7 @@ def folder_lock(folder: str | Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Removed while it is still held, so that whoever opened it meanwhile finds it gone.
+        # Removed while the lock is held, so that a process that has just opened it notices.
         (root / NAME).unlink(missing_ok=True)
         _held.discard(held)
         os.close(held.descriptor)
@@ -89,7 +91,7 @@ def _acquire(root: Path) -> _Held:
 
 
 def _locked(descriptor: int) -> bool:
-    """Takes the lock; whether nobody else has it."""
+    """Tries to take the lock; returns False if another process holds it."""
     try:
         import fcntl
     except ImportError:  # not a POSIX system
@@ -105,7 +107,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether the file is the one of that name; its owner may have removed it since."""
+    """Returns whether the path still refers to the open file; its owner may have removed it."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

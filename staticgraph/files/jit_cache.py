@@ -1,11 +1,11 @@
-"""Where numba keeps what it compiled, on machines where it finds no place by itself.
+"""Chooses a cache folder for numba on machines where its default folders are not writable.
 
 Every compiled loop of this package is cached on disk, next to its source or in the user's cache
-folder. In a container with a read-only home and a read-only installation neither can be written,
-and then numba refuses to compile: importing would fail. Here the places that numba tries are tried
-first, before it is imported; where none takes a file it is given a fresh folder of this process's
-own (never a known one in a folder that others write: numba unpickles what it finds there), and
-where not even that can be made, nothing is cached.
+folder. In a container with a read-only home and a read-only installation neither is writable; numba
+then refuses to compile, and importing this package would fail. This module tries numba's folders
+before numba is imported. If none is writable, numba gets a new temporary folder for this process
+(never a predictable path in a shared folder, since numba unpickles what it finds there); if even
+that cannot be created, nothing is cached.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def ensure() -> None:
-    """Sees to it that numba can cache, or does not try; one warning where that takes something."""
+    """Makes sure that numba can cache code or does not try; warns if it changes anything."""
     if any(_takes_files(folder) for folder in places()):
         return
     try:
@@ -47,7 +47,7 @@ def ensure() -> None:
 
 
 def places() -> list[Path]:
-    """Where numba would keep what it compiles of this package, in its order."""
+    """Returns the folders where numba would cache this package's code, in numba's order."""
     given = os.environ.get("NUMBA_CACHE_DIR")
     user = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
     if sys.platform == "darwin":
@@ -73,6 +73,6 @@ def _never_cache() -> None:
 
 
 def _remove(folder: str, owner: int) -> None:
-    """Not by a fork, which has the same list of what to do at its end."""
+    """Removes the folder, except in a fork, which inherits this exit handler."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""JSON that any program reads: what is not a finite number is null.
+"""Strictly valid JSON: numbers that are not finite become null.
 
-Python writes NaN and Infinity, which are not JSON, so that a run that diverged would print what
-``jq`` refuses. Every command prints, and every report is written, through here.
+Python writes NaN and Infinity, which are not valid JSON: ``jq`` would reject the output of a
+diverged run. All JSON that commands print and all reports are written with this module.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from staticgraph.files import atomic
 
 
 def to_json(values: Any, indent: int | None = 1) -> str:
-    """Plain values as JSON, with null for NaN and infinities."""
+    """Returns plain values as JSON, with null for NaN and infinities."""
     return json.dumps(finite(values), indent=indent, allow_nan=False)
 
 
 def finite(values: Any) -> Any:
-    """The same values with None for every float that is not finite."""
+    """Returns the same values with None for every float that is not finite."""
     if isinstance(values, dict):
         return {key: finite(item) for key, item in values.items()}
     if isinstance(values, list | tuple):

@@ -1,7 +1,7 @@
-"""The module of ``module:name``, looked for before anything slow is imported.
+"""Finds the module of ``module:name`` before anything slow is imported.
 
-A module of the present folder is found, as ``python -m`` finds it. Only its outermost package is
-looked for: to find a module inside of a package, Python imports the package.
+A module in the current folder is found, as with ``python -m``. Only the top-level package is looked
+up, since finding a module inside a package would import the package.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 
 
 def require_module(spec: str, option: str) -> tuple[str, str]:
-    """The module and the name.
+    """Splits a spec into module and name, and checks that the module exists.
 
     Args:
         spec: ``module:name``.
-        option: what it was given to, such as ``--model``, for messages.
+        option: the command-line option that it was given to, such as ``--model``, for messages.
 
     Raises:
-        ValueError: it is not of that form, or there is no such module.
+        ValueError: if it does not have that form, or there is no such module.
     """
     module, _, name = spec.partition(":")
     if not (module and name):
@@ -37,7 +37,7 @@ def require_module(spec: str, option: str) -> tuple[str, str]:
 
 
 def no_module(spec: str, option: str) -> ValueError:
-    """The error for a module that is not there."""
+    """Returns the error for a module that does not exist."""
     module, _, name = spec.partition(":")
     return ValueError(
         f"{option} {spec}: there is no module {module!r} here"
@@ -46,7 +46,7 @@ def no_module(spec: str, option: str) -> ValueError:
 
 
 def _instead(path: str, name: str) -> str:
-    """What to write instead of a path of a file, as the end of a message."""
+    """Returns the end of a message that suggests a module name, if a file path was given."""
     folder, file = os.path.split(os.path.relpath(os.path.expanduser(path)))
     stem = file.removesuffix(".py")
     if not stem.isidentifier() or path == stem:

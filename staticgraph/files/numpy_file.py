@@ -1,16 +1,16 @@
-"""What is wrong with a file that NumPy refuses: its own words advise to unpickle it, unsafely."""
+"""Explains why NumPy cannot read a file; NumPy's own message suggests unsafe unpickling."""
 
 from __future__ import annotations
 
 import zipfile
 from pathlib import Path
 
-# How an .npy and an .npz begin.
+# The first bytes of .npy and .npz files.
 NPY, NPZ = b"\x93NUMPY", b"PK"
 
 
 def why_unreadable(path: str | Path) -> str:
-    """A reason that ends a sentence, for a file that ``numpy.load`` could not read."""
+    """Returns the reason, as the end of a sentence, why ``numpy.load`` could not read a file."""
     path = Path(path)
     if not path.stat().st_size:
         return "the file is empty"

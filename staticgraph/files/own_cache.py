@@ -1,8 +1,9 @@
-"""A folder that only its owner can write to, and a key in it to sign files with.
+"""A cache folder that only its owner can access, with a key to sign files.
 
-What is kept there is run when it is read, so it must be this user's own work. The owner and the
-rights of a file say that it is his on this machine; the signature (HMAC-SHA256 with 32 random bytes
-that nobody else can read) says so wherever the file stands, in a shared folder or on a stick.
+The cached code is executed when it is read, so it must have been written by this user. The owner
+and permissions of a file prove that on this machine; the signature (HMAC-SHA256 with 32 random
+bytes that nobody else can read) proves it wherever the file is, in a shared folder or on a USB
+stick.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ SIGNATURE_BYTES = 32
 
 
 class NotOurs(Exception):
-    """A file or folder that is not to be trusted, or a key that cannot be had; says why."""
+    """A file or folder that cannot be trusted, or a key that is not available."""
 
 
 def folder() -> Path:
-    """The user's own folder for compiled code, made where it is missing, open to nobody else.
+    """Returns the user's private folder for compiled code, created if missing.
 
     Raises:
-        NotOurs: it cannot be made, or belongs to someone else.
+        NotOurs: if it cannot be created, or belongs to someone else.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -48,10 +49,11 @@ def folder() -> Path:
 
 
 def key() -> bytes:
-    """The user's key, made where it is missing.
+    """Returns the user's key, created if missing.
 
     Raises:
-        NotOurs: no folder for it, or what stands there is not a key of this user alone.
+        NotOurs: if there is no folder for it, or the file is not a key that only this user can
+            access.
     """
     path = folder() / KEY
     try:
@@ -68,24 +70,24 @@ def key() -> bytes:
 
 
 def signature(contents: bytes) -> bytes:
-    """Of this user.
+    """Signs contents with this user's key.
 
     Raises:
-        NotOurs: there is no key, and none can be made.
+        NotOurs: if there is no key, and none can be created.
     """
     return hmac.digest(key(), contents, "sha256")
 
 
 def require_own(file: BinaryIO, path: Path, private: bool = False) -> None:
-    """Refuses an open file that someone else owns or may have written.
+    """Rejects an open file that someone else owns or could have written.
 
     Args:
-        file: the file; its name may be a link, or be exchanged meanwhile.
-        path: its name, for messages.
-        private: others may not read it either.
+        file: the open file, not its path, which could be a link or be replaced.
+        path: its path, for messages.
+        private: also reject a file that others can read.
 
     Raises:
-        NotOurs: with the owner or the rights.
+        NotOurs: if the file is rejected; the message gives the owner or the permissions.
     """
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode):
@@ -100,7 +102,7 @@ def require_own(file: BinaryIO, path: Path, private: bool = False) -> None:
 
 
 def _make(path: Path) -> None:
-    """A new key, whole at once; that of another process where it was faster."""
+    """Creates a key atomically, or keeps the one that another process created first."""
     scratch.clean(path)
     part = scratch.beside(path, "part")
     descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)

@@ -1,4 +1,4 @@
-"""Whether a path leads to something."""
+"""Tests whether a path exists."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 
 
 def is_there(path: Path) -> bool:
-    """Whether something has this path.
+    """Returns whether a path exists.
 
-    :meth:`pathlib.Path.exists` is silent from Python 3.14 on where the system cannot say.
+    Unlike this, :meth:`pathlib.Path.exists` returns False from Python 3.14 on if the system cannot
+    tell.
 
     Raises:
-        OSError: a part of it is too long, may not be looked into, or links to itself.
-        ValueError: no system takes such a name.
+        OSError: if a part of the path is too long, is not accessible, or is a link to itself.
+        ValueError: if no system accepts such a name.
     """
     try:
         path.stat()

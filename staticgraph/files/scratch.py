@@ -1,10 +1,10 @@
-"""Names of what stands next to a file or folder while it is written, and who may remove it.
+"""Names of scratch files and folders next to a target, and the rules for removing them.
 
-A process that is killed cannot clean up, so the next one must, without a lock and without taking
-what a living process still writes. The name says whose it is: machine, process id, and a random
-token of the process, since ids come round again (in a container every process may be number 1).
-Scratch of a dead process of this machine is removed at once, that of another machine, which cannot
-be asked, after a day.
+A killed process cannot clean up, so the next one must, without a lock and without removing what a
+live process is still writing. The name identifies the owner: machine, process id, and a random
+token of the process, since ids are reused (in a container every process may have id 1). Scratch of
+a dead process on this machine is removed at once; that of another machine, where the process cannot
+be checked, after a day.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-# A part is not whole yet, or is being removed; an old one is whole and was moved out of the way.
+# "part": incomplete, or being removed; "old": complete, and moved out of the way.
 Kind = Literal["part", "old"]
 
 MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
 TOKEN = secrets.token_hex(4)
 FOREIGN_S = 24 * 3600.0
-# Names have 255 bytes on every file system in use; a longer target's scratch has a name of its own.
+# Names are limited to 255 bytes on common file systems; the scratch of longer targets is shortened.
 LONGEST_NAME = 180
 
 _numbers = itertools.count()
 
 
 def beside(target: Path, kind: Kind) -> Path:
-    """A name that nothing has, in the folder of ``target``."""
+    """Returns an unused name in the folder of ``target``."""
     who = f"{MACHINE}-{os.getpid()}-{TOKEN}-{next(_numbers)}"
     return target.with_name(f".{_stem(target)}.{who}.{kind}")
 
 
 def found(target: Path, kind: Kind) -> Iterator[Path]:
-    """What stands beside ``target`` under a name of :func:`beside`."""
+    """Yields the paths next to ``target`` whose names were made by :func:`beside`."""
     pattern = re.compile(
         rf"\.{re.escape(_stem(target))}\.[0-9a-f]{{8}}-\d+-[0-9a-f]{{8}}-\d+\.{kind}"
     )
@@ -53,8 +53,11 @@ def found(target: Path, kind: Kind) -> Iterator[Path]:
 
 
 def clean(target: Path) -> None:
-    """Removes what dead processes left beside ``target``. The old ones only where the target
-    stands, as otherwise one of them is all there is."""
+    """Removes the scratch that dead processes left next to ``target``.
+
+    Old versions are removed only if the target exists, as one of them may otherwise be the only
+    copy.
+    """
     kinds: tuple[Kind, ...] = ("part", "old") if target.exists() else ("part",)
     for kind in kinds:
         for path in found(target, kind):
@@ -63,7 +66,7 @@ def clean(target: Path) -> None:
 
 
 def abandoned(path: Path) -> bool:
-    """Whether the process that made a scratch name is dead, as far as can be told."""
+    """Returns whether the process that made a scratch name is dead, as far as can be told."""
     machine, pid, token, _ = path.name.rsplit(".", 2)[1].split("-")
     if machine != MACHINE:
         try:
@@ -77,12 +80,12 @@ def abandoned(path: Path) -> bool:
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:
-        pass  # it lives, and is another user's
+        pass  # alive, and another user's
     return False
 
 
 def remove(path: Path) -> None:
-    """Removes a scratch file or folder. A folder is first marked as no longer whole."""
+    """Removes a scratch file or folder; an old folder is first renamed to mark it as incomplete."""
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return

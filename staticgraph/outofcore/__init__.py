@@ -1,13 +1,14 @@
 """One graph larger than memory: partitions on disk, sampled into static buckets.
 
-The problem: a large graph with its features or embeddings fits neither the device nor the host, and
-a sampled mini-batch has another shape every time. The idea, after Marius (OSDI 2021) and MariusGNN
-(EuroSys 2023): nodes are cut into partitions on disk, a replacement policy brings a few of them at
-a time into a fixed buffer, sampling stays inside the buffer, and every sampled batch is padded hop
-by hop into a few static shapes. The invariant: in an epoch every edge is trained on exactly once,
-with both ends resident. It does not spread one graph over several machines.
+Problem: a large graph with its features or embeddings fits on neither the device nor the host, and
+every sampled mini-batch has a different shape. Idea, after Marius (OSDI 2021) and MariusGNN
+(EuroSys 2023): nodes are divided into partitions on disk, a replacement policy loads a few of them
+at a time into a fixed buffer, sampling stays inside the buffer, and every sampled batch is padded
+hop by hop to one of a few static shapes. Invariant: when training on edges, each epoch trains on
+every edge exactly once, with both endpoints resident. This package does not distribute one graph
+over several machines.
 
-This is a room of its own: nothing else in the library imports it.
+It is self-contained: nothing else in the library imports it.
 """
 
 from staticgraph.outofcore.disk import data

@@ -1,1 +1,1 @@
-"""A data set as flat columns: the store itself, its files, and the way from PyG's ``Data``."""
+"""A data set as flat columns: the store, its files, and the conversion from PyG."""

@@ -1,15 +1,16 @@
-"""Where the arrays of open shards stand in memory, so that one compiled loop reads all of them.
+"""Memory addresses of the arrays of open shards, so that one compiled loop can read all of them.
 
-The problem: a batch of a shuffled epoch has graphs of dozens of shards, and a call for each shard
-and array takes ten times as long as what is copied. A compiled loop takes no list of arrays. The
-idea: it takes their addresses, a row a shard, and for each graph the row of its own.
+Problem: a batch of a shuffled epoch has graphs from dozens of shards, and one call per shard and
+array takes ten times as long as the copying itself. A compiled loop cannot take a list of arrays.
+Idea: it takes a table of their addresses, one row per shard, and for each graph the number of its
+row.
 
-Invariant: an address is read only while the store that it is of is held, since a mapping ends with
-the last who holds it. So addresses are handed out together with their stores
+Invariant: an address is read only while a reference to its store is held, since a mapping ends with
+its last reference. Addresses are therefore handed out together with their stores
 (:class:`TakenGraphs`).
 """
 
-# numba gives an intrinsic its first argument itself, and does not list carray among its own.
+# numba passes the first argument of an intrinsic itself, and does not export carray publicly.
 # pyright: reportCallIssue=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from staticgraph.store.graph_columns import GraphColumns
 
 
 class Opened(NamedTuple):
-    """An open store.
+    """An open store and the addresses of its arrays.
 
     Attributes:
-        store: it.
-        at: ``[A + 3]`` int64 the address of each array of :func:`names_of`; then of the first
-            graphs of its blocks, of whether each was compared, and how many there are: 0 where
-            nothing is left to compare.
-        kinds: ``[A]`` int64, NumPy's numbers of their dtypes.
+        store: the store.
+        at: ``[A + 3]`` int64: the address of each array of :func:`names_of`, then the addresses of
+            the first graphs of its blocks and of the flags that say whether each block was checked,
+            then the number of blocks, which is 0 if nothing is left to check.
+        kinds: ``[A]`` int64, NumPy's type numbers of the arrays.
     """
 
     store: GraphColumns
@@ -47,7 +48,7 @@ class Opened(NamedTuple):
 
     @classmethod
     def of(cls, store: GraphColumns) -> Self:
-        """A store that was just opened."""
+        """Collects the addresses of a store that was just opened."""
         arrays = store.arrays()
         held = [arrays[name] for name in names_of(store.schema)]
         marks = [] if store.checks is None else [*store.checks.marks]
@@ -60,12 +61,12 @@ class Opened(NamedTuple):
 
 
 def address(array: Array) -> int:
-    """Of the first byte."""
+    """Returns the address of an array's first byte."""
     return int(array.__array_interface__["data"][0])
 
 
 def names_of(schema: Schema) -> tuple[str, ...]:
-    """The arrays that a batch is copied from, by their names in :meth:`GraphColumns.arrays`."""
+    """Returns the names of a batch's source arrays, as in :meth:`GraphColumns.arrays`."""
     return (
         *map(offsets_name, ("node", "edge", *(axis.name for axis in schema.axes))),
         *("edge_src", "edge_dst", "transpose", "row_ptr"),
@@ -74,16 +75,16 @@ def names_of(schema: Schema) -> tuple[str, ...]:
 
 
 def offsets_name(level: Level) -> str:
-    """The array that says where each graph's rows of a level begin."""
+    """Returns the name of the array that says where each graph's rows of a level begin."""
     return f"{level}_offsets" if level in ("node", "edge") else f"offsets.{level}"
 
 
 class LevelRows(NamedTuple):
-    """Some graphs' rows of one level.
+    """The rows of some graphs on one level.
 
     Attributes:
-        begins: ``[g]`` where they begin in the graph's own store.
-        offsets: ``[g + 1]`` where they begin among all of these graphs'.
+        begins: ``[g]`` where each graph's rows begin in its own store.
+        offsets: ``[g + 1]`` where they begin among the rows of all of these graphs.
     """
 
     begins: IntArray
@@ -91,13 +92,13 @@ class LevelRows(NamedTuple):
 
 
 class TakenGraphs:
-    """Some graphs of several stores, which stay open as long as this is kept.
+    """Some graphs of several stores; the stores stay open as long as this object exists.
 
     Args:
-        schema: of all stores.
+        schema: the schema of all stores.
         opened: the stores.
-        owners: ``[g]`` which of these each graph stands in.
-        ids: ``[g]`` int64, where it stands there.
+        owners: ``[g]`` index into ``opened`` of the store that holds each graph.
+        ids: ``[g]`` int64, index of each graph in that store.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class TakenGraphs:
         return len(self.ids)
 
     def unchecked(self) -> NDArray[np.bool_]:
-        """``[g]`` the graphs whose block was not compared with its checksums yet."""
+        """Returns ``[g]``: whether a graph's block has not been checked yet."""
         found = np.zeros(len(self), np.bool_)
         blocks, done, counts = self._at.T[-3:]
         if counts.any():
@@ -122,7 +123,7 @@ class TakenGraphs:
         return found
 
     def rows(self, level: Level, of_graph: int = 1) -> LevelRows:
-        """The rows of a level; of graphs themselves so many each."""
+        """Returns the rows of a level; for level ``"graph"``, each graph has ``of_graph`` rows."""
         if level == "graph":
             return LevelRows(self.ids * of_graph, np.arange(len(self) + 1) * of_graph)
         found = LevelRows(np.empty(len(self), np.int64), np.zeros(len(self) + 1, np.int64))
@@ -131,8 +132,11 @@ class TakenGraphs:
         return found
 
     def copy(self, name: str, rows: LevelRows, target: Array) -> bool:
-        """Copies an array's rows to where they begin among all; False, and nothing was done, where
-        a store keeps it in another dtype than the target's."""
+        """Copies an array's rows of all graphs into ``target``, one graph after the other.
+
+        Returns False, without copying anything, if a store keeps the array in another dtype than
+        the target's.
+        """
         place, kind = self._names[name], target.dtype.num
         if (self._kinds[:, place] != kind).any():
             return False
@@ -149,10 +153,10 @@ def _table(rows: Sequence[IntArray], width: int) -> IntArray:
 
 @intrinsic
 def _pointer(typing: Any, at: Any) -> Any:
-    """An address as what ``numba.carray`` reads from."""
+    """Converts an address to the pointer that ``numba.carray`` takes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Code: the number as a pointer."""
+        """Emits the conversion of the integer to a pointer."""
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
 
     return types.voidptr(types.int64), generate
@@ -160,10 +164,10 @@ def _pointer(typing: Any, at: Any) -> Any:
 
 @intrinsic
 def _copy_bytes(_: Any, target: Any, source: Any, count: Any) -> Any:
-    """C's memcpy. Slices are given by a loop, twice as slow, and five times as long to compile."""
+    """Calls C's memcpy; slice assignment is twice as slow and compiles five times as long."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Code: the copy of so many bytes."""
+        """Emits the copy of ``count`` bytes."""
         cgutils.raw_memcpy(builder, arguments[0], arguments[1], arguments[2], 1)
         return context.get_dummy_value()
 

@@ -1,11 +1,11 @@
-"""A store's blocks, compared with their checksums when they are first read.
+"""Checks the blocks of a store against their checksums when they are first read.
 
-To read a whole store before its first batch would be as slow as an epoch where it is larger than
-memory, and not to look at all would train on whatever the disk gives. So a block is a run of graphs
-of some megabytes, over all arrays. Before a batch reads a graph, the graph's block is checked once:
-the bytes against their CRC-32, then the values against what loops without bounds checks trust
-(:mod:`staticgraph.store.structure`). The invariant: nothing of a block is used before it was
-checked. What it does not do: notice a change after that.
+Reading a whole store before its first batch would take as long as an epoch if it is larger than
+memory, and not checking at all would train on whatever the disk returns. A block is therefore a run
+of graphs of about one megabyte, over all arrays. Before a batch reads a graph, the graph's block is
+checked once: its bytes against their CRC-32, then its values against the assumptions of loops
+without bounds checks (:mod:`staticgraph.store.structure`). Invariant: nothing in a block is used
+before the block was checked. Changes made after the check are not noticed.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.structure import EDGES, Damage, check_graphs
 
-# A chosen compromise: a batch of a shuffled epoch touches as many blocks as it has graphs.
+# A compromise: a batch of a shuffled epoch touches about as many blocks as it has graphs.
 BLOCK_BYTES = 1 << 20
-# Read whole when a store is opened; their blocks would be of no use.
+# Arrays that are read whole when a store is opened, so they need no blocks.
 WHOLE = ("node_offsets", "edge_offsets", "offsets.", "split.", "checks.", "object")
 
 
 def by_block(name: str) -> bool:
-    """Whether an array is compared by block, not when the store is opened."""
+    """Returns whether an array is checked by block, rather than when the store is opened."""
     return not name.startswith(WHOLE)
 
 
 class Checks:
-    """Which blocks of an opened store were compared.
+    """Tracks which blocks of an open store have been checked, and checks the others on demand.
 
     Args:
         root: the store's folder, for messages.
-        schema: of the store.
+        schema: the store's schema.
         arrays: all of its arrays, by name.
         blocks: ``[b + 1]`` int64, the first graph of each block.
         sums: ``[b, a]`` uint32, CRC-32 of each block of each array of :func:`by_block`, in the
-            order of ``names``; None where the bytes were compared already.
-        names: those arrays.
+            order of ``names``; None if all bytes have been checked already.
+        names: the names of those arrays.
     """
 
     root: Path
@@ -66,25 +66,27 @@ class Checks:
 
     @property
     def done(self) -> NDArray[np.bool_]:
-        """``[b]`` the blocks that were checked."""
+        """``[b]`` which blocks were checked, as a copy."""
         return self._done.copy()
 
     @property
     def marks(self) -> tuple[IntArray, NDArray[np.bool_]]:
-        """``[b + 1]`` the first graph of each block, ``[b]`` whether it was checked: the arrays
-        themselves, which change as blocks are."""
+        """``[b + 1]`` the first graph of each block and ``[b]`` whether it was checked.
+
+        These are the arrays themselves, not copies: the second changes as blocks are checked.
+        """
         return self._blocks, self._done
 
     def resume(self, done: NDArray[np.bool_]) -> None:
-        """Takes the blocks as checked that were when the same store was open before."""
+        """Marks the blocks as checked that were checked when the same store was open before."""
         self._done |= done
         self.complete = bool(self._done.all())
 
     def touch(self, ids: IntArray) -> None:
-        """Checks the blocks that these graphs stand in.
+        """Checks the blocks that contain these graphs.
 
         Raises:
-            StoreCorrupt: the message names file, block and graphs.
+            StoreCorrupt: if a block is damaged; the message names the array and the graphs.
         """
         if self.complete:
             return
@@ -93,13 +95,13 @@ class Checks:
             self._check(block)
 
     def everything(self) -> None:
-        """Checks every block that was not."""
+        """Checks every block that has not been checked."""
         if not self.complete:
             for block in range(len(self._done)):
                 self._check(block)
 
     def column(self, name: str) -> None:
-        """Compares one array's bytes as a whole."""
+        """Checks all bytes of one array against their checksums."""
         if self.complete or name in self._columns or self._sums is None:
             return
         for block in range(len(self._done)):
@@ -133,7 +135,7 @@ class Checks:
 
 
 def rows_of(name: str, schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> slice:
-    """The rows of an array that belong to graphs ``first`` to ``last``, less one."""
+    """Returns the rows of an array that belong to graphs ``first`` to ``last - 1``."""
     if not len(arrays[name]):
         return slice(0, 0)
     level, rows = _level_of(name, schema)
@@ -144,7 +146,7 @@ def rows_of(name: str, schema: Schema, arrays: Mapping[str, Array], first: int, 
 
 
 def _level_of(name: str, schema: Schema) -> tuple[str, int]:
-    """What a row of an array belongs to, and how many a graph has where that is the graph."""
+    """Returns the level of an array's rows, and for level ``"graph"`` how many rows a graph has."""
     kind, _, key = name.partition(".")
     if kind == "column":
         return schema[key].level, schema[key].rows
@@ -152,7 +154,7 @@ def _level_of(name: str, schema: Schema) -> tuple[str, int]:
 
 
 def blocks_of(schema: Schema, arrays: Mapping[str, Array]) -> IntArray:
-    """``[b + 1]`` the first graph of each block, of about :data:`BLOCK_BYTES`."""
+    """Returns ``[b + 1]``: the first graph of each block; a block has about :data:`BLOCK_BYTES`."""
     graphs = len(arrays["node_offsets"]) - 1
     ends = np.zeros(graphs + 1)
     for name, array in arrays.items():
@@ -170,7 +172,7 @@ def blocks_of(schema: Schema, arrays: Mapping[str, Array]) -> IntArray:
 
 
 def sums_of(schema: Schema, arrays: Mapping[str, Array], blocks: IntArray) -> NDArray[np.uint32]:
-    """``[b, a]`` CRC-32 of each block of each array of :func:`by_block`, in their order."""
+    """Returns ``[b, a]``: CRC-32 of each block of each array of :func:`by_block`, in order."""
     names = [name for name in arrays if by_block(name)]
     sums = np.empty((len(blocks) - 1, len(names)), np.uint32)
     for block in range(len(blocks) - 1):

@@ -1,8 +1,8 @@
-"""Flat arrays over all graphs -> checked, sorted by destination, and kept in few bytes.
+"""Checks flat arrays over all graphs, sorts edges by destination, and narrows dtypes.
 
 Everything here works on whole columns, never graph by graph in Python: 41,127 molecules take a
-fraction of a second. The checks run once, when a store is built, so that a loop without any of them
-may fill batches later. An error names the graph, although only rows are known here.
+fraction of a second. The checks run once, when a store is built, so that the loops that fill
+batches later need none. Errors name the graph, which is found from the row.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Array = NDArray[Any]
 
 
 class IndexRule(NamedTuple):
-    """How a field is put together: ``__cat_dim__``, and the levels that its values count."""
+    """How a field is concatenated: its ``__cat_dim__``, and the levels that its values index."""
 
     cat_dim: int | None = 0
     counts: tuple[str, ...] = ()
 
 
 def compact(column: Array) -> Array:
-    """The same values in the smallest dtype that holds them exactly.
+    """Returns the same values in the smallest dtype that holds them exactly.
 
-    Integers go to the narrowest of uint8, int16, uint16, int32, int64 that spans them. Floats stay
-    as they are unless every value is a whole number from 0 to 255 (one-hot features) and none is
-    -0.0, which a byte cannot tell from 0. Booleans stay. Never the
-    caller's own array, and always in C order: a column in another order would be copied whole for
-    every batch that is filled.
+    Integers become the narrowest of uint8, int16, uint16, int32 and int64 that holds them. Floats
+    become uint8 if every value is a whole number from 0 to 255 (one-hot features) and none is -0.0,
+    which a byte cannot tell from 0; otherwise they stay as they are. Booleans stay. The result is
+    never the caller's own array, and always in C order: a column in another order would be copied
+    whole for every batch.
     """
     if column.dtype == np.bool_ or not column.size:
         return column.copy()
@@ -53,15 +53,16 @@ def compact(column: Array) -> Array:
 
 
 def names_of_fields(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of fields; a string is one name, not its letters."""
+    """Returns field names as a tuple; a string is one name, not a sequence of letters."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def native(values: Array, name: str) -> Array:
-    """The same numbers in this machine's byte order, with strides that tensors can have.
+    """Returns the same numbers in native byte order, with strides that a tensor can have.
 
     Raises:
-        BadGraph: they are wider than 64 bits a number, as longdouble is, which no tensor holds.
+        BadGraph: if the dtype is wider than 64 bits per real number (longdouble), which no tensor
+            holds.
     """
     if values.dtype.kind in "fc" and values.dtype.itemsize > (
         8 if values.dtype.kind == "f" else 16
@@ -75,10 +76,10 @@ def native(values: Array, name: str) -> Array:
 
 
 def checked_offsets(num_nodes: Array, num_edges: Array, name: str) -> tuple[IntArray, IntArray]:
-    """Where each graph's nodes and edges begin, from how many it has.
+    """Computes where each graph's nodes and edges begin from its counts.
 
     Raises:
-        BadGraph: there is no graph, or a count is missing or negative.
+        BadGraph: if there is no graph, or a count is missing or negative.
     """
     nodes = whole_numbers(num_nodes, f"num_nodes of {name}", BadGraph)
     edges = whole_numbers(num_edges, f"num_edges of {name}", BadGraph)
@@ -99,10 +100,10 @@ def checked_offsets(num_nodes: Array, num_edges: Array, name: str) -> tuple[IntA
 
 
 def axis_offsets(axes: Mapping[str, Array], graphs: int, name: str) -> dict[str, IntArray]:
-    """Where each graph's rows begin, for every axis of the data's own.
+    """Computes where each graph's rows begin, for every axis of the data set.
 
     Raises:
-        BadGraph: an axis has not one number of at least 0 a graph.
+        BadGraph: if an axis does not have one count of at least 0 per graph.
     """
     offsets = {}
     for axis, counts in axes.items():
@@ -121,15 +122,15 @@ def _offsets(counts: IntArray) -> IntArray:
 
 
 def _graph_at(offsets: IntArray, row: int) -> int:
-    """Which graph a row of a column belongs to."""
+    """Returns the graph that a row of a column belongs to."""
     return int(np.searchsorted(offsets, row, side="right")) - 1
 
 
 def check_endpoints(src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray) -> None:
-    """Refuses an edge that points outside its graph.
+    """Rejects edges that point outside their graph.
 
     Raises:
-        BadGraph: one does; the message names it.
+        BadGraph: if one does; the message names the graph and the edge.
     """
     nodes = np.repeat(np.diff(node_offsets), np.diff(edge_offsets))
     wrong = (src < 0) | (dst < 0) | (src >= nodes) | (dst >= nodes)
@@ -150,10 +151,11 @@ def checked_columns(
     axes: tuple[Axis, ...] = (),
     rules: Mapping[str, IndexRule] | None = None,
 ) -> tuple[Schema, dict[str, Array]]:
-    """What the fields are, and their columns as arrays of the right length.
+    """Returns the schema of the fields, and their columns as arrays of checked length.
 
     Raises:
-        BadGraph: a field is of no number, of no known level, or has other rows than its level.
+        BadGraph: if a field is not numeric, its level is unknown, or its number of rows does not
+            match its level.
     """
     lengths = {level: each[-1] for level, each in offsets.items()}
     lengths["graph"] = len(offsets["node"]) - 1
@@ -188,10 +190,10 @@ def require_finite(
     all_offsets: Mapping[str, IntArray],
     which: bool | tuple[str, ...],
 ) -> None:
-    """Refuses NaN and infinity in every floating field but ``y`` (True), or in those named.
+    """Rejects NaN and infinity in every floating field except ``y`` (True), or in named ones.
 
     Raises:
-        BadGraph: one has; the message names the graph.
+        BadGraph: if a value is not finite; the message names the graph.
     """
     if which is False:
         return
@@ -213,11 +215,12 @@ def require_finite(
 
 
 def checked_splits(splits: Mapping[str, ArrayLike], n: int, name: str) -> dict[str, IntArray]:
-    """The splits as int64, refused where one names a graph that is not there. A mask of booleans,
-    one per graph, gives the graphs where it is true.
+    """Returns the splits as int64 graph indices.
+
+    A boolean mask with one entry per graph selects the graphs where it is true.
 
     Raises:
-        BadGraph: a split is neither a list of graphs that are there nor a mask of them.
+        BadGraph: if a split is neither a list of existing graphs nor a mask.
     """
     checked = {}
     for key, ids in splits.items():
@@ -248,8 +251,10 @@ def checked_splits(splits: Mapping[str, ArrayLike], n: int, name: str) -> dict[s
 def _counting_sort(
     keys: IntArray, node_offsets: IntArray, edge_offsets: IntArray, order: IntArray, ptr: IntArray
 ) -> bool:
-    """Stable order of each graph's edges by ``keys`` (local nodes); row pointers into ``ptr``.
-    Returns whether the edges were in that order already. Linear in nodes and edges."""
+    """Sorts each graph's edges stably by ``keys`` (local nodes); fills ``order`` and ``ptr``.
+
+    Returns whether the edges were in that order already. Linear in nodes and edges.
+    """
     was_sorted = True
     for graph in range(len(node_offsets) - 1):
         first_node, first_edge = node_offsets[graph], edge_offsets[graph]
@@ -273,7 +278,7 @@ def _counting_sort(
 def sort_by_destination(
     dst: Array, node_offsets: IntArray, edge_offsets: IntArray
 ) -> IntArray | None:
-    """Positions of the edges in destination order, or None where they stand so already."""
+    """Returns the permutation that sorts edges by destination; None if already sorted."""
     order = np.empty(len(dst), dtype=np.int64)
     ptr = np.empty(node_offsets[-1] + 1, dtype=np.int64)
     keys = np.ascontiguousarray(dst, dtype=np.int64)
@@ -283,7 +288,7 @@ def sort_by_destination(
 def row_pointers(
     src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Row pointers by destination, and per graph the permutation that sorts edges by source."""
+    """Returns row pointers by destination, and each graph's permutation of edges by source."""
     order = np.empty(len(dst), dtype=np.int64)
     row_ptr = np.empty(node_offsets[-1] + 1, dtype=np.int64)
     _counting_sort(np.ascontiguousarray(dst, np.int64), node_offsets, edge_offsets, order, row_ptr)
@@ -293,5 +298,5 @@ def row_pointers(
 
 
 def local_positions(order: IntArray, edge_offsets: IntArray) -> IntArray:
-    """Positions among all edges, made positions within each graph."""
+    """Converts positions among all edges to positions within each graph."""
     return order - np.repeat(edge_offsets[:-1], np.diff(edge_offsets))

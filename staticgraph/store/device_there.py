@@ -1,6 +1,6 @@
-"""Whether a device is there, said in one line before anything is moved to it.
+"""Checks that a device exists, with a one-line error, before anything is moved to it.
 
-torch says "Torch not compiled with CUDA enabled" of a build for CPUs, as an assertion that failed.
+On a CPU build, torch itself raises an AssertionError, "Torch not compiled with CUDA enabled".
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import torch
 
 
 def require_there(device: torch.device) -> torch.device:
-    """The device.
+    """Returns the device.
 
     Raises:
-        ValueError: it is CUDA's, and torch sees none, or fewer.
+        ValueError: if it is a CUDA device and torch sees none, or its index is out of range.
     """
     if device.type != "cuda":
         return device

@@ -1,4 +1,4 @@
-"""What a data set is, in sixteen digits: to know it again when a run goes on."""
+"""A 16-digit digest of a data set, to recognise it when a run resumes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from staticgraph.store.graph_columns import GraphColumns
 
 
 def digest_of(store: GraphColumns) -> str:
-    """Sixteen hexadecimal digits that change with any feature, label, edge or split, and not with
-    the store's name or place, nor with objects on the host. Reads every other array once."""
+    """Returns sixteen hexadecimal digits that change with any feature, label, edge or split.
+
+    The store's name and location and the objects on the host do not affect them. Reads every other
+    array once.
+    """
     store.verify()
-    schema = replace(store.schema, molecules=False)  # says what else may be a graph, not what is
+    schema = replace(store.schema, molecules=False)  # not a property of the data
     hashed = hashlib.sha256(json.dumps(schema.to_dict()).encode())
     for name, array in sorted(store.arrays().items()):
         if name.startswith("object"):

@@ -1,11 +1,11 @@
-"""A store as a folder: one ``.npy`` file per array, and a manifest that says what belongs to it.
+"""A store as a folder: one ``.npy`` file per array, and a manifest that lists them.
 
-The manifest carries the format's version, the schema, and for every array its form, length and
-CRC-32, and a digest of all of that, so that a folder that was cut short or changed is refused by
-name instead of training on other data. Small stores are compared when they are opened, larger ones
-a block at a time when it is first read (:mod:`staticgraph.store.checks`), memory-mapped either way.
-A store is written next to its place and moved there whole: a reader never sees half of one, and a
-kill leaves the one before (:mod:`staticgraph.files.folder`).
+The manifest holds the format version, the schema, the dtype, shape, length and CRC-32 of every
+array, and a digest of all of that, so that a truncated or changed folder is rejected with an error
+that names the file instead of being trained on. Small stores are checked when they are opened,
+larger ones block by block when a block is first read (:mod:`staticgraph.store.checks`); both are
+memory-mapped. A store is written next to its final path and moved there whole: a reader never sees
+half of one, and after a kill the previous store is still there (:mod:`staticgraph.files.folder`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from staticgraph.store.structure import STRUCTURE, Damage, check_forms, check_ma
 from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.store"
-# 2: form of each array, checksums by block, digest of the manifest. 1 is read, and compared whole.
+# 2: dtype and shape of each array, checksums by block, digest of the manifest. Version 1 is still
+# read, and checked whole.
 VERSION = 2
-# Up to here a load reads every byte once to check it: cheap compared with building a model.
+# Up to this size a load checks every byte: cheap compared with building a model.
 WHOLE_BYTES = 64 * 2**20
 BLOCKS, SUMS = "checks.blocks", "checks.crc32"
 
 
 def file_of(name: str) -> str:
-    """The file of an array; types of nodes and edges may be called anything."""
+    """Returns the file name of an array, quoted because node and edge types may have any name."""
     return f"{quote(name, safe=' ')}.npy"
 
 
@@ -51,16 +52,16 @@ KIND = Kind("store", FORMAT, MANIFEST, _files)
 
 
 def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) -> None:
-    """Writes ``folder``.
+    """Writes a store to ``folder``.
 
     Args:
         store: the graphs.
-        folder: made where it is missing.
-        overwrite: replace a store that stands there.
+        folder: the target folder; created if missing.
+        overwrite: replace an existing store.
 
     Raises:
-        FileExistsError: a store stands there and was not to be replaced, or something else, or a
-            file that is not of the store; the message names it, and nothing is touched.
+        FileExistsError: if the folder holds a store and ``overwrite`` is false, or anything that is
+            not part of a store; the message names it, and nothing is changed.
     """
     store.verify()
     with replacing(folder, KIND, overwrite) as scratch:
@@ -73,13 +74,13 @@ def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) ->
 def seal(
     scratch: Path, schema: Schema, name: str, histogram: str, arrays: dict[str, Array]
 ) -> None:
-    """Adds to the files of all arrays their checksums by block, and the manifest.
+    """Adds the checksums by block and the manifest to a folder with the files of all arrays.
 
     Args:
-        scratch: where they stand.
-        schema, name: of the store.
-        histogram: the digest of its sizes.
-        arrays: the same arrays, mapped or not.
+        scratch: the folder.
+        schema, name: those of the store.
+        histogram: the digest of its size histogram.
+        arrays: the same arrays, mapped or in memory.
     """
     blocks = blocks_of(schema, arrays)
     for key, array in ((BLOCKS, blocks), (SUMS, sums_of(schema, arrays, blocks))):
@@ -112,13 +113,13 @@ def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) ->
     Args:
         kind: the class to open it as.
         folder: the folder.
-        verify: True compares every byte now, False each block when it is first read; None does the
-            first up to 64 MiB. ``store.verify()`` compares what is left.
+        verify: True checks every byte now, False each block when it is first read, and None chooses
+            True up to 64 MiB. ``store.verify()`` checks the rest.
 
     Raises:
-        FileNotFoundError: there is no store.
-        StoreCorrupt: another format or version, a missing or shortened file, a wrong checksum, or
-            arrays that do not fit together; the message names file, array and graph.
+        FileNotFoundError: if there is no store.
+        StoreCorrupt: for another format or version, a missing or truncated file, a wrong checksum,
+            or arrays that do not fit together; the message names the file, array and graph.
     """
     root = Path(folder).expanduser()
     repair(root)
@@ -185,7 +186,7 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
 
 
 def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array:
-    """One array, mapped; compared where it is to be, or must be, before anything else is read."""
+    """Maps one array; if ``whole``, or not checked by block, it is checked now."""
     path = root / file_of(name)
     found, length = path.stat().st_size if path.is_file() else None, int(file["bytes"])
     if found != length:
@@ -198,9 +199,9 @@ def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array
     if "dtype" not in file:  # version 1
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # NumPy raises whatever a header happens to lead to
+        except Exception as error:  # the exception depends on the bytes
             raise StoreCorrupt(f"{path} is not an array ({error}); build the store again") from None
-    # The manifest's word, whose digest was compared, not that of the file's own header.
+    # From the manifest, whose digest was checked, not from the file's own header.
     dtype, shape = np.dtype(file["dtype"]), tuple(map(int, file["shape"]))
     size = dtype.itemsize * int(np.prod(shape, dtype=object))
     if (
@@ -216,8 +217,10 @@ def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array
 
 
 def _check_names(schema: Schema, arrays: Mapping[str, Array]) -> None:
-    """Refuses a store with an array more than its schema has, or objects without their ends; that
-    no other is missing, :func:`check_manifest` has seen."""
+    """Rejects arrays that the schema does not have, and objects without their ends.
+
+    :func:`check_manifest` has already made sure that no other array is missing.
+    """
     allowed = {*STRUCTURE, *(f"column.{field.name}" for field in schema)}
     allowed |= {f"offsets.{axis.name}" for axis in schema.axes}
     allowed |= {f"origins.{axis.name}" for axis in schema.edge_axes}
@@ -234,11 +237,11 @@ def _check_names(schema: Schema, arrays: Mapping[str, Array]) -> None:
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
-    """The manifest of a store, checked, without its digest.
+    """Reads and checks the manifest of a store; the result lacks the digest.
 
     Raises:
-        FileNotFoundError: there is none.
-        StoreCorrupt: it is not what was written, or of another format or version.
+        FileNotFoundError: if there is no manifest.
+        StoreCorrupt: if it is not what was written, or has another format or version.
     """
     path = root / MANIFEST
     if not path.exists():

@@ -1,10 +1,10 @@
-"""Some graphs of several stores -> a small store of them, for the batch that they go into.
+"""Gathers the graphs of a batch from several stores into one small store.
 
-The loops that fill a batch read flat columns, and the columns of shards are as many as there are
-shards. So the graphs of one batch are first copied together, array by array, each to the place that
-its graph has in the batch. A batch is a few hundred graphs, so this is one more copy of what is
-copied anyway. One call an array copies from all shards (:mod:`staticgraph.store.addresses`); an
-array that shards keep in different dtypes takes a call a shard.
+The loops that fill a batch read flat columns, but a store in shards has one set of columns per
+shard. The graphs of one batch are therefore first gathered, array by array, in batch order. A batch
+has a few hundred graphs, so this adds one copy of data that is copied anyway. One call per array
+copies from all shards (:mod:`staticgraph.store.addresses`); an array that shards keep in different
+dtypes takes one copy per shard.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Dtypes = Mapping[str, np.dtype]
 
 
 def gathered(schema: Schema, dtypes: Dtypes, taken: TakenGraphs, pointers: bool) -> GraphColumns:
-    """One store of these graphs, in their order.
+    """Copies graphs into one store, in their order.
 
     Args:
-        schema: of all stores.
-        dtypes: of each array, one that holds every store's.
+        schema: the schema of all stores.
+        dtypes: for each array, a dtype that holds the values of every store.
         taken: the graphs.
-        pointers: fill ``row_ptr`` and ``transpose``, too.
+        pointers: also fill ``row_ptr`` and ``transpose``.
     """
     levels = ["node", "edge", *(axis.name for axis in schema.axes)]
     rows = {level: taken.rows(level) for level in levels}
@@ -62,7 +62,7 @@ def gathered(schema: Schema, dtypes: Dtypes, taken: TakenGraphs, pointers: bool)
 
 
 def _copy(taken: TakenGraphs, name: str, rows: LevelRows, target: Array) -> None:
-    """An array's rows of all graphs, widened where their stores keep it in several dtypes."""
+    """Copies an array's rows of all graphs, widened if their stores keep it in different dtypes."""
     if taken.copy(name, rows, target):
         return
     begins, offsets = rows
@@ -77,7 +77,7 @@ def _copy(taken: TakenGraphs, name: str, rows: LevelRows, target: Array) -> None
 
 
 def _row_pointers(taken: TakenGraphs, nodes: LevelRows, edges: LevelRows) -> Array:
-    """``[nodes + 1]`` where each node's incoming edges begin among all edges."""
+    """Returns ``[nodes + 1]``: where each node's incoming edges begin among all edges."""
     target = np.empty(int(nodes.offsets[-1]) + 1, pointer_dtype(int(edges.offsets[-1])))
     if not taken.copy("row_ptr", nodes, target[:-1]):
         wide = np.empty(len(target) - 1, np.int64)
@@ -92,7 +92,7 @@ def _row_pointers(taken: TakenGraphs, nodes: LevelRows, edges: LevelRows) -> Arr
 
 @numba.njit(cache=True, nogil=True)
 def _shift(offsets: IntArray, by: IntArray, values: Array) -> None:
-    """Adds a number to each graph's values."""
+    """Adds ``by[g]`` to the values of each graph ``g``, in place."""
     for g in range(len(offsets) - 1):
         for v in range(offsets[g], offsets[g + 1]):
             values[v] += by[g]

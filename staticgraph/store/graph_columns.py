@@ -1,16 +1,16 @@
 """A data set of many graphs as flat columns, ready to be copied into batches.
 
-Problem: a list of PyG ``Data`` objects costs tens of microseconds a graph to batch, because each of
-its tensors is a Python object of its own. Idea: one array per attribute over all graphs, with
+Problem: batching a list of PyG ``Data`` objects costs tens of microseconds per graph, because each
+of its tensors is a separate Python object. Idea: one array per attribute over all graphs, with
 offsets that say where each graph begins; a batch is then a handful of block copies. Columns are
 kept in the smallest dtype that holds their values exactly (atom features that PyG keeps in int64
-fit a byte) and widened while a batch is filled. Edges are sorted by destination, graph by graph,
-with row pointers and the permutation that sorts them by source, so that sums over neighbours need
-no atomics.
+fit in a byte) and are widened while a batch is filled. Edges are sorted by destination within each
+graph and stored with row pointers and the permutation that sorts them by source, so that sums over
+neighbours need no atomics.
 
-Invariant: ``store[i]`` is the graph that went in, edges in their first order, dtypes as they were.
-What it does not do: it never changes; to add graphs, build another. On disk a store is one folder
-of ``.npy`` files, memory-mapped when loaded, and a manifest with version and checksums.
+Invariant: ``store[i]`` is the graph that went in, with its edges in their original order and its
+original dtypes. A store is immutable: to add graphs, build another. On disk a store is one folder
+of ``.npy`` files, memory-mapped when loaded, with a manifest that holds the version and checksums.
 """
 
 from __future__ import annotations
@@ -45,38 +45,40 @@ from staticgraph.store.sorted_edges import SortedEdges
 from staticgraph.store.splits import Splits
 from staticgraph.text.how_many import how_many
 
-# Graphs whose sizes are computed at once: as differences of offsets they take 16 bytes each.
+# Number of graphs whose sizes are computed at once; as int64 differences of offsets they take 16
+# bytes per graph.
 AT_ONCE = 1 << 21
-# Whichever class of store is asked for.
+# The class of store to build.
 Kept = TypeVar("Kept", bound="GraphColumns")
 
 
 @dataclass(frozen=True, eq=False)
 class GraphColumns:
-    """Graphs as columns: what is read of a :class:`staticgraph.GraphStore`, which adds where they
-    come from and where they go.
+    """A data set of graphs as flat columns, and the methods that read them.
+
+    :class:`staticgraph.GraphStore` adds the conversions from PyG, to and from disk, and to a
+    device.
 
     Attributes:
-        schema: the fields and the dtypes a model sees.
+        schema: the fields and the dtypes that a model sees.
         node_offsets: ``[n + 1]`` int64, where each graph's nodes begin in the node columns.
         edge_offsets: ``[n + 1]`` int64, likewise for edges.
-        edge_src: ``[sum e]``, source of each edge, counted within its graph (compact dtype).
+        edge_src: ``[sum e]``, source of each edge, numbered within its graph (compact dtype).
         edge_dst: ``[sum e]``, destination, ascending within each graph.
         row_ptr: ``[sum n + 1]``, where each node's incoming edges begin among all edges.
-        transpose: ``[sum e]``, per graph the permutation that sorts its edges by source (stable).
-        edge_origin: ``[sum e]``, where each edge stood before sorting; empty if they were sorted.
+        transpose: ``[sum e]``, each graph's stable permutation of its edges by source.
+        edge_origin: ``[sum e]``, position of each edge before sorting; empty if all were sorted.
         columns: one array per field, ``[rows of its level, *shape]``, in a compact dtype.
-        splits: named lists of graph numbers, such as ``train``, where the data set has them.
-        name: what error messages and tables call it.
+        splits: named lists of graph indices, such as ``train``, if the data set has them.
+        name: the name used in error messages and tables.
         offsets: axis -> ``[n + 1]`` int64, where each graph's rows begin, for every axis of the
             schema.
-        origins: edge type -> where each edge stood among all of the type before they were sorted;
-            types that were sorted are left out. Where nodes have types, or ``edge_index`` joins two
-            levels, the arrays of edges above are empty but ``edge_origin``, and each
-            ``edge_index`` is a column.
-        checks: which blocks of a large store on disk are still to be compared with their
-            checksums; batches and single graphs do that, a column taken by hand does not (see
-            :meth:`column`).
+        origins: edge type -> position of each edge in its graph before sorting; types that were
+            already sorted are left out. For heterogeneous data, or if ``edge_index`` joins two
+            levels, the edge arrays above are empty except ``edge_origin``, and each ``edge_index``
+            is a column.
+        checks: which blocks of a large store on disk are still unchecked. Reading a batch or a
+            graph checks its blocks; reading ``columns`` directly does not (see :meth:`column`).
         objects: strings and other small objects, one per graph, which stay on the host.
     """
 
@@ -121,28 +123,29 @@ class GraphColumns:
 
         Args:
             num_nodes: ``[n]`` nodes of each graph.
-            num_edges: ``[n]`` directed edges of each graph (an undirected one counts twice).
+            num_edges: ``[n]`` directed edges of each graph (an undirected edge counts twice).
             edge_src: ``[sum e]`` source of each edge, numbered within its graph, in any order.
             edge_dst: ``[sum e]`` destination of each edge, likewise.
-            fields: attribute -> (level, ``[rows of the level, *shape]``); the array's dtype is
-                what a model will see, however compactly it is kept.
+            fields: attribute -> (level, ``[rows of the level, *shape]``); the array's dtype is the
+                one that a model will see, however compactly it is stored.
             rows: rows per graph of graph-level attributes that have more than one.
-            splits: named lists of graph numbers.
-            name: what error messages call the data set.
-            check_finite: refuse NaN and infinity in every floating field but ``y``, or in those
-                named.
+            splits: named lists of graph indices.
+            name: the data set's name in error messages.
+            check_finite: reject NaN and infinity in every floating field except ``y`` (True), or in
+                the named ones.
             axes: axis -> ``[n]`` rows of each graph, for rows that are neither nodes nor edges; a
                 field's level may then be the axis's name.
-            rules: index field -> where its rows stand, and what its values count. Where nodes have
-                types, ``num_nodes`` and ``num_edges`` are the sums over the types, and there are
-                no ``edge_src`` and ``edge_dst``: a type's edges are the field
-                ``a__to__b.edge_index``. Where a bipartite graph's edges lead from one level to
-                another, likewise, they are the field ``edge_index`` of level ``edge``.
+            rules: index field -> its row dimension and the levels that its values index. For
+                heterogeneous data, ``num_nodes`` and ``num_edges`` are sums over the types, and
+                ``edge_src`` and ``edge_dst`` are empty: the edges of a type are the field
+                ``a__to__b.edge_index``. Likewise, if edges lead from one level to another (a
+                bipartite graph), they are the field ``edge_index`` of level ``edge``.
 
         Raises:
-            BadGraph: no graph at all, an edge outside its graph, a column of the wrong length, or
-                a value that is not finite where that is checked; the message names the graph.
-            ValueError: a field has a name that every batch uses itself.
+            BadGraph: if there is no graph, an edge points outside its graph, a column has the wrong
+                length, or ``check_finite`` finds a value that is not finite; the message names the
+                graph.
+            ValueError: if a field has a name that batches reserve.
         """
         node_offsets, edge_offsets = checked_offsets(num_nodes, num_edges, name)
         own = tuple(axes or ())
@@ -172,8 +175,11 @@ class GraphColumns:
 
     @classmethod
     def zeros(cls, schema: Schema) -> Self:
-        """A store of one graph, one node, no edge, no row of any axis and zeros in every field;
-        only its schema is of use where an index counts what is not there."""
+        """Builds a store of one graph: one node, no edges, no rows on any axis, all zeros.
+
+        If an index refers to rows that do not exist here, only the schema of the result is
+        meaningful.
+        """
         length = {"node": 1, "graph": 1}
         fields: dict[str, tuple[Level, Array]] = {
             item.name: (
@@ -199,13 +205,13 @@ class GraphColumns:
     # ------------------------------------------------------------------ on disk
 
     def verify(self, graphs: IntArray | None = None) -> None:
-        """Compares what was read from disk and not compared yet with its checksums.
+        """Checks all data on disk that has not been checked yet against its checksums.
 
         Args:
-            graphs: only the blocks of these; all where None.
+            graphs: check only the blocks of these graphs; None for all.
 
         Raises:
-            StoreCorrupt: the message names the array and the graphs.
+            StoreCorrupt: if a checksum differs; the message names the array and the graphs.
         """
         if self.checks is None:
             return
@@ -215,7 +221,7 @@ class GraphColumns:
             self.checks.touch(graphs)
 
     def column(self, name: str) -> Array:
-        """A field's column as a whole, compared with its checksums first."""
+        """Returns the whole column of a field, after checking it against its checksums."""
         if self.checks is not None:
             self.checks.column(f"column.{name}")
         return self.columns[name]
@@ -227,14 +233,12 @@ class GraphColumns:
 
     @cached_property
     def sizes(self) -> IntArray:
-        """``[n, C]`` int64: nodes and edges of each graph, then the rows of each axis, without
-        touching a feature."""
+        """``[n, C]`` int64: nodes, edges and rows of each axis per graph; reads no features."""
         return self.narrow_sizes.astype(np.int64)
 
     @cached_property
     def narrow_sizes(self) -> Array:
-        """:attr:`sizes` in the narrowest signed dtype that holds them: of 100 million molecules
-        0.4 GB."""
+        """:attr:`sizes` in the narrowest signed dtype: 0.4 GB for 100 million molecules."""
         offsets = (self.node_offsets, self.edge_offsets, *self.offsets.values())
         starts = range(0, max(1, len(self)), AT_ONCE)
         return np.concatenate(
@@ -242,7 +246,7 @@ class GraphColumns:
         )
 
     def offsets_of(self, level: Level) -> IntArray:
-        """``[n + 1]`` where each graph's rows of a level begin."""
+        """Returns ``[n + 1]``: where each graph's rows of a level begin."""
         if level == "graph":
             return np.arange(len(self) + 1)
         known = {"node": self.node_offsets, "edge": self.edge_offsets}
@@ -254,7 +258,7 @@ class GraphColumns:
         return SizeHistogram.from_sizes(self.narrow_sizes, self.schema.components)
 
     def size(self, graph: int) -> GraphSize:
-        """Nodes and edges of one graph."""
+        """Returns the numbers of nodes and edges of one graph."""
         return GraphSize(*map(int, self.narrow_sizes[graph, :2]))
 
     @property
@@ -263,7 +267,7 @@ class GraphColumns:
         return sum(array.nbytes for array in self.arrays().values())
 
     def arrays(self) -> dict[str, Array]:
-        """Every array by the name of its file."""
+        """Returns every array, keyed by the name of its file."""
         structure = {
             key: getattr(self, key)
             for key in (
@@ -285,17 +289,23 @@ class GraphColumns:
         return structure | columns | splits | offsets | origins | texts | ends
 
     def objects_of(self, graphs: IntArray) -> ObjectsOf | None:
-        """The objects of some graphs, read when asked for; None where the data set has none."""
+        """Returns the host objects of some graphs, read lazily; None if the data set has none."""
         return ObjectsOf(self.objects, graphs) if self.objects else None
 
     def with_splits(self, **splits: ArrayLike) -> Self:
-        """The same store with these named splits: positions of graphs, such as ``range(900)``, or a
-        mask of booleans, one per graph."""
+        """Returns the same store with these named splits.
+
+        Each split is a list of graph indices, such as ``range(900)``, or a boolean mask with one
+        entry per graph.
+        """
         return replace(self, splits=checked_splits(splits, len(self), self.name))
 
     def cardinality(self, name: str) -> tuple[int, ...]:
-        """One more than the largest value in each column of an integer field: the rows that an
-        embedding table needs, ``(119, 4, ...)`` for OGB's atom features."""
+        """Returns one more than the largest value in each column of an integer field.
+
+        These are the numbers of rows that embedding tables need: ``(119, 4, ...)`` for OGB's atom
+        features.
+        """
         column = self.column(name)
         column = column.reshape(len(column), -1)
         if not len(column):
@@ -303,23 +313,25 @@ class GraphColumns:
         return tuple(int(value) + 1 for value in column.max(axis=0))
 
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
-        """Where a batch of these graphs is copied from: a store whose columns are arrays, and the
-        graphs' positions in it.
+        """Returns the store that a batch of these graphs is copied from, and their positions in it.
+
+        The columns of that store are in-memory or mapped arrays.
 
         Args:
-            ids: ``[g]`` positions in this store.
+            ids: ``[g]`` graph indices in this store.
             pointers: whether row pointers and the transpose will be read.
         """
         return self, ids
 
     def __getitem__(self, which: SupportsIndex | slice | ArrayLike) -> Any:
-        """One graph as it came, as a PyG ``Data`` or ``HeteroData``: edges in their first order.
+        """Returns a graph as it went in, a ``Data`` or ``HeteroData``, or a list of graphs.
 
         Args:
-            which: a number; or a slice, numbers ``[n]`` or a mask ``[graphs]``, for a list of them.
+            which: an index, for one graph; a slice, indices ``[n]`` or a mask ``[graphs]``, for a
+                list.
 
         Raises:
-            IndexError: there is no graph of that number.
+            IndexError: if an index is out of range.
         """
         graph = one_graph(which, len(self))
         if graph is None:
@@ -350,8 +362,10 @@ class GraphColumns:
         return data
 
     def origin_of(self, graph: int, level: Level) -> Array | None:
-        """Where each edge of one graph stood before it was sorted; None where it is where it was,
-        or the level is none of edges."""
+        """Returns the position of each edge of one graph before sorting.
+
+        None if the edges were not moved, or the level is not one of edges.
+        """
         origin = self.edge_origin if level == "edge" else self.origins.get(level)
         if origin is None or not len(origin):
             return None
@@ -362,7 +376,7 @@ class GraphColumns:
         return (self[graph] for graph in range(len(self)))
 
     def rows_of(self, item: Field, graph: int) -> slice:
-        """The rows of a field's column that belong to one graph."""
+        """Returns the rows of a field's column that belong to one graph."""
         if item.level == "graph":
             return slice(graph * item.rows, (graph + 1) * item.rows)
         offsets = self.offsets_of(item.level)

@@ -1,7 +1,6 @@
-"""A data set of many graphs: its columns, where they come from, and where they go.
+""":class:`GraphStore`, a data set of many graphs: from PyG, to and from disk, to a device.
 
-What a store is stands in :mod:`staticgraph.store.graph_columns`; here are the ways in and out of
-it: PyG's data sets, a folder on disk, a device.
+The columns themselves, and how they are read, are in :mod:`staticgraph.store.graph_columns`.
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GraphStore(GraphColumns):
-    """Graphs as columns. Build one with :meth:`from_pyg`, :meth:`from_arrays` or :meth:`load`.
+    """A data set of graphs as flat columns.
 
-    Its attributes are those of :class:`staticgraph.store.graph_columns.GraphColumns`.
+    Build one with :meth:`from_pyg`, :meth:`from_arrays` or :meth:`load`. The attributes are those
+    of :class:`staticgraph.store.graph_columns.GraphColumns`.
     """
 
     @classmethod
@@ -44,32 +44,31 @@ class GraphStore(GraphColumns):
         name: str | None = None,
         progress: bool = True,
     ) -> Self:
-        """Stores any PyG data set, or any sequence of ``Data`` or ``HeteroData``.
+        """Builds a store from any PyG data set, or from any sequence of ``Data`` or ``HeteroData``.
 
         Args:
-            dataset: graphs: a data set, a sequence, or anything that gives one after the other,
-                such as a generator. A transform of the data set is applied once, now; where it
-                draws random numbers a warning says so, and ``StaticLoader(transform=...)`` draws
-                for every batch. Strings and other objects that JSON keeps stay on the host, a list
-                in a batch (``batch.smiles``).
-            schema: the fields to expect, as for new graphs given to a trained model; without it
-                they are read off the data. Targets (``y``) that new graphs lack are filled with
-                zeros.
-            levels: attribute -> ``"node"``, ``"edge"`` or ``"graph"``, where lengths do not tell:
-                in a data set whose every graph has three edges, a ``[3, 3]`` tensor per graph looks
-                like an edge feature. Any other word is an axis: fields of the same word have as
-                many rows.
+            dataset: the graphs: a data set, a sequence, or any iterable such as a generator. The
+                data set's transform is applied once, now; if it draws random numbers, a warning
+                says so (``StaticLoader(transform=...)`` draws for every batch). Strings and other
+                objects that survive a round trip through JSON stay on the host and appear in a
+                batch as a list (``batch.smiles``).
+            schema: the fields to expect, as for new graphs given to a trained model; inferred by
+                default. Targets (``y``) that new graphs lack are filled with zeros.
+            levels: attribute -> ``"node"``, ``"edge"`` or ``"graph"``, for attributes whose level
+                cannot be inferred from their length: if every graph has three edges, a ``[3, 3]``
+                tensor per graph looks like an edge feature. Any other word names an axis; fields on
+                the same axis have the same number of rows.
             exclude: attributes to leave out.
-            check_finite: refuse NaN and infinity in every floating field but ``y``, or in those
-                named.
-            name: what messages call the data set; its class by default.
-            progress: show a bar for data sets that take more than a moment, and then, on stderr,
-                one line that says what was kept, dropped and applied.
+            check_finite: reject NaN and infinity in every floating field except ``y`` (True), or in
+                the named ones.
+            name: the data set's name in messages; its class name by default.
+            progress: show a progress bar for large data sets, then print one line to stderr with
+                what was kept, what was dropped and which transform was applied.
 
         Raises:
-            BadGraph: an empty data set; a graph without a field that others have, or with another
-                dtype or width; an attribute whose length is neither nodes, edges nor a constant; an
-                edge outside its graph. The message names the graph and the remedy.
+            BadGraph: for an empty data set; a graph without a field that others have, or with
+                another dtype or width; an attribute whose length is neither nodes, edges nor a
+                constant; or an edge outside its graph. The message names the graph and the remedy.
         """
         from staticgraph.store.pyg.flatten import from_pyg
 
@@ -85,7 +84,7 @@ class GraphStore(GraphColumns):
         )
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the store as a folder; see :func:`staticgraph.store.files.save`."""
+        """Writes the store to a folder; see :func:`staticgraph.store.files.save`."""
         files.save(self, folder, overwrite=overwrite)
 
     @classmethod
@@ -96,24 +95,26 @@ class GraphStore(GraphColumns):
         verify: bool | None = None,
         shards: Literal["by-rank"] | None = None,
     ) -> GraphStore:
-        """Opens what :meth:`save` or a :class:`StoreWriter` wrote, memory-mapped; no column is read
-        before it is used.
+        """Opens a store written by :meth:`save` or a :class:`StoreWriter`, memory-mapped.
+
+        No column is read before it is used.
 
         Args:
-            folder: of a store, in one piece or in shards; the ``.parts`` of a writer that has not
-                finished; or several stores, to be read as one, one after the other.
-            verify: True compares every byte now, False each block when it is first read; None does
-                the first up to 64 MiB. ``store.verify()`` compares what is left.
-            shards: ``"by-rank"``: each rank of a job reads whole shards of its own, and others need
-                not be on its host; plans are made over all. Of a folder with a list of shards, as
-                ``StoreWriter(...).finish(merged=False)`` leaves it.
+            folder: a store, in one piece or in shards; the ``.parts`` of an unfinished writer; or
+                several stores, to be read as one.
+            verify: True checks every byte now, False each block when it is first read, and None
+                chooses True up to 64 MiB. ``store.verify()`` checks the rest.
+            shards: ``"by-rank"``: each rank of a job reads its own whole shards, and the others
+                need not be on its host; plans still cover all. Requires a folder with a list of
+                shards, as written by ``StoreWriter(...).finish(merged=False)``.
 
         Raises:
-            FileNotFoundError: there is no store.
-            StoreCorrupt: another format or version, a missing or shortened file, a wrong checksum,
-                or arrays that do not fit together; the message names shard, file, array and graph.
-            BadGraph: shards have other fields than the first.
-            ValueError: shards by rank of what has no list of shards.
+            FileNotFoundError: if there is no store.
+            StoreCorrupt: for another format or version, a missing or truncated file, a wrong
+                checksum, or arrays that do not fit together; the message names the shard, file,
+                array and graph.
+            BadGraph: if a shard's fields differ from those of the first.
+            ValueError: if ``shards`` is given for a folder without a list of shards.
         """
         place = (
             Path(folder).expanduser()
@@ -141,18 +142,20 @@ class GraphStore(GraphColumns):
         pointers: bool = True,
         budget: MemoryBudget | None = None,
     ) -> DeviceStore:
-        """The graphs on a device in compact types, so that only ids of batches cross the bus; see
-        :mod:`staticgraph.store.on_device`.
+        """Copies the graphs to a device, so that only the ids of a batch cross the bus.
+
+        They are kept in compact dtypes; see :mod:`staticgraph.store.on_device`.
 
         Args:
-            device: a torch device or its name, the CPU too.
-            pointers: keep what batches need for ``StaticLoader(pointers=True)``.
-            budget: the cap; what the device has for this process, where None.
+            device: a torch device or its name; the CPU is allowed.
+            pointers: also move the arrays that batches need for ``StaticLoader(pointers=True)``.
+            budget: the memory cap; None for the memory available to this process on the device.
 
         Raises:
-            BudgetExceeded: they take more than the cap leaves; the message has every array's bytes.
-            ValueError: the data set has axes or index fields of its own, or there is no such
-                device.
+            BudgetExceeded: if they need more than the cap leaves; the message lists the bytes of
+                every array.
+            ValueError: if the data set has axes or index fields of its own, or the device does not
+                exist.
         """
         from staticgraph.store.on_device import move
 
@@ -160,5 +163,7 @@ class GraphStore(GraphColumns):
 
 
 class ShardedStore(Sharded, GraphStore):
-    """A :class:`GraphStore` in several folders; :meth:`GraphStore.load` gives one. See
-    :mod:`staticgraph.store.sharded`."""
+    """A :class:`GraphStore` in several folders, as returned by :meth:`GraphStore.load`.
+
+    See :mod:`staticgraph.store.sharded`.
+    """

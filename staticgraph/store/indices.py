@@ -1,9 +1,9 @@
-"""Index fields: values that count rows of their graph, checked and kept in step with the edges.
+"""Index fields: values that refer to rows of their graph.
 
-A batch adds to each value what stood before its graph (PyG's ``__inc__``), so a value outside the
-rows that it counts would point into a neighbour, in silence. It is refused when a store is built,
-with the graph's name. Edges are sorted by destination then: values that count edges are renumbered
-with them, and a graph that is read back gets its first numbers again.
+A batch adds to each value the number of rows before its graph (PyG's ``__inc__``), so an
+out-of-range value would silently point into another graph. Such values are rejected when a store is
+built, with an error that names the graph. Values that refer to edges are renumbered when edges are
+sorted by destination; a graph that is read back has its original values.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Offsets = Mapping[str, IntArray]
 
 
 def graph_of_row(field: Field, offsets: Offsets, graphs: int) -> IntArray:
-    """``[rows]`` the graph of each row of a field's column."""
+    """Returns ``[rows]``: the graph of each row of a field's column."""
     counts = rows_a_graph(field, offsets, graphs)
     return np.repeat(np.arange(graphs, dtype=np.int64), counts)
 
 
 def rows_a_graph(field: Field, offsets: Offsets, graphs: int) -> IntArray:
-    """``[n]`` rows of a field in each graph."""
+    """Returns ``[n]``: the number of rows of a field in each graph."""
     if field.level == "graph":
         return np.full(graphs, field.rows, np.int64)
     return np.diff(offsets[field.level])
 
 
 def counted(field: Field) -> list[tuple[int, str]]:
-    """Each scalar of a row that counts something: its place, and the level that it counts."""
+    """Returns the position and the level of each scalar of a row that is an index into a level."""
     levels = field.counts * field.width if len(field.counts) == 1 else field.counts
     return [(place, level) for place, level in enumerate(levels) if level]
 
@@ -43,10 +43,11 @@ def counted(field: Field) -> list[tuple[int, str]]:
 def check_indices(
     schema: Schema, columns: Mapping[str, Array], offsets: Offsets, graphs: int
 ) -> None:
-    """Refuses a value outside the rows that it counts.
+    """Rejects index values that are out of range.
 
     Raises:
-        BadGraph: the message names the graph, the field and the value.
+        BadGraph: if a value is out of range or a field is not integral; the message names the field
+            and, for a value, its graph.
     """
     for field in schema:
         if not field.counts:
@@ -65,11 +66,11 @@ def check_indices(
 
 
 class Outside(NamedTuple):
-    """A value of an index field that no row of its graph answers to.
+    """An out-of-range value of an index field.
 
     Attributes:
-        graph: its number.
-        words: what is wrong with it.
+        graph: the graph's index.
+        words: the description of the error.
     """
 
     graph: int
@@ -77,13 +78,13 @@ class Outside(NamedTuple):
 
 
 def first_outside(field: Field, column: Array, offsets: Offsets, graphs: int) -> Outside | None:
-    """The first value outside the rows that it counts; None where all are inside.
+    """Returns the first out-of-range value of an index field; None if there is none.
 
     Args:
-        field: an index.
-        column: ``[rows, *shape]`` whole numbers.
-        offsets: ``[n + 1]`` of each level that it counts.
-        graphs: how many.
+        field: an index field.
+        column: ``[rows, *shape]`` integers.
+        offsets: ``[n + 1]`` for each level that the field indexes, and for its own level.
+        graphs: the number of graphs.
     """
     flat = column.reshape(-1, field.width)
     owner = graph_of_row(field, offsets, graphs)
@@ -110,8 +111,11 @@ def renumbered(
     level: str,
     order: IntArray,
 ) -> dict[str, Array]:
-    """The columns after the rows of ``level`` were put in ``order`` (positions among all rows):
-    rows moved where they belong to it, values renumbered where they count it."""
+    """Returns the columns after permuting ``level`` by ``order`` (positions among all rows).
+
+    Fields on the level have their rows moved; fields that index the level have their values
+    renumbered.
+    """
     now = np.empty_like(order)
     now[order] = np.arange(len(order))
     first = offsets[level][:-1]
@@ -135,8 +139,11 @@ def renumbered(
 def sort_types(
     schema: Schema, columns: Mapping[str, Array], offsets: Offsets, graphs: int
 ) -> tuple[dict[str, Array], dict[str, IntArray]]:
-    """The edges of each type, or of a bipartite graph, by destination, and where each stood before,
-    as positions among all of its level; what was in order already is left out."""
+    """Sorts the edges of each type, or of a bipartite graph, by destination.
+
+    Returns the columns, and for each level that was not sorted already the original position of
+    each edge among all edges of the level.
+    """
     sorted_columns, origins = dict(columns), {}
     for level, index in schema.edge_fields:
         field = schema[index]
@@ -149,7 +156,7 @@ def sort_types(
 
 
 def with_first_numbers(values: Array, field: Field, level: str, origin: Array) -> Array:
-    """One graph's rows with values that count ``level`` numbered as before the sort."""
+    """Returns one graph's rows with the indices into ``level`` numbered as before the sort."""
     places = [place for place, of in counted(field) if of == level]
     if not places:
         return values
@@ -160,7 +167,7 @@ def with_first_numbers(values: Array, field: Field, level: str, origin: Array) -
 
 
 def as_tensor_shape(rows: Array, field: Field) -> Any:
-    """Rows first -> the tensor that PyG has, with its rows where ``__cat_dim__`` puts them."""
+    """Moves the row dimension from the front to where ``__cat_dim__`` puts it in PyG's tensor."""
     if field.cat_dim is None:
         return rows.reshape(field.shape)
     return np.ascontiguousarray(np.moveaxis(rows, 0, field.cat_dim))

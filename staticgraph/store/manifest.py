@@ -1,3 +1,3 @@
-"""The name of the file that makes a folder a store, for whoever does not read it."""
+"""The name of the file that marks a folder as a store, for modules that do not read it."""
 
 MANIFEST = "manifest.json"

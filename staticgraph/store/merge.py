@@ -1,9 +1,9 @@
-"""Several stores, one after the other, as one store on disk, in the memory of one of them.
+"""Concatenates several stores into one store on disk, with the memory needed for one of them.
 
-Arrays of features, edges and permutations follow one another; offsets and row pointers are counted
-on. What each part kept in the fewest bytes that its own values need is widened to what all need.
-The invariant: the folder is what ``GraphStore.from_pyg`` of all graphs would have saved, array by
-array, and it appears whole or not at all.
+Arrays of features, edges and permutations are concatenated; offsets and row pointers continue from
+part to part. Each part keeps an array in the narrowest dtype for its own values; it is widened to
+the dtype that all parts need. Invariant: the folder is what ``GraphStore.from_pyg`` of all graphs
+would have saved, array by array, and it appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from staticgraph.store import files
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns
 
-# Gives one part; asked for again in each round, so that one is open at a time.
+# Opens one part; called again in each pass, so that only one part is open at a time.
 Part = Callable[[], GraphColumns]
 
 
@@ -36,19 +36,19 @@ def merge(
     splits: Mapping[str, Array] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes ``folder``.
+    """Writes the concatenation of all parts to ``folder``.
 
     Args:
-        parts: in their order; at least one.
-        folder: made where it is missing.
-        name: what messages call the store.
-        splits: named lists of graph numbers, counted over all parts; those of parts are left out.
-        overwrite: replace a store that stands there.
+        parts: the parts in order; at least one.
+        folder: the target folder; created if missing.
+        name: the store's name in messages.
+        splits: named lists of graph indices over all parts; the parts' own splits are dropped.
+        overwrite: replace an existing store.
 
     Raises:
-        BadGraph: parts have other fields than the first.
+        BadGraph: if a part's fields differ from those of the first.
         FileExistsError: see :func:`staticgraph.store.files.save`.
-        StoreCorrupt: a part is damaged.
+        StoreCorrupt: if a part is damaged.
     """
     survey = Survey(parts)
     own = checked_splits(splits or {}, survey.graphs, name)
@@ -66,24 +66,24 @@ def merge(
 
 
 OFFSETS = "offsets."
-# Where each begins, one number more than there are: counted on from part to part.
+# Offsets, one more entry than rows: these continue from part to part.
 _COUNTED_ON = ("node_offsets", "edge_offsets", "row_ptr", OFFSETS, "object_ends.")
 
 
 class Survey:
-    """What the parts are together, read off their sizes and dtypes.
+    """The schema, length and dtypes of the concatenation of several parts.
 
     Args:
-        parts: in their order; at least one.
-        verify: compare every part with its checksums first.
+        parts: the parts in order; at least one.
+        verify: check every part against its checksums first.
 
     Attributes:
-        graphs: of all parts.
-        schema: the fields of all.
-        names: of all arrays but splits.
+        graphs: the number of graphs in all parts.
+        schema: the schema of all parts.
+        names: the names of all arrays except splits.
 
     Raises:
-        BadGraph: parts have other fields, or other objects on the host, than the first.
+        BadGraph: if a part's fields or host objects differ from those of the first.
     """
 
     graphs: int
@@ -120,7 +120,7 @@ class Survey:
         self.names: list[str] = [
             name
             for name in self._dtypes
-            if self._lengths[name] or not name.startswith("origins.")  # none: all were sorted
+            if self._lengths[name] or not name.startswith("origins.")  # empty: all were sorted
         ]
         if self._lengths["row_ptr"]:
             self._dtypes["row_ptr"] = {np.dtype(pointer_dtype(edges))}
@@ -132,11 +132,11 @@ class Survey:
         return found
 
     def widest(self, name: str) -> np.dtype:
-        """One that holds every part's dtype; no value is read."""
+        """Returns a dtype that holds every part's dtype, without reading values."""
         return _common(self._dtypes[name])
 
     def dtype(self, name: str) -> np.dtype:
-        """The smallest that holds every part's values."""
+        """Returns the smallest dtype that holds every part's values."""
         dtypes = self._dtypes[name]
         if {np.dtype(np.int16), np.dtype(np.uint16)} <= dtypes and not self._negative(name):
             dtypes = dtypes - {np.dtype(np.int16)}
@@ -150,7 +150,7 @@ class Survey:
         )
 
     def pieces(self, name: str) -> Iterator[Array]:
-        """The array, a part at a time."""
+        """Yields the concatenated array, one part at a time."""
         base, last = 0, len(self._parts) - 1
         origin = name == "edge_origin" or name.startswith("origins.")
         for number, part in enumerate(self._parts):
@@ -158,7 +158,7 @@ class Survey:
             array = self._arrays(store)[name]
             if name.startswith(_COUNTED_ON):
                 if not len(array):
-                    continue  # where nodes have types there are no row pointers
+                    continue  # heterogeneous data has no row pointers
                 step = int(array[-1])
                 counted = array.astype(np.int64) + base
                 yield counted if number == last else counted[:-1]
@@ -173,16 +173,19 @@ class Survey:
 
 
 def _common(dtypes: set[np.dtype]) -> np.dtype:
-    """One that holds them all. Beside uint64, which alone goes beyond int64, columns in narrower
-    signed dtypes are of a field of uint64, too, and NumPy's answer, float64, would round them."""
+    """Returns a dtype that holds them all.
+
+    If one part needs uint64, the narrower signed columns of other parts belong to the same uint64
+    field; NumPy's promotion to float64 would round them.
+    """
     return np.dtype(np.uint64) if np.dtype(np.uint64) in dtypes else np.result_type(*dtypes)
 
 
 def _joined(first: Schema, other: Schema, number: int) -> Schema:
-    """The fields of both, which must be the same.
+    """Joins two schemas, which must have the same fields.
 
     Raises:
-        BadGraph: they are not.
+        BadGraph: if they do not.
     """
     ours, theirs = ({field.name: field for field in each} for each in (first, other))
     axes = [tuple(axis.name for axis in each.axes) for each in (first, other)]
@@ -208,7 +211,7 @@ def _joined(first: Schema, other: Schema, number: int) -> Schema:
 
 
 def _meaning(field: Field) -> tuple[object, ...]:
-    """What of a field is alike in all parts."""
+    """Returns the properties of a field that all parts must share."""
     return *field.layout, field.classes
 
 
@@ -218,7 +221,7 @@ def _said(name: str, ours: Field | None, theirs: Field | None) -> str:
 
 
 def _written(scratch: Path, name: str, dtype: np.dtype, pieces: Iterator[Array]) -> Array:
-    """An ``.npy`` file of all pieces, whose length is known only at the end; mapped."""
+    """Writes all pieces to an ``.npy`` file, whose length is known only at the end, and maps it."""
     path = scratch / files.file_of(name)
     rows, shape = 0, ()
     with path.open("w+b") as file:
@@ -229,13 +232,13 @@ def _written(scratch: Path, name: str, dtype: np.dtype, pieces: Iterator[Array])
                 begin = _head(file, dtype, (0, *shape))
             rows += len(piece)
             np.ascontiguousarray(piece, dtype=dtype).tofile(file)
-        # NumPy leaves room in a header for a first axis that grows.
+        # NumPy leaves room in the header for a growing first dimension.
         assert _head(file, dtype, (rows, *shape)) == begin, "the header has outgrown its place"
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def _head(file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> int:
-    """Writes the header at the beginning; where it ends."""
+    """Writes the header at the start of the file and returns where it ends."""
     file.seek(0)
     header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)

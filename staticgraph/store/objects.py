@@ -1,10 +1,10 @@
-"""Strings and other small objects of graphs, which stay on the host.
+"""Strings and other small objects per graph, which stay on the host.
 
-A SMILES string, an identifier, a list of atom names: no tensor holds them, and a batch of PyG has
-them as a list, one entry per graph. Here a name's objects are one column of JSON text with offsets,
-so that a store keeps them in its folder, mapped, and nothing is unpickled. What JSON cannot give
-back as it was is no such column; tuples come back as lists. No step computes with them, so they
-are no part of a schema, a plan or a compiled step.
+A SMILES string, an identifier or a list of atom names does not fit in a tensor; a PyG batch holds
+them as a list, one entry per graph. Here all objects of one name are a column of JSON text with
+offsets, so that a store keeps them in its folder, memory-mapped, and nothing is unpickled. Objects
+that do not survive a round trip through JSON cannot be stored, except that tuples come back as
+lists. No step computes with objects, so they are not part of a schema, a plan or a compiled step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from staticgraph.store.columns import Array
 
 
 class ObjectColumn(NamedTuple):
-    """One object per graph.
+    """A column of objects, one per graph.
 
     Attributes:
-        text: ``[bytes]`` uint8, JSON in UTF-8, one after the other.
-        ends: ``[n + 1]`` int64, where each begins, and where the last ends.
+        text: ``[bytes]`` uint8, the objects as JSON in UTF-8, concatenated.
+        ends: ``[n + 1]`` int64, where each object begins, and where the last one ends.
     """
 
     text: Array
@@ -32,7 +32,7 @@ class ObjectColumn(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[Any]) -> ObjectColumn | None:
-        """The column of these objects, one per graph; None where JSON does not give them back."""
+        """Builds a column, one object per graph; None if JSON cannot represent one exactly."""
         pieces = []
         for value in values:
             plain = _without_tuples(value)
@@ -47,7 +47,7 @@ class ObjectColumn(NamedTuple):
         return cls(np.frombuffer(b"".join(pieces), np.uint8), ends)
 
     def at(self, graph: int) -> Any:
-        """The object of one graph."""
+        """Returns the object of one graph."""
         return json.loads(self.text[int(self.ends[graph]) : int(self.ends[graph + 1])].tobytes())
 
     @property
@@ -57,11 +57,11 @@ class ObjectColumn(NamedTuple):
 
 
 class ObjectsOf(Mapping[str, list[Any]]):
-    """The objects of some graphs by name, each a list in the graphs' order, read when asked for.
+    """The objects of some graphs by name, each a list in the graphs' order, read lazily.
 
     Args:
-        columns: of a store.
-        graphs: positions in it.
+        columns: the object columns of a store.
+        graphs: indices of graphs in it.
     """
 
     __slots__ = ("_columns", "_graphs")

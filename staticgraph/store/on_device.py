@@ -1,18 +1,17 @@
-"""A data set on a device in the fewest bytes that keep it exact, so that ids alone cross a bus.
+"""A data set on a device in a compact, exact encoding, so that only graph ids cross the bus.
 
-The problem: a recorded step waits for its batch, and a batch is made of bytes that the host copied
-and the bus carried, epoch after epoch the same bytes in another order. The idea: a set of small
-graphs in compact types is small itself (OGB's molhiv takes some 25 MB), so it is moved to the
-device once, and what a batch consists of is said by the positions of its graphs alone.
+Problem: a recorded step waits for its batch, and in every epoch the host copies and the bus
+transfers the same bytes in another order. Idea: a data set of small graphs in compact dtypes is
+small (OGB's molhiv takes some 25 MB), so it is moved to the device once, and a batch is then
+specified by the indices of its graphs alone.
 
-What is kept differs from :class:`GraphStore` only in types: whole numbers, offsets too, take the
-narrowest signed type or uint8, rows of several zeros and ones (one-hot features, masks) are packed
-into bits, floats that are small whole numbers or NaN (labels of which some are missing) are int8,
-row pointers count within their graph. The invariant:
-:meth:`DeviceStore.decoded` gives the host's arrays back, bit for bit. It is decided before anything
-is moved whether the set fits its budget.
+The encoding differs from :class:`GraphStore` only in dtypes: integers, including offsets, take the
+narrowest signed type or uint8; rows of several zeros and ones (one-hot features, masks) are packed
+into bits; floats that are small whole numbers or NaN (labels with missing values) are int8; row
+pointers count within their graph. Invariant: :meth:`DeviceStore.decoded` returns the host's arrays
+bit for bit. Whether the data set fits its budget is decided before anything is moved.
 
-What it does not do: collate (:mod:`staticgraph.kernels.collate`), or choose batches.
+This module does not collate (:mod:`staticgraph.kernels.collate`) or choose batches.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
 
-# The arrays of a store that are not fields, in the order in which collation takes them.
+# The arrays of a store that are not fields, in the order in which collation expects them.
 STRUCTURE = ("node_offsets", "edge_offsets", "edge_src", "edge_dst")
-# Signed types and uint8: torch and Triton have arithmetic for these everywhere.
+# Signed types and uint8: torch and Triton support arithmetic on these everywhere.
 NARROW = (np.uint8, np.int8, np.int16, np.int32, np.int64)
-# How a column is kept: its values; rows as bits, eight to a byte, lowest first; floats as int8.
+# How a column is encoded: plain values; rows as bits, eight per byte, lowest first; floats as int8.
 PLAIN, BITS, LABELS = range(3)
 # Stands for NaN among floats kept as int8; the others go from -127 to 127.
 MISSING = -128
@@ -49,7 +48,7 @@ UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 
 
 class Encoded(NamedTuple):
-    """A field as a device keeps it, still on the host."""
+    """A field in its device encoding, still on the host."""
 
     values: Array
     kind: int = PLAIN
@@ -65,13 +64,15 @@ class DeviceColumn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DeviceStore:
-    """What :meth:`GraphStore.to` gives. A :class:`StaticLoader` takes it as it takes a store.
+    """A data set on a device, as returned by :meth:`GraphStore.to`.
+
+    A :class:`StaticLoader` accepts it in place of a store.
 
     Attributes:
-        host: the store that it was made of; sizes, splits and single graphs are read there.
-        structure: offsets ``[n + 1]``, sources and destinations ``[sum e]`` within their graph; and
-            with pointers, counted within their graph too, ``row_ptr`` and ``col_ptr`` ``[sum n]``
-            and ``transpose`` ``[sum e]``.
+        host: the store that it was made from; sizes, splits and single graphs are read there.
+        structure: offsets ``[n + 1]``; sources and destinations ``[sum e]``, numbered within their
+            graph; and with pointers, also numbered within their graph, ``row_ptr`` and ``col_ptr``
+            ``[sum n]`` and ``transpose`` ``[sum e]``.
         columns: the fields.
     """
 
@@ -81,17 +82,17 @@ class DeviceStore:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of its tensors."""
         return self.structure["edge_src"].device
 
     @property
     def pointers(self) -> bool:
-        """Whether it can give batches their row pointers."""
+        """Whether it holds the arrays for the row pointers of batches."""
         return "row_ptr" in self.structure
 
     @property
     def schema(self) -> Schema:
-        """The fields and the dtypes a model sees."""
+        """The fields and the dtypes that a model sees."""
         return self.host.schema
 
     @property
@@ -106,12 +107,12 @@ class DeviceStore:
 
     @property
     def splits(self) -> Mapping[str, IntArray]:
-        """Named lists of graph numbers."""
+        """Named lists of graph indices."""
         return self.host.splits
 
     @property
     def name(self) -> str:
-        """What error messages call it."""
+        """The name used in error messages."""
         return self.host.name
 
     def __len__(self) -> int:
@@ -126,8 +127,11 @@ class DeviceStore:
         return [*self.structure.values(), *(column.values for column in self.columns.values())]
 
     def decoded(self) -> dict[str, Array]:
-        """The host's arrays, read back: structure as int64, fields in the dtype that a model sees;
-        ``row_ptr`` and ``transpose`` where they were moved."""
+        """Reads all arrays back to the host and decodes them.
+
+        Structure is int64; fields have the dtype that a model sees. ``row_ptr``, ``col_ptr`` and
+        ``transpose`` are included if they were moved.
+        """
         arrays = {
             name: tensor.cpu().numpy().astype(np.int64) for name, tensor in self.structure.items()
         }
@@ -169,11 +173,11 @@ def move(
     pointers: bool = True,
     budget: MemoryBudget | None = None,
 ) -> DeviceStore:
-    """A store on a device; see :meth:`GraphStore.to`.
+    """Moves a store to a device; see :meth:`GraphStore.to`.
 
     Raises:
-        BudgetExceeded: it takes more than the budget leaves; nothing was moved.
-        ValueError: the store has axes or index fields of its own, or there is no such device.
+        BudgetExceeded: if it takes more than the budget leaves; nothing was moved.
+        ValueError: if the store has axes or index fields of its own, or the device does not exist.
     """
     device = require_there(torch.device(device))
     structure, columns = encoded(store, pointers)
@@ -190,16 +194,16 @@ def move(
 
 
 def fits(store: GraphColumns, device: str | torch.device, share: float, pointers: bool) -> bool:
-    """Whether a store takes at most this share of what a device has for this process."""
+    """Returns whether a store takes at most this share of a device's memory for this process."""
     structure, columns = encoded(store, pointers)
     return _total(structure, columns) <= share * MemoryBudget.of_device(device).max_bytes
 
 
 def encoded(store: GraphColumns, pointers: bool) -> tuple[dict[str, Array], dict[str, Encoded]]:
-    """The arrays as a device keeps them, still on the host: structure and columns.
+    """Returns structure and columns in their device encoding, still on the host.
 
     Raises:
-        ValueError: the store has axes or index fields of its own.
+        ValueError: if the store has axes or index fields of its own.
     """
     if odd := _odd(store):
         raise ValueError(
@@ -219,7 +223,7 @@ def encoded(store: GraphColumns, pointers: bool) -> tuple[dict[str, Array], dict
 
 
 def is_simple(store: GraphColumns) -> bool:
-    """Whether a store has no axes or index fields of its own, so that a device can collate it."""
+    """Returns whether a device can collate a store: it has no axes or index fields of its own."""
     return not _odd(store)
 
 
@@ -229,7 +233,7 @@ def _odd(store: GraphColumns) -> list[str]:
 
 
 def _width(field: Field) -> int:
-    """Scalars that a batch copies at once: those of a graph, where a graph has several rows."""
+    """Returns how many scalars a batch copies at once: a row's, or all of a graph's rows."""
     return field.width * (field.rows if field.level == "graph" else 1)
 
 
@@ -254,7 +258,7 @@ def _column(field: Field, column: Array) -> Encoded:
 
 
 def _labels(rows: Array) -> Array | None:
-    """Floats as int8 with :data:`MISSING` for NaN, where that keeps every bit of them."""
+    """Encodes floats as int8 with :data:`MISSING` for NaN; None if that loses any bit."""
     missing = np.isnan(rows)
     whole = np.where(missing, 0, rows)
     if not (np.abs(whole) < -MISSING).all():
@@ -266,24 +270,24 @@ def _labels(rows: Array) -> Array | None:
 
 
 def _narrow(array: Array) -> Array:
-    """The same whole numbers in the narrowest of :data:`NARROW`, never without a row."""
+    """Returns integers in the narrowest dtype of :data:`NARROW`, with at least one row."""
     low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
     for dtype in NARROW:
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return _at_least_one(array.astype(dtype, copy=False))
-    return _at_least_one(array.view(np.int64))  # uint64 above all of them: the same bits
+    return _at_least_one(array.view(np.int64))  # uint64 values beyond int64: the same bits
 
 
 def _at_least_one(array: Array) -> Array:
-    """A masked lookup still names a row, so there must be one."""
+    """Returns an array with at least one row, since even a masked lookup addresses a row."""
     if not len(array):
         array = np.zeros((1, *array.shape[1:]), array.dtype)
-    # torch shares no memory with an array that must not be written (a mapped file).
+    # torch warns about read-only arrays (mapped files), so these are copied.
     return np.ascontiguousarray(array) if array.flags.writeable else np.array(array, order="C")
 
 
 def _first_by_source(store: GraphColumns) -> IntArray:
-    """``[sum n]``: among its graph's edges sorted by source, where each node's begin."""
+    """Returns ``[sum n]``: where each node's edges begin in its graph, sorted by source."""
     found = np.empty(int(store.node_offsets[-1]), dtype=np.int64)
     _count_sources(store.edge_src, store.node_offsets, store.edge_offsets, found)
     return found

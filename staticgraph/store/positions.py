@@ -1,4 +1,4 @@
-"""Which graphs are meant: a number, a slice, numbers, or a mask, as PyG's data sets take them."""
+"""Selections of graphs: an index, a slice, indices or a mask, as in PyG's data sets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from staticgraph.text.how_many import how_many
 
 
 def one_graph(which: object, total: int) -> int | None:
-    """The graph that a single number means, counted from the end where it is negative; None for
-    what may mean several.
+    """Returns the graph that a single index selects; None if the selection may contain several.
+
+    A negative index counts from the end.
 
     Raises:
-        IndexError: there is no graph of that number.
+        IndexError: if the index is out of range.
     """
     if getattr(which, "ndim", 0):
         return None
@@ -32,19 +33,19 @@ def one_graph(which: object, total: int) -> int | None:
 
 
 def several_graphs(which: object, total: int) -> IntArray:
-    """The graphs that a slice, numbers or a mask mean.
+    """Returns the graphs that a slice, indices or a mask select.
 
     Args:
-        which: ``[n]`` numbers, negative ones counted from the end, or ``[total]`` bool; an iterator
-            or a set of numbers, too.
-        total: how many graphs there are.
+        which: a slice; ``[n]`` indices, where negative ones count from the end; an iterator or set
+            of indices; or ``[total]`` bool.
+        total: the number of graphs.
 
     Returns:
-        ``[n]`` int64, in their order.
+        ``[n]`` int64, in the given order.
 
     Raises:
-        IndexError: there is no graph of a number, or a mask is for another number of graphs.
-        ValueError: a number is not whole.
+        IndexError: if an index is out of range, or a mask has the wrong length.
+        ValueError: if an index is not a whole number.
     """
     if isinstance(which, slice):
         return np.arange(total, dtype=np.int64)[which]

@@ -1,6 +1,6 @@
-"""The random states of a process: torch's on the CPU, NumPy's and Python's, kept and seeded.
+"""Saves, seeds and restores the random states of torch (CPU), NumPy and Python.
 
-Transforms of PyG draw from all three.
+PyG's transforms draw from all three.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 @contextmanager
 def kept_random_states(seed: int | None = None) -> Iterator[None]:
-    """Afterwards all three are what they were.
+    """Restores all three random states at the end of the block.
 
     Args:
-        seed: inside, all three begin with it; they go on as they were where None.
+        seed: seeds all three at the start of the block; None leaves them as they are.
     """
     torch_state, python_state = torch.get_rng_state(), random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002 - transforms draw from this one

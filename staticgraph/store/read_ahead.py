@@ -1,8 +1,8 @@
-"""Telling the system which rows of a mapped array will be read soon.
+"""Tells the operating system which rows of a mapped array will be read soon.
 
-A batch out of a mapped store reads a page here and there, and waits for each that is not in memory.
-Where it is known what comes next, the system is asked to fetch it in one go and behind the back.
-Advice only: nothing depends on it but time.
+A batch from a mapped store reads scattered pages and waits for each that is not in memory. If the
+next rows are known, the system is advised to fetch them together in the background. This is advice
+only: it affects speed, never results.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from staticgraph.store.sharded import Sharded
 
 
 def read_ahead(store: GraphColumns, first: int, last: int) -> int:
-    """Asks for the rows of graphs ``first`` to ``last``, less one.
+    """Requests the rows of graphs ``first`` to ``last - 1``.
 
     Returns:
-        The bytes asked for; 0 of a store in main memory.
+        The number of bytes requested; 0 for a store in main memory.
     """
     if isinstance(store, Sharded):
         return sum(
@@ -39,7 +39,7 @@ def read_ahead(store: GraphColumns, first: int, last: int) -> int:
 def _asked(array: Array, rows: slice) -> int:
     if not isinstance(array, np.memmap) or not len(array) or not hasattr(mmap, "MADV_WILLNEED"):
         return 0
-    held = array._mmap  # type: ignore[attr-defined]  # NumPy's own, which has no other name
+    held = array._mmap  # type: ignore[attr-defined]  # NumPy's mapping has no public name
     row_bytes = array.nbytes // len(array)
     begin = array.offset % mmap.ALLOCATIONGRANULARITY + rows.start * row_bytes
     length = (rows.stop - rows.start) * row_bytes

@@ -1,4 +1,4 @@
-"""Stretches of a store as stores of their own: slices of its columns, nothing copied or widened."""
+"""Runs of consecutive graphs as stores: slices of the columns, not copied or widened."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from staticgraph.store.sharded import Sharded
 def slices(
     store: GraphColumns, graphs: int, first: int = 0, last: int | None = None
 ) -> Iterator[GraphColumns]:
-    """Graphs ``first`` to ``last``, less one, in stretches of at most so many, each compared with
-    its checksums first; of a store in shards none reaches over the end of one."""
+    """Yields graphs ``first`` to ``last - 1`` in runs of at most ``graphs``.
+
+    Each run is checked against its checksums first. For a store in shards, no run crosses the end
+    of a shard.
+    """
     last = len(store) if last is None else last
     if isinstance(store, Sharded):
         for begin, shard in store.opened(first, last):
@@ -31,19 +34,19 @@ def slices(
 
 
 def stretch(store: GraphColumns, first: int, last: int) -> GraphColumns:
-    """Graphs ``first`` to ``last``, less one, of a store in one piece."""
+    """Returns graphs ``first`` to ``last - 1`` of a store in one piece, as a store."""
 
     def bounds(level: str) -> IntArray:
-        """``[last - first + 1]`` where the rows of each graph begin."""
+        """Returns ``[last - first + 1]``: where the rows of each graph begin."""
         return np.asarray(store.offsets_of(level)[first : last + 1])
 
     def rows(level: str) -> slice:
-        """The rows of all of these graphs."""
+        """Returns the rows of all of these graphs."""
         begins = bounds(level)
         return slice(int(begins[0]), int(begins[-1]))
 
     def rows_of(array: Array, level: str) -> Array:
-        """The array's part with these graphs; an empty one as it is."""
+        """Returns the part of an array with these graphs; an empty array is returned as it is."""
         return array[rows(level)] if len(array) else array
 
     schema, edges = store.schema, rows("edge")

@@ -1,10 +1,10 @@
-"""Which folders one store stands in, in which order.
+"""The ordered list of the folders (shards) that make up one store.
 
-Said by a list of folders; by the parts of a writer that has not finished; or by a folder with a
-list of its own (``manifest.json`` of the format :data:`FORMAT`), which has the sizes of all graphs,
-too, so that it opens at once, and shards that are not on this machine are planned with. The
-invariant: a list is what was written, with every shard's digest in it, or it is refused by name.
-Who opens the folders: :mod:`staticgraph.store.shards`.
+The list comes from a sequence of folders, from the parts of an unfinished writer, or from a folder
+with a list of its own (``manifest.json`` with format :data:`FORMAT`). The last also holds the sizes
+of all graphs, so that it opens at once and plans can include shards that are not on this machine.
+Invariant: a list is what was written, including every shard's digest, or it is rejected with an
+error that names it. The folders are opened by :mod:`staticgraph.store.shards`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ PART = re.compile(r"(\d{5})-(\d{7})")
 
 
 class Shard(NamedTuple):
-    """One folder.
+    """One shard: a folder with a store.
 
     Attributes:
-        folder: where it is, or would be.
-        graphs: in it.
-        nbytes: of all of its files but the manifest.
-        digest: of its manifest.
+        folder: its path; the folder may be missing on this machine.
+        graphs: the number of graphs in it.
+        nbytes: the bytes of all of its files except the manifest.
+        digest: the digest of its manifest.
     """
 
     folder: Path
@@ -57,16 +57,16 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ShardList:
-    """What is known of all shards without opening any.
+    """What is known about all shards without opening any of them.
 
     Attributes:
-        shards: in their order.
-        schema: of all graphs.
-        name: what messages call the store.
-        sizes: ``[n, C]`` in a narrow dtype, nodes, edges and the rows of each axis.
-        dtypes: of each array, one that holds every shard's.
-        objects: names of what stays on the host.
-        splits: named lists of graph numbers, counted over all shards.
+        shards: the shards in order.
+        schema: the schema of all graphs.
+        name: the store's name in messages.
+        sizes: ``[n, C]`` in a narrow dtype: nodes, edges and the rows of each axis.
+        dtypes: for each array, a dtype that holds the values of every shard.
+        objects: the names of the host objects.
+        splits: named lists of graph indices over all shards.
     """
 
     shards: tuple[Shard, ...]
@@ -79,19 +79,19 @@ class ShardList:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all shards on disk."""
+        """Bytes of all shards on disk, without their manifests."""
         return sum(shard.nbytes for shard in self.shards)
 
 
 def listed(folder: Path | Sequence[Path]) -> ShardList | None:
-    """The shards at a place; None where one store stands there, or nothing.
+    """Returns the shards at a path; None if it holds a single store, or nothing.
 
     Args:
-        folder: of a list, of a writer's parts, or folders of stores in their order.
+        folder: a folder with a list, a writer's ``.parts`` folder, or a sequence of store folders.
 
     Raises:
-        StoreCorrupt: the list is not what was written.
-        BadGraph: shards have other fields than the first, or there is none.
+        StoreCorrupt: if the list is not what was written.
+        BadGraph: if a shard's fields differ from those of the first, or the sequence is empty.
     """
     if not isinstance(folder, Path):
         return _surveyed(list(folder), "shards")
@@ -108,7 +108,7 @@ def listed(folder: Path | Sequence[Path]) -> ShardList | None:
 
 
 def _surveyed(folders: list[Path], name: str) -> ShardList:
-    """The list of folders that stand for themselves: each is opened once."""
+    """Builds the list from folders alone, opening each of them."""
     if not folders:
         raise BadGraph("no shard was given; a store needs at least one")
     for folder in folders:
@@ -117,7 +117,7 @@ def _surveyed(folders: list[Path], name: str) -> ShardList:
     objects: set[str] = set()
 
     def looked_at(folder: Path) -> GraphColumns:
-        """The store in a folder, unverified; its sizes and object names are kept."""
+        """Opens the store in a folder, unverified, and records its sizes and object names."""
         store = files.load(GraphColumns, folder, verify=False)
         sizes[folder] = store.narrow_sizes
         objects.update(store.objects)
@@ -141,11 +141,11 @@ def _surveyed(folders: list[Path], name: str) -> ShardList:
 
 
 def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:
-    """Makes a folder of parts one with a list: adds sizes, splits and, last, the manifest.
+    """Adds a list to a folder of parts: sizes, splits and, last, the manifest.
 
     Raises:
-        BadGraph: there is no part, or parts have other fields than the first.
-        StoreCorrupt: a part is damaged.
+        BadGraph: if there is no part, or a part's fields differ from those of the first.
+        StoreCorrupt: if a part is damaged.
     """
     paths = parts_in(folder)
     found = _surveyed(paths, name)
@@ -185,7 +185,7 @@ def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:
 
 
 def remove_list(folder: Path) -> None:
-    """Makes a folder with a list one of parts again, to which more may be added."""
+    """Removes the list from a folder of parts, so that more parts can be added."""
     if (folder / files.MANIFEST).exists():
         (folder / files.MANIFEST).unlink()
         for array in folder.glob("*.npy"):
@@ -196,7 +196,7 @@ def _read(root: Path) -> ShardList:
     path = root / files.MANIFEST
 
     def build(values: dict[str, Any]) -> ShardList:
-        """The list that the values of a manifest say."""
+        """Builds the list from the values of a manifest."""
         if values["version"] != VERSION:
             raise StoreCorrupt(
                 f"{path} says version {values['version']}; this library reads {FORMAT} version "
@@ -234,7 +234,7 @@ def _read(root: Path) -> ShardList:
 
 
 def _inside(root: Path, name: str) -> Path:
-    """A folder of the list, which stands beside it."""
+    """Returns the path of a listed shard, which is next to the list."""
     if not PART.fullmatch(name):
         raise StoreCorrupt(f"{root / files.MANIFEST} lists {name!r}, which is not a shard's name")
     return root / name
@@ -244,7 +244,7 @@ def _array(root: Path, name: str, told: Mapping[str, Any]) -> Array:
     path = root / files.file_of(name)
     try:
         array = np.load(path, allow_pickle=False)
-    except Exception as error:  # NumPy raises whatever a header happens to lead to
+    except Exception as error:  # the exception depends on the bytes
         raise StoreCorrupt(f"{path} is not an array ({error}); {REMEDY}") from None
     same = array.dtype.str == told["dtype"] and list(array.shape) == told["shape"]
     if not same or crc32_of_array(array) != told["crc32"]:
@@ -253,10 +253,10 @@ def _array(root: Path, name: str, told: Mapping[str, Any]) -> Array:
 
 
 def parts_in(folder: Path) -> list[Path]:
-    """The parts that a writer committed, by shard and number.
+    """Returns the parts that a writer committed, ordered by shard and number.
 
     Raises:
-        BadGraph: one is missing between others.
+        BadGraph: if a part is missing between others.
     """
     if not folder.is_dir():
         return []
@@ -276,7 +276,7 @@ def parts_in(folder: Path) -> list[Path]:
 
 
 def numbers_of(path: Path) -> tuple[int, int]:
-    """The shard and the number of a part."""
+    """Returns the shard and the number of a part."""
     match = PART.fullmatch(path.name)
     assert match is not None
     return int(match[1]), int(match[2])

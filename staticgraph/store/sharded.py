@@ -1,14 +1,14 @@
-"""Several stores, one after the other, read as one of all their graphs.
+"""Several stores read as one store of all their graphs.
 
-The problem: a store of more graphs than memory holds is written in shards, by several processes or
-on several hosts, and putting them together takes twice the disk. The idea: numbers of graphs are
-counted on from shard to shard; sizes of all graphs are in memory (4 bytes a molecule), a graph is
-read in its shard, a batch is gathered from the shards of its graphs
-(:mod:`staticgraph.store.gather`). Nothing else is read before it is used.
+Problem: a store of more graphs than memory holds is written in shards, by several processes or on
+several hosts, and merging them takes twice the disk space. Idea: graph indices continue from shard
+to shard; the sizes of all graphs are in memory (4 bytes per molecule); a graph is read from its
+shard, and a batch is gathered from the shards of its graphs (:mod:`staticgraph.store.gather`).
+Nothing else is read before it is used.
 
-Invariant: graphs, sizes, histogram, schema, batches and every array are those of one store of the
-same graphs, however they are divided. An array over all graphs (``store.columns["x"]``) is put
-together when it is asked for, in main memory.
+Invariant: graphs, sizes, histogram, schema, batches and every array equal those of one store of the
+same graphs, however they are divided. An array over all graphs (``store.columns["x"]``) is
+concatenated in main memory when it is accessed.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ V = TypeVar("V")
 
 
 class Sharded(GraphColumns):
-    """What a store in shards does otherwise than one in one folder.
+    """The methods that a store in shards overrides.
 
     Args:
         found: its shards.
         verify: as for :meth:`GraphStore.load`.
-        by_rank: shards may be missing here; each rank reads only its own.
+        by_rank: each rank reads only its own shards; others may be missing on this machine.
 
     Attributes:
-        shards: where they are.
+        shards: the list of shards.
         by_rank: whether a loader gives each rank the graphs of its own shards.
     """
 
@@ -72,7 +72,8 @@ class Sharded(GraphColumns):
             "_starts": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         }
         known["objects"] = {name: ObjectsOfShards(self, name) for name in found.objects}
-        # The arrays of a store in one folder are attributes of it; here __getattr__ makes them.
+        # A store in one folder has its arrays as attributes; here __getattr__ builds them on
+        # access.
         self.__dict__.update(known)
         check_whole(opened, found, by_rank)
         if verify or (verify is None and found.nbytes <= files.WHOLE_BYTES):
@@ -80,7 +81,7 @@ class Sharded(GraphColumns):
                 opened.compare(number)
 
     def __getattr__(self, name: str) -> Any:
-        """An array over all graphs, put together now."""
+        """Builds an array over all graphs on access."""
         if name in ("node_offsets", "edge_offsets"):
             return self._offsets(name == "edge_offsets")
         if name in ("edge_src", "edge_dst", "row_ptr", "transpose", "edge_origin"):
@@ -105,7 +106,7 @@ class Sharded(GraphColumns):
         return Survey(self._open.parts(), verify=False)
 
     def whole(self, name: str) -> Array:
-        """An array over all graphs by its name in :meth:`GraphColumns.arrays`, put together."""
+        """Concatenates an array over all shards, by its name in :meth:`GraphColumns.arrays`."""
         dtype, pieces = self._survey.dtype(name), list(self._survey.pieces(name))
         return np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.empty(0, dtype)
 
@@ -119,7 +120,7 @@ class Sharded(GraphColumns):
         return number, graph - int(self._starts[number])
 
     def _pieces(self, ids: IntArray) -> Iterator[tuple[int, IntArray, IntArray]]:
-        """Of each shard its number, the graphs in it, and their places among ``ids``."""
+        """Yields for each shard its number, its graphs, and their positions in ``ids``."""
         owners = np.searchsorted(self._starts, ids, side="right") - 1
         places = np.argsort(owners, kind="stable")
         sorted_owners = owners[places]
@@ -134,7 +135,7 @@ class Sharded(GraphColumns):
         return found, np.arange(len(ids))
 
     def _taken(self, ids: IntArray) -> TakenGraphs:
-        """These graphs, their shards held open; what reads them by address checks no bounds."""
+        """Returns graphs with their shards held open; checks ids, which reads by address do not."""
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
             raise IndexError(f"graph {ids[(ids < 0) | (ids >= len(self))][0]} of {len(self)}")
         owners = np.searchsorted(self._starts, ids, side="right") - 1
@@ -147,14 +148,13 @@ class Sharded(GraphColumns):
         return self._asked(number, lambda shard: shard[local])
 
     def opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
-        """Each shard with any of the graphs ``first`` to ``last``, less one, and where it begins,
-        one after the other."""
+        """Yields the shards of graphs ``first`` to ``last - 1``, each with its first index."""
         for number, begin in enumerate(self._starts[:-1].tolist()):
             if begin < last and self._starts[number + 1] > first:
                 yield begin, self._open[number]
 
     def object_at(self, name: str, graph: int) -> Any:
-        """The object of one graph."""
+        """Returns the object of one graph."""
         number, local = self._shard_of(graph)
         return self._open[number].objects[name].at(local)
 
@@ -166,12 +166,13 @@ class Sharded(GraphColumns):
     # ------------------------------------------------------------------ checking
 
     def verify(self, graphs: IntArray | None = None) -> None:
-        """Compares what was not compared yet with its checksums, see
-        :meth:`GraphColumns.verify`; of a store by rank, shards that are not here are left out
-        where all are asked for.
+        """Checks all data that has not been checked yet; see :meth:`GraphColumns.verify`.
+
+        For a store by rank, a check of all graphs skips the shards that are not on this machine.
 
         Raises:
-            StoreCorrupt: the message names the shard, the array and the graphs.
+            StoreCorrupt: if a checksum differs; the message names the shard, the array and the
+                graphs.
         """
         if graphs is not None:
             ids = np.asarray(graphs, np.int64)
@@ -182,19 +183,19 @@ class Sharded(GraphColumns):
             self._asked(number, lambda shard: shard.verify())
 
     def _here(self) -> Iterator[int]:
-        """The shards that can be looked at: all, or by rank those of this machine."""
+        """Yields the shards that can be opened: all, or by rank those on this machine."""
         for number, shard in enumerate(self.shards.shards):
             if not self.by_rank or shard.folder.is_dir():
                 yield number
 
     def column(self, name: str) -> Array:
-        """A field's column as a whole, compared with its checksums first."""
+        """Returns the whole column of a field, after checking it against its checksums."""
         for number in range(len(self.shards.shards)):
             self._asked(number, lambda shard: shard.column(name))
         return self.columns[name]
 
     def _asked(self, number: int, what: Callable[[GraphColumns], V]) -> V:
-        """What a shard answers; an error says which shard it was."""
+        """Calls ``what`` with a shard; a StoreCorrupt is re-raised with the shard's number."""
         shard = self._open[number]
         try:
             return what(shard)
@@ -209,28 +210,34 @@ class Sharded(GraphColumns):
         return self.shards.nbytes
 
     def with_splits(self, **splits: ArrayLike) -> Self:
-        """The same store with these named splits: positions of graphs, such as ``range(900)``, or a
-        mask of booleans, one per graph."""
+        """Returns the same store with these named splits.
+
+        Each split is a list of graph indices, such as ``range(900)``, or a boolean mask with one
+        entry per graph.
+        """
         other = copy(self)
         other.__dict__["splits"] = checked_splits(splits, len(self), self.name)
         return other
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Writes one store in one folder, in the memory of a shard; see
-        :func:`staticgraph.store.merge.merge`."""
+        """Writes one store in one folder, with the memory needed for one shard.
+
+        See :func:`staticgraph.store.merge.merge`.
+        """
         merge(self._open.parts(), folder, name=self.name, splits=self.splits, overwrite=overwrite)
 
     def bounds_of_ranks(self, world_size: int) -> IntArray:
-        """``[world_size + 1]`` where each rank's graphs begin: whole shards, in their order, as
-        evenly as they go.
+        """Returns ``[world_size + 1]``: where each rank's graphs begin.
+
+        Each rank gets consecutive whole shards, divided as evenly as possible.
 
         Raises:
-            BadGraph: there are fewer shards than ranks.
+            BadGraph: if there are fewer shards than ranks.
         """
         return self._starts[self._shards_of_ranks(world_size)]
 
     def shards_of_rank(self, rank: int, world_size: int) -> tuple[Path, ...]:
-        """The folders that a rank reads: what must be on its host."""
+        """Returns the folders that a rank reads, which must be on its host."""
         first, last = self._shards_of_ranks(world_size)[rank : rank + 2]
         return tuple(shard.folder for shard in self.shards.shards[first:last])
 
@@ -265,37 +272,37 @@ class Sharded(GraphColumns):
 
 
 class ObjectsOfShards:
-    """One object per graph, read in its shard, as :class:`staticgraph.store.objects.ObjectColumn`.
+    """Reads objects from shards, like an :class:`staticgraph.store.objects.ObjectColumn`.
 
     Args:
         store: the store.
-        name: of the objects.
+        name: the name of the objects.
     """
 
     def __init__(self, store: Sharded, name: str) -> None:
         self._store, self._name = store, name
 
     def at(self, graph: int) -> Any:
-        """The object of one graph."""
+        """Returns the object of one graph."""
         return self._store.object_at(self._name, int(graph))
 
     @property
     def text(self) -> Array:
-        """See :class:`staticgraph.store.objects.ObjectColumn`; put together now."""
+        """See :class:`staticgraph.store.objects.ObjectColumn`, concatenated on access."""
         return self._store.whole(f"objects.{self._name}")
 
     @property
     def ends(self) -> Array:
-        """See :class:`staticgraph.store.objects.ObjectColumn`; put together now."""
+        """See :class:`staticgraph.store.objects.ObjectColumn`, concatenated on access."""
         return self._store.whole(f"object_ends.{self._name}")
 
 
 class Lazily(Mapping[str, Array]):
-    """Arrays by name, each made when it is read.
+    """A mapping of arrays, each built when it is read.
 
     Args:
-        names: of the arrays, by the keys under which they are asked for.
-        make: an array by its name.
+        names: key -> name of the array.
+        make: builds an array, given its name.
     """
 
     def __init__(self, names: Mapping[str, str], make: Callable[[str], Array]) -> None:

@@ -1,8 +1,9 @@
-"""The folders of a store that stands in several, opened when they are read.
+"""Opens the shards of a store when they are read.
 
-A *shard* is a store of its own, with a manifest and checksums of its own. Which there are is said
-by :mod:`staticgraph.store.shard_list`. The invariant: a shard is the one that was listed, whole, or
-it is refused by name. As many are open at a time as there are file descriptors for.
+A *shard* is a complete store, with its own manifest and checksums;
+:mod:`staticgraph.store.shard_list` lists them. Invariant: a shard is complete and is the one that
+was listed, or it is rejected with an error that names it. The number of shards open at a time is
+limited by the number of file descriptors.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.shard_list import REMEDY, Shard, ShardList
 from staticgraph.text.how_many import how_many
 
-# Descriptors for everything else; each array of an open shard holds one.
+# File descriptors left for everything else; each array of an open shard holds one.
 SPARE_DESCRIPTORS = 256
 
 
 class OpenShards:
-    """The shards by number, opened when asked for, the latest few kept open.
+    """The shards by number, opened on access; the most recently used ones stay open.
 
     Args:
-        shards: where they are.
-        name: of the store, for messages.
-        schema: of all shards.
-        arrays: of one shard; each holds a file descriptor.
+        shards: the list of shards.
+        name: the store's name, for messages.
+        schema: the schema of all shards.
+        arrays: the number of arrays per shard; each holds a file descriptor.
     """
 
     def __init__(self, shards: Sequence[Shard], name: str, schema: Schema, arrays: int) -> None:
@@ -55,18 +56,18 @@ class OpenShards:
         return len(self._shards)
 
     def __getitem__(self, number: int) -> GraphColumns:
-        """One shard, its columns mapped.
+        """Returns one shard, with its columns mapped.
 
         Raises:
-            StoreCorrupt: it is not what was listed, or not on this machine.
+            StoreCorrupt: if it is not what was listed, or not on this machine.
         """
         return self.several((number,))[0].store
 
     def several(self, numbers: Sequence[int]) -> list[Opened]:
-        """Some shards, each held open as long as what is given here is kept.
+        """Returns some shards, each of which stays open as long as the result is referenced.
 
         Raises:
-            StoreCorrupt: one is not what was listed, or not on this machine.
+            StoreCorrupt: if one is not what was listed, or not on this machine.
         """
         with self._lock:
             found = [self._open.get(number) for number in numbers]
@@ -79,15 +80,15 @@ class OpenShards:
         ]
 
     def compare(self, number: int) -> None:
-        """Compares every byte of a shard now.
+        """Checks every byte of a shard now.
 
         Raises:
-            StoreCorrupt: it is not what was listed.
+            StoreCorrupt: if it is not what was listed.
         """
         self._kept(number, self._opened(number, True))
 
     def _kept(self, number: int, store: GraphColumns) -> Opened:
-        """Keeps a shard open, and closes the one that was not asked for the longest."""
+        """Keeps a shard open, and closes the least recently used ones beyond the limit."""
         found = Opened.of(store)
         with self._lock:
             self._open[number] = found
@@ -98,7 +99,7 @@ class OpenShards:
         return found
 
     def named(self, number: int, error: BaseException) -> StoreCorrupt:
-        """The error, with which shard it was."""
+        """Returns the error as a StoreCorrupt that names the shard."""
         return StoreCorrupt(
             f"shard {number} of the {len(self._shards)} of {self._name}: {error}. The others are "
             f"as they were: {REMEDY}"
@@ -124,26 +125,26 @@ class OpenShards:
         return store
 
     def parts(self) -> list[Callable[[], GraphColumns]]:
-        """What :func:`staticgraph.store.merge.merge` takes."""
+        """Returns a function per shard that opens it, for :func:`staticgraph.store.merge.merge`."""
         return [partial(self.__getitem__, number) for number in range(len(self))]
 
 
 def _layout(schema: Schema) -> tuple[object, object]:
-    """What all shards have alike."""
+    """Returns the part of a schema that all shards must share."""
     return {field.layout for field in schema}, schema.axes
 
 
 def check_whole(shards: OpenShards, found: ShardList, absent: bool) -> None:
-    """Compares the lengths of all files with the list, so that a shard that was cut short is not
-    found after hours.
+    """Compares the size of each shard with the list, to find truncation at once.
 
     Args:
-        shards: to open one that is not as long as listed, for the name of the file.
+        shards: opens a shard whose size differs, to find the file's name for the message.
         found: the list.
         absent: whether shards may be missing.
 
     Raises:
-        StoreCorrupt: the message names the shard, and the file where one is known.
+        StoreCorrupt: if a size differs or a shard is missing; the message names the shard, and the
+            file if known.
     """
     for number, shard in enumerate(found.shards):
         repair(shard.folder)
@@ -160,7 +161,7 @@ def check_whole(shards: OpenShards, found: ShardList, absent: bool) -> None:
         with os.scandir(shard.folder) as entries:
             there = sum(e.stat().st_size for e in entries if e.name != files.MANIFEST)
         if there != shard.nbytes:
-            shards[number]  # says which file, if one of its own is wrong
+            shards[number]  # raises with the file's name, if one of the store's own is wrong
             raise shards.named(
                 number,
                 ValueError(

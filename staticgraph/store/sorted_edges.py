@@ -1,11 +1,11 @@
-"""The edges of all graphs, sorted by destination, and what else their order decides.
+"""Sorts the edges of all graphs by destination, and everything that depends on their order.
 
-Sums over neighbours need no atomics where the edges of a node stand together, so a store sorts them
-once, graph by graph. Fields of edges are moved with them, index fields that count edges are
-renumbered, and where each edge stood before is kept, so that a graph can be read back as it came.
-
-The invariant: ``edge_index`` of one kind of nodes becomes ``src`` and ``dst`` with pointers; where
-nodes have types, or edges join two levels, each ``edge_index`` stays a column and these are empty.
+Sums over neighbours need no atomics if the incoming edges of a node are adjacent, so a store sorts
+edges once, graph by graph. Edge fields are permuted with them, index fields that refer to edges are
+renumbered, and the original position of each edge is kept, so that a graph can be read back as it
+went in. Invariant: for homogeneous graphs, ``edge_index`` becomes ``src`` and ``dst`` with
+pointers; for heterogeneous data, or if edges join two levels, each ``edge_index`` stays a column
+and these are empty.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ NONE: IntArray = np.empty(0, np.int64)
 
 
 class SortedEdges(NamedTuple):
-    """Edges in the order that a store keeps them in.
+    """Edges in the order in which a store keeps them.
+
+    The first four are empty if edges are columns.
 
     Attributes:
-        src: ``[sum e]`` sources, counted within their graphs; empty where edges are columns.
-        dst: ``[sum e]`` destinations, ascending within each graph; likewise.
-        row_ptr: ``[sum n + 1]`` int64, where each node's incoming edges begin; likewise.
-        transpose: ``[sum e]`` int64, per graph the order of its edges by source; likewise.
-        columns: every field, those of edges in the new order.
-        origins: edge level -> ``[rows]`` int64, where each edge stood in its graph before; levels
-            that were in order are left out.
+        src: ``[sum e]`` sources, numbered within their graphs.
+        dst: ``[sum e]`` destinations, ascending within each graph.
+        row_ptr: ``[sum n + 1]`` int64, where each node's incoming edges begin.
+        transpose: ``[sum e]`` int64, for each graph the permutation that sorts its edges by source.
+        columns: every field, with edge fields in the new order.
+        origins: edge level -> ``[rows]`` int64, original position of each edge in its graph; levels
+            that were already sorted are left out.
     """
 
     src: Array
@@ -65,13 +67,14 @@ class SortedEdges(NamedTuple):
 
         Args:
             edge_src, edge_dst: ``[sum e]``, numbered within their graphs, in any order.
-            schema: of the columns; says whether edges are columns.
+            schema: the schema of the columns, which says whether edges are columns.
             columns: one array per field, ``[rows of its level, *shape]``.
             offsets: level -> ``[n + 1]``, where each graph's rows begin.
-            name: what errors call the data set.
+            name: the data set's name in error messages.
 
         Raises:
-            BadGraph: an edge outside its graph, or not as many edges as the graphs have.
+            BadGraph: if an edge points outside its graph, or the number of edges does not match the
+                graphs.
         """
         graphs = len(offsets["node"]) - 1
         src, dst = np.asarray(edge_src), np.asarray(edge_dst)
@@ -92,7 +95,7 @@ class SortedEdges(NamedTuple):
 
 
 def _check(src: Array, dst: Array, nodes: IntArray, edges: IntArray, name: str) -> None:
-    """Refuses edges that are no whole numbers, too few or too many, or outside their graphs."""
+    """Rejects edges that are not integers, are miscounted, or point outside their graphs."""
     if src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
         raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
     if not len(src) == len(dst) == edges[-1]:

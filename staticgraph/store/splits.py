@@ -1,6 +1,7 @@
-"""The named splits of a store: a dict that says which there are where another is asked for.
+"""The named splits of a store: a dict whose error for a missing key lists the existing splits.
 
-A store made of a list of graphs has none, and the first line of a training asks for ``train``.
+A store made from a list of graphs has no splits, but training scripts usually start by reading
+``train``.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from staticgraph.sizes.whole_numbers import IntArray
 
 
 class NoSplit(KeyError):
-    """A split that a store does not have; its message is shown as it is, without quotes."""
+    """A split that a store does not have; unlike KeyError, shown without quotes."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class Splits(dict[str, IntArray]):
-    """Positions of graphs by name."""
+    """Graph indices by the name of the split."""
 
     def __missing__(self, name: str) -> NoReturn:
-        """Says which splits there are.
+        """Raises an error that lists the existing splits.
 
         Raises:
             NoSplit: always.

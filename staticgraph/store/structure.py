@@ -1,11 +1,11 @@
-"""What loops without bounds checks will trust of a store, checked before they run.
+"""Checks everything that loops without bounds checks assume about a store, before they run.
 
-A checksum tells damage, not intent: whoever writes a store can write its checksums, too. Offsets
-that run beyond the columns, or a permutation that is none, would make a batch read and write
-outside its arrays. So what a store's file says is checked as it was when the store was built: what
-the manifest names before any file is opened (:func:`check_manifest`), the offsets and the form of
-every array then (:func:`check_forms`), the values of edges and indices for a stretch of graphs at a
-time (:func:`check_graphs`), before any of these is read.
+A checksum detects damage, not intent: whoever writes a store can also write its checksums. Offsets
+beyond the columns, or an array that is not a permutation, would make a batch read and write out of
+bounds. A loaded store is therefore checked as strictly as when it was built: first the manifest,
+before any file is opened (:func:`check_manifest`); then the offsets and the shape and dtype of
+every array (:func:`check_forms`); then the values of edges and indices, for a run of graphs at a
+time, before they are read (:func:`check_graphs`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from staticgraph.store.columns import Array
 from staticgraph.store.indices import counted
 
 EDGES = ("edge_src", "edge_dst", "transpose", "edge_origin")
-# Arrays that every store has, whatever its fields are; others are of a kind.
+# Arrays that every store has, whatever its fields are; the names of others start with a kind.
 STRUCTURE = ("node_offsets", "edge_offsets", "row_ptr", *EDGES)
 KINDS = ("column", "split", "offsets", "origins", "checks", "objects", "object_ends")
 REMEDY = "the store was changed; build it again"
 
 
 class Damage(StoreCorrupt):
-    """An array is not what a store has; names the array, and the graph where one is known."""
+    """An array that does not fit its store; the message names the array, and the graph if known."""
 
 
 def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
-    """Refuses a manifest that lacks a key, a file of the schema, or the numbers of a file.
+    """Rejects a manifest that lacks a key, a file of the schema, or a file's size or checksum.
 
     Raises:
-        StoreCorrupt: it does; the message names what is missing.
+        StoreCorrupt: if something is missing or unknown; the message names it.
     """
     try:
         if not isinstance(manifest["name"], str):
@@ -64,15 +64,15 @@ def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
 
 
 def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> None:
-    """Offsets, lengths, shapes and dtypes of all arrays, and the schema itself.
+    """Checks the schema, and the offsets, lengths, shapes and dtypes of all arrays.
 
     Args:
-        schema: as the manifest has it.
-        arrays: by the names of :meth:`GraphStore.arrays`.
-        graphs: how many the manifest names.
+        schema: the schema in the manifest.
+        arrays: the arrays, by the names of :meth:`GraphStore.arrays`.
+        graphs: the number of graphs in the manifest.
 
     Raises:
-        StoreCorrupt: a :class:`Damage`, which names the array, and the graph where one is known.
+        StoreCorrupt: a :class:`Damage` that names the array, and the graph if known.
     """
     _check_schema(schema)
     offsets = {"node": arrays["node_offsets"], "edge": arrays["edge_offsets"]}
@@ -121,10 +121,10 @@ def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> Non
 
 
 def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> None:
-    """Edges, row pointers, permutations and indices of graphs ``first`` to ``last``, less one.
+    """Checks edges, row pointers, permutations and indices of graphs ``first`` to ``last - 1``.
 
     Raises:
-        StoreCorrupt: the message names the array, the graph and the value.
+        StoreCorrupt: if a value is wrong; the message names the array, the graph and the value.
     """
     here = _Stretch(schema, arrays, first, last)
     if not schema.hetero:
@@ -139,11 +139,11 @@ def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: 
 
 
 class _Stretch:
-    """Some graphs that stand together, and where their rows are."""
+    """A run of consecutive graphs, and where their rows are."""
 
     def __init__(self, schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> None:
         self.arrays, self.first, self.graphs = arrays, first, last - first
-        # Of each level, where the rows of these graphs begin: [graphs + 1].
+        # For each level, where the rows of each of these graphs begin: [graphs + 1].
         self.bounds: dict[str, IntArray] = {
             "node": np.asarray(arrays["node_offsets"][first : last + 1]),
             "edge": np.asarray(arrays["edge_offsets"][first : last + 1]),
@@ -153,15 +153,15 @@ class _Stretch:
             self.bounds[axis.name] = np.asarray(arrays[f"offsets.{axis.name}"][first : last + 1])
 
     def rows(self, level: str) -> slice:
-        """The rows of these graphs."""
+        """Returns the rows of these graphs on a level."""
         return slice(int(self.bounds[level][0]), int(self.bounds[level][-1]))
 
     def owner(self, level: str) -> IntArray:
-        """The graph of each row, counted from the first of these."""
+        """Returns the graph of each row, numbered from the first of these graphs."""
         return np.repeat(np.arange(self.graphs), np.diff(self.bounds[level]))
 
     def check_edges(self) -> None:
-        """Endpoints, their order, row pointers and the transpose."""
+        """Checks endpoints, their order, row pointers and the transpose."""
         rows, owner = self.rows("edge"), self.owner("edge")
         bounds = self.bounds["node"]
         nodes, first = np.diff(bounds)[owner], bounds[owner]
@@ -189,8 +189,10 @@ class _Stretch:
             self._refuse_descent("transpose", ends["edge_src"][order], "sources must ascend")
 
     def check_permutation(self, name: str, level: str) -> IntArray | None:
-        """Each graph's values are its row numbers, once each. Returns where they lead to among the
-        rows of the stretch; None where there is no such array."""
+        """Checks that each graph's values are a permutation of its row numbers.
+
+        Returns them as row numbers within the run; None if there is no such array.
+        """
         if name not in self.arrays or not len(self.arrays[name]):
             return None
         rows, owner, bounds = self.rows(level), self.owner(level), self.bounds[level]
@@ -203,7 +205,7 @@ class _Stretch:
         return order
 
     def check_index(self, field: Field, place: int, level: str) -> None:
-        """The values of an index are rows of what they count."""
+        """Checks that the values of an index field are rows of the level that they refer to."""
         name = f"column.{field.name}"
         if field.level == "graph":
             rows = slice(self.first * field.rows, (self.first + self.graphs) * field.rows)
@@ -238,7 +240,7 @@ def _check_schema(schema: Schema) -> None:
         known = np.dtype(field.dtype).kind in "biuf" and field.level in axes | set(LEVELS)
         alone = (
             field.level == "graph" and field.rows == 1
-        )  # a row per graph, stacked by no dimension
+        )  # one row per graph, stacked along a new dimension
         fits = alone if field.cat_dim is None else 0 <= field.cat_dim <= len(field.shape)
         counts = len(field.counts) in (0, 1, field.width)
         if not (known and fits and counts and field.rows > 0 and min(field.shape, default=0) >= 0):
@@ -256,12 +258,12 @@ def _check_schema(schema: Schema) -> None:
             raise Damage(f"field {name!r} has no two ends for an edge: {REMEDY}")
 
 
-# How many words the type of an axis of each kind has in PyG.
+# The number of strings in PyG's type of an axis of each kind.
 WORDS = {"rows": 0, "node": 1, "edge": 3}
 
 
 def _check_types(schema: Schema) -> None:
-    """The types of nodes and edges are those of a heterogeneous graph, each there once."""
+    """Checks that node and edge types form a valid heterogeneous graph, without duplicates."""
     nodes = {axis.key for axis in schema.node_axes}
     for axis in schema.axes:
         words = all(isinstance(word, str) for word in axis.type)

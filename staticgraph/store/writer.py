@@ -1,15 +1,15 @@
-"""A store of more graphs than memory holds, written a part at a time, by one process or several.
+"""Writes a store of more graphs than memory holds, part by part, from one process or several.
 
-The problem: ``GraphStore.from_pyg`` holds all graphs while it sorts and compacts them, and one that
-is killed after an hour leaves nothing. The idea: graphs are gathered to parts of some thousands;
-each is a store of its own beside the target (``NAME.parts/``), written whole or not at all and then
-*committed*; at the end the parts are put together into one folder, array by array, in the memory of
-one part. Several processes write shards of their own, and their parts are put together in the order
-of shards.
+Problem: ``GraphStore.from_pyg`` holds all graphs while it sorts and compacts them, and a process
+that is killed after an hour leaves nothing. Idea: graphs are collected into parts of some
+thousands; each part is a store of its own next to the target (in ``NAME.parts/``), written whole or
+not at all and then *committed*; at the end the parts are merged into one folder, array by array,
+with the memory needed for one part. Several processes write one shard each, and their parts are
+merged in the order of the shards.
 
-Invariants: what was committed survives a kill, and a writer made again goes on behind it; the
-folder is bit for bit what one process with enough memory would have saved, and appears when all is
-there, not before. What it does not do: shuffle.
+Invariants: committed parts survive a kill, and a new writer continues after them; the final folder
+is bit for bit what one process with enough memory would have saved, and appears only when it is
+complete. A writer does not shuffle.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from staticgraph.store.merge import merge
 from staticgraph.store.runs import slices
 from staticgraph.store.shard_list import numbers_of, parts_in, remove_list, write_list
 
-# A part of molecules is some 10 MB, and 100 million graphs are 5,000 folders.
+# A part of molecules takes some 10 MB, and 100 million graphs take 5,000 folders.
 PART_GRAPHS = 20_000
 
 
 class StoreWriter:
     """Appends graphs to a store on disk.
 
-    As a context it finishes the store at the end of the block, unless it writes one of several
-    shards, which :meth:`finish` of any writer puts together; where the block raises, what was
-    committed stays, and another writer of the same folder goes on.
+    As a context manager, it finishes the store at the end of the block; a writer of one of several
+    shards only commits, and :meth:`finish` of any writer merges all shards. If the block raises,
+    the committed parts stay, and another writer of the same folder continues from them.
 
     Args:
-        folder: of the store to be; its parts are in a folder next to it until it is finished.
+        folder: the target folder; its parts are in a folder next to it until it is finished.
         schema: the fields to expect; by default those of the first part.
-        shard: which of several processes this is; None for one alone.
-        part_graphs: graphs in a part, which is what a kill can lose, and what memory must hold.
-        name: what messages call the data set.
+        shard: the shard that this process writes, from 0; None if there is only one writer.
+        part_graphs: graphs per part: a kill loses at most this many, and memory must hold them.
+        name: the data set's name in messages.
         levels, exclude, check_finite: as for :meth:`GraphStore.from_pyg`, for every part.
-        overwrite: replace a store that stands there, when this one is finished.
+        overwrite: replace an existing store when this one is finished.
 
     Attributes:
-        committed: graphs that this shard has on disk; the next one to append is this number.
+        committed: graphs of this shard on disk, and so the index of the next graph to append.
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: if ``part_graphs`` or ``shard`` is out of range.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class StoreWriter:
     # ------------------------------------------------------------------ appending
 
     def append(self, graph: Any) -> None:
-        """Adds a graph, a ``Data`` or ``HeteroData``; committed with its part.
+        """Adds a graph, a ``Data`` or ``HeteroData``, which is committed with its part.
 
         Raises:
-            BadGraph: it does not fit what came before; its part is left out.
+            BadGraph: if this completes a part that cannot be stored; the part is dropped.
         """
         self._waiting.append(graph)
         if len(self._waiting) >= self._part_graphs:
@@ -112,7 +112,7 @@ class StoreWriter:
             self.append(graph)
 
     def append_part(self, part: GraphColumns) -> None:
-        """Adds the graphs of a store as one part; committed when it returns."""
+        """Adds the graphs of a store as one part, which is committed when this returns."""
         self.commit()
         self._write(part)
 
@@ -122,10 +122,10 @@ class StoreWriter:
         self._write(GraphStore.from_arrays(*arrays, **options))
 
     def commit(self) -> None:
-        """Writes what waits to the disk now; it survives a kill from here on.
+        """Writes all pending graphs to disk as a part; from then on they survive a kill.
 
         Raises:
-            BadGraph: a graph that waits cannot be stored; the message names it.
+            BadGraph: if a pending graph cannot be stored; the message names it.
         """
         if not self._waiting:
             return
@@ -156,7 +156,7 @@ class StoreWriter:
             self._levels = {**self._known_levels(store.schema), **self._levels}
 
     def _known_levels(self, schema: Schema) -> dict[str, Level]:
-        """Of the first part; in a later one lengths could say another level by chance."""
+        """Returns the first part's levels, since later lengths could match others by chance."""
         return {} if schema.hetero else {field.name: field.level for field in schema}
 
     def _check_fields(self, store: GraphColumns) -> None:
@@ -178,19 +178,19 @@ class StoreWriter:
     def finish(
         self, splits: Mapping[str, Array] | None = None, *, merged: bool = True
     ) -> GraphStore:
-        """Commits what waits, puts all parts of all shards together, and removes them.
+        """Commits all pending graphs, merges the parts of all shards, and removes the parts.
 
         Args:
-            splits: named lists of graph numbers, counted over all shards.
-            merged: False leaves the parts as they are, and adds a list of them: no bytes are
-                copied, and hosts may hold some of them. A graph then costs a little more to read
+            splits: named lists of graph indices over all shards.
+            merged: False keeps the parts and adds a list of them: no bytes are copied, and each
+                host may hold only some of the parts. Reading a graph then costs a little more
                 (:mod:`staticgraph.store.gather`).
 
         Raises:
-            BadGraph: there is no graph, or shards have other fields.
-            FileExistsError: a store stands there, and was not to be replaced; or one in shards,
-                which is never.
-            StoreCorrupt: a part is damaged or missing; the parts stay.
+            BadGraph: if there are no graphs, or the fields of two parts differ.
+            FileExistsError: if the target exists and ``overwrite`` is false, or is a store in
+                shards, which is never replaced.
+            StoreCorrupt: if a part is damaged or missing; the parts stay.
         """
         self.commit()
         paths = parts_of(self.folder)
@@ -205,14 +205,16 @@ class StoreWriter:
             splits=splits,
             overwrite=self._overwrite,
         )
-        store = GraphStore.load(self.folder)  # before what it was made of is removed
+        store = GraphStore.load(self.folder)  # before its parts are removed
         _remove_parts(self.folder)
         self._number = self.committed = 0
         return store
 
     def _finish_in_shards(self, splits: Mapping[str, Array]) -> GraphStore:
-        """The list is written where the parts stand, and the folder moved to its place: a kill
-        leaves parts, with a list or without, or the store."""
+        """Writes the list into the parts folder and moves that folder to the target.
+
+        A kill leaves the parts, with or without a list, or the finished store.
+        """
         parts, target = parts_folder(self.folder), Path(os.path.realpath(self.folder))
         require_replaceable(target, KIND, self._overwrite)
         write_list(parts, self._name, splits)
@@ -238,12 +240,12 @@ class StoreWriter:
 
 
 def parts_folder(folder: Path) -> Path:
-    """Where the parts of a store stand that is not finished."""
+    """Returns the folder of an unfinished store's parts."""
     return folder.with_name(f"{folder.name}.parts")
 
 
 def _remove_parts(folder: Path) -> None:
-    """All at once, by name; a kill leaves none or what nobody takes for parts."""
+    """Removes all parts at once, by renaming; a kill leaves no partial set of parts."""
     parts = parts_folder(folder)
     removed = scratch.beside(parts, "part")
     parts.rename(removed)
@@ -251,11 +253,13 @@ def _remove_parts(folder: Path) -> None:
 
 
 def _clean(folder: Path) -> None:
-    """Removes what a kill left of parts that are in the store already: it was written after all of
-    them, and has as many graphs."""
+    """Removes parts, left over after a kill, that are already in the finished store.
+
+    They are if the store is newer than all of them and has as many graphs.
+    """
     scratch.clean(parts_folder(folder))
     paths = parts_of(folder)
-    remove_list(parts_folder(folder))  # of an end that a kill cut off
+    remove_list(parts_folder(folder))  # from an interrupted finish()
     repair(folder)
     if not paths or not (folder / MANIFEST).exists():
         return
@@ -268,6 +272,8 @@ def _clean(folder: Path) -> None:
 
 
 def parts_of(folder: Path) -> list[Path]:
-    """The committed parts, by shard and number; see
-    :func:`staticgraph.store.shard_list.parts_in`."""
+    """Returns the committed parts, ordered by shard and number.
+
+    See :func:`staticgraph.store.shard_list.parts_in`.
+    """
     return parts_in(parts_folder(folder))

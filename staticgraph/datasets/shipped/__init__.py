@@ -1,6 +1,6 @@
-"""Data sets that the package brings, by name: the first steps need neither a network nor a clone.
+"""Data sets included in the package, so that first steps need neither a network nor a clone.
 
-Where they come from, and under which licence, is in the README next to them.
+The README next to them gives their sources and licences.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ FOLDER = Path(__file__).parent
 
 
 def shipped() -> dict[str, Path]:
-    """Names that are here, and their files."""
+    """Returns the names of the included data sets, and their files."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.npz"))}

@@ -1,1 +1,1 @@
-"""The partitions that are resident now, and what they hold."""
+"""The buffer of resident partitions, and their contents."""

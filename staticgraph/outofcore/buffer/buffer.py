@@ -1,13 +1,13 @@
-"""The fixed buffer that partitions of embeddings pass through, one reader and writer beside it.
+"""The fixed buffer for partitions of embeddings, with one background thread for all disk access.
 
-The problem: a swap writes partitions back and reads others, and training should not wait for
-either. The idea: one thread does all reading and writing, in the order asked for. While a state
-trains, the partitions that only the next one needs are read into spare slots; when the state ends,
-those that leave are written from theirs while the next one trains already. Because the order is one
-queue's, a partition that leaves and soon returns is read after it was written, without any further
-locking. The invariant: memory is ``slots + 2 * group`` records, made once; a row's values are read
-and written only by the trainer while resident, and only by the thread otherwise, so no gradient is
-ever stale.
+Problem: a swap writes partitions back and reads others, and training should wait for neither. Idea:
+one thread does all reading and writing, in the order of requests. While a state trains, the
+partitions that only the next state needs are read into spare slots; when the state ends, the
+partitions that leave are written while the next state already trains. Since there is a single
+queue, a partition that leaves and soon returns is read after it was written, without further
+locking. Invariant: memory is ``slots + 2 * group`` records, allocated once (one record per
+partition if all fit); a row's values are accessed only by the trainer while it is resident, and
+only by the thread otherwise, so no gradient is ever stale.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from staticgraph.text.how_many import how_many
 
 
 class ResidentState:
-    """What one state of the buffer offers to training.
+    """One state of the buffer, as training sees it.
 
     Attributes:
-        number: of the state.
-        partitions: ascending.
-        edges: ``[n, 2 or 3]`` of the cells to train on, nodes in the graph's numbers; in rows of
-            the buffer where there is something around.
-        slot_of: ``[p]``; the slot of each partition, -1 where it is not resident.
-        around: what sampling sees, where the buffer knows a direction.
+        number: the state's number.
+        partitions: the resident partitions, ascending.
+        edges: ``[n, 2 or 3]`` edges of the cells to train on, as node numbers of the graph, or as
+            rows of the buffer if ``around`` is not None.
+        slot_of: ``[p]``; the slot of each partition, -1 if it is not resident.
+        around: the resident graph for sampling, if the buffer has a direction; None otherwise.
     """
 
     around: ResidentGraph | None
@@ -68,13 +68,13 @@ class ResidentState:
         self._total = int(counts.sum())
 
     def rows(self, nodes: NDArray[Any]) -> NDArray[np.int64]:
-        """Rows of the buffer where these nodes' values stand."""
+        """Returns the rows of the buffer that hold these nodes' values."""
         size = self.graph.partition_size
         partitions, inside = np.divmod(nodes, size)
         return self.slot_of[partitions] * size + inside
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """Uniformly drawn resident nodes; the same whichever slots they stand in."""
+        """Draws resident nodes uniformly; the result does not depend on their slots."""
         drawn = rng.integers(self._total, size=shape)
         which = np.searchsorted(self._first, drawn, side="right") - 1
         nodes = np.asarray(self.partitions)[which] * self.graph.partition_size
@@ -82,23 +82,23 @@ class ResidentState:
 
 
 class EmbeddingBuffer:
-    """Values and sums of the resident partitions.
+    """The values and Adagrad sums of the resident partitions.
 
     Args:
-        graph: whose edges are read.
-        file: whose partitions pass through.
-        slots: partitions of a state.
-        group: partitions that move together, for which there are two spare places.
-        direction: of the neighbours that sampling sees; None where nothing is sampled.
+        graph: the graph whose edges are read.
+        file: the embeddings whose partitions pass through the buffer.
+        slots: partitions per state.
+        group: partitions that are swapped together; the buffer has spare slots for two groups.
+        direction: the direction of the neighbours to sample; None if nothing is sampled.
 
     Attributes:
-        values: ``[rows, D]``; row ``slot * partition_size + offset``.
+        values: ``[rows, D]``; the row is ``slot * partition_size + offset``.
         sums: ``[rows, D]`` Adagrad sums.
         waited_s: seconds that training waited for the thread.
-        times: of the states of the last run.
+        times: the times of the states of the last run.
 
     Raises:
-        ValueError: graph and file are partitioned otherwise.
+        ValueError: if the graph and the file are partitioned differently.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class EmbeddingBuffer:
         return self.values.nbytes + self.sums.nbytes
 
     def run(self, schedule: Schedule) -> Iterator[ResidentState]:
-        """Brings the states in one by one; training happens between two of them.
+        """Loads the states of a schedule and yields them one by one; the caller trains on each.
 
         All partitions are written when the last state ends; nothing is committed.
         """
@@ -163,18 +163,18 @@ class EmbeddingBuffer:
         self._free.sort()
 
     def abandon(self) -> None:
-        """Forgets what is resident, once nothing is under way any more."""
+        """Discards all resident partitions, after waiting for pending reads and writes."""
         self._thread.submit(lambda: None).result()
         self._writing.clear()
         self._slot_of[:] = -1
         self._free = list(range(len(self.values) // self._size))
 
     def close(self) -> None:
-        """Waits for what is under way and ends the thread."""
+        """Waits for pending reads and writes and ends the thread."""
         self._thread.shutdown(wait=True)
 
     def _request(self, partitions: Sequence[int]) -> list[tuple[int, int, Future[None]]]:
-        """Asks for partitions to be read into free slots."""
+        """Requests that partitions are read into free slots."""
         reads = []
         for partition in partitions:
             if not self._free:
@@ -190,13 +190,13 @@ class EmbeddingBuffer:
     def _ask(
         self, number: int, state: State, reads: list[tuple[int, int, Future[None]]]
     ) -> Future[tuple[NDArray[Any], ResidentGraph | None]]:
-        """Asks for the edges of a state, whose new partitions will stand where they are read to."""
+        """Requests the edges of a state, given the slots that its new partitions are read into."""
         slot_of = self._slot_of.copy()
         for slot, partition, _ in reads:
             slot_of[partition] = slot
 
         def prepare() -> tuple[NDArray[Any], ResidentGraph | None]:
-            """The edges of a state's cells, and what sampling sees around them."""
+            """Reads the edges of a state's cells, and builds the resident graph for sampling."""
             if self._direction is None:
                 return self._graph.read_cells(state.cells), None
             nothing = np.empty((len(self.values), 0), np.float32)
@@ -206,7 +206,7 @@ class EmbeddingBuffer:
         return self._thread.submit(prepare)
 
     def _release(self, partitions: Sequence[int]) -> None:
-        """Asks for partitions to be written; their slots are free once that is done."""
+        """Requests that partitions are written; their slots become free when that is done."""
         for partition in partitions:
             slot = int(self._slot_of[partition])
             self._slot_of[partition] = -1
@@ -217,7 +217,7 @@ class EmbeddingBuffer:
             self._writing.append((slot, write))
 
     def _drain(self, everything: bool) -> None:
-        """Takes back the slots of finished writes; waits for one, or for all."""
+        """Frees the slots of finished writes, waiting for one write or for all."""
         while self._writing:
             slot, write = self._writing.pop(0)
             self._wait(write)

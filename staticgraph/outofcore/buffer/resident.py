@@ -1,8 +1,9 @@
-"""Read-only partitions passing through a fixed buffer: features, and who neighbours whom.
+"""A fixed buffer for read-only partitions: features, and the graph between resident nodes.
 
-Features never change, so nothing is written back and the next state's partitions are read, and its
-row pointers built, by a thread while the present state trains. A state is made of slots that the
-present one does not use, and of row pointers of its own, so the two never touch the same memory.
+Features never change, so nothing is written back. While the current state trains, a thread reads
+the partitions that enter with the next state and builds its row pointers. It reads into slots that
+the current state does not use, and every state has its own row pointers, so the two never write to
+the same memory.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Sch
 
 
 class ResidentGraph:
-    """What sampling sees in one state.
+    """The resident part of the graph in one state, for sampling.
 
     Attributes:
-        number: of the state.
-        partitions: resident, ascending.
-        slot_of: ``[p]``; the slot of each partition, -1 where it is not resident.
-        train: partitions whose nodes are trained on here (none in a schedule of edges).
-        edges: ``[n, 2 or 3]`` to train on, in rows (none in a schedule of nodes).
-        neighbours: of the buffer's rows, over every edge between resident partitions.
-        degrees: ``[rows]`` of ``neighbours``, self-loops not counted.
-        whole_degrees: ``[rows]`` the same in the whole graph.
+        number: the state's number.
+        partitions: the resident partitions, ascending.
+        slot_of: ``[p]``; the slot of each partition, -1 if it is not resident.
+        train: the partitions whose nodes are trained on in this state (empty in an edge schedule).
+        edges: ``[n, 2 or 3]`` edges to train on, as rows (empty in a node schedule).
+        neighbours: the neighbours of each row, over all edges between resident partitions.
+        degrees: ``[rows]`` degrees in ``neighbours``, without self-loops.
+        whole_degrees: ``[rows]`` degrees in the whole graph, without self-loops.
         features: ``[rows, F]``.
-        node_of: ``[rows]`` the graph's node in each row, -1 where there is none.
+        node_of: ``[rows]`` the graph's node in each row, -1 if the row is unused.
     """
 
     graph: PartitionedGraph
@@ -80,7 +81,7 @@ class ResidentGraph:
             self.whole_degrees[low : low + count] = here
 
     def rows(self, nodes: NDArray[Any]) -> NDArray[np.int64]:
-        """Rows of resident nodes (in the graph's numbers)."""
+        """Returns the rows of resident nodes, given as node numbers of the graph."""
         partitions, inside = np.divmod(nodes, self.graph.partition_size)
         return self.slot_of[partitions] * self.graph.partition_size + inside
 
@@ -90,23 +91,23 @@ class ResidentGraph:
 
 
 class ResidentGraphs:
-    """States of a schedule, one after the other, the next one prepared while one is used.
+    """The states of a schedule, each prepared while the one before is in use.
 
     Args:
-        graph: with or without features.
-        direction: of the neighbours.
-        features: read the features, where the graph has any.
+        graph: the graph, with or without features.
+        direction: the direction of the neighbours.
+        features: read the features, if the graph has any.
 
     Attributes:
-        waited_s: seconds that the user of the states waited for reading.
-        partitions_read: so far.
-        times: of the states of the last run.
+        waited_s: seconds that the consumer of the states waited for reading.
+        partitions_read: the number of partitions read so far.
+        times: the times of the states of the last run.
     """
 
     waited_s: float
     partitions_read: int
 
-    # Nothing is written back, so a state may be left while its batches are still in use.
+    # Nothing is written back, so the next state may begin while batches of this one are in use.
     mutable = False
 
     def __init__(
@@ -126,7 +127,7 @@ class ResidentGraphs:
         return self._features.nbytes
 
     def run(self, schedule: Schedule | NodeSchedule) -> Iterator[ResidentGraph]:
-        """Brings the states in one by one."""
+        """Loads the states of a schedule and yields them one by one."""
         entering, states = schedule.entering(), schedule.states
         spare = max((len(partitions) for partitions in entering[1:]), default=0)
         self._reserve(max(len(state.partitions) for state in states) + spare)
@@ -161,7 +162,7 @@ class ResidentGraphs:
         dtype, width = self._width or ("float32", 0)
         rows = slots * self.graph.partition_size
         if len(self._features) < rows:
-            # Rows count even where there are no features: they are places of the buffer.
+            # Rows are needed even without features: they are the places of the buffer.
             self._features = np.zeros((rows, width), dtype)
 
     @staticmethod
@@ -171,7 +172,7 @@ class ResidentGraphs:
         entering: tuple[int, ...],
         slots: int,
     ) -> NDArray[np.int64]:
-        """Slots of a state: those that stay keep theirs, the others get free ones."""
+        """Assigns slots for a state: partitions that stay keep theirs, new ones get free slots."""
         used = set(before[before >= 0].tolist())
         free = iter([slot for slot in range(slots) if slot not in used])
         after = np.full_like(before, -1)

@@ -1,8 +1,8 @@
-"""Embeddings passing through the buffer, and who neighbours whom among those that are resident.
+"""The embedding buffer as a source of resident graphs for sampling.
 
-What :class:`~staticgraph.outofcore.buffer.resident.ResidentGraphs` is for features, for values that
-training changes: the same states for a sampler, but a state must be trained to its end before the
-next one is asked for, because what leaves is written then.
+The counterpart of :class:`~staticgraph.outofcore.buffer.resident.ResidentGraphs` for values that
+training changes: the sampler gets the same states, but must finish training on one before it
+requests the next, because the partitions that leave are written then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from staticgraph.outofcore.policies.schedule import NodeSchedule, Schedule
 
 
 class ResidentEmbeddings:
-    """States of a schedule of edges over an embedding buffer that knows a direction."""
+    """The states of an edge schedule, over an embedding buffer with a direction."""
 
     mutable = True
 
@@ -26,19 +26,19 @@ class ResidentEmbeddings:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that the user of the states waited for reading and writing."""
+        """Seconds that the consumer of the states waited for reading and writing."""
         return self.buffer.waited_s
 
     @property
     def times(self) -> list[StateTime]:
-        """Of the states of the last run."""
+        """The times of the states of the last run."""
         return self.buffer.times
 
     def run(self, schedule: Schedule | NodeSchedule) -> Iterator[ResidentGraph]:
-        """Brings the states in one by one; all partitions are written when the last one ends.
+        """Loads the states and yields them one by one; all partitions are written after the last.
 
         Raises:
-            ValueError: the schedule is of nodes: embeddings are trained along edges.
+            ValueError: if the schedule is one of nodes, since embeddings are trained on edges.
         """
         if isinstance(schedule, NodeSchedule):
             raise ValueError("embeddings are trained along edges: give the loader task='link'")

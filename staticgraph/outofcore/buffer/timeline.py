@@ -1,4 +1,4 @@
-"""What the buffer held when, and how long training waited: numbers, and a figure of them."""
+"""A timeline of the buffer's contents and of the time that training waited, with a plot."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from staticgraph.text.how_many import how_many
 
 @dataclass(frozen=True, slots=True)
 class StateTime:
-    """One state of the buffer, in seconds since the epoch began.
+    """The times of one state of the buffer, in seconds since the epoch began.
 
     Attributes:
-        partitions: resident.
-        entered: of these, read for this state.
-        asked_s: when training asked for the state.
-        began_s: when training had it; the difference is waiting.
-        ended_s: when training was done with it.
+        partitions: the resident partitions.
+        entered: those of them that were read for this state.
+        asked_s: when training requested the state.
+        began_s: when training received it; the difference is waiting time.
+        ended_s: when training on it ended.
     """
 
     partitions: tuple[int, ...]
@@ -30,10 +30,10 @@ class StateTime:
 
 
 def plot(times: Sequence[StateTime], num_partitions: int, path: str | Path) -> None:
-    """Draws resident partitions, reads and waits over time into a PNG.
+    """Plots resident partitions, reads and waits over time to an image file.
 
     Raises:
-        ImportError: matplotlib is not installed; it is part of ``staticgraph[train]``.
+        ImportError: if matplotlib is not installed; it is part of ``staticgraph[train]``.
     """
     try:
         from matplotlib.figure import Figure

@@ -1,1 +1,1 @@
-"""A large graph on disk: its partitions, their files, and the embeddings beside them."""
+"""A large graph on disk: its partitions, their files, and their embeddings."""

@@ -1,7 +1,7 @@
-"""Arrays of ``.npy`` and ``.npz`` files; a file that is none is an error that names it.
+"""Reads arrays from ``.npy`` and ``.npz`` files, with one error that names an unreadable file.
 
-What NumPy raises depends on the bytes that happen to stand there: an end of file, a bad archive, a
-request to unpickle. For whoever named the wrong file it is all one thing.
+The exception that NumPy raises depends on the bytes that happen to be in the file: an end of file,
+a bad archive, a request to unpickle. For the user who named the wrong file, they all mean the same.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def open_array(path: str | Path) -> NDArray[Any]:
-    """The array of an ``.npy`` file, memory-mapped.
+    """Opens the array of an ``.npy`` file, memory-mapped.
 
     Raises:
-        FileNotFoundError: no such file.
-        BadGraph: the file is no ``.npy``.
+        FileNotFoundError: if there is no such file.
+        BadGraph: if the file is not an ``.npy`` file.
     """
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -40,15 +40,15 @@ def open_array(path: str | Path) -> NDArray[Any]:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of an ``.npz`` file, by name.
+    """Reads all arrays of an ``.npz`` file, by name.
 
     Raises:
-        UnknownDataset: the file is no ``.npz``.
+        UnknownDataset: if the file is not an ``.npz`` file.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (*UNREADABLE, TypeError, AttributeError) as error:  # the latter two where it is an .npy
+    except (*UNREADABLE, TypeError, AttributeError) as error:  # the latter two for an .npy
         raise UnknownDataset(
             f"{path} is not an .npz file of plain arrays: {why_unreadable(path)}"
         ) from error

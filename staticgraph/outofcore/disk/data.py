@@ -1,6 +1,6 @@
-"""Large graphs by name or path, as the commands take them.
+"""Large graphs by name or path, as the commands accept them.
 
-A file is ``.npz``. Triples have ``train``, ``valid`` and ``test`` as ``[3, T]`` head, relation,
+Files are ``.npz``. Triples have ``train``, ``valid`` and ``test`` as ``[3, T]`` head, relation,
 tail with ``num_entities``; a graph has ``edges [2, E]`` (each undirected edge once) and
 ``num_nodes``, and for node classification ``label``, ``train``, ``val``, ``test`` and binary
 features as rows of indices (``x_indptr``, ``x_indices``, ``x_shape``).
@@ -33,9 +33,9 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LinkData:
-    """Triples in the form that :func:`partition` takes: source, destination, relation.
+    """Edges or triples in the form that :func:`partition` takes: source, destination, relation.
 
-    ``undirected`` where each edge stands once and is true both ways.
+    ``undirected`` means that each edge is listed once and holds in both directions.
     """
 
     name: str
@@ -47,8 +47,10 @@ class LinkData:
 
     @property
     def known(self) -> IntArray:
-        """``[3, K]`` (``[2, K]`` without relations) all that is true, of an undirected graph each
-        edge both ways: filtered ranks leave out only what stands here."""
+        """``[3, K]`` (``[2, K]`` without relations): all true edges, which filtered ranks exclude.
+
+        Those of an undirected graph are included in both directions.
+        """
         once = np.concatenate([self.train, self.valid, self.test], axis=1)
         if not self.undirected:
             return once
@@ -69,10 +71,10 @@ class NodeData:
 
 
 def find(spec: str) -> Path:
-    """The file of a name or a path.
+    """Returns the file for a name or a path.
 
     Raises:
-        UnknownDataset: neither a name that this library knows nor a file.
+        UnknownDataset: if it is neither a file nor a known name whose file is present.
     """
     if (path := Path(spec)).is_file():
         return path
@@ -88,10 +90,10 @@ def find(spec: str) -> Path:
 
 
 def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
-    """Triples; of a graph without splits a share of the edges is held out, twice.
+    """Opens triples, or a graph, of which ``held_out`` of the edges go to each of valid and test.
 
     Raises:
-        UnknownDataset: the file is of another form.
+        UnknownDataset: if the file has another form.
     """
     path = find(spec)
     file = read_arrays(path)
@@ -111,18 +113,21 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
 
 
 def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -> NodeData:
-    """Labelled nodes. Where a graph has neither labels nor features, both are generated: labels are
-    the signs of random values that were averaged over neighbours, features noisy hints of them.
+    """Opens a graph with labelled nodes.
+
+    If the file has no labels, labels and features are generated: a label is the index of the
+    largest of ``classes`` random values that were averaged over neighbours, and features are a
+    noisy encoding of the labels.
 
     Raises:
-        UnknownDataset: the file is of another form.
+        UnknownDataset: if the file has another form.
     """
     path = find(spec)
     file = read_arrays(path)
     _require(path, file, "edges", "num_nodes")
     n = _count(path, file, "num_nodes")
     once = _each_once(path, _ends(path, file, "edges", n, 2), n)
-    # A loop is the same both ways.
+    # A self-loop is the same in both directions.
     edges = np.concatenate([once, once[::-1, once[0] != once[1]]], axis=1)
     if "label" in file:
         _require(path, file, "train", "val", "test", "x_indptr", "x_indices", "x_shape")
@@ -150,7 +155,7 @@ def _generated(name: str, edges: IntArray, n: int, classes: int, width: int, see
 
 
 def _dense(indptr: NDArray[Any], indices: NDArray[Any], width: int) -> NDArray[np.float32]:
-    """Binary rows, each divided by its sum, as is usual for these citation graphs."""
+    """Returns dense binary features, each row divided by its sum, as usual for citation graphs."""
     features = np.zeros((len(indptr) - 1, width), np.float32)
     counts = np.diff(indptr)
     rows = np.repeat(np.arange(len(counts)), counts)
@@ -159,7 +164,7 @@ def _dense(indptr: NDArray[Any], indices: NDArray[Any], width: int) -> NDArray[n
 
 
 def _count(path: Path, file: Mapping[str, NDArray[Any]], name: str) -> int:
-    """A whole number above 0."""
+    """Returns a positive integer."""
     value = file[name]
     if value.ndim or value.dtype.kind not in "iu" or value < 1:
         raise UnknownDataset(f"{path}: {name} is {str(value)[:40]}; a number of nodes is needed")
@@ -169,7 +174,7 @@ def _count(path: Path, file: Mapping[str, NDArray[Any]], name: str) -> int:
 def _ends(
     path: Path, file: Mapping[str, NDArray[Any]], name: str, nodes: int, rows: int
 ) -> IntArray:
-    """``[rows, E]`` int64, whose first and last row (of three) or both rows are nodes."""
+    """Returns ``[rows, E]`` int64, after checking that the first and last rows are nodes."""
     found = file[name]
     if found.ndim != 2 or len(found) != rows or found.dtype.kind not in "iu":
         raise UnknownDataset(
@@ -189,8 +194,10 @@ def _ends(
 
 
 def _each_once(path: Path, edges: IntArray, nodes: int) -> IntArray:
-    """Refuses an undirected edge that stands twice, one way or the other: one of them held out, the
-    other would give it away; and both ways of both are four edges.
+    """Rejects undirected edges that are listed twice, in either direction.
+
+    If one were held out, the other would reveal it; and both directions of both would be four
+    edges.
     """
     key = edges.min(axis=0) * nodes + edges.max(axis=0)
     _, first, place = np.unique(key, return_index=True, return_inverse=True)

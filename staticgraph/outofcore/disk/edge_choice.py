@@ -1,7 +1,7 @@
-"""Edges as a caller names them for ranking -> source, destination, relation, each checked.
+"""Checks the edges given for ranking, and converts them to source, destination, relation.
 
-A table of triples has a row per edge in many libraries and a column per edge here, and NumPy and
-torch index from the end where a number is negative: both would be ranked without a word.
+Tables of triples have one row per edge in many libraries but one column per edge here, and NumPy
+and torch accept negative indices: without a check, both mistakes would be ranked silently.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from staticgraph.text.how_many import how_many
 
 
 def chosen_edges(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArray[np.int64]:
-    """``[3, n]`` int64 in the caller's numbers; relation 0 where the graph has none.
+    """Returns ``[3, n]`` int64 in the caller's numbering; relation 0 if the graph has none.
 
     Args:
-        edges: ``[3, n]`` integers (source, destination, relation), ``[2, n]`` of a graph without
-            relations; of NumPy, torch or lists.
-        graph: says which nodes there are, and whether there are relations.
-        name: what an error calls them.
+        edges: ``[3, n]`` integers (source, destination, relation), or ``[2, n]`` for a graph
+            without relations; a NumPy array, a tensor or lists.
+        graph: the graph, for its number of nodes and whether it has relations.
+        name: the name of the edges in error messages.
 
     Raises:
-        BadGraph: another shape, nodes that the graph does not have, or a negative relation.
+        BadGraph: for another shape or dtype, nodes that do not exist, or relations that are
+            negative or of a graph without relations.
     """
     given = np.asarray(edges)
     rows = 3 if graph.columns == 3 else 2
@@ -54,10 +55,10 @@ def chosen_edges(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArra
 
 
 def require_trained(relation: NDArray[np.int64], num_relations: int, name: str) -> None:
-    """Refuses relations that no edge of training has: nothing was learned of them.
+    """Rejects relations beyond those of the training edges, for which nothing was learned.
 
     Raises:
-        BadGraph: the message names one, and the remedy.
+        BadGraph: if there is one; the message names it, and the remedy.
     """
     unknown = relation >= max(1, num_relations)
     if unknown.any():

@@ -1,8 +1,7 @@
-"""Edges as a caller has them -> chunks of rows, each checked, never all at once.
+"""Reads a caller's edges in checked chunks, never all at once.
 
-An edge is a column of int64: source, destination, and its relation where there are relations. The
-source is read once, front to back, so it may be a function that generates the edges as they are
-asked for.
+An edge is a column of int64: source, destination, and its relation if there are relations. Each
+pass reads the source front to back, so it may be a function that generates the edges on the fly.
 """
 
 from __future__ import annotations
@@ -20,25 +19,26 @@ from staticgraph.text.how_many import how_many
 
 IntArray = NDArray[np.int64]
 EdgeFunction = Callable[[], Iterable[NDArray[Any]]]
-# They are written in the type of node numbers, int32 below as many nodes.
+# Relations are written in the dtype of node numbers, which is int32 below 2**31 nodes.
 MOST_RELATIONS = 2**31 - 1
 Edges = ArrayLike | str | Path | EdgeFunction
 
 
 class EdgeSource:
-    """Rows of edges in chunks, front to back.
+    """Edges in chunks, front to back.
 
     Args:
         edges: ``[2, E]`` or ``[3, E]`` integers (source, destination, relation), the path of such
             an ``.npy`` file, which is memory-mapped, or a function that returns an iterator over
-            such arrays. What is an array to NumPy, such as a tensor on the host or lists, is one.
-        relations: ``[E]`` integers where the edges are ``[2, E]`` and an array.
+            such arrays. Anything that NumPy can convert is accepted as an array, such as a host
+            tensor or lists.
+        relations: ``[E]`` integers, if the edges are an array ``[2, E]``.
         num_nodes: N; every endpoint is below it.
         chunk: edges in memory at once.
 
     Raises (while iterating):
-        BadGraph: an endpoint outside ``[0, N)``, a negative relation or one beyond 2**31, or an
-            array of another form.
+        BadGraph: if an endpoint is outside ``[0, N)``, a relation is negative or at least
+            ``2**31 - 1``, or an array has another form.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class EdgeSource:
         self._relations = None if relations is None else _array(relations, "relations")
         self._num_nodes = num_nodes
         self._chunk = chunk
-        # By its name: the disk needs no torch. PyG's Data can be called, as a function can.
+        # Checked by name, since this module does not need torch. PyG's Data is callable, like a
+        # function.
         kind: type = type(edges)
         if any(base.__name__ == "BaseData" for base in kind.__mro__):
             raise BadGraph(
@@ -67,11 +68,11 @@ class EdgeSource:
         self._check_relations()
 
     def __iter__(self) -> Iterator[IntArray]:
-        """``[2 or 3, n]`` int64 with n up to the chunk; rows are source, destination, relation."""
+        """Yields ``[2 or 3, n]`` int64, n up to ``chunk``: source, destination, relation."""
         start = 0
         for piece in self._pieces():
             _check_form(piece, start)
-            # Once for no edges, too: the number of rows says whether there are relations.
+            # Also once without edges: the number of rows says whether there are relations.
             for low in range(0, max(1, piece.shape[1]), self._chunk):
                 rows = np.ascontiguousarray(piece[:, low : low + self._chunk], dtype=np.int64)
                 self._check_values(rows, start + low)
@@ -87,7 +88,7 @@ class EdgeSource:
         else:
             for low in range(0, max(1, self._edges.shape[1]), self._chunk):
                 span = slice(low, low + self._chunk)
-                # Both to int64 first: NumPy makes floats of int64 beside uint64.
+                # Both to int64 first: NumPy would promote int64 with uint64 to float64.
                 ends, names = self._edges[:, span], self._relations[None, span]
                 yield np.concatenate([ends.astype(np.int64), names.astype(np.int64)])
 

@@ -1,14 +1,14 @@
-"""Embeddings and optimizer state on disk that a kill at any moment cannot spoil.
+"""Embeddings and optimizer state on disk that survive a kill at any moment.
 
-The problem: training rewrites the partitions again and again, and a process may die between any two
-writes, or within one. The idea: every partition has two places in the file. What the last committed
-epoch wrote is never touched; the first write of an epoch goes to the other place and later ones
-there too. A commit makes the data durable and then replaces one small file, which says per
-partition which place counts. The invariant: after a kill, opening finds exactly the last committed
-epoch. It costs twice the disk, and no second write as a redo log would.
+Problem: training rewrites the partitions again and again, and a process may die between any two
+writes, or during one. Idea: every partition has two places in the file. The one written by the last
+committed epoch is never touched; all writes of an epoch go to the other. A commit makes the data
+durable and then replaces one small file, which records the valid place of each partition.
+Invariant: after a kill, opening finds exactly the last committed epoch. This takes twice the disk
+space, but unlike a redo log it writes nothing twice.
 
-A record is ``partition_size`` rows of values behind as many rows of Adagrad sums, float32, so that
-one ``preadv`` fills both arrays of a slot.
+A record is ``partition_size`` rows of values followed by as many rows of Adagrad sums, float32, so
+that one ``preadv`` fills both arrays of a slot.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from staticgraph.text.how_many import how_many
 
 DATA = "embeddings.bin"
 COMMIT = "commit.bin"
-# Stands from before the first byte until epoch 0 is committed: what a kill left of a creation is
-# thus told from embeddings that lost a file.
+# Exists from before the first byte until epoch 0 is committed, to tell an interrupted creation from
+# embeddings that lost a file.
 CREATING = ".creating"
 MAGIC = b"SGEMB001"
 
@@ -39,21 +39,21 @@ FloatArray = NDArray[np.float32]
 
 
 class EmbeddingFile:
-    """Values and sums of all partitions, with commits.
+    """Values and Adagrad sums of all partitions, with commits.
 
     Args:
-        folder: the folder that :meth:`create` made.
-        cached: leave what is read and written in the page cache.
+        folder: a folder made by :meth:`create`.
+        cached: keep data that was read or written in the page cache.
 
     Attributes:
-        num_partitions, partition_size, dimension: ``p``, rows of each, and numbers of a row.
-        epoch: committed epochs.
+        num_partitions, partition_size, dimension: ``p``, rows per partition, and values per row.
+        epoch: the number of committed epochs.
         extras: the other arrays of the commit (relation parameters, a configuration).
-        not_finite: partitions in which, as last written, some value or sum is NaN or infinite.
+        not_finite: partitions whose last write contained a NaN or infinite value or sum.
 
     Raises:
-        FileNotFoundError: nothing was ever committed there.
-        StoreCorrupt: the commit or the data is missing, or not what was written.
+        FileNotFoundError: if nothing was ever committed there.
+        StoreCorrupt: if the commit or the data is missing, or not what was written.
     """
 
     num_partitions: int
@@ -61,7 +61,7 @@ class EmbeddingFile:
     dimension: int
 
     def __init__(self, folder: str | Path, *, cached: bool = True) -> None:
-        # Absolute: commits must not depend on where the process is then.
+        # Absolute, so that commits do not depend on the current directory.
         self.folder: Path = Path(folder).absolute()
         _require_both(self.folder)
         commit = _read_commit(self.folder / COMMIT)
@@ -96,16 +96,16 @@ class EmbeddingFile:
         *,
         cached: bool = True,
     ) -> EmbeddingFile:
-        """Writes the first values, commits them as epoch 0 and opens.
+        """Writes the initial values, commits them as epoch 0 and opens the file.
 
         Args:
-            folder: made where it is missing; embeddings that stand there are replaced.
+            folder: the folder, created if missing; embeddings in it are replaced.
             num_partitions: p.
-            partition_size: rows of a record.
+            partition_size: rows per record.
             dimension: D.
-            initial: gives a partition's values ``[partition_size, D]``.
-            extras: kept with every commit.
-            cached: leave what is read and written in the page cache.
+            initial: returns a partition's values ``[partition_size, D]``.
+            extras: arrays to keep with every commit.
+            cached: keep data that was read or written in the page cache.
         """
         root = Path(folder)
         root.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ class EmbeddingFile:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a partition: values and sums."""
+        """Bytes per partition: values and sums."""
         return 2 * self.partition_size * self.dimension * 4
 
     @property
@@ -139,10 +139,10 @@ class EmbeddingFile:
         return self._file.bytes_read
 
     def read(self, partition: int, values: FloatArray, sums: FloatArray) -> None:
-        """Fills two arrays ``[partition_size, D]`` with what was written last.
+        """Fills two arrays ``[partition_size, D]`` with the last write of a partition.
 
         Raises:
-            StoreCorrupt: the record's checksum differs; the message names file and offset.
+            StoreCorrupt: if the record's checksum differs; the message names file and offset.
         """
         offset = self._offset(partition)
         self._file.read(offset, [values, sums])
@@ -155,12 +155,12 @@ class EmbeddingFile:
             )
 
     def write(self, partition: int, values: FloatArray, sums: FloatArray) -> None:
-        """Writes a partition beside what is committed of it."""
+        """Writes a partition to its uncommitted place."""
         self._place[partition] = 1 - self._committed[partition]
         offset = self._offset(partition)
         self._file.write(offset, [values, sums])
         self._crc[partition] = _checksum(values, sums)
-        # In float64 no sum of float32 overflows, so it is finite exactly where all of them are.
+        # In float64 a sum of float32 values cannot overflow, so it is finite iff all of them are.
         with np.errstate(invalid="ignore"):
             total = values.sum(dtype=np.float64) + sums.sum(dtype=np.float64)
         if np.isfinite(total):
@@ -173,10 +173,11 @@ class EmbeddingFile:
         os.fsync(self._file.descriptor)
 
     def require_latest(self) -> None:
-        """Refuses to go on where another trainer has committed since: one of both would be lost.
+        """Checks that no other trainer has committed since, whose work or this one would be lost.
 
         Raises:
-            RuntimeError: what stands in the folder is not what this object read or wrote last.
+            RuntimeError: if the commit in the folder is not the one that this object last read or
+                wrote.
         """
         if _head(self.folder) != self._read_or_written:
             raise RuntimeError(
@@ -185,10 +186,10 @@ class EmbeddingFile:
             )
 
     def commit(self, extras: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Makes everything written so far the state that a restart finds.
+        """Commits everything written so far as the state that a restart finds.
 
         Raises:
-            RuntimeError: another trainer has committed since.
+            RuntimeError: if another trainer has committed since.
         """
         self.require_latest()
         self.sync()
@@ -201,12 +202,12 @@ class EmbeddingFile:
         self._committed, self._committed_crc = self._place.copy(), self._crc.copy()
 
     def rollback(self) -> None:
-        """Forgets everything written since the last commit."""
+        """Discards everything written since the last commit."""
         self._place, self._crc = self._committed.copy(), self._committed_crc.copy()
         self.not_finite.clear()
 
     def close(self) -> None:
-        """Closes the file; what was not committed is forgotten."""
+        """Closes the file; uncommitted writes are lost."""
         self._file.close()
 
     def _offset(self, partition: int) -> int:
@@ -215,7 +216,7 @@ class EmbeddingFile:
 
 
 def _require_both(folder: Path) -> None:
-    """Raises where one file of the two is gone, or where nothing was ever committed."""
+    """Raises an error if one of the two files is missing, or nothing was ever committed."""
     data, commit = (folder / DATA).exists(), (folder / COMMIT).exists()
     if not commit and (not data or (folder / CREATING).exists()):
         raise FileNotFoundError(
@@ -231,10 +232,10 @@ def _require_both(folder: Path) -> None:
 
 
 def require_only(folder: Path) -> None:
-    """Refuses a folder that holds more than embeddings: it is about to be removed.
+    """Rejects a folder that holds more than embeddings, since it is about to be removed.
 
     Raises:
-        FileExistsError: the message names a file that would be lost.
+        FileExistsError: if it does; the message names a file that would be lost.
     """
     ours = {DATA, COMMIT, CREATING, *(path.name for path in scratch.found(folder / COMMIT, "part"))}
     there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -267,7 +268,7 @@ def _write_commit(
 
 
 def _head(folder: Path) -> bytes:
-    """The checksum with which a commit begins, nothing where there is none."""
+    """Returns the magic bytes and checksum of the commit; empty if there is no commit."""
     try:
         with (folder / COMMIT).open("rb") as file:
             return file.read(len(MAGIC) + 4)

@@ -1,11 +1,11 @@
-"""Edges into p*p cells on disk, in memory that does not depend on how many there are.
+"""Sorts edges into p*p cells on disk, with memory independent of the number of edges.
 
-Two passes. The first reads the edges in chunks, gives the nodes their new numbers, counts the p*p
-cells and appends each edge to the spill file of its source partition. The counts say where each
-cell will stand, so the second pass reads each spill file in slices, sorts a slice by destination
-partition (stable, linear) and writes each run to its place. The invariant: the file holds the edges
-ordered by (source partition, destination partition), in input order within a cell. A slice is
-bounded, so that a hub which owns most edges costs no more memory than anything else.
+There are two passes. The first reads the edges in chunks, renumbers the nodes, counts the edges of
+the p*p cells and appends each edge to the spill file of its source partition. The counts determine
+where each cell goes, so the second pass reads each spill file in slices, sorts a slice by
+destination partition (stable, linear) and writes each run to its place. Invariant: the file holds
+the edges ordered by (source partition, destination partition), in input order within a cell. The
+size of a slice is bounded, so that a hub with most of the edges needs no extra memory.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def sort_edges(
         source: the edges with the caller's node numbers.
         new_ids: ``[N]``; the new number of each node.
         num_partitions: p.
-        size: nodes of a partition.
+        size: nodes per partition.
         folder: an empty folder.
-        chunk: edges in memory at once, a few times over.
-        dtype: of what is written.
-        progress: told a stage and how many edges it has done.
+        chunk: edges in memory at once; there are a few copies of them.
+        dtype: the dtype of the file.
+        progress: called with a stage and the number of edges processed in it.
 
     Returns:
-        Where each cell begins, ``[p * p + 1]`` int64, in edges; columns of a row; and the number
-        of relations (0 without).
+        Where each cell begins, ``[p * p + 1]`` int64, in edges; the columns of a row; and the
+        number of relations (0 without relations).
     """
     counts = np.zeros((num_partitions, num_partitions), dtype=np.int64)
     columns, relations = _spill(source, new_ids, size, counts, folder, dtype, progress)
@@ -86,7 +86,7 @@ def _spill(
         _count_cells(written, size, counts)
         for partition in np.flatnonzero(np.diff(starts)).tolist():
             with (folder / f"spill-{partition}").open("ab") as file:
-                # Not tofile, which says of a full disk how many numbers it wrote.
+                # Not tofile, whose error for a full disk only gives the number of items written.
                 file.write(ordered[starts[partition] : starts[partition + 1]].data)
         done += rows.shape[1]
         progress("count", done)
@@ -134,7 +134,7 @@ def _place(
 
 
 def write_all(file: int, array: NDArray[np.generic], offset: int) -> None:
-    """``pwrite`` until everything is written; one call may write less."""
+    """Calls ``pwrite`` until everything is written, since one call may write less."""
     data = np.ascontiguousarray(array).data.cast("B")
     while data:
         written = os.pwrite(file, data, offset)
@@ -143,7 +143,7 @@ def write_all(file: int, array: NDArray[np.generic], offset: int) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def _partition_rows(rows, column, size, starts, ordered):
-    """Stable counting sort of rows by the partition of one column."""
+    """Sorts rows by the partition of one column, with a stable counting sort."""
     for e in range(rows.shape[0]):
         starts[rows[e, column] // size + 1] += 1
     for k in range(1, len(starts)):

@@ -1,7 +1,6 @@
-"""Features as a caller has them -> rows of numbers that can be written and read again.
+"""Reads a caller's features as rows of numbers that can be written and read back.
 
-The file holds bare bytes, so whatever says how to read them, the byte order too, must be the same
-for everybody: rows are written in the order of the machine.
+The file holds raw bytes without a header, so rows are always converted to the machine's byte order.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from staticgraph.errors import BadGraph
 from staticgraph.outofcore.disk.array_files import open_array
 
-# Beyond 8 bytes torch has no numbers that NumPy has, too.
+# torch and NumPy share no real dtype wider than 8 bytes.
 WIDEST_BYTES = 8
 
 
@@ -24,16 +23,16 @@ class FeatureRows:
     """``[N, F]`` features, read by rows.
 
     Args:
-        features: an array, memory-mapped or not, a tensor on the host, lists, or the path of an
-            ``.npy``, which is memory-mapped.
+        features: an array, memory-mapped or not, a host tensor, lists, or the path of an ``.npy``,
+            which is memory-mapped.
         num_nodes: N.
 
     Attributes:
-        dtype: as it is written.
+        dtype: the dtype in which rows are written.
         width: F.
 
     Raises:
-        BadGraph: another shape, or no numbers that torch and NumPy have in common.
+        BadGraph: if the shape is another one, or the dtype is not one that torch and NumPy share.
     """
 
     dtype: np.dtype[Any]
@@ -52,11 +51,11 @@ class FeatureRows:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a node."""
+        """Bytes per node."""
         return self.width * self.dtype.itemsize
 
     def blocks(self, nodes: NDArray[np.int64], size: int) -> Iterator[NDArray[Any]]:
-        """``[size, F]`` rows of so many of these nodes a time, the last ones fewer."""
+        """Yields the rows of these nodes in blocks ``[size, F]``; the last may be smaller."""
         for low in range(0, len(nodes), size):
             yield np.ascontiguousarray(self._rows[nodes[low : low + size]], self.dtype)
 

@@ -1,11 +1,11 @@
-"""A partitioned graph, opened: sizes in memory, edges and features read by block.
+"""An open partitioned graph: sizes are in memory, edges and features are read by block.
 
-The numbers here are the new ones, given when the graph was partitioned: node v is in partition
-v // partition_size. ``node_ids`` leads back to the caller's. Read-only; what training changes lives
-in :mod:`staticgraph.outofcore.disk.embeddings`.
+Node numbers are the new ones assigned by partitioning: node v is in partition v // partition_size.
+``node_ids`` maps them back to the caller's numbers. The graph is read-only; values that training
+changes are in :mod:`staticgraph.outofcore.disk.embeddings`.
 
-A cell of edges and a partition of features are compared with their checksums, and their nodes
-with their partitions, when they are first read: everything behind trusts them without looking.
+When a cell of edges or a partition of features is first read, it is checked against its checksum,
+and the nodes of the cell's edges against their partitions: all later code relies on this.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from staticgraph.outofcore.policies.schedule import Cell
 
 
 class PartitionedGraph:
-    """A folder that :func:`staticgraph.outofcore.partition` wrote.
+    """A folder written by :func:`staticgraph.outofcore.partition`.
 
     Args:
         folder: the folder.
-        verify: read everything once and compare checksums now, not when a block is first read.
-        cached: leave what is read in the page cache; so for the embeddings of its trainers.
+        verify: read everything and check all checksums now, not when a block is first read.
+        cached: keep data that was read in the page cache; also used for the embeddings of its
+            trainers.
 
     Raises:
-        FileNotFoundError: no partitioned graph is there.
-        StoreCorrupt: a file is missing, cut or changed; the message names file and offset.
+        FileNotFoundError: if there is no partitioned graph.
+        StoreCorrupt: if a file is missing, truncated or changed; the message names file and offset.
     """
 
     folder: Path
     cached: bool
 
     def __init__(self, folder: str | Path, *, verify: bool = False, cached: bool = True) -> None:
-        # Absolute: what is read later must not depend on where the process is then.
+        # Absolute, so that later reads do not depend on the current directory.
         self.folder, self.cached = Path(folder).absolute(), cached
         self.manifest: Manifest = Manifest.load(self.folder, verify)
         m = self.manifest
@@ -79,7 +80,7 @@ class PartitionedGraph:
         """``[N]`` the caller's number of each node, memory-mapped.
 
         Raises:
-            StoreCorrupt: they are not what was written, or not every number once.
+            StoreCorrupt: if they are not what was written, or not a permutation.
         """
         self.manifest.files[NODE_IDS].check(self.folder / NODE_IDS, contents=True)
         ids = self._array(NODE_IDS, np.dtype(np.int64), self.num_nodes, mmap_mode="r")
@@ -100,8 +101,10 @@ class PartitionedGraph:
 
     @property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits that change with the numbering of the nodes, with the cut into
-        partitions and with any edge (SHA-256 of the files' checksums)."""
+        """Sixteen hex digits that change with any edge, the node numbering or the partitioning.
+
+        Computed as SHA-256 of the files' checksums.
+        """
         files = self.manifest.files
         said = [self.num_nodes, self.num_partitions, self.partition_size]
         for name in ("node_ids.npy", "offsets.npy", "edges.bin"):
@@ -109,12 +112,14 @@ class PartitionedGraph:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
     def nodes_of(self, partition: int) -> int:
-        """Real nodes of a partition; the last may have fewer."""
+        """Returns the number of nodes in a partition; the last may have fewer."""
         return min(self.partition_size, self.num_nodes - partition * self.partition_size)
 
     def read_cells(self, cells: Sequence[Cell]) -> NDArray[Any]:
-        """``[n, 2 or 3]``: source, (relation,) destination of the edges of these cells, in the
-        order of the file. Cells that stand together are read at once."""
+        """Returns ``[n, 2 or 3]``: source, (relation,) destination of the edges of these cells.
+
+        Edges are in the order of the file; adjacent cells are read at once.
+        """
         wanted = sorted(i * self.num_partitions + j for i, j in cells)
         total = sum(int(self.offsets[k + 1] - self.offsets[k]) for k in wanted)
         rows = np.empty((total, self.columns), dtype=self.dtype)
@@ -131,7 +136,7 @@ class PartitionedGraph:
         return rows
 
     def _check_cell(self, cell: int, rows: NDArray[Any], shift: int) -> None:
-        """Compares a cell that is read for the first time; edge e stands in row e + shift."""
+        """Checks a cell when it is first read; edge e is in row e + shift."""
         if self._read_cells[cell]:
             return
         low, high = self.offsets[cell : cell + 2].tolist()
@@ -166,8 +171,8 @@ class PartitionedGraph:
         """Fills the first ``nodes_of(partition)`` rows of ``into`` (``[partition_size, F]``).
 
         Raises:
-            ValueError: the graph was partitioned without features.
-            StoreCorrupt: they are not what was written.
+            ValueError: if the graph was partitioned without features.
+            StoreCorrupt: if they are not what was written.
         """
         if self.feature_file is None or self.manifest.features is None:
             raise ValueError(f"{self.folder} was partitioned without features; give features=")
@@ -186,10 +191,9 @@ class PartitionedGraph:
         self._read_features[partition] = True
 
     def degrees(self, direction: Direction = "in", *, loops: bool = True) -> NDArray[np.int32]:
-        """``[N]`` neighbours of each node in the whole graph, resident or not, without the node
-        itself where not ``loops``.
+        """Returns ``[N]`` degrees in the whole graph; without self-loops if not ``loops``.
 
-        Counted in one pass over the edges, a partition's at a time, and kept.
+        Counted in one pass over the edges, one partition at a time, and cached.
         """
         if (direction, loops) not in self._degrees:
             total = np.zeros(self.num_nodes, np.int32)
@@ -204,11 +208,11 @@ class PartitionedGraph:
         return self._degrees[direction, loops]
 
     def _array(self, name: str, dtype: np.dtype[Any], length: int, **options: Any) -> NDArray[Any]:
-        """A vector of a file whose bytes were compared, of the form that it must have."""
+        """Loads a vector from a file whose bytes were checked, and checks its dtype and length."""
         path = self.folder / name
         try:
             array = np.load(path, allow_pickle=False, **options)
-        except Exception as error:  # NumPy raises whatever a header happens to lead to
+        except Exception as error:  # the exception depends on the bytes
             raise StoreCorrupt(f"{path} is not an array ({error}); partition again") from None
         if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != (dtype, (length,)):
             raise StoreCorrupt(

@@ -1,10 +1,10 @@
-"""What a partitioned graph's folder holds, said once and checked whenever it is opened.
+"""The manifest of a partitioned graph's folder, which is checked whenever the graph is opened.
 
-The manifest carries the format's version, the sizes, and per file its bytes and the CRC-32 of each
-block (a partition of features, a source partition of edges), and a digest of all of that, so that
-damage is reported with the file and the offset where it begins. It is written last: a folder
-without one is not a graph. What it says is not trusted for having the right digest: sizes that do
-not fit each other are refused here, the values of files where they are first read.
+The manifest holds the format version, the sizes, the length of each file, the CRC-32 of each block
+(a partition of features, a source partition of edges), and a digest of all of that, so that damage
+is reported with the file and the offset where it begins. It is written last: a folder without one
+is not a graph. A correct digest does not make it trusted: inconsistent sizes are rejected here, and
+the values of files are checked when they are first read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from staticgraph.files.folder import Kind, repair
 from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.outofcore"
-# 2: a checksum of each cell of edges, a digest of the manifest.
+# 2: a checksum for each cell of edges, a digest of the manifest.
 VERSION = 2
 NAME = "manifest.json"
 KIND = Kind("partitioned graph", FORMAT, NAME, lambda manifest: manifest["files"])
@@ -37,7 +37,7 @@ EDGES, FEATURES = "edges.bin", "features.bin"
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """One file: its bytes, where its blocks begin, and each block's CRC-32."""
+    """One file: its length in bytes, where its blocks begin, and the CRC-32 of each block."""
 
     bytes: int
     blocks: tuple[int, ...]
@@ -45,7 +45,7 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path, blocks: Sequence[int] = (0,)) -> FileRecord:
-        """Reads a file once; ``blocks`` are ascending offsets, the first of them 0."""
+        """Computes the record of a file; ``blocks`` are ascending offsets that start with 0."""
         ends = (*blocks[1:], path.stat().st_size)
         with path.open("rb") as file:
             sums = tuple(
@@ -54,7 +54,7 @@ class FileRecord:
         return cls(path.stat().st_size, tuple(blocks), sums)
 
     def check(self, path: Path, contents: bool) -> None:
-        """Raises StoreCorrupt where the file is missing, of another length or other contents."""
+        """Raises StoreCorrupt if the file is missing, or its length or contents differ."""
         found = path.stat().st_size if path.exists() else None
         if found != self.bytes:
             raise StoreCorrupt(
@@ -90,18 +90,19 @@ class Manifest:
     near: int = 0
 
     def save(self, folder: Path) -> None:
-        """Writes the manifest in one move."""
+        """Writes the manifest atomically."""
         document.save(
             folder / NAME, {"format": FORMAT, "version": VERSION, **asdict(self)}, indent=None
         )
 
     @classmethod
     def load(cls, folder: Path, verify: bool = False) -> Manifest:
-        """Reads and checks.
+        """Reads the manifest and checks it and the files.
 
         Raises:
-            FileNotFoundError: there is no manifest.
-            StoreCorrupt: another format or version, or a file that is not as it was written.
+            FileNotFoundError: if there is no manifest.
+            StoreCorrupt: if the format or version is another one, or a file is not as it was
+                written.
         """
         repair(folder)
         path = folder / NAME
@@ -131,7 +132,7 @@ class Manifest:
                 "partition again"
             ) from None
         for name, record in manifest.files.items():
-            # Small files are always compared; the others where they are read, or here if asked.
+            # These small files are always checked; others when they are read, or here if requested.
             record.check(folder / name, verify or name in (OFFSETS, SUMS))
         return manifest
 
@@ -153,7 +154,7 @@ class Manifest:
         return manifest
 
     def _require_consistent(self) -> None:
-        """Raises ValueError where sizes contradict each other."""
+        """Raises ValueError if sizes are inconsistent."""
         n, p, size = self.num_nodes, self.num_partitions, self.partition_size
         counts = (n, self.num_edges, p, size, self.num_relations, self.columns, self.near)
         if not all(type(count) is int and count >= 0 for count in counts):

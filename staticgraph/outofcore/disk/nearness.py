@@ -1,16 +1,16 @@
-"""How near the training nodes a node is: how often sampling from them reaches it.
+"""Measures how near each node is to the training nodes: how often sampling from them reaches it.
 
-The problem: a training node sees only the resident part of its neighbourhood, and where nodes are
-numbered at random that is as small a part as the buffer is of the graph. Training nodes are few, so
-what they reach within the hops of a model is often no more than the buffer holds. The idea: number
-the other nodes by how often walks from the training nodes visit them, so that the partitions right
-behind those of the training nodes hold their neighbourhoods (:class:`NodeCache` with ``near``
-keeps these resident).
+Problem: a training node sees only the resident part of its neighbourhood; if nodes are numbered at
+random, that is only as large a share as the buffer is of the graph. Training nodes are few, so the
+nodes within reach of a model's hops often fit in the buffer. Idea: number the other nodes by how
+often random walks from the training nodes visit them, so that the partitions right after those of
+the training nodes hold their neighbourhoods (:class:`NodeCache` with ``near`` keeps these
+resident).
 
-Walks go from a node to the source of any of its incoming edges, each as likely as the others, as
-sampling does. Memory is five numbers per node; edges are read once per hop and once for degrees.
-Related: PaGraph (Lin et al., SoCC 2020), which caches by degree, and GNNLab (Yang et al., EuroSys
-2022), which caches by how often a node was sampled.
+A walk moves from a node to the source of a uniformly chosen incoming edge, as sampling does. Memory
+is five numbers per node; edges are read once per hop and once for degrees. Related: PaGraph (Lin et
+al., SoCC 2020), which caches by degree, and GNNLab (Yang et al., EuroSys 2022), which caches by how
+often a node was sampled.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from staticgraph.outofcore.disk.edge_source import EdgeSource
 def visits(
     source: EdgeSource, training: NDArray[np.int64], num_nodes: int, hops: int
 ) -> NDArray[np.float64]:
-    """``[N]`` expected visits of each node by one walk of ``hops`` steps from each training node.
+    """Returns ``[N]``: the expected visits to each node by one random walk from each training node.
 
     Args:
         source: the edges, read ``hops + 1`` times.
-        training: distinct nodes.
+        training: distinct training nodes.
         num_nodes: N.
-        hops: steps of a walk.
+        hops: steps per walk.
     """
     degrees = np.zeros(num_nodes, np.int64)
     for rows in source:

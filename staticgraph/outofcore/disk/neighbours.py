@@ -1,8 +1,8 @@
 """The resident part of a graph as row pointers, for sampling.
 
-Rows are places in the buffer, not nodes of the whole graph; a row that no resident node stands in
-has no neighbours. Both directions are kept where both are asked for: the sources of a row's
-incoming edges and the destinations of its outgoing ones.
+Rows are places in the buffer, not nodes of the whole graph; a row without a resident node has no
+neighbours. With direction ``both``, the sources of a row's incoming edges and the destinations of
+its outgoing edges are kept separately.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Neighbours:
     """Neighbours by row.
 
     Attributes:
-        pointers: one ``[rows + 1]`` a direction (incoming first).
-        indices: one ``[edges]`` a direction, int32 rows.
+        pointers: one ``[rows + 1]`` per direction (incoming first).
+        indices: one ``[edges]`` per direction, int32 rows.
     """
 
     pointers: tuple[IntArray, ...]
@@ -34,10 +34,10 @@ class Neighbours:
     def of(
         cls, source: NDArray[Any], destination: NDArray[Any], rows: int, direction: Direction = "in"
     ) -> Neighbours:
-        """Sorts edges ``[e]``, ``[e]`` of rows; linear in rows and edges, input order kept.
+        """Groups edges, given as rows ``[e]`` and ``[e]``, by row; linear time, input order kept.
 
         Raises:
-            ValueError: a direction of another name.
+            ValueError: if the direction is unknown.
         """
         ways = {
             "in": ((destination, source),),
@@ -57,11 +57,11 @@ class Neighbours:
 
     @property
     def rows(self) -> int:
-        """Rows of the buffer."""
+        """Number of rows of the buffer."""
         return len(self.pointers[0]) - 1
 
     def degrees(self, *, loops: bool = True) -> IntArray:
-        """``[rows]`` neighbours in all directions kept; without itself where not ``loops``."""
+        """Returns ``[rows]`` degrees over all directions; without self-loops if not ``loops``."""
         total = np.zeros(self.rows, np.int64)
         for pointer, neighbours in zip(self.pointers, self.indices, strict=True):
             total += np.diff(pointer)

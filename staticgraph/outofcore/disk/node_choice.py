@@ -1,6 +1,6 @@
-"""Nodes as a caller names them -> their numbers: integers, or a mask such as ``data.train_mask``.
+"""Converts a selection of nodes to node numbers: integers, or a mask such as ``data.train_mask``.
 
-A mask is integers to NumPy: read as such, it names nodes 0 and 1.
+A mask must be recognised first: converted to integers, it would select nodes 0 and 1.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from staticgraph.text.how_many import how_many
 
 
 def chosen_nodes(nodes: ArrayLike, num_nodes: int, name: str) -> NDArray[np.int64]:
-    """``[n]`` int64, in the caller's order; of a mask, the nodes where it is true.
+    """Returns ``[n]`` int64, in the caller's order; for a mask, the nodes where it is true.
 
     Args:
         nodes: ``[n]`` integers or ``[N]`` bool.
         num_nodes: N.
-        name: what an error calls them.
+        name: the name of the nodes in error messages.
 
     Raises:
-        BadGraph: numbers outside ``[0, N)``, a mask of another length, or no integers.
+        BadGraph: if a number is outside ``[0, N)``, a mask has another length, or the values are
+            not integers.
     """
     given = np.asarray(nodes)
     if given.dtype == bool:
@@ -45,10 +46,10 @@ def chosen_nodes(nodes: ArrayLike, num_nodes: int, name: str) -> NDArray[np.int6
 
 
 def class_labels(labels: ArrayLike, num_nodes: int) -> NDArray[np.int64]:
-    """``[N]`` int64, a class for each node, -1 where it has none.
+    """Returns ``[N]`` int64: the class of each node, -1 for a node without one.
 
     Raises:
-        ValueError: another shape, or values that are no whole numbers from -1 on.
+        ValueError: if the shape is another one, or a value is not a whole number of at least -1.
     """
     given = np.asarray(labels)
     if given.shape[:1] != (num_nodes,):

@@ -1,11 +1,11 @@
-"""Cutting a graph into partitions on disk, in bounded memory.
+"""Partitions a graph on disk, in bounded memory.
 
-Nodes get new numbers at random (training nodes first, where they are named, and behind them, where
-that is asked for, those that they reach most), so that partitions are alike whatever order the
-caller's numbers have; a node's partition is its new number divided by ceil(N / p). What is written:
-the edges by cell, the features in the new order, the way back to the caller's numbers, and a
-manifest. The only arrays as long as the graph is wide are two of one integer a node, and with
-``near`` five more. Source: MariusGNN, EuroSys 2023, section 3.
+Nodes are renumbered at random (training nodes first, if given, and with ``near`` the nodes that
+they reach most often next), so that partitions are alike whatever order the caller's numbers have;
+a node's partition is its new number divided by ceil(N / p), rounded down. The folder contains the
+edges by cell, the features in the new order, the caller's number of each node, and a manifest. The
+only arrays with one entry per node are two of integers, and five more with ``near``. Source:
+MariusGNN, EuroSys 2023, section 3.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from staticgraph.outofcore.disk.whole_number import whole_number
 from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES
 from staticgraph.text.how_many import how_many
 
-# Edges in memory at once: 4 Mi rows of three int64, four times over, are 400 MiB.
+# Edges in memory at once: four copies of 4 Mi rows of three int64 take 400 MiB.
 CHUNK = 1 << 22
 
 
@@ -61,29 +61,31 @@ def partition(
     """Writes a graph as partitions and opens it.
 
     Args:
-        edges: ``[2, E]`` or ``[3, E]`` integers (source, destination, relation), of NumPy, torch or
-            lists, the path of such an ``.npy``, or a function that returns an iterator over such
-            arrays.
+        edges: ``[2, E]`` or ``[3, E]`` integers (source, destination, relation): a NumPy array,
+            tensor or lists, the path of an ``.npy``, or a function that returns an iterator over
+            such arrays.
         num_nodes: N.
-        num_partitions: p; ``auto`` makes partitions of features of about one efficient read.
-        folder: where to; made where it is missing.
-        features: ``[N, F]`` numbers, also memory-mapped or a tensor, or the path of an ``.npy``.
-        relations: ``[E]`` integers, where the edges are ``[2, E]``.
+        num_partitions: p; ``auto`` chooses p so that the features of a partition take about one
+            efficient read.
+        folder: the target folder; created if missing.
+        features: ``[N, F]`` numbers, as an array, memory-mapped or not, a tensor, or the path of an
+            ``.npy``.
+        relations: ``[E]`` integers, if the edges are ``[2, E]``.
         training_nodes: nodes, or a mask, to number first, so that they fill the first partitions.
-        near: number the other nodes by how often that many hops from the training nodes reach them,
-            as many as the model has layers, for ``NodeCache(near=)``; 0 numbers them at random. The
-            edges are read ``near + 1`` times more, so a function that makes them is called so often
-            and must make the same ones.
-        seed: of the new numbers.
+        near: order the other nodes by how often random walks of this many hops from the training
+            nodes reach them, for ``NodeCache(near=)``; use the model's number of layers. 0 orders
+            them at random. The edges are read ``near + 1`` more times, and a function must return
+            the same ones each time.
+        seed: the seed of the renumbering.
         chunk: edges in memory at once.
-        progress: called with a stage and how many edges it has done.
-        overwrite: replace a partitioned graph that stands there.
+        progress: called with a stage and the number of edges processed in it.
+        overwrite: replace an existing partitioned graph.
 
     Raises:
-        BadGraph: an edge outside the graph, features of another length or of no numbers, partitions
-            that would be empty; the message names the item and the remedy.
-        FileExistsError: the folder holds a partitioned graph and was not to be replaced, or
-            anything else; the message names it, and nothing is touched.
+        BadGraph: if an edge is outside the graph, features have another length or are not numbers,
+            or partitions would be empty; the message names the item and the remedy.
+        FileExistsError: if the folder holds a partitioned graph and ``overwrite`` is false, or
+            anything else; the message names it, and nothing is changed.
     """
     num_nodes, near = whole_number(num_nodes, "num_nodes"), whole_number(near, "near")
     seed, chunk = whole_number(seed, "seed"), whole_number(chunk, "chunk")
@@ -138,7 +140,7 @@ def partition(
 
 
 def _partition_size(num_nodes: int, p: int) -> int:
-    """ceil(N / p), refused where partitions at the end would be empty."""
+    """Returns ceil(N / p); rejects p if partitions at the end would be empty."""
     if p < 1:
         raise BadGraph(f"num_partitions={p}; give at least 1")
     size = math.ceil(num_nodes / p)
@@ -153,7 +155,7 @@ def _partition_size(num_nodes: int, p: int) -> int:
 
 
 def _auto(num_nodes: int, row_bytes: int) -> int:
-    """Partitions of one efficient read, as many as a power of two, at most 1,024, none empty."""
+    """Returns p for partitions of one efficient read: a power of two, at most 1,024, none empty."""
     wanted = max(1, min(1024, num_nodes * row_bytes // EFFICIENT_READ_BYTES))
     p = 1 << (wanted.bit_length() - 1)
     while math.ceil(num_nodes / math.ceil(num_nodes / p)) != p:
@@ -166,7 +168,7 @@ def _training(nodes: ArrayLike | None, num_nodes: int) -> NDArray[np.int64]:
 
 
 def _order(num_nodes: int, first: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """The caller's number of each new number."""
+    """Returns the caller's number for each new number."""
     rng = np.random.default_rng(seed)
     if not len(first):
         return rng.permutation(num_nodes)
@@ -176,8 +178,8 @@ def _order(num_nodes: int, first: NDArray[np.int64], seed: int) -> NDArray[np.in
 
 
 def _nearest_first(node_ids: NDArray[np.int64], begin: int, reached: NDArray[np.float64]) -> None:
-    """Sorts the nodes from ``begin`` on by how often they are reached, in place."""
-    # In float32, so that nodes that are as near differ by chance and not by the chunks.
+    """Sorts the nodes from ``begin`` on in place, those reached most often first."""
+    # In float32, so that ties keep their random order and are not decided by rounding per chunk.
     often, rest = reached.astype(np.float32), node_ids[begin:]
     node_ids[begin:] = rest[np.argsort(-often[rest], kind="stable")]
 
@@ -189,14 +191,14 @@ def _write_tables(
     places: NDArray[np.int64],
     p: int,
 ) -> dict[str, FileRecord]:
-    """Writes what finds nodes and cells, and the sums of the cells, beside the sorted edges.
+    """Writes node ids, cell offsets and cell checksums next to the sorted edges.
 
     Args:
-        folder: holds the edges.
-        node_ids: the caller's number of each new number.
+        folder: the folder with the edges.
+        node_ids: the caller's number for each new number.
         offsets: ``[p * p + 1]`` edges before each cell.
         places: the same in bytes.
-        p: partitions.
+        p: the number of partitions.
     """
     np.save(folder / NODE_IDS, node_ids)
     np.save(folder / OFFSETS, offsets)
@@ -211,9 +213,9 @@ def _write_tables(
 
 
 def _write_features(rows: FeatureRows, ids: NDArray[np.int64], size: int, path: Path) -> FileRecord:
-    """Writes them in the new order; the file, with where each partition of ``size`` begins."""
+    """Writes features in the new order; returns the file's record, with one block per partition."""
     with path.open("wb") as file:
         for block in rows.blocks(ids, size):
-            # Not tofile, which says of a full disk how many numbers it wrote.
+            # Not tofile, whose error for a full disk only gives the number of items written.
             file.write(block.data)
     return FileRecord.of(path, [low * rows.row_bytes for low in range(0, len(ids), size)])

@@ -1,12 +1,12 @@
-"""Whole blocks of a file into arrays that are there already, by ``preadv``, and back.
+"""Reads blocks of a file into existing arrays with ``preadv``, and writes them back.
 
-Few large reads instead of many small ones, into memory that never moves, without a shared file
-position: several threads may read one file. A short read is an error with file and offset, because
-the manifest said that the bytes are there.
+Reads are few and large, go into memory that never moves, and use no shared file position, so that
+several threads can read one file. A short read is an error that names file and offset, because the
+manifest says that the bytes exist.
 
-The system keeps what was read in its page cache. That is a second copy of whatever memory is left,
-and it hides from a measurement whether the disk was read at all; ``cached=False`` gives the pages
-back as soon as a block is in its array, or on the disk.
+The operating system keeps data that was read in its page cache. That is a second copy, which fills
+the free memory, and it hides from measurements whether the disk was read at all; ``cached=False``
+drops the pages as soon as a block is in its array, or on the disk.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from staticgraph.text.how_many import how_many
 
 
 class BlockFile:
-    """A file that is read in blocks; counts what it read.
+    """A file that is read and written in blocks; counts reads and bytes read.
 
     Args:
         path: the file.
-        writable: whether it is written too.
-        cached: leave blocks in the page cache; otherwise a write waits for the disk.
+        writable: open it for writing, too.
+        cached: keep blocks in the page cache; if False, a write waits for the disk.
     """
 
     path: Path
@@ -42,10 +42,10 @@ class BlockFile:
         self.reads: int = 0
 
     def read(self, offset: int, into: Sequence[NDArray[Any]]) -> None:
-        """Fills the arrays, contiguous each, one behind the other, from ``offset`` on.
+        """Fills contiguous arrays, one after the other, from ``offset`` on.
 
         Raises:
-            StoreCorrupt: the file ends before they are full.
+            StoreCorrupt: if the file ends before they are full.
         """
         views = [array.data.cast("B") for array in into if array.size]
         at = offset
@@ -64,13 +64,13 @@ class BlockFile:
         self._forget(offset, at)
 
     def write(self, offset: int, arrays: Sequence[NDArray[Any]]) -> None:
-        """Writes the arrays, contiguous each, one behind the other, from ``offset`` on."""
+        """Writes contiguous arrays, one after the other, from ``offset`` on."""
         at = offset
         for array in arrays:
             write_all(self.descriptor, array, at)
             at += array.nbytes
         if not self.cached:
-            # Only clean pages can be given back.
+            # Only clean pages can be dropped.
             os.fdatasync(self.descriptor)
         self._forget(offset, at)
 
@@ -79,7 +79,7 @@ class BlockFile:
             os.posix_fadvise(self.descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Closes the file; nothing where it is closed already."""
+        """Closes the file; does nothing if it is already closed."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -90,7 +90,7 @@ class BlockFile:
 
 
 def _after(views: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of the views once ``count`` bytes are filled."""
+    """Returns the remaining views after ``count`` bytes were filled."""
     while views and count >= views[0].nbytes:
         count -= views[0].nbytes
         views = views[1:]

@@ -1,4 +1,4 @@
-"""A whole number as a caller has it: of Python, NumPy (``edges.max() + 1``) or torch."""
+"""Converts integers of Python, NumPy (``edges.max() + 1``) or torch to ``int``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from staticgraph.errors import BadGraph
 
 
 def whole_number(value: SupportsIndex, name: str) -> int:
-    """The same number of Python.
+    """Returns a whole number as a Python ``int``.
 
     Args:
-        value: what was given.
-        name: what an error calls it.
+        value: the given value.
+        name: its name in error messages.
 
     Raises:
-        BadGraph: it is not a whole number.
+        BadGraph: if it is not a whole number.
     """
     try:
         return operator.index(value)

@@ -1,1 +1,1 @@
-"""Which partitions are resident together, and in what order."""
+"""Policies: which partitions are resident together, and in what order."""

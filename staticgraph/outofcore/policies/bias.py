@@ -1,11 +1,11 @@
-"""How far a schedule is from training on the edges in random order, as one number.
+"""Measures how far a schedule is from training on the edges in random order.
 
-After each state, each partition has met some share of the edges that touch it. In random order all
-shares would be equal; the bias is the largest difference between any two, over all states: 0 is
-random, 1 means that one partition had finished before another began. MariusGNN takes the shares per
-node; on graphs with nodes of one edge that form is 1 for every policy, because such a node goes
-from nothing to everything at once, so shares are taken per partition, which weighs nodes by their
-edges.
+After each state, each partition has processed some share of the edges that touch it. In random
+order all shares would be equal; the bias is the largest difference between any two, over all
+states: 0 is random, 1 means that one partition had finished before another began. MariusGNN takes
+the shares per node; on graphs with nodes of degree one, that bias is 1 for every policy, because
+such a node goes from none to all of its edges at once. Shares are therefore taken per partition,
+which weighs nodes by their edges.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from staticgraph.outofcore.policies.schedule import Schedule
 
 
 def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = None) -> float:
-    """The largest difference of progress between two partitions, 0 to 1.
+    """Returns the largest difference in progress between two partitions, from 0 to 1.
+
+    Partitions that no edge touches are ignored.
 
     Args:
-        schedule: of one epoch.
-        cell_sizes: ``[p, p]`` edges per cell; all alike where None.
-
-    Partitions that no edge touches are left out.
+        schedule: the schedule of one epoch.
+        cell_sizes: ``[p, p]`` edges per cell; all equal if None.
     """
     progress = progress_by_partition(schedule, cell_sizes)
     if not progress.shape[1]:
@@ -34,10 +34,10 @@ def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = Non
 def progress_by_partition(
     schedule: Schedule, cell_sizes: ArrayLike | None = None
 ) -> NDArray[np.float64]:
-    """``[states, touched partitions]``: the share of a partition's edges met after each state.
+    """Returns ``[states, touched partitions]``: shares of edges processed after each state.
 
     Raises:
-        ValueError: ``cell_sizes`` is of other partitions than the schedule.
+        ValueError: if ``cell_sizes`` does not have the schedule's number of partitions.
     """
     p = schedule.num_partitions
     sizes = np.ones((p, p)) if cell_sizes is None else np.asarray(cell_sizes, np.float64)

@@ -1,12 +1,12 @@
-"""Which partitions are in the buffer when nodes, not edges, are trained on.
+"""Policies that choose the resident partitions for training on nodes instead of edges.
 
-A training node needs its neighbourhood, of which only the resident part can be sampled. Training
-nodes are few, so the published answer stores them in the first partitions and keeps those resident
-all epoch, beside a random choice of the others that is drawn again each epoch: no swap within an
-epoch. Where the partitions behind them hold what the training nodes reach
-(:mod:`staticgraph.outofcore.disk.nearness`), those are kept too: in place of a random part of each
-neighbourhood all of it is there, or most. Where training nodes are too many for that, they stay
-dispersed over all partitions, which then pass through the buffer a group at a time. Source:
+A training node needs its neighbourhood, of which only the resident part can be sampled. If training
+nodes are few, the published policy stores them in the first partitions and keeps those resident for
+the whole epoch, together with a random choice of the others that is redrawn each epoch: no swaps
+within an epoch. If the partitions after them hold the nodes that training nodes reach
+(:mod:`staticgraph.outofcore.disk.nearness`), those can be kept too: instead of a random part of
+each neighbourhood, all or most of it is resident. If training nodes are too many for that, they
+stay dispersed over all partitions, which then pass through the buffer one group at a time. Source:
 MariusGNN, EuroSys 2023, section 5.2.
 """
 
@@ -22,15 +22,16 @@ from staticgraph.text.how_many import how_many
 
 @dataclass(frozen=True, slots=True)
 class NodeCache:
-    """Training partitions always resident, the other places filled at random each epoch.
+    """Keeps the training partitions resident and fills the other places at random each epoch.
 
     Args:
-        buffer: partitions that fit.
-        near: of the other places, how many belong to the partitions right behind the training ones
-            in every epoch; all where there are fewer. For graphs of ``partition(near=)``.
+        buffer: the number of partitions that fit, at least 2.
+        near: the number of other places reserved in every epoch for the partitions right after the
+            training ones; all other places if there are fewer. For graphs from
+            ``partition(near=)``.
 
     Raises:
-        ValueError: ``near`` is negative.
+        ValueError: if ``near`` is negative, or ``buffer`` is below 2.
     """
 
     buffer: int
@@ -44,10 +45,10 @@ class NodeCache:
     def epoch(
         self, num_partitions: int, training: tuple[int, ...], rng: np.random.Generator
     ) -> NodeSchedule:
-        """One state.
+        """Returns a schedule of one state.
 
         Raises:
-            ValueError: the training partitions leave no place for another.
+            ValueError: if the training partitions leave no place for another.
         """
         others = np.setdiff1d(np.arange(num_partitions), training)
         places = min(self.buffer, num_partitions) - len(training)
@@ -63,20 +64,20 @@ class NodeCache:
         return NodeSchedule(num_partitions, (NodeState(resident, tuple(sorted(training))),))
 
     def slots(self, num_partitions: int) -> int:
-        """Partitions that are resident at once."""
+        """Returns the number of partitions resident at once."""
         return min(self.buffer, num_partitions)
 
 
 @dataclass(frozen=True, slots=True)
 class Dispersed:
-    """All partitions pass through the buffer; training nodes are used while theirs is there.
+    """Passes all partitions through the buffer; training nodes are used while resident.
 
     Args:
-        buffer: partitions that fit.
-        step: partitions that are replaced between states; half of the buffer where None.
+        buffer: the number of partitions that fit, at least 2.
+        step: the number of partitions replaced between states; half of the buffer if None.
 
     Raises:
-        ValueError: ``step`` is not from 1 to the buffer.
+        ValueError: if ``step`` is not from 1 to the buffer, or ``buffer`` is below 2.
     """
 
     buffer: int
@@ -90,7 +91,7 @@ class Dispersed:
     def epoch(
         self, num_partitions: int, training: tuple[int, ...], rng: np.random.Generator
     ) -> NodeSchedule:
-        """States that together hold every partition, each used in a random state that holds it."""
+        """Returns states that together hold all partitions; each trains once, in a random state."""
         order = rng.permutation(num_partitions).tolist()
         buffer = min(self.buffer, num_partitions)
         step = self.step or max(1, buffer // 2)
@@ -104,7 +105,7 @@ class Dispersed:
         return NodeSchedule(num_partitions, tuple(NodeState(h, tuple(t)) for h, t in states))
 
     def slots(self, num_partitions: int) -> int:
-        """Partitions that are resident at once."""
+        """Returns the number of partitions resident at once."""
         return min(self.buffer, num_partitions)
 
 

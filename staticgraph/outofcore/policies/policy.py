@@ -1,15 +1,15 @@
-"""Which partitions are in the buffer when: BETA, COMET and everything at once.
+"""Policies for the order of partitions in the buffer: BETA, COMET and everything at once.
 
-The problem: training on an edge needs the embeddings of both its ends, so each of the p*p edge
-cells must meet a buffer of c partitions that holds both of its partitions, at as few reads as
-possible, and without training on the edges in an order that hurts the model. BETA (Marius) keeps
-c-1 partitions and lets all others pass through the last place, which is close to the fewest reads;
-but it uses each cell as soon as it can, so that consecutive batches are much alike. COMET
-(MariusGNN) runs BETA over a few logical partitions, random groups of physical ones drawn again each
-epoch, and gives each cell to a random state of those that hold it.
+Problem: training on an edge needs the embeddings of both endpoints, so for each of the p*p edge
+cells, the buffer of c partitions must at some time hold both of its partitions, with as few reads
+as possible, and without an order of edges that hurts the model. BETA (Marius) keeps c-1 partitions
+and passes all others through the last place, which is close to the minimum of reads; but it uses
+each cell as soon as it can, so that consecutive batches are correlated. COMET (MariusGNN) runs BETA
+over a few logical partitions, which are random groups of physical ones, redrawn each epoch, and
+assigns each cell to a random one of the states that hold it.
 
-The invariant: every cell exactly once, both ends resident, one group moved between states. Pure:
-numbers in, numbers out; no disk, no clock, no global randomness.
+Invariant: every cell is used exactly once, with both endpoints resident, and one group is swapped
+between states. These are pure functions: no disk, no clock, no global random state.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class InMemory:
     """All partitions resident in one state: the limit c = p of every policy."""
 
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
-        """One state with every cell; nothing is drawn."""
+        """Returns one state with every cell; no random numbers are drawn."""
         everything = tuple(range(num_partitions))
         cells = tuple((i, j) for i in everything for j in everything)
         return Schedule(num_partitions, (State(everything, cells),))
 
     def slots(self, num_partitions: int) -> int:
-        """Partitions that are resident at once."""
+        """Returns the number of partitions resident at once."""
         return num_partitions
 
     def group(self, num_partitions: int) -> int:
-        """Partitions that move together."""
+        """Returns the number of partitions swapped together."""
         return num_partitions
 
 
@@ -50,12 +50,13 @@ class Beta:
     """BETA: one partition moves at a time. Source: Marius, OSDI 2021, section 4.
 
     Args:
-        buffer: partitions that fit, at least 2.
+        buffer: the number of partitions that fit, at least 2.
         assignment: ``greedy`` trains on a cell in the first state that holds it, as published;
-            ``random`` draws one of all that hold it.
+            ``random`` draws one of all states that hold it.
 
     Raises:
-        ValueError: a buffer of less than two partitions, which can hold no edge between partitions.
+        ValueError: for a buffer below two partitions, which holds no edge between partitions, or an
+            unknown assignment.
     """
 
     buffer: int
@@ -66,7 +67,7 @@ class Beta:
         _check_assignment(self.assignment)
 
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
-        """The states of one epoch; the order of the partitions is drawn again."""
+        """Returns the states of one epoch, for a new random order of the partitions."""
         if self.buffer >= num_partitions:
             return InMemory().epoch(num_partitions, rng)
         states = beta_states(num_partitions, self.buffer, rng)
@@ -75,11 +76,11 @@ class Beta:
         )
 
     def slots(self, num_partitions: int) -> int:
-        """Partitions that are resident at once."""
+        """Returns the number of partitions resident at once."""
         return min(self.buffer, num_partitions)
 
     def group(self, num_partitions: int) -> int:
-        """Partitions that move together."""
+        """Returns the number of partitions swapped together."""
         return 1
 
 
@@ -88,14 +89,14 @@ class Comet:
     """COMET: BETA over random groups of partitions. Source: MariusGNN, EuroSys 2023, section 5.
 
     Args:
-        buffer: physical partitions that fit, c.
-        logical: logical partitions, l; 2p/c where None, so that two groups fit the buffer, which
-            moves the fewest and largest groups.
+        buffer: the number of physical partitions that fit, c.
+        logical: logical partitions, l; None for 2p/c: two groups fit in the buffer, and groups are
+            as few and large as possible.
         assignment: as in :class:`Beta`; random as published.
 
     Raises:
-        ValueError: a buffer of less than two partitions; when asked for an epoch, groups that do
-            not divide the partitions or of which fewer than two fit the buffer.
+        ValueError: for a buffer below two partitions or an unknown assignment; :meth:`epoch` raises
+            as :meth:`group`.
     """
 
     buffer: int
@@ -107,10 +108,11 @@ class Comet:
         _check_assignment(self.assignment)
 
     def group(self, num_partitions: int) -> int:
-        """Physical partitions in one logical one.
+        """Returns the number of physical partitions per logical one.
 
         Raises:
-            ValueError: the groups do not divide the partitions, or not two of them fit.
+            ValueError: if the groups do not divide the partitions, or not a whole number of at
+                least two of them fits in the buffer.
         """
         if self.buffer >= num_partitions:
             return num_partitions
@@ -138,11 +140,11 @@ class Comet:
         return size
 
     def slots(self, num_partitions: int) -> int:
-        """Partitions that are resident at once."""
+        """Returns the number of partitions resident at once."""
         return min(self.buffer, num_partitions)
 
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
-        """The states of one epoch; groups, their order and the cells' states are drawn again."""
+        """Returns the states of one epoch, with new random groups, order and assignment."""
         if self.buffer >= num_partitions:
             return InMemory().epoch(num_partitions, rng)
         size = self.group(num_partitions)
@@ -159,10 +161,11 @@ EdgePolicy = InMemory | Beta | Comet
 def beta_states(
     num_partitions: int, buffer: int, rng: np.random.Generator
 ) -> list[tuple[int, ...]]:
-    """The buffers of BETA in order, each an ascending tuple, one partition apart.
+    """Returns the buffers of BETA in order, each an ascending tuple, one partition apart.
 
-    A round keeps all but one place and passes every partition outside through that place; then
-    the kept ones have met everything and leave for good, one by one, for what is outside.
+    A round keeps all but one place and passes every partition outside through that place; the kept
+    ones have then met all others, and are replaced for good, one by one, by partitions from
+    outside.
     """
     order = rng.permutation(num_partitions).tolist()
     inside, outside = order[:buffer], order[buffer:]
@@ -186,7 +189,7 @@ def _assign(
     assignment: Assignment,
     rng: np.random.Generator,
 ) -> tuple[State, ...]:
-    """Gives each cell one of the states that hold both of its partitions."""
+    """Assigns each cell to one of the states that hold both of its partitions."""
     resident = np.zeros((len(states), num_partitions), dtype=bool)
     for number, state in enumerate(states):
         resident[number, list(state)] = True

@@ -1,8 +1,8 @@
-"""What an epoch does with the buffer: states, what is trained on in each, and what that costs.
+"""Schedules: the states of the buffer in an epoch, what each trains on, and what they cost.
 
-A schedule is plain numbers, made before an epoch by a policy and then followed by whoever does the
-reading. Everything that a policy promises (each cell once, both ends resident, few swaps) can be
-read off it and is checked here, without a disk.
+A schedule consists of plain numbers; a policy makes it before an epoch, and the code that reads
+from disk follows it. Everything that a policy guarantees (each cell once, both endpoints resident,
+few swaps) can be derived from it and is checked here, without a disk.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Schedule:
 
     @property
     def swaps(self) -> int:
-        """Moves of one group of partitions into the buffer after the first state."""
+        """Number of groups of partitions read into the buffer after the first state."""
         return self.reads // self.group - len(self.states[0].partitions) // self.group
 
     @property
     def reads(self) -> int:
-        """Partitions read in the epoch, those of the first state among them."""
+        """Partitions read in the epoch, including those of the first state."""
         return sum(len(entering) for entering in self.entering())
 
     def entering(self) -> list[tuple[int, ...]]:
-        """Per state, the partitions that must be read for it."""
+        """Returns, for each state, the partitions that must be read for it."""
         return entering([state.partitions for state in self.states])
 
     def check(self) -> None:
@@ -101,11 +101,11 @@ class NodeSchedule:
 
     @property
     def reads(self) -> int:
-        """Partitions read in the epoch, those of the first state among them."""
+        """Partitions read in the epoch, including those of the first state."""
         return sum(len(entering) for entering in self.entering())
 
     def entering(self) -> list[tuple[int, ...]]:
-        """Per state, the partitions that must be read for it."""
+        """Returns, for each state, the partitions that must be read for it."""
         return entering([state.partitions for state in self.states])
 
     def check(self, training: tuple[int, ...]) -> None:
@@ -123,6 +123,6 @@ class NodeSchedule:
 
 
 def entering(states: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """What each state holds that the one before did not."""
+    """Returns, for each state, the partitions that the one before did not hold."""
     rest = [tuple(sorted(set(now) - set(before))) for before, now in pairwise(states)]
     return [tuple(sorted(states[0])), *rest]

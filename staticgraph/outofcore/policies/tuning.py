@@ -1,9 +1,8 @@
-"""How many partitions and how large a buffer, from the sizes of the graph and of the memory.
+"""Chooses the number of partitions and the buffer size from the sizes of graph and memory.
 
-Three wishes in order: everything in memory if it fits; otherwise partitions no smaller than one
-efficient read of the disk; and then the largest buffer that leaves room for what is being read
-ahead and written back, with two logical groups in it (l = 2p/c), as MariusGNN section 5.3 advises.
-Pure.
+Priorities in order: everything in memory if it fits; otherwise partitions no smaller than one
+efficient disk read; then the largest buffer that leaves room for read-ahead and write-back, with
+two logical groups in it (l = 2p/c), as MariusGNN section 5.3 recommends. These are pure functions.
 """
 
 from __future__ import annotations
@@ -14,21 +13,22 @@ from dataclasses import dataclass
 from staticgraph.text.byte_sizes import parse_bytes
 from staticgraph.text.how_many import how_many
 
-# Random reads of 4 KiB ran 20 times slower than reads of 256 KiB and more on a server's NVMe disk.
+# On a server's NVMe disk, random reads of 4 KiB ran 20 times slower than reads of at least 256 KiB.
 EFFICIENT_READ_BYTES = 256 * 2**10
-# Beyond this the p*p cells cost more than finer partitions gain.
+# Above this, the p*p cells cost more than finer partitions gain.
 MOST_PARTITIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What :func:`tune` chose.
+    """The choice of :func:`tune`.
 
     Attributes:
         partitions: p.
-        buffer: c, physical partitions resident; p where everything fits.
-        logical: l; 2p/c.
-        memory_bytes: what buffer, read-ahead, write-back and a state's edges will take.
+        buffer: c, physical partitions resident; p if everything fits.
+        logical: l, logical partitions; 2p/c, or 1 if everything fits.
+        memory_bytes: the memory for buffer, read-ahead, write-back and two states' edges, or for
+            everything.
     """
 
     partitions: int
@@ -58,11 +58,11 @@ def tune(
         num_edges: E.
         node_bytes: bytes of one node on disk (embedding, optimizer state, features).
         edge_bytes: bytes of one edge on disk.
-        memory_bytes: what may be used; text such as ``"512 MiB"`` is read as everywhere.
+        memory_bytes: the memory to use, as a number or as text such as ``"512 MiB"``.
         read_bytes: the smallest efficient read.
 
     Raises:
-        ValueError: even the smallest buffer does not fit; the message says what it needs.
+        ValueError: if even the smallest buffer does not fit; the message says what it needs.
     """
     memory_bytes = parse_bytes(memory_bytes)
     whole = num_nodes * node_bytes + num_edges * edge_bytes
@@ -87,14 +87,14 @@ def tune(
 
 
 def _bytes(n: int, e: int, node_bytes: int, edge_bytes: int, p: int, group: int) -> int:
-    """Two groups resident, one read ahead, one written back, and two states' edges."""
+    """Returns bytes: two groups resident, one read ahead, one written back, two states' edges."""
     nodes = 4 * group * math.ceil(n / p) * node_bytes
     edges = 2 * math.ceil(e * (2 * group / p) ** 2) * edge_bytes
     return nodes + edges
 
 
 def _with_all_filled(num_nodes: int, partitions: int, size: int) -> int | None:
-    """The largest number of partitions in the same groups that leaves none empty."""
+    """Returns the largest number of partitions, in as many groups, that leaves none empty."""
     logical = partitions // size
     for smaller in range(size, 0, -1):
         p = logical * smaller

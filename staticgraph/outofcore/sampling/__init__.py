@@ -1,1 +1,1 @@
-"""Neighbours sampled hop by hop into static shapes."""
+"""Neighbour sampling, hop by hop, into static shapes."""

@@ -1,14 +1,15 @@
 """DENSE: neighbourhoods of several hops, each node's neighbours sampled once.
 
-The problem: sampling every layer again repeats work, since a node reached at two hops is sampled
-twice. The idea (MariusGNN, EuroSys 2023, section 4): a node's one-hop sample is drawn where the
-node is first reached and used by every layer that needs it. So a sample is the nodes by the hop at
-which they were first reached, and one array of draws a hop. The invariant: nodes are
-distinct, the seeds come first, and every entry of hop h's draws is a node of hop h + 1 or before.
+Problem: sampling separately for every layer repeats work, since a node reached at two hops is
+sampled twice. Idea (MariusGNN, EuroSys 2023, section 4): a node's one-hop sample is drawn when the
+node is first reached, and is used by every layer that needs it. A sample therefore consists of the
+nodes, ordered by the hop at which they were first reached, and one array of draws per hop.
+Invariant: nodes are distinct, the seeds come first, and every entry of hop h's draws is a node of
+hop h + 1 or before.
 
 Sampling is without replacement (Floyd), uniform, and keyed by (seed, row, direction) instead of a
-running state: a row's sample does not depend on which batch asks first or on how many threads there
-are, only on the seed of the batch. The same numbers in plain Python: ``dense_oracle.py``.
+running state: a row's sample depends only on the seed of the batch, not on the order of batches or
+the number of threads. ``dense_oracle.py`` computes the same numbers in plain Python.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class DenseSample:
     Attributes:
         nodes: ``[n]`` rows, by hop.
         hops: ``[k + 2]``; hop h's nodes are ``nodes[hops[h]:hops[h + 1]]``, the seeds are hop 0.
-        draws: per hop 0 to k - 1, ``[n_h, width_h]`` int32 positions in ``nodes``, -1 where a
-            node has fewer neighbours.
+        draws: for hops 0 to k - 1, ``[n_h, width_h]`` int32 positions in ``nodes``, -1 where a node
+            has fewer neighbours.
     """
 
     nodes: IntArray
@@ -44,24 +45,24 @@ class DenseSample:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Nodes first reached at each hop."""
+        """Number of nodes first reached at each hop."""
         return tuple(int(b - a) for a, b in zip(self.hops, self.hops[1:], strict=False))
 
     @property
     def num_edges(self) -> int:
-        """Sampled edges."""
+        """Number of sampled edges."""
         return sum(int((drawn >= 0).sum()) for drawn in self.draws)
 
 
 class DenseSampler:
-    """Samples from resident neighbours; one thread at a time.
+    """Samples from resident neighbours; not thread-safe.
 
     Args:
-        neighbours: of the buffer's rows.
-        fanouts: neighbours a node and direction, hop by hop from the seeds.
+        neighbours: the neighbours of the buffer's rows.
+        fanouts: neighbours per node and direction, hop by hop from the seeds.
 
     Raises:
-        ValueError: no hop, or a fan-out below 1.
+        ValueError: if there is no hop, or a fan-out is below 1.
     """
 
     def __init__(self, neighbours: Neighbours, fanouts: Sequence[int]) -> None:
@@ -73,14 +74,14 @@ class DenseSampler:
         self._position = np.full(neighbours.rows, -1, np.int32)
 
     def sample(self, seeds: IntArray, seed: int) -> DenseSample:
-        """The neighbourhood of distinct rows.
+        """Samples the neighbourhood of distinct rows.
 
         Args:
             seeds: ``[n]`` distinct rows.
-            seed: of the draws.
+            seed: the random seed of the draws.
 
         Raises:
-            ValueError: a seed that is there twice, or outside the buffer.
+            ValueError: if a seed is repeated or outside the buffer.
         """
         place = self._position
         nodes = [np.ascontiguousarray(seeds, np.int64)]
@@ -114,7 +115,7 @@ class DenseSampler:
 
 @numba.njit(cache=True, nogil=True)
 def _mark(nodes, place, base):
-    """Gives nodes their positions; the first that has one already, or -1."""
+    """Assigns positions to nodes; returns the index of a node that already had one, or -1."""
     repeated = -1
     for i in range(len(nodes)):
         if place[nodes[i]] >= 0:
@@ -131,7 +132,7 @@ def _unmark(nodes, place):
 
 @numba.njit(cache=True, nogil=True)
 def _sample_hop(nodes, pointers, indices, fanout, way, seed, place, base, target, new, count):
-    """Samples each node's neighbours into ``target``; nodes met first go behind ``new[:count]``.
+    """Samples neighbours into ``target``; newly reached nodes are appended to ``new[:count]``.
 
     Draw r of a row is ``mix(key + (r + 1) * STEP) % m``; with 64 bits the modulo's bias is below
     m / 2^64.

@@ -1,8 +1,9 @@
-"""Capacities per hop from trial samples: what a batch needs, and a little more.
+"""Estimates capacities per hop from trial samples, with a small margin.
 
-The bound that always holds (seeds times all fan-outs) is several times what occurs, and what occurs
-varies by about one part in a hundred. So a rung holds the mean and a margin, or a few deviations
-where small batches vary by more; what a trial did not see climbs the ladder and is counted.
+The worst case (seeds times all fan-outs) is several times the actual size, which varies by only
+about one per cent. A rung therefore holds the mean plus a margin, or plus a few standard deviations
+for small batches, which vary more; larger samples than the trial found climb the ladder and are
+counted.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from numpy.typing import NDArray
 from staticgraph.outofcore.sampling.dense import DenseSampler
 from staticgraph.outofcore.sampling.hops import HopCapacity, HopLadder
 
-# Over the mean of the profile; the first held all of 400 batches on the graphs tried.
+# Relative to the mean of the profile; the first held all of 400 batches on the graphs tried.
 MARGINS = (0.05, 0.3)
-# Deviations over the mean that a rung has at least: small batches vary by more than the margin.
+# The least margin in standard deviations: small batches vary by more than the relative margin.
 DEVIATIONS = 5.0
-# Rows are a multiple of this, as vector units and matrix products like them.
+# Rows are a multiple of this, which suits vector units and matrix products.
 ALIGNMENT = 8
 PROFILE_BATCHES = 24
 
@@ -33,18 +34,18 @@ def profile(
     margins: Sequence[float] = MARGINS,
     batches: int = PROFILE_BATCHES,
 ) -> HopLadder:
-    """A ladder for batches of these seeds, from trial samples.
+    """Returns a ladder for batches of these seeds, from trial samples.
 
     Args:
-        sampler: over what is resident.
+        sampler: the sampler over the resident graph.
         seeds: the rows that batches are drawn from.
-        batch_size: seeds of a batch.
-        seed: of the trial.
-        margins: over the mean, a rung each.
-        batches: trial samples.
+        batch_size: seeds per batch.
+        seed: the random seed of the trial.
+        margins: relative margins over the mean, one rung per margin.
+        batches: the number of trial samples.
 
     Raises:
-        ValueError: there are no seeds.
+        ValueError: if there are no seeds.
     """
     if not len(seeds):
         raise ValueError("no seeds to profile with: this state trains on nothing; leave it out")
@@ -68,7 +69,7 @@ def profile_of(
     margins: Sequence[float] = MARGINS,
     batches: int = PROFILE_BATCHES,
 ) -> HopLadder:
-    """A ladder for whatever seeds ``draw`` gives, ``most_seeds`` of them in every rung."""
+    """Returns a ladder for the seeds of ``draw``; every rung holds ``most_seeds`` of them."""
     rng = np.random.default_rng(seed)
     counts = np.array(
         [sampler.sample(draw(rng), int(rng.integers(2**62))).counts for _ in range(batches)]
@@ -80,7 +81,7 @@ def profile_of(
         wanted = np.ceil(np.maximum(mean * (1.0 + margin), mean + spread)).astype(int)
         nodes = [most_seeds]
         for hop, width in enumerate(sampler.widths, 1):
-            # More cannot occur: the nodes before times the width, or everything resident.
+            # The upper bound: the nodes of the hop before times the width, or everything resident.
             most = min(nodes[-1] * width, sampler.neighbours.rows)
             nodes.append(min(-(-int(wanted[hop]) // ALIGNMENT) * ALIGNMENT, most))
         rungs.append(HopCapacity(tuple(nodes), sampler.widths))

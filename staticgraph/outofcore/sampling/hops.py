@@ -1,13 +1,13 @@
 """Sampled neighbourhoods in fixed shapes: capacities per hop, and a ladder of a few of them.
 
-The problem: a sample's sizes differ from batch to batch, and the bound that always holds (batch
-size times all fan-outs) is several times what occurs. The idea: the number of nodes first reached
-at a hop varies by about one part in a hundred, so a capacity a few per cent over the mean holds
-nearly every batch; the rest climbs to the next rung, and what fits none is sampled again in two
-halves of its seeds. The invariant: no node and no edge of a sample is ever dropped.
+Problem: the sizes of a sample differ from batch to batch, and the worst case (batch size times all
+fan-outs) is several times the actual size. Idea: the number of nodes first reached at a hop varies
+by about one per cent, so a capacity a few per cent over the mean holds nearly every batch; the
+others climb to the next rung, and a batch that fits no rung is sampled again in two halves of its
+seeds. Invariant: no node or edge of a sample is ever dropped.
 
-Hop h has ``N_h`` rows, hops stand one behind the other, and position 0 is a dump row of zeros, so a
-draw without a neighbour points there and aggregation is gather, view, sum.
+Hop h has ``N_h`` rows, hops are concatenated, and position 0 is a dump row of zeros: a draw without
+a neighbour points to it, and aggregation is gather, view, sum.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class HopCapacity:
         widths: ``f_0 .. f_{k-1}``; columns of each hop's draws.
 
     Raises:
-        ValueError: there is not one more of nodes than of widths, or no seed, or no column.
+        ValueError: if there is not exactly one more of nodes than of widths, or no seed, or no
+            column.
     """
 
     nodes: tuple[int, ...]
@@ -49,7 +50,7 @@ class HopCapacity:
 
     @property
     def rows(self) -> int:
-        """Rows of all hops, without the dump row."""
+        """Number of rows of all hops, without the dump row."""
         return sum(self.nodes)
 
     @property
@@ -58,13 +59,13 @@ class HopCapacity:
         return (0, *accumulate(self.nodes))
 
     def holds(self, counts: Sequence[int]) -> bool:
-        """Whether a sample with so many nodes per hop fits."""
+        """Returns whether a sample with these numbers of nodes per hop fits."""
         return all(n <= capacity for n, capacity in zip(counts, self.nodes, strict=True))
 
 
 @dataclass(slots=True)
 class HopStatistics:
-    """What a ladder did."""
+    """Counts of how a ladder was used."""
 
     batches: list[int]
     splits: int = 0
@@ -74,16 +75,16 @@ class HopStatistics:
 
     @property
     def efficiency(self) -> float:
-        """Real rows over physical ones."""
+        """Real rows divided by padded rows."""
         return self.real_rows / self.padded_rows if self.padded_rows else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class HopLadder:
-    """Capacities, smallest first; each holds what those before it hold.
+    """Capacities, smallest first; each holds all samples that the ones before it hold.
 
     Raises:
-        ValueError: there is none, or one does not hold those before it.
+        ValueError: if there is no rung, or a rung does not hold the one before it.
     """
 
     rungs: tuple[HopCapacity, ...]
@@ -98,7 +99,7 @@ class HopLadder:
         object.__setattr__(self, "statistics", HopStatistics([0] * len(self.rungs)))
 
     def rung_for(self, counts: Sequence[int]) -> int | None:
-        """The first rung that holds a sample, or None."""
+        """Returns the first rung that holds a sample, or None."""
         return next((r for r, rung in enumerate(self.rungs) if rung.holds(counts)), None)
 
     def fit(
@@ -107,9 +108,9 @@ class HopLadder:
         """Samples seeds so that each sample fits a rung.
 
         Returns:
-            Parts of the seeds in order, each with its sample and its rung: usually one; halves
-            where the whole fits no rung; rung None where a single seed fits none, which the caller
-            runs in its own shape, in eager.
+            Parts of the seeds in order, each with its sample and its rung. Usually there is one
+            part; if the whole fits no rung, it is halved, recursively. The rung is None for a
+            single seed that fits none, which the caller runs eagerly in its own shape.
         """
         sample = sampler.sample(seeds, seed)
         rung = self.rung_for(sample.counts)
@@ -124,7 +125,7 @@ class HopLadder:
         return [(seeds, sample, rung)]
 
     def count(self, sample: DenseSample, rung: int | None) -> None:
-        """Notes what became of a sample."""
+        """Counts a sample in the statistics."""
         if rung is None:
             self.statistics.eager += 1
         else:
@@ -133,7 +134,7 @@ class HopLadder:
             self.statistics.padded_rows += self.rungs[rung].rows
 
     def union(self, other: HopLadder) -> HopLadder:
-        """Rung by rung the larger of both."""
+        """Returns a ladder whose rungs hold those of both ladders."""
         pairs = zip(self.rungs, other.rungs, strict=True)
         return HopLadder(
             tuple(HopCapacity(tuple(map(max, a.nodes, b.nodes)), a.widths) for a, b in pairs)
@@ -145,16 +146,16 @@ class HopBatch:
 
     Attributes:
         capacity: its shapes.
-        rung: of the ladder; None where it has a shape of its own.
+        rung: its rung of the ladder; None if it has a shape of its own.
         rows: ``[R]`` int64 rows of the buffer; 0 in the padding.
-        draws: ``[N_h, f_h]`` int64 a hop: 1 + position of the neighbour, 0 where there is none.
-        degree: ``[R]`` float32 resident neighbours other than the node itself, of which the draws
-            hold a sample.
+        draws: ``[N_h, f_h]`` int64 per hop: 1 + position of the neighbour, 0 for no neighbour.
+        degree: ``[R]`` float32 resident neighbours, without self-loops; the draws are a sample of
+            them.
         whole: ``[R]`` float32 the same in the whole graph.
         mask: ``[R]`` bool; real rows.
         x: ``[R, F]`` features, zeros in the padding; None until filled.
-        y: ``[N_0]`` labels of the seeds, None where there are none.
-        copied: recorded when a device has its copy; the slot is not filled again before.
+        y: ``[N_0]`` labels of the seeds; None without labels.
+        copied: an event recorded after the copy to a device; the slot is not refilled before it.
     """
 
     capacity: HopCapacity
@@ -190,7 +191,7 @@ class HopBatch:
 
     @property
     def hops(self) -> int:
-        """k."""
+        """Number of hops, k."""
         return len(self.draws)
 
     def fill(
@@ -199,15 +200,16 @@ class HopBatch:
         degrees: NDArray[np.int64],
         whole: NDArray[np.int64] | None = None,
     ) -> HopBatch:
-        """Writes a sample, rewriting everything that stood here before.
+        """Writes a sample, overwriting all previous contents.
 
         Args:
-            sample: what was drawn.
-            degrees: ``[rows]`` neighbours that could be drawn, self-loops not counted.
-            whole: ``[rows]`` the same in the whole graph; ``degrees`` where everything is there.
+            sample: the sample.
+            degrees: ``[rows]`` neighbours that could be drawn, without self-loops.
+            whole: ``[rows]`` the same in the whole graph; None if it equals ``degrees`` because
+                everything is resident.
 
         Raises:
-            ValueError: the sample does not fit.
+            ValueError: if the sample does not fit.
         """
         widths = tuple(drawn.shape[1] for drawn in sample.draws)
         if widths != self.capacity.widths:
@@ -231,7 +233,7 @@ class HopBatch:
 
 
 def exact_capacity(sample: DenseSample) -> HopCapacity:
-    """The capacity that holds one sample without padding, but for a hop that is empty."""
+    """Returns the capacity of one sample without padding, with at least one seed row."""
     return HopCapacity(
         (max(1, sample.counts[0]), *sample.counts[1:]),
         tuple(drawn.shape[1] for drawn in sample.draws),
@@ -255,7 +257,7 @@ def _place(nodes, hops, starts, degrees, all_degrees, rows, degree, whole, mask)
 
 @numba.njit(cache=True, nogil=True)
 def _shift(drawn, hops, starts, padded):
-    """Positions in a sample, made 1 + positions in the padded rows."""
+    """Converts positions in a sample to 1 + positions in the padded rows."""
     padded[:] = 0
     for i in range(drawn.shape[0]):
         for r in range(drawn.shape[1]):

@@ -1,11 +1,11 @@
-"""Neighbourhoods of batches of edges: the ends and the shared negatives are the seeds.
+"""Samples the neighbourhoods of batches of edges: endpoints and shared negatives are the seeds.
 
-An edge that is to be predicted stands in the graph that is sampled, too, and an encoder that sees
-it learns to look for it instead of predicting it. So every sampled entry that joins the ends of an
-edge of the batch is taken out, both ways. Both ends are seeds, and a node's neighbours are sampled
-once, where it is first reached; so the only place to look at is hop 0.
+An edge to be predicted is also in the sampled graph, and an encoder that sees it learns to look it
+up instead of predicting it. Every sampled entry that joins the endpoints of an edge of the batch is
+therefore removed, in both directions. Both endpoints are seeds, and a node's neighbours are sampled
+once, when it is first reached, so that only hop 0 has to be searched.
 
-The invariant: every edge is in one batch, where its seeds fit no rung in one of its halves.
+Invariant: every edge is in exactly one batch, or in one of its halves if the seeds fit no rung.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from staticgraph.outofcore.sampling.sampled_batch import LinkEnds
 
 @dataclass(frozen=True, slots=True)
 class LinkSampler:
-    """Samples around the edges of one state.
+    """Samples the neighbourhoods of the edges of one state.
 
     Args:
         resident: the state.
-        sampler: over its neighbours.
-        batch_size: B; ends are padded to it.
-        negatives: resident nodes drawn beside each batch.
-        degree_fraction: share of them drawn as ends of the state's edges.
-        exclude: take the batch's own edges out of the samples.
+        sampler: the sampler over its neighbours.
+        batch_size: B; edges are padded to it.
+        negatives: resident nodes drawn for each batch.
+        degree_fraction: share of them drawn as endpoints of the state's edges.
+        exclude: remove the batch's own edges from the samples.
     """
 
     resident: ResidentGraph
@@ -47,7 +47,7 @@ class LinkSampler:
     def seeds(
         self, edges: NDArray[Any], rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Distinct rows, and where among them sources, destinations and negatives stand."""
+        """Returns distinct rows, and positions of sources, destinations and negatives in them."""
         drawn = rng.choice(np.flatnonzero(self.resident.node_of >= 0), self.negatives)
         by_degree = round(self.degree_fraction * self.negatives)
         if by_degree:
@@ -62,7 +62,7 @@ class LinkSampler:
     def fit(
         self, edges: NDArray[Any], rng: np.random.Generator, draw: int, ladder: HopLadder
     ) -> list[tuple[DenseSample, int | None, LinkEnds]]:
-        """Samples with their rungs: usually one, halves where the seeds fit none."""
+        """Returns samples with their rungs: usually one, or halves if the seeds fit no rung."""
         seeds, local = self.seeds(edges, rng)
         sample = self.sampler.sample(seeds, draw)
         rung = ladder.rung_for(sample.counts)
@@ -80,7 +80,7 @@ class LinkSampler:
         return [(sample, rung, LinkEnds(edges, local, self.batch_size))]
 
     def profile(self, seed: int) -> HopLadder | None:
-        """A ladder for batches of the state's edges; None where it has none."""
+        """Returns a ladder for batches of the state's edges; None if it has no edges."""
         edges = self.resident.edges
         if not len(edges):
             return None
@@ -88,7 +88,7 @@ class LinkSampler:
         most = min(2 * self.batch_size + self.negatives, int((self.resident.node_of >= 0).sum()))
 
         def draw(rng: np.random.Generator) -> NDArray[np.int64]:
-            """Seeds of a batch of random edges."""
+            """Returns the seeds of a batch of random edges."""
             return self.seeds(edges[rng.choice(len(edges), size, replace=False)], rng)[0]
 
         return profile_of(self.sampler, draw, most, seed)
@@ -97,7 +97,7 @@ class LinkSampler:
 def take_out(
     sample: DenseSample, source: NDArray[np.int64], destination: NDArray[np.int64]
 ) -> None:
-    """Empties the entries that join the ends of these edges (``[n]`` positions among the seeds)."""
+    """Removes draws that join the endpoints of these edges (``[n]`` positions among seeds)."""
     seeds = sample.counts[0]
     both = np.concatenate([source * seeds + destination, destination * seeds + source])
     _empty(sample.draws[0], np.unique(both), seeds)

@@ -1,4 +1,4 @@
-"""Options of a loader of samples: which belong to which task, and fan-outs as numbers."""
+"""Checks the options of a sampled loader: those of the other task, and fan-outs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ WHY = {
 
 
 def require_of_task(task: str, of_nodes: Mapping[str, Any], of_links: Mapping[str, Any]) -> None:
-    """Refuses options of the other task, which would be ignored.
+    """Rejects options of the other task, which would be ignored.
 
     Raises:
-        ValueError: the message names them.
+        ValueError: if there are any; the message names them.
     """
     given = [name for name, value in (of_nodes if task == "link" else of_links).items() if value]
     if given:
@@ -27,10 +27,10 @@ def require_of_task(task: str, of_nodes: Mapping[str, Any], of_links: Mapping[st
 
 
 def hop_fanouts(fanouts: Sequence[int]) -> list[int]:
-    """The fan-outs as numbers of Python.
+    """Returns the fan-outs as Python ints.
 
     Raises:
-        ValueError: none, or one below 1.
+        ValueError: if there is none, or one is below 1.
     """
     try:
         found = [whole_number(fanout, "fanouts") for fanout in fanouts]

@@ -1,7 +1,7 @@
-"""The thread that makes a loader's batches for one epoch, and what it shares with the consumer.
+"""The thread that makes a loader's batches for one epoch, and its link to the consumer.
 
-A loader has one buffer of partitions, so it has one epoch at a time: when another one begins, the
-one before is ended first, and whoever still asks it for batches is told so.
+A loader has one buffer of partitions, so it runs one epoch at a time: when another one begins, the
+previous one is ended first, and an iterator over it raises an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
 
-# Batches ready at once; two more slots are in hands.
+# The most batches ready at once; the producer and the consumer hold one more slot each.
 QUEUE = 4
 
 
@@ -20,8 +20,8 @@ class RunningEpoch:
     """One epoch of a loader.
 
     Args:
-        states: gives, per state, the batches of that state; run by the thread.
-        mutable: whether a state's batches must all be used before the next state is asked for.
+        states: yields, for each state, an iterator over its batches; runs in the thread.
+        mutable: whether all batches of a state must be used before the next state is requested.
     """
 
     def __init__(
@@ -37,18 +37,18 @@ class RunningEpoch:
 
     @property
     def ended(self) -> bool:
-        """Whether it was ended, by its consumer or by another epoch."""
+        """Whether the epoch was ended, by its consumer or by another epoch."""
         return self._stop.is_set()
 
     def next(self) -> SampledBatch | None:
-        """The next batch, None behind the last; an error of the thread is raised here."""
+        """Returns the next batch, None after the last; raises an exception of the thread."""
         batch = self._ready.get()
         if isinstance(batch, BaseException):
             raise batch
         return batch
 
     def used(self) -> None:
-        """Says that the batch given last is no longer needed."""
+        """Signals that the batch returned last is no longer needed."""
         self._used.release()
 
     def end(self) -> None:
@@ -77,7 +77,8 @@ class RunningEpoch:
                     unused += 1
                     if self._stop.is_set():
                         return
-                # What training changes must be trained to the end before it leaves the buffer.
+                # Values that training changes must not leave the buffer before training on them
+                # ends.
                 while self._mutable and unused:
                     unused -= self._used.acquire(timeout=0.05)
                     if self._stop.is_set():

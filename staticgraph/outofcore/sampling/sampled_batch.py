@@ -1,4 +1,4 @@
-"""What the loader gives: padded hops, and what they are for."""
+"""Batches of a sampled loader: padded hops, and for links the positions of their edges."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from staticgraph.outofcore.sampling.hops import HopBatch
 
 
 class LinkEnds:
-    """Where the ends of a batch of edges stand among its seeds.
+    """The positions of the endpoints of a batch of edges among its seeds.
 
     Attributes:
         source, destination: ``[B]`` positions among the seeds, 0 in the padding.
-        relation: ``[B]``.
-        negatives: ``[K]`` positions of drawn resident nodes.
+        relation: ``[B]`` relations, 0 in the padding.
+        negatives: ``[K]`` positions of drawn resident nodes among the seeds.
         mask: ``[B]`` bool; real edges.
     """
 
@@ -42,13 +42,13 @@ class LinkEnds:
 
 
 class SampledBatch:
-    """What the loader gives: padded hops and what they are for.
+    """A batch of a sampled loader: padded hops, their seeds and, for links, their edges.
 
     Attributes:
         seeds: ``[n]`` the graph's numbers of the seeds.
         nodes: ``[n]`` the caller's numbers of the seeds, which index the caller's arrays.
-        state: the state of the buffer it was sampled in.
-        ends: for links, where the edges' ends stand; None for nodes.
+        state: the number of the state of the buffer in which it was sampled.
+        ends: for links, the positions of the edges' endpoints; None for nodes.
     """
 
     ends: LinkEnds | None
@@ -75,7 +75,8 @@ class SampledBatch:
         """Draws, features ``x`` and labels ``y``.
 
         Raises:
-            StaleBatch: the loader gave another batch since, which may be written over these.
+            StaleBatch: if the loader has returned another batch since, which may have overwritten
+                these.
         """
         if self._hops is None:
             raise StaleBatch(
@@ -86,5 +87,5 @@ class SampledBatch:
         return self._hops
 
     def expire(self) -> None:
-        """The memory of the hops is another batch's from now on."""
+        """Marks the memory of the hops as reused by another batch."""
         self._hops = None

@@ -1,11 +1,11 @@
 """Sampled mini-batches of a partitioned graph, in a few static shapes.
 
-Three stages with bounded queues between them: a thread reads the next state's partitions, a thread
-samples and fills slots, and the caller trains. A slot is lent with its batch until the next batch
-is asked for; on a machine with CUDA the slots are pinned, so that a copy may run beside a step.
+There are three stages with bounded queues between them: a thread reads the next state's partitions,
+a thread samples and fills slots, and the caller trains. A batch owns its slot until the next batch
+is requested; on a machine with CUDA the slots are pinned, so that a copy can overlap with a step.
 
-Every seed of a task comes exactly once an epoch: nodes of the training set, or edges. Randomness
-depends on (seed, epoch, state, batch) alone, not on threads.
+Every seed of a task (a training node, or an edge) occurs exactly once per epoch. Random draws
+depend only on (seed, epoch, state, batch), not on threads.
 """
 
 from __future__ import annotations
@@ -36,37 +36,38 @@ from staticgraph.outofcore.sampling.loader_options import hop_fanouts, require_o
 from staticgraph.outofcore.sampling.running_epoch import RunningEpoch
 from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
 
-# States of the first epoch that a profile looks at.
+# The number of states of the first epoch that a profile samples.
 PROFILE_STATES = 4
 
 
 class SampledLoader:
-    """Iterates over one epoch a time.
+    """Iterates over sampled batches, one epoch per iteration.
 
     Args:
-        graph: partitioned, with features where the model needs them.
-        policy: of nodes (``NodeCache``, ``Dispersed``) or edges (``Beta``, ``Comet``); ``InMemory``
-            for both.
-        fanouts: neighbours a node and direction, hop by hop, at least 1 each; a fan-out of the
+        graph: the partitioned graph, with features if the model needs them.
+        policy: for nodes ``NodeCache`` or ``Dispersed``, for edges ``Beta`` or ``Comet``;
+            ``InMemory`` for both.
+        fanouts: neighbours per node and direction, hop by hop, at least 1 each; a fan-out of the
             largest degree takes all neighbours.
-        batch_size: seeds of a batch (nodes), or edges.
+        batch_size: seed nodes per batch, or edges per batch for links.
         task: ``node`` or ``link``.
-        seeds: the caller's numbers of the nodes to train on, or a mask; all where None. Nodes only.
+        seeds: the caller's numbers of the nodes to train on, or a mask; None for all. Nodes only.
         labels: ``[N]`` classes in the caller's order, -1 for none; nodes only.
         negatives: resident nodes drawn for each batch of edges; links only.
-        degree_fraction: share of the negatives drawn as ends of the state's edges, so by degree.
-        exclude: leave a batch's own edges out of its samples, so that they are not to be seen where
-            they are to be predicted; links only.
-        direction: of sampling.
-        ladder: static shapes; profiled in the first epoch where None.
-        shuffle: seeds in random order; otherwise in the graph's.
-        seed: of everything random.
-        states: what passes through the buffer; the graph's features where None.
+        degree_fraction: share of the negatives drawn as endpoints of the state's edges, so by
+            degree; links only.
+        exclude: remove a batch's own edges from its samples, so that the model does not see what it
+            should predict; links only.
+        direction: the direction of sampling.
+        ladder: the static shapes; if None, they are profiled in the first epoch.
+        shuffle: use the seeds in random order; otherwise in the graph's order.
+        seed: the seed of all random draws.
+        states: the source of the buffer's states; None for the graph's features.
 
     Raises:
-        ValueError: a policy or an option for the other task, labels of another length, or that are
-            no classes, a fan-out or a batch below 1, a ladder of other fan-outs.
-        BadGraph: seeds that the graph does not have.
+        ValueError: for a policy or an option of the other task, labels of another length or that
+            are not classes, a fan-out or batch size below 1, or a ladder of other fan-outs.
+        BadGraph: if a seed is not a node of the graph.
     """
 
     graph: PartitionedGraph
@@ -139,11 +140,11 @@ class SampledLoader:
 
     @property
     def classes(self) -> int:
-        """One more than the largest label, 0 without labels."""
+        """One more than the largest label; 0 without labels."""
         return 0 if self._labels is None else int(self._labels.max(initial=-1)) + 1
 
     def schedule(self, epoch: int) -> Schedule | NodeSchedule:
-        """What the buffer does in an epoch."""
+        """Returns the schedule of the buffer for an epoch."""
         rng, p = np.random.default_rng([self.seed, epoch, 1]), self.graph.num_partitions
         if not isinstance(self.policy, NodePolicy):
             if self.task == "link":
@@ -154,14 +155,15 @@ class SampledLoader:
         return self.policy.epoch(p, tuple(holding), rng)
 
     def __iter__(self) -> Iterator[SampledBatch]:
-        """One epoch; the hops of a batch are valid until the next one is given, those of the last
-        until another epoch, and a :class:`staticgraph.errors.StaleBatch` afterwards.
+        """Yields the batches of one epoch.
 
-        The loader has one buffer, so another iteration ends this one.
+        The hops of a batch are valid until the next batch is requested, those of the last batch
+        until another epoch; reading them later raises :class:`staticgraph.errors.StaleBatch`. The
+        loader has one buffer, so another iteration ends this one.
 
         Raises:
-            RuntimeError: another iteration of this loader has begun.
-            ValueError: fan-outs or the batch size are no longer those of the static shapes.
+            RuntimeError: if another iteration of this loader has begun.
+            ValueError: if the fan-outs or the batch size are no longer those of the static shapes.
         """
         schedule = self.schedule(self.epoch)
         if self.ladder is None:
@@ -235,7 +237,7 @@ class SampledLoader:
         )
 
     def _slot(self, resident: ResidentGraph, sample: DenseSample, rung: int | None) -> HopBatch:
-        """A filled batch in a slot that nobody holds."""
+        """Fills a batch in a free slot."""
         assert self.ladder is not None
         hops = None
         if rung is not None:
@@ -255,9 +257,9 @@ class SampledLoader:
                 hops.x = torch.zeros(
                     hops.capacity.rows, width, dtype=dtype, pin_memory=self._pinned
                 )
-            # Every row is in range, and NumPy copies twice where it has to check.
+            # Every row is in range; with bounds checks NumPy would copy twice.
             np.take(resident.features, hops.rows.numpy(), axis=0, out=hops.x.numpy(), mode="clip")
-            # By NumPy, since torch masks no uint16 and wider.
+            # With NumPy, since torch cannot mask uint16 and wider unsigned dtypes.
             hops.x.numpy()[~hops.mask.numpy()] = 0
         if self._labels is not None:
             hops.y = torch.full((hops.capacity.nodes[0],), -1)
@@ -268,7 +270,7 @@ class SampledLoader:
     # ------------------------------------------------------------------ static shapes
 
     def _require_shapes(self) -> None:
-        """Refuses fan-outs or a batch size that the static shapes were not made for."""
+        """Rejects fan-outs or a batch size that the static shapes were not made for."""
         asked = tuple(self.fanouts), self.batch_size
         if asked != self._shapes_of:
             raise ValueError(
@@ -288,7 +290,7 @@ class SampledLoader:
         return resident.rows(self._seeds[inside])
 
     def _profile(self, schedule: Schedule | NodeSchedule) -> HopLadder:
-        """The largest need of a few states, whose edges alone are read for it."""
+        """Returns a ladder for the batches of a few states; only their edges are read."""
         ladder: HopLadder | None = None
         looked_at = 0
         states = ResidentGraphs(self.graph, self.direction, features=False)

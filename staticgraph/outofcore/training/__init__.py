@@ -1,1 +1,1 @@
-"""Trainers of one large graph: for links, for links below an encoder, for nodes."""
+"""Trainers for one large graph: links, links with a graph neural network encoder, and nodes."""

@@ -1,8 +1,8 @@
-"""Adagrad on the rows that a batch touched, and on no others.
+"""Adagrad on only the rows that a batch touched.
 
-The sum of a row's squared gradients grows and its values move by ``rate * g / (sqrt(sum) + eps)``.
-Rows are distinct, so the loop has no conflicts and the result does not depend on any order.
-Source: Duchi et al., JMLR 2011.
+A row's squared gradients are added to its sums, and its values change by ``-rate * g / (sqrt(sum) +
+eps)``. Rows are distinct, so the loop has no conflicts and the result does not depend on their
+order. Source: Duchi et al., JMLR 2011.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ Numbers = NDArray[np.int64]
 def adagrad_rows(
     values: Rows, sums: Rows, rows: Numbers, gradient: Rows, rate: np.float32 | float
 ) -> None:
-    """Updates ``values[rows]`` and ``sums[rows]``, ``[n, D]`` float32 each, with the first n
-    rows of ``gradient``."""
+    """Updates ``values[rows]`` and ``sums[rows]`` in place with the first n rows of ``gradient``.
+
+    Each is ``[n, D]`` float32.
+    """
     for i in range(len(rows)):
         row = rows[i]
         for d in range(values.shape[1]):
@@ -35,16 +37,16 @@ def adagrad_rows(
 def distinct(
     rows: Numbers, place: NDArray[np.int32], distinct_rows: Numbers, local: Numbers
 ) -> int:
-    """The distinct entries of ``rows`` and where each entry stands among them.
+    """Finds the distinct entries of ``rows``, and the position of each entry among them.
 
     Args:
         rows: ``[n]`` row numbers.
-        place: ``[number of rows]`` int32, all -1; all -1 again afterwards.
+        place: ``[number of rows]`` int32 scratch space, all -1; all -1 again afterwards.
         distinct_rows: ``[n]``; its beginning is filled, in order of first appearance.
         local: ``[n]``; filled so that ``distinct_rows[local] == rows``.
 
     Returns:
-        How many distinct entries there are.
+        The number of distinct entries.
     """
     count = 0
     for i in range(len(rows)):

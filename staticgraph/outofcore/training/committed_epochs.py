@@ -1,9 +1,9 @@
-"""An epoch that is committed whole or not at all, and never where the training has diverged.
+"""Epochs that are committed whole or not at all, and never after the training diverged.
 
-Embeddings that are not finite teach nothing and order nothing: whatever is trained from them is
-lost too. So an epoch whose loss, embeddings or parameters are not finite is not committed: what
-stands on disk is the last good epoch, and the error names the one that diverged. The loss is looked
-at when a state ends, which costs nothing beside a state; embeddings as they are written.
+Embeddings that are not finite are useless, and so is everything trained from them. An epoch whose
+loss, embeddings or parameters are not finite is therefore not committed: the disk keeps the last
+good epoch, and the error names the one that diverged. The loss is checked when a state ends, which
+costs nothing compared with a state; embeddings are checked as they are written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass over the edges, before it is committed: the summed loss, and of how much."""
+    """The result of one pass over the edges, before its commit; the loss is a sum."""
 
     loss: Tensor
     edges: int
@@ -42,8 +42,11 @@ class Pass:
 
 
 class CommittedEpochs:
-    """What trainers of embeddings on disk share: an epoch that fails, diverges or is interrupted
-    leaves the buffer, the file and what is trained beside them where the epoch began."""
+    """The base class of trainers for embeddings on disk.
+
+    If an epoch fails, diverges or is interrupted, the buffer, the file and all other trained
+    parameters return to their state at the start of the epoch.
+    """
 
     graph: PartitionedGraph
     buffer: EmbeddingBuffer
@@ -52,23 +55,23 @@ class CommittedEpochs:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are committed."""
+        """Number of committed epochs."""
         return self.file.epoch
 
     @property
     def history(self) -> tuple[LinkEpoch, ...]:
-        """What every committed epoch did, those of earlier sittings included."""
+        """The results of all committed epochs, including those of earlier runs."""
         return link_epoch.from_bytes(self.file.extras["history"])
 
     def train_epoch(self, on_state: Callable[[int, int], None] | None = None) -> LinkEpoch:
-        """One pass over all edges, committed at its end.
+        """Trains one pass over all edges and commits it.
 
         Args:
-            on_state: told the number of the state that begins and of how many.
+            on_state: called with the number of each state when it begins, and the number of states.
 
         Raises:
-            Diverged: the loss or what was trained is not finite; nothing was committed.
-            RuntimeError: another trainer has committed to the folder since.
+            Diverged: if the loss, embeddings or parameters are not finite; nothing was committed.
+            RuntimeError: if another trainer has committed to the folder since.
         """
         self.file.require_latest()
         self._in_epoch = True
@@ -97,7 +100,7 @@ class CommittedEpochs:
             history = link_epoch.to_bytes((*self.history, done))
             self.file.commit({**kept, "history": history, **parameters})
         except BaseException:
-            # Also an interrupt: the next epoch must begin where this one did.
+            # Also after an interrupt: the next epoch must start from the same state as this one.
             self.buffer.abandon()
             self.file.rollback()
             self._restore()
@@ -107,7 +110,7 @@ class CommittedEpochs:
         return done
 
     def _require_between_epochs(self) -> None:
-        """Refuses to read in the middle of an epoch: some partitions are of it, others before."""
+        """Rejects reads during an epoch, when only some partitions on disk have been updated."""
         if self._in_epoch:
             raise RuntimeError(
                 f"epoch {self.epoch + 1} is under way, and what is on the disk is partly of it: "
@@ -117,7 +120,7 @@ class CommittedEpochs:
     def _refuse_divergence(
         self, loss: Tensor, parameters: Mapping[str, NDArray[Any]] | None = None
     ) -> None:
-        """Raises where something is not finite that should be learned from."""
+        """Raises Diverged if the loss, embeddings or parameters are not finite."""
         found = ""
         if not math.isfinite(value := float(loss)):
             found = f"the loss is {value}"
@@ -135,13 +138,13 @@ class CommittedEpochs:
             )
 
     def _pass(self, on_state: Callable[[int, int], None] | None) -> Pass:
-        """The pass alone."""
+        """Trains one pass over all edges, without committing it."""
         raise NotImplementedError
 
     def _parameters(self) -> dict[str, NDArray[Any]]:
-        """What is trained beside the embeddings, by name."""
+        """Returns all trained parameters other than the embeddings, by name."""
         raise NotImplementedError
 
     def _restore(self) -> None:
-        """Puts back what :meth:`_parameters` gave at the last commit."""
+        """Restores the parameters that :meth:`_parameters` returned at the last commit."""
         raise NotImplementedError

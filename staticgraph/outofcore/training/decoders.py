@@ -1,9 +1,9 @@
-"""How likely an edge is, from two embeddings and a relation: DistMult, ComplEx, TransE.
+"""Decoders that score an edge from two embeddings and a relation: DistMult, ComplEx, TransE.
 
-All three turn the known end and the relation into a query of the same width, and score a candidate
-against it: by a product for the first two, by a distance for the third. So one query serves many
-candidates at once, which is what training against shared negatives and ranking need. Every relation
-has a second set of parameters for the way back (destination to source), as Marius has.
+All three turn the known endpoint and the relation into a query of the same width, and score
+candidates against it: the first two by a product, the third by a distance. One query thus serves
+many candidates at once, as training against shared negatives and ranking require. Every relation
+has a second set of parameters for the reverse direction (destination to source), as in Marius.
 Sources: Yang et al., ICLR 2015; Trouillon et al., ICML 2016; Bordes et al., NeurIPS 2013.
 """
 
@@ -18,63 +18,65 @@ from staticgraph.outofcore.training.distances import FLOOR, distances
 
 
 class Decoder(Protocol):
-    """What training and ranking ask of a decoder."""
+    """The interface of a decoder for training and ranking."""
 
     def initial(self, num_relations: int, dimension: int) -> Tensor:
-        """``[2, R, D]`` first parameters: for the way there and the way back."""
+        """Returns ``[2, R, D]``: initial parameters for the forward and the reverse direction."""
         ...
 
     def query(self, known: Tensor, relation: Tensor) -> Tensor:
-        """``[..., D]`` from the known end and the relation's parameters, ``[..., D]`` each."""
+        """Returns ``[..., D]`` from the known endpoint and the relation, ``[..., D]`` each."""
         ...
 
     def score(self, query: Tensor, candidate: Tensor) -> Tensor:
-        """``[...]`` scores of one candidate a query."""
+        """Returns ``[...]``: scores of one candidate per query."""
         ...
 
     def scores(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """``[..., n, m]`` scores of queries ``[..., n, D]`` against candidates ``[..., m, D]``."""
+        """Returns ``[..., n, m]`` for queries ``[..., n, D]`` and candidates ``[..., m, D]``."""
         ...
 
     def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """The same, computed in float64 and rounded to float32: equal candidates score alike,
-        wherever they stand, and near ones keep their order."""
+        """Returns the same scores, computed in float64 and rounded to float32.
+
+        Equal candidates get equal scores, wherever they are in the tensor, and near ones keep their
+        order.
+        """
         ...
 
 
 class DistMult:
-    """<source, relation, destination>; relations begin at one."""
+    """<source, relation, destination>; relations are initialised to one."""
 
     def initial(self, num_relations: int, dimension: int) -> Tensor:
-        """Ones, so that training begins with plain dot products."""
+        """Returns ones, so that training begins with plain dot products."""
         return torch.ones(2, num_relations, dimension)
 
     def query(self, known: Tensor, relation: Tensor) -> Tensor:
-        """The product, entry by entry."""
+        """Returns the elementwise product."""
         return known * relation
 
     def score(self, query: Tensor, candidate: Tensor) -> Tensor:
-        """The dot product."""
+        """Returns the dot product."""
         return (query * candidate).sum(-1)
 
     def scores(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """All dot products."""
+        """Returns all dot products."""
         return query @ candidates.transpose(-1, -2)
 
     def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """All dot products, rounded once."""
+        """Returns all dot products, rounded once."""
         return self.scores(query.double(), candidates.double()).float()
 
 
 class ComplEx(DistMult):
-    """Re<source, relation, conj(destination)>; the first half of a row is real, the second
-    imaginary."""
+    """Re<source, relation, conj(destination)>; half of a row is real, the other half imaginary."""
 
     def initial(self, num_relations: int, dimension: int) -> Tensor:
-        """One, as a complex number.
+        """Returns the complex number one.
 
         Raises:
-            ValueError: an odd dimension.
+            ValueError: if the dimension is odd.
         """
         if dimension % 2:
             raise ValueError(f"ComplEx needs an even dimension; {dimension} has no two halves")
@@ -83,35 +85,35 @@ class ComplEx(DistMult):
         return parameters
 
     def query(self, known: Tensor, relation: Tensor) -> Tensor:
-        """The complex product, entry by entry."""
+        """Returns the elementwise complex product."""
         (a, b), (c, d) = known.chunk(2, -1), relation.chunk(2, -1)
         return torch.cat([a * c - b * d, a * d + b * c], -1)
 
 
 class TransE:
-    """-|source + relation - destination|; relations begin at zero."""
+    """-|source + relation - destination|; relations are initialised to zero."""
 
     def initial(self, num_relations: int, dimension: int) -> Tensor:
-        """Zeros."""
+        """Returns zeros."""
         return torch.zeros(2, num_relations, dimension)
 
     def query(self, known: Tensor, relation: Tensor) -> Tensor:
-        """The sum."""
+        """Returns the sum."""
         return known + relation
 
     def score(self, query: Tensor, candidate: Tensor) -> Tensor:
-        """Minus the Euclidean distance."""
+        """Returns the negative Euclidean distance."""
         return -((query - candidate).square().sum(-1) + FLOOR).sqrt()
 
     def scores(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Minus all distances."""
+        """Returns all negative distances."""
         return -distances(query, candidates)
 
     def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Minus all distances: squares less products keep in float64 what float32 can hold.
+        """Returns all negative distances: squares minus products, in float64.
 
-        Unlike in :func:`distances` the squares are no columns of the product, whose rounding would
-        tell equal candidates apart where they meet the query.
+        Unlike in :func:`distances`, the squares are not columns of the product: its rounding could
+        give equal candidates different scores when they are near the query.
         """
         q, c = query.double(), candidates.double()
         products = 2.0 * (q @ c.transpose(-1, -2))

@@ -1,11 +1,11 @@
-"""Distances of many pairs by products, near pairs included.
+"""Distances of many pairs by matrix products, accurate for near pairs, too.
 
-``|q|^2 + |c|^2 - 2 q c`` takes one matrix product where the differences of all pairs would take as
-much memory as there are pairs and columns; but where q and c are near, what is left in float32 is
-the rounding of what cancels, and its root's gradient grows with it. So the product, with both
-squares as two more columns of it, is in float64 and is rounded once, when nothing cancels any more.
-The gradient is a product in the type of the values: of a pair it is ``(q - c) / distance``, which
-loses no more digits than the distance is smaller than the values.
+``|q|^2 + |c|^2 - 2 q c`` needs one matrix product, while the differences of all pairs would need
+memory for pairs times columns. But if q and c are near, cancellation leaves only rounding errors in
+float32, which the gradient of the root amplifies. The product, with both squares as two extra
+columns, is therefore computed in float64 and rounded once, after the cancellation. The gradient is
+a product in the dtype of the values: for a pair it is ``(q - c) / distance``, which loses only as
+many digits as the distance is smaller than the values.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Added to squares: keeps the gradient of the root finite where a query meets its candidate exactly.
+# Added to squares: keeps the gradient of the root finite if a query equals its candidate.
 FLOOR = 1e-12
 
 
 class Distances(torch.autograd.Function):
-    """``[..., n, m]`` distances of ``[..., n, D]`` from ``[..., m, D]``."""
+    """Distances ``[..., n, m]`` between ``[..., n, D]`` and ``[..., m, D]``."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, candidates: Tensor) -> Tensor:
-        """Squares in float64, rounded to the type of the query, then the root."""
+        """Computes squares in float64, rounds them to the query's dtype and takes the root."""
         q, c = query.double(), candidates.double()
         squares = q.square().sum(-1, keepdim=True) + FLOOR, c.square().sum(-1, keepdim=True)
         left = torch.cat([-2.0 * q, squares[0], torch.ones_like(squares[0])], -1)
@@ -35,7 +35,7 @@ class Distances(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """By both; ``(q - c) / distance`` of each pair, summed by two products."""
+        """Returns both gradients: ``(q - c) / distance`` of each pair, summed by two products."""
         query, candidates, found = ctx.saved_tensors
         weights = gradients[0] / found
         by_query = query * weights.sum(-1, keepdim=True) - weights @ candidates
@@ -44,6 +44,6 @@ class Distances(torch.autograd.Function):
 
 
 def distances(query: Tensor, candidates: Tensor) -> Tensor:
-    """``[..., n, m]`` Euclidean distances of ``[..., n, D]`` from ``[..., m, D]``."""
+    """Returns Euclidean distances ``[..., n, m]`` between ``[..., n, D]`` and ``[..., m, D]``."""
     found: Tensor = Distances.apply(query, candidates)
     return found

@@ -1,15 +1,14 @@
-"""Link prediction with a graph network: embeddings pass through the buffer, a sampled
-neighbourhood of each end is encoded, and a decoder scores what comes out.
+"""Link prediction with a graph neural network over embeddings that pass through the buffer.
 
-An epoch follows a policy's schedule, as in :mod:`staticgraph.outofcore.training.link`. A thread
-samples the neighbourhoods of a state's batches ahead, since those do not depend on values; the
-values are gathered when a batch's turn comes, after every update before it, so staleness is 0.
-Sampled nodes all get a gradient and Adagrad's update on their rows; encoder and relations are
-updated by dense Adagrad and committed with the embeddings, so a killed run goes on where its last
-epoch ended.
+A sampled neighbourhood of each endpoint is encoded, and a decoder scores the result. An epoch
+follows a policy's schedule, as in :mod:`staticgraph.outofcore.training.link`. A thread samples the
+neighbourhoods of a state's batches ahead, since they do not depend on values; the values of a batch
+are gathered just before its step, after all earlier updates, so staleness is 0. All sampled nodes
+get a gradient and an Adagrad update of their rows; encoder and relations are updated by dense
+Adagrad and committed with the embeddings, so a killed run continues after its last committed epoch.
 
-It knows no relations in the encoder: GraphSAGE, GCN and GAT see who neighbours whom, the decoder
-sees relations. Source: MariusGNN, EuroSys 2023, sections 4 and 7.
+The encoder does not use relations: GraphSAGE, GCN and GAT see only which nodes are neighbours, and
+the decoder sees relations. Source: MariusGNN, EuroSys 2023, sections 4 and 7.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class EncodedLinkLoss(nn.Module):
     """The loss of a batch of edges over its padded neighbourhood.
 
     Args:
-        encoder: of the seeds.
-        step: the loss over what the encoder gives.
-        relations: ``[2, R, D']`` first parameters.
+        encoder: encodes the seeds.
+        step: computes the loss from the encoder's output.
+        relations: ``[2, R, D']`` initial parameters.
     """
 
     def __init__(self, encoder: SampledGNN, step: LinkStep, relations: Tensor) -> None:
@@ -57,27 +56,28 @@ class EncodedLinkLoss(nn.Module):
         self._step = step
 
     def forward(self, x: Tensor, hops: Hops, *ends: Tensor) -> Tensor:
-        """``x [R, D]``; ``ends`` are those of :meth:`LinkStep.loss` after the relations."""
+        """Returns the loss for ``x [R, D]``; ``ends`` go to :meth:`LinkStep.loss`."""
         return self._step.loss(self.encoder(x, hops), self.relations, *ends)
 
 
 class EncodedLinkTrainer(CommittedEpochs):
-    """Trains embeddings and a graph network over them.
+    """Trains embeddings and a graph neural network over them.
 
     Args:
-        graph: with or without relations.
-        policy: what is resident when.
-        config: how to train; ``negatives`` are seeds of a sample, so fewer chunks are cheaper.
-        encoder: from ``config.dimension`` to the width that the decoder works in.
-        fanouts: neighbours a node and direction, hop by hop; as many as the encoder has layers.
-        folder: where the embeddings live; training goes on from what is committed there.
-        direction: of sampling.
-        encoder_rate: of Adagrad on the encoder; the relations have ``config.rate``.
-        exclude: leave a batch's own edges out of its samples.
-        mode: as of :class:`HopRunner`.
+        graph: the partitioned graph, with or without relations.
+        policy: decides which partitions are resident.
+        config: the configuration; ``negatives`` are seeds of a sample, so fewer chunks are cheaper.
+        encoder: maps rows of ``config.dimension`` to the decoder's width.
+        fanouts: neighbours per node and direction, hop by hop; one per layer of the encoder.
+        folder: the folder of the embeddings; training continues from the last commit there.
+        direction: the direction of sampling.
+        encoder_rate: the Adagrad learning rate of the encoder; relations use ``config.rate``.
+        exclude: remove a batch's own edges from its samples.
+        mode: as for :class:`HopRunner`.
 
     Raises:
-        ValueError: fan-outs for another encoder, or a folder that was trained otherwise.
+        ValueError: if fan-outs or dimension do not fit the encoder, or the folder was trained
+            differently.
     """
 
     policy: EdgePolicy
@@ -143,7 +143,7 @@ class EncodedLinkTrainer(CommittedEpochs):
 
     @property
     def relations(self) -> Tensor:
-        """``[2, R, D']``."""
+        """``[2, R, D']`` relation parameters, as a copy on the CPU."""
         return self.model.relations.detach().cpu()
 
     def close(self) -> None:
@@ -153,10 +153,9 @@ class EncodedLinkTrainer(CommittedEpochs):
         self.file.close()
 
     def rows(self, partition: int) -> Tensor:
-        """``[nodes of the partition, D']`` encodings on full neighbourhoods.
+        """Returns ``[nodes of the partition, D']`` on full neighbourhoods; only between epochs.
 
-        They are made once an epoch, with the whole graph and all embeddings in memory; between
-        epochs.
+        They are computed once per epoch, with the whole graph and all embeddings in memory.
         """
         self._require_between_epochs()
         if self._encoded is None or self._encoded[0] != self.epoch:
@@ -193,7 +192,7 @@ class EncodedLinkTrainer(CommittedEpochs):
         inputs = self.runner.on_device(hops, x, more)
         loss, _, by_x = self.runner.step(hops, inputs, lambda loss: loss, wants_x=True)
         self.optimizer.step()
-        # Real rows are distinct; those of the padding have a gradient of zero and are left alone.
+        # Real rows are distinct; padding rows have zero gradients and are not updated.
         gradient = by_x.cpu()[hops.mask].numpy()
         rows = hops.rows[hops.mask].numpy()
         rate = np.float32(config.rate)
@@ -203,7 +202,7 @@ class EncodedLinkTrainer(CommittedEpochs):
     # ------------------------------------------------------------------ what is committed
 
     def _parameters(self) -> dict[str, NDArray[Any]]:
-        """Parameters and their Adagrad sums, by name."""
+        """Returns the parameters and their Adagrad sums, by name."""
         found: dict[str, NDArray[Any]] = {}
         for name, parameter in self.model.named_parameters():
             found[f"parameter.{name}"] = parameter.detach().cpu().numpy().copy()
@@ -211,7 +210,7 @@ class EncodedLinkTrainer(CommittedEpochs):
         return found
 
     def _restore(self) -> None:
-        """Parameters and sums as they were committed."""
+        """Restores the committed parameters and sums."""
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(torch.from_numpy(self.file.extras[f"parameter.{name}"]))

@@ -1,8 +1,9 @@
-"""Embeddings of a training run: opened where they stand, made at random where they do not.
+"""Opens the embeddings of a training run, or initialises them at random if they do not exist.
 
-A folder says how what it holds was trained, and over which partitioned graph: row i is the
-embedding of the node that this graph numbers i, and of no other. Going on with another
-configuration would be neither run, with another numbering nobody's embeddings: both are refused.
+A folder records how its embeddings were trained, and over which partitioned graph: row i is the
+embedding of node i in the numbering of this graph only. Training further with another configuration
+would mix two runs, and with another numbering would assign embeddings to wrong nodes: both are
+rejected.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ def open_for(
     more: str,
     extras: Mapping[str, NDArray[Any]],
 ) -> EmbeddingFile:
-    """The embeddings of a run.
+    """Opens or creates the embeddings of a run.
 
     Args:
-        folder: where they are, or will be.
-        graph: gives the partitions.
-        config: gives dimension, spread and seed.
-        more: what else must be the same to go on.
-        extras: committed with the first values.
+        folder: their folder.
+        graph: the graph, for its partitions.
+        config: the configuration, for dimension, spread and seed.
+        more: a description of further options that must be unchanged to continue.
+        extras: arrays committed with the initial values.
 
     Raises:
-        ValueError: the folder holds embeddings of another partitioning, or trained otherwise.
+        ValueError: if the folder holds embeddings of another partitioning or configuration.
     """
     text = f"{config} {graph.num_nodes} {graph.num_edges}" + (f" {more}" if more else "")
     identity = np.frombuffer(text.encode(), np.uint8)
@@ -48,7 +49,7 @@ def open_for(
         shape = (graph.partition_size, config.dimension)
 
         def initial(partition: int) -> FloatArray:
-            """``[rows, D]`` float32, the same for a seed and partition in any order."""
+            """Returns ``[rows, D]`` float32, which depends only on the seed and the partition."""
             rng = np.random.default_rng([config.seed, 0, partition])
             return config.spread * rng.standard_normal(shape, np.float32)
 

@@ -1,12 +1,12 @@
-"""A training step of a rung, recorded once and replayed: forward, loss and backward.
+"""Records the training step of a rung (forward, loss and backward) once, and replays it.
 
-A rung is a shape, so its step can be a recording with inputs at fixed addresses: a batch is copied
-there, the recording is replayed, and the gradients stand where they stood when it was recorded. The
-optimizer steps outside. What records is a :class:`staticgraph.recording.recorder.Recorder`: CUDA
-graphs, or in tests a tape.
+A rung is a fixed shape, so its step can be recorded with inputs at fixed addresses: a batch is
+copied there, the recording is replayed, and the gradients are written to the addresses they had
+during recording. The optimizer steps outside of the recording. Recording is done by a
+:class:`staticgraph.recording.recorder.Recorder`: with CUDA graphs, or in tests with a tape.
 
-The invariants: recording changes no parameter, gradient or random state; a replay whose parameters
-stand elsewhere than when it was recorded raises instead of training with old ones.
+Invariants: recording changes no parameter, gradient or random state; if a parameter's address has
+changed since recording, a replay raises an error instead of training with old values.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ class RecordedHops:
     """Recordings of one model, by key.
 
     Args:
-        model: its gradients are what a step leaves behind.
-        recorder: how to record.
+        model: the model, whose gradients a step computes.
+        recorder: the recorder.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
         self._recorded_model = RecordedModel(model)
-        # By key, with the inputs that a recording reads.
+        # By key, each with the input tensors that the recording reads.
         self._made: dict[Hashable, tuple[ModelRecording, list[Tensor]]] = {}
 
     @property
     def replays(self) -> dict[Hashable, int]:
-        """Replays of each recording."""
+        """Number of replays of each recording."""
         return {key: made.recorded.replays for key, (made, _) in self._made.items()}
 
     def __call__(self, key: Hashable, inputs: Sequence[Tensor], body: Body) -> tuple[Tensor, ...]:
-        """Replays a step on ``inputs``; what it returns is valid until the next one.
+        """Replays a step on ``inputs``; the result is valid until the next call.
 
         Args:
-            key: of the recording, made at its first call.
-            inputs: of the same shapes at every call.
-            body: the step over inputs of fixed addresses; run only to be recorded.
+            key: the key of the recording, which is made at the first call with it.
+            inputs: the inputs, with the same shapes at every call.
+            body: the step over inputs at fixed addresses; run only to record it.
 
         Raises:
-            NotStatic: it cannot be recorded, or a parameter was moved since.
+            NotStatic: if the step cannot be recorded, or a parameter was moved since.
         """
         if key not in self._made:
             self._made[key] = self._record(key, inputs, body)
@@ -67,7 +67,7 @@ class RecordedHops:
         return self._recorded_model.replay(made)
 
     def close(self) -> None:
-        """Tears all recordings down together."""
+        """Releases all recordings together."""
         self._made.clear()
         self._recorder.close()
 

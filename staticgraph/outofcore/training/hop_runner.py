@@ -1,11 +1,10 @@
-"""A model over padded hops, compiled once a rung and phase.
+"""The runner for sampled batches: a model over padded hops, compiled once per rung and phase.
 
-The runner of sampled batches: what :class:`staticgraph.StaticGraphRunner` is for batches of whole
-graphs. A rung of the ladder is a shape, so a rung has one compiled function for training and one
+It is to sampled batches what :class:`staticgraph.StaticGraphRunner` is to batches of whole graphs.
+A rung of the ladder is a fixed shape, so each rung has one compiled function for training and one
 for evaluation, and in ``cuda-graph`` mode one recorded training step; a batch that fits no rung
-runs in eager, and the ladder counts it. On CUDA a batch
-is copied on a stream of its own, beside the step before, and its slot is not filled again before
-the copy is done.
+runs eagerly, and the ladder counts it. On CUDA, a batch is copied on a separate stream, in parallel
+with the previous step, and its slot is not refilled before the copy is done.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ Compiler = Callable[[Callable[..., Tensor], str], Callable[..., Tensor]]
 
 
 class HopRunner:
-    """Runs a model over padded hops, compiled once a rung and phase.
+    """Runs a model over padded hops, compiled once per rung and phase.
 
     Args:
-        model: takes ``x [R, F]``, the hops, and whatever else a step brings.
-        mode: as of :class:`staticgraph.StaticGraphRunner`; ``cuda-graph`` records training steps,
+        model: takes ``x [R, F]``, the hops, and any further inputs of a step.
+        mode: as for :class:`staticgraph.StaticGraphRunner`; ``cuda-graph`` records training steps,
             and compiles evaluation without recording it.
-        compiler: makes a compiled function of a function and a name, instead of the mode's own.
-        recorder: how ``cuda-graph`` records; CUDA graphs where None.
+        compiler: compiles a function, given it and a name, in place of the mode's compiler.
+        recorder: the recorder of ``cuda-graph``; None for CUDA graphs.
 
     Attributes:
-        compiled: what was compiled, by (rung, training).
-        recorded: the recorded steps, by rung; None in another mode.
+        compiled: the compiled functions, by (rung, training).
+        recorded: the recorded steps, by rung; None in other modes.
 
     Raises:
-        ValueError: a mode that does not exist, or not on this device.
+        ValueError: if the mode does not exist, or not on this device.
     """
 
     def __init__(
@@ -68,10 +67,10 @@ class HopRunner:
         self.compiled: dict[tuple[int, bool], Callable[..., Tensor]] = {}
 
     def __call__(self, hops: HopBatch) -> Tensor:
-        """The model's output over a batch with features: ``[N_0, out]``.
+        """Returns the model's output ``[N_0, out]`` for a batch with features.
 
         Raises:
-            ValueError: the batch has no features.
+            ValueError: if the batch has no features.
         """
         if hops.x is None:
             raise ValueError("the batch has no features: pass features= to outofcore.partition")
@@ -86,24 +85,25 @@ class HopRunner:
         *,
         wants_x: bool = False,
     ) -> tuple[Tensor, ...]:
-        """Forward, loss and backward; the gradients replace those of the step before.
+        """Runs forward, loss and backward; the gradients replace those of the previous step.
 
         Args:
             hops: the batch.
-            inputs: of :meth:`on_device`.
-            finish: the loss of the model's output and ``targets``.
+            inputs: the result of :meth:`on_device`.
+            finish: computes the loss from the model's output and ``targets``.
             targets: tensors on the device.
-            wants_x: also give the gradient by ``x``.
+            wants_x: also return the gradient of ``x``.
 
         Returns:
-            Loss, output, and the gradient by ``x`` where asked for; valid until the next step.
+            The loss, the output and, if requested, the gradient of ``x``; valid until the next
+            step.
         """
         count = len(inputs)
 
         def body(tensors: list[Tensor]) -> tuple[Tensor, ...]:
-            """Forward, loss and backward over fixed tensors: what is recorded."""
+            """Runs forward, loss and backward over fixed tensors; this is what gets recorded."""
             for parameter in self.model.parameters():
-                parameter.grad = None  # backward then writes each gradient, adding nothing
+                parameter.grad = None  # backward then writes gradients instead of accumulating
             x = tensors[0]
             if wants_x:
                 x.grad = None
@@ -120,12 +120,12 @@ class HopRunner:
         return self.recorded(hops.rung, tensors, body)
 
     def close(self) -> None:
-        """Tears the recordings down."""
+        """Releases the recordings."""
         if self.recorded is not None:
             self.recorded.close()
 
     def on_device(self, hops: HopBatch, x: Tensor, more: Sequence[Tensor] = ()) -> list[Tensor]:
-        """The inputs of :meth:`run`: ``x``, degrees, ``more`` and the draws, copied."""
+        """Copies the inputs of :meth:`run` to the device: ``x``, degrees, ``more``, draws."""
         tensors = [x, hops.degree, hops.whole, *more, *hops.draws]
         if self._stream is None:
             return [tensor.to(self.device) for tensor in tensors]
@@ -140,11 +140,11 @@ class HopRunner:
         return copies
 
     def run(self, hops: HopBatch, inputs: Sequence[Tensor]) -> Tensor:
-        """The model's output over what :meth:`on_device` gave."""
+        """Returns the model's output for the result of :meth:`on_device`."""
         first = len(inputs) - hops.hops
 
         def forward(x: Tensor, degree: Tensor, whole: Tensor, *others: Tensor) -> Tensor:
-            """The model over the tensors of the hops, in the order of a recording's inputs."""
+            """Runs the model over the tensors of the hops, in the order of a recording's inputs."""
             more, draws = others[: first - 3], others[first - 3 :]
             return self.model(x, _Draws(degree, whole, draws), *more)
 
@@ -159,7 +159,7 @@ class HopRunner:
 
 @dataclass(slots=True)
 class _Draws:
-    """What layers read of a batch, around tensors of a compiled function."""
+    """The attributes of a batch that layers read, over the tensors of a compiled function."""
 
     degree: Tensor
     whole: Tensor

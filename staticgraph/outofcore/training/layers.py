@@ -1,12 +1,11 @@
 """GraphSAGE, GCN and GAT over sampled neighbourhoods of fixed shape.
 
-A layer takes the rows of hops 0 to ``depth`` and gives those of hops 0 to ``depth - 1``, each from
-itself and its sampled neighbours. With draws of fixed width an aggregation is a gather, a view and
-a sum; nothing is scattered on the way forward. Parameters have PyG's names, so that a state
-dictionary passes either way, and :meth:`whole` runs the same parameters over an edge list with
-PyG's own layer, for evaluation on full neighbourhoods. Self-loops among the edges are as PyG has
-them: GraphSAGE takes them for neighbours like any other, GCN and GAT leave them out and give every
-node one of its own.
+A layer takes the rows of hops 0 to ``depth`` and returns those of hops 0 to ``depth - 1``, each
+computed from the row itself and its sampled neighbours. With draws of fixed width, aggregation is a
+gather, a view and a sum; the forward pass has no scatter. Parameters have PyG's names, so that
+state dicts are interchangeable, and :meth:`whole` runs the same parameters over an edge list with
+PyG's layer, for evaluation on full neighbourhoods. Self-loops are treated as in PyG: GraphSAGE
+treats them like other edges, GCN and GAT remove them and add one self-loop per node.
 
 Sources: Hamilton et al., NeurIPS 2017; Kipf and Welling, ICLR 2017; Velickovic et al., ICLR 2018.
 """
@@ -23,8 +22,10 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 
 class Hops(Protocol):
-    """What a layer reads of a padded sample; see
-    :class:`staticgraph.outofcore.sampling.hops.HopBatch`."""
+    """The part of a padded sample that layers read.
+
+    See :class:`staticgraph.outofcore.sampling.hops.HopBatch`.
+    """
 
     degree: Tensor
     whole: Tensor
@@ -32,11 +33,11 @@ class Hops(Protocol):
 
 
 def gathered(x: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:
-    """Per hop the neighbours' rows, ``[N_h, f_h, ...]``, zeros where there is none.
+    """Returns the neighbours' rows of each hop, ``[N_h, f_h, ...]``, zeros for no neighbour.
 
     Args:
         x: ``[rows, ...]`` of one hop more than there are draws.
-        draws: of the hops that are computed.
+        draws: the draws of the hops that are computed.
     """
     padded = torch.cat([x.new_zeros(1, *x.shape[1:]), x])
     return [
@@ -45,12 +46,12 @@ def gathered(x: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:
 
 
 def counts(draws: Sequence[Tensor]) -> Tensor:
-    """``[rows of these hops]`` sampled neighbours of each row."""
+    """Returns ``[rows of these hops]``: the number of sampled neighbours of each row."""
     return torch.cat([(drawn > 0).sum(1) for drawn in draws])
 
 
 def others(draws: Sequence[Tensor]) -> list[Tensor]:
-    """The draws without those of a node by itself."""
+    """Returns the draws without self-loops."""
     found, start = [], 1
     for drawn in draws:
         own = torch.arange(start, start + drawn.size(0), device=drawn.device).unsqueeze(1)
@@ -60,7 +61,7 @@ def others(draws: Sequence[Tensor]) -> list[Tensor]:
 
 
 class SampledSAGE(nn.Module):
-    """The mean of the neighbours and the node itself, each through a linear map."""
+    """GraphSAGE: the mean of the neighbours and the node itself, each through a linear map."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -68,14 +69,14 @@ class SampledSAGE(nn.Module):
         self.lin_r: nn.Linear = nn.Linear(in_channels, out_channels, bias=False)
 
     def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
-        """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
+        """Maps ``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
         draws = hops.draws[:depth]
         total = torch.cat([rows.sum(1) for rows in gathered(x, draws)])
         mean = total / counts(draws).clamp(min=1).unsqueeze(-1)
         return self.lin_l(mean) + self.lin_r(x[: total.size(0)])
 
     def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """The same over all edges, ``[N, F]`` to ``[N, F']``."""
+        """Applies the layer to all edges, ``[N, F]`` to ``[N, F']``."""
         conv = SAGEConv(self.lin_l.in_features, self.lin_l.out_features)
         return _call(conv, self, x, edge_index)
 
@@ -84,10 +85,11 @@ class SampledGCN(nn.Module):
     """The symmetrically normalised sum of the neighbours and the node itself.
 
     GCN is the mean over a node's closed neighbourhood of ``sqrt((1 + d_i) / (1 + d_j)) x_j``, with
-    the degrees d of the whole graph. Here it is the mean over the part that is resident, estimated
-    from the neighbours that were drawn of it, with the same d: what is resident is random, so no
-    more is known, and with everything resident and drawn it is GCN. With degrees counted in the
-    resident part instead, weights in training were not those of evaluation on full neighbourhoods.
+    the degrees d of the whole graph. Here it is the mean over the resident part of the
+    neighbourhood, estimated from the neighbours drawn from it, with the same d. Since the resident
+    part is random, this is the best available estimate, and it equals GCN if everything is resident
+    and drawn. With degrees counted in the resident part instead, the weights in training would
+    differ from those in evaluation on full neighbourhoods.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -97,7 +99,7 @@ class SampledGCN(nn.Module):
         nn.init.xavier_uniform_(self.lin.weight)
 
     def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
-        """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
+        """Maps ``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
         x = self.lin(x)
         root = (hops.whole[: x.size(0)].to(x.dtype) + 1.0).sqrt().unsqueeze(-1)
         x = x / root
@@ -110,7 +112,7 @@ class SampledGCN(nn.Module):
         return root[:n] * mean + self.bias
 
     def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """The same over all edges, ``[N, F]`` to ``[N, F']``."""
+        """Applies the layer to all edges, ``[N, F]`` to ``[N, F']``."""
         return _call(GCNConv(self.lin.in_features, self.lin.out_features), self, x, edge_index)
 
 
@@ -119,8 +121,8 @@ class SampledGAT(nn.Module):
 
     Args:
         in_channels: F.
-        out_channels: of a head; the output has ``heads * out_channels``.
-        heads: how many.
+        out_channels: channels per head, F'; the output has ``heads * out_channels``.
+        heads: the number of heads.
     """
 
     heads: int
@@ -139,7 +141,7 @@ class SampledGAT(nn.Module):
             nn.init.xavier_uniform_(parameter)
 
     def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
-        """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, heads * F']``."""
+        """Maps rows of hops 0 to depth ``[.., F]`` to hops 0 to depth - 1 ``[.., heads * F']``."""
         x = self.lin(x).view(-1, self.heads, self.out_channels)
         source, target = (x * self.att_src).sum(-1), (x * self.att_dst).sum(-1)
         out, start = [], 0
@@ -150,14 +152,14 @@ class SampledGAT(nn.Module):
             start = own.stop
             logits = torch.cat([source[own].unsqueeze(1), sources], 1) + target[own].unsqueeze(1)
             logits = nn.functional.leaky_relu(logits, self.SLOPE)
-            # The node itself is always there, so no row is masked whole.
+            # The node itself is always included, so no row is fully masked.
             absent = nn.functional.pad(drawn == 0, (1, 0)).unsqueeze(-1)
             weights = logits.masked_fill(absent, -torch.inf).softmax(1).unsqueeze(-1)
             out.append(weights[:, 0] * x[own] + (weights[:, 1:] * rows).sum(1))
         return torch.cat(out).flatten(1) + self.bias
 
     def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """The same over all edges, ``[N, F]`` to ``[N, heads * F']``."""
+        """Applies the layer to all edges, ``[N, F]`` to ``[N, heads * F']``."""
         conv = GATConv(self.lin.in_features, self.out_channels, heads=self.heads)
         return _call(conv, self, x, edge_index)
 
@@ -176,13 +178,14 @@ class SampledGNN(nn.Module):
         kind: ``sage``, ``gcn`` or ``gat``.
         in_channels: F.
         hidden: channels between layers.
-        out_channels: of the result.
+        out_channels: channels of the output.
         layers: k; the samples must have as many hops.
-        dropout: before every layer, in training.
-        heads: of ``gat``, but for its last layer, which has one.
+        dropout: the dropout probability before every layer, in training.
+        heads: heads of ``gat``, except in its last layer, which has one.
 
     Raises:
-        ValueError: ``kind`` is none of these, or ``hidden`` no multiple of ``heads``.
+        ValueError: for another ``kind``, or if ``hidden`` of ``gat`` is not a multiple of
+            ``heads``.
     """
 
     in_channels: int
@@ -215,19 +218,19 @@ class SampledGNN(nn.Module):
         self.dropout = dropout
 
     def extra_repr(self) -> str:
-        """What the layers' own descriptions leave out."""
+        """Returns the options that the representation of the layers leaves out."""
         heads = [layer.heads for layer in self.layers if isinstance(layer, SampledGAT)]
         return f"dropout={self.dropout}, heads={heads}"
 
     def forward(self, x: Tensor, hops: Hops) -> Tensor:
-        """``[R, F]`` of all hops to ``[N_0, out]`` of the seeds."""
+        """Maps ``[R, F]`` of all hops to ``[N_0, out]`` of the seeds."""
         for number, layer in enumerate(self.layers):
             x = self._before(x, number)
             x = layer(x, hops, len(self.layers) - number)
         return x
 
     def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """``[N, F]`` to ``[N, out]`` on full neighbourhoods."""
+        """Maps ``[N, F]`` to ``[N, out]`` on full neighbourhoods."""
         for number, layer in enumerate(self.layers):
             x = self._before(x, number)
             x = cast(SampledSAGE, layer).whole(x, edge_index)
@@ -239,6 +242,6 @@ class SampledGNN(nn.Module):
 
 
 def _call(conv: nn.Module, layer: nn.Module, x: Tensor, edge_index: Tensor) -> Tensor:
-    """PyG's layer with the parameters of ours."""
+    """Calls PyG's layer with the parameters of this package's layer."""
     parameters: dict[str, Tensor] = dict(layer.named_parameters())
     return torch.func.functional_call(conv, parameters, (x, edge_index))

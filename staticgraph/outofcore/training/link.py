@@ -1,10 +1,10 @@
-"""Link prediction: embeddings of all nodes, trained where the graph does not fit.
+"""Link prediction: trains embeddings of all nodes of a graph that does not fit in memory.
 
-An epoch follows a policy's schedule: the buffer brings the states in, the edges of a state's
-cells are shuffled and trained on in batches (:mod:`staticgraph.outofcore.training.link_step`),
-the touched rows meet Adagrad's update at once, so staleness is 0, and the epoch's end is a commit.
+An epoch follows a policy's schedule: the buffer loads the states, and the edges of a state's cells
+are shuffled and trained on in batches (:mod:`staticgraph.outofcore.training.link_step`). The
+touched rows get Adagrad's update at once, so staleness is 0, and the end of the epoch is a commit.
 
-Randomness depends on (seed, epoch, state) alone, so an epoch that was cut short runs again as it
+Random draws depend only on (seed, epoch, state), so an interrupted epoch runs again exactly as it
 would have. Source: Marius, OSDI 2021, sections 2 and 3.
 """
 
@@ -37,14 +37,13 @@ class LinkTrainer(CommittedEpochs):
     """Trains embeddings of a partitioned graph.
 
     Args:
-        graph: with or without relations.
-        policy: what is resident when.
-        config: how to train.
-        folder: where the embeddings live; training goes on from what is committed there.
+        graph: the partitioned graph, with or without relations.
+        policy: decides which partitions are resident.
+        config: the training configuration.
+        folder: the folder of the embeddings; training continues from the last commit there.
 
     Raises:
-        ValueError: the folder holds embeddings of another partitioning, or that were trained with
-            another configuration.
+        ValueError: if the folder holds embeddings of another partitioning or configuration.
     """
 
     policy: EdgePolicy
@@ -76,7 +75,7 @@ class LinkTrainer(CommittedEpochs):
         self.file.close()
 
     def rows(self, partition: int) -> Tensor:
-        """``[nodes of the partition, D]`` committed embeddings; between epochs."""
+        """Returns committed embeddings ``[nodes of the partition, D]``; only between epochs."""
         self._require_between_epochs()
         shape = (2, self.graph.partition_size, self.config.dimension)
         values, sums = np.empty(shape, np.float32)
@@ -103,7 +102,7 @@ class LinkTrainer(CommittedEpochs):
         return Pass(loss, edges, batches, schedule)
 
     def _restore(self) -> None:
-        """Relation parameters as they were committed."""
+        """Restores the committed relation parameters."""
         self.relations: Tensor = torch.from_numpy(self.file.extras["relations"].copy())
         self.relation_sums: Tensor = torch.from_numpy(self.file.extras["relation_sums"].copy())
 

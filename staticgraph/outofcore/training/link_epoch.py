@@ -1,4 +1,4 @@
-"""What one epoch of link prediction did, as it is shown, reported and kept with its commit."""
+"""The results of one epoch of link prediction, as shown, reported and kept with its commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class LinkEpoch:
-    """What one epoch did. Seconds of waiting are part of the seconds."""
+    """The results of one epoch; ``seconds`` includes ``waited_s``."""
 
     epoch: int
     loss: float
@@ -28,11 +28,11 @@ class LinkEpoch:
 
 
 def to_bytes(history: Sequence[LinkEpoch]) -> NDArray[np.uint8]:
-    """Epochs as an array that a commit can carry."""
+    """Encodes epochs as an array that a commit can contain."""
     text = json.dumps([asdict(epoch) for epoch in history], allow_nan=False)
     return np.frombuffer(text.encode(), np.uint8)
 
 
 def from_bytes(kept: NDArray[np.uint8]) -> tuple[LinkEpoch, ...]:
-    """What :func:`to_bytes` was given."""
+    """Decodes the result of :func:`to_bytes`."""
     return tuple(LinkEpoch(**values) for values in json.loads(kept.tobytes()))

@@ -1,13 +1,13 @@
 """One step of link prediction in static shapes: loss and gradients of a batch of edges.
 
-A batch is B edges, cut into C chunks; the edges of a chunk share their K negatives a side, drawn
-from the nodes that are resident. Both directions are trained: the destination among negatives given
-source and relation, and the source given destination and the way back. The loss is the sum of
-softmax cross-entropies. The rows that a batch touches, at most 2B + 2CK of them, are gathered into
-one array, which alone (with the relations) needs a gradient. The last batch of a state is padded
-and masked: to all of B, so that every batch has the same shapes, or to the next whole chunk, for
-eager steps, where a shape more costs nothing and a policy of forty states would else compute a
-quarter of its rows for nothing. Source: Marius, OSDI 2021, sections 2 and 3.
+A batch is B edges, divided into C chunks; the edges of a chunk share K negatives per side, drawn
+from the resident nodes. Both directions are trained: the destination against negatives given source
+and relation, and the source given destination and the reverse relation. The loss is the sum of
+softmax cross-entropies. The rows that a batch touches, at most 2B + 2CK, are gathered into one
+array; only it and the relations need a gradient. The last batch of a state is padded and masked,
+either to B, so that all batches have the same shapes, or to the next whole chunk: in eager mode
+another shape costs nothing, while padding to B would waste a quarter of the rows with a policy of
+forty states. Source: Marius, OSDI 2021, sections 2 and 3.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from staticgraph.outofcore.training.decoders import DECODERS, Decoder
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """How to train.
+    """The configuration of link prediction.
 
     Attributes:
         decoder: ``distmult``, ``complex`` or ``transe``.
         dimension: D.
-        batch_size: B, edges in a step.
-        chunks: C; they divide the batch.
-        negatives: K, nodes that the edges of a chunk share, on each side.
-        degree_fraction: share of the negatives drawn as ends of the state's edges (so by degree);
-            the others are drawn uniformly from the resident nodes.
-        rate: Adagrad's.
-        spread: standard deviation of the first embeddings.
-        seed: of everything random.
+        batch_size: B, edges per step.
+        chunks: C, which divides the batch size.
+        negatives: K, nodes that the edges of a chunk share as negatives, on each side.
+        degree_fraction: share of the negatives drawn as endpoints of the state's edges (so by
+            degree); the others are uniform over resident nodes.
+        rate: the learning rate of Adagrad.
+        spread: standard deviation of the initial embeddings.
+        seed: the seed of all random draws.
 
     Raises:
-        ValueError: an unknown decoder, a count that is not a whole number from 1, chunks that do
-            not divide the batch, a share outside 0 to 1, a rate or a spread that is negative or not
-            finite.
+        ValueError: for an unknown decoder, a count that is not a whole number from 1 on, chunks
+            that do not divide the batch, a share outside 0 to 1, or a rate, spread or seed that is
+            negative or not finite.
     """
 
     decoder: str = "distmult"
@@ -63,7 +63,7 @@ class LinkConfig:
     def __post_init__(self) -> None:
         if self.decoder not in DECODERS:
             raise ValueError(f"decoder={self.decoder!r}; choose one of {', '.join(DECODERS)}")
-        # Plain numbers: what a folder was trained with is compared by how it is written.
+        # Plain Python numbers, since configurations are compared by their text.
         for name in ("dimension", "batch_size", "chunks", "negatives", "seed"):
             object.__setattr__(self, name, whole_number(getattr(self, name), name))
         for name in ("degree_fraction", "rate", "spread"):
@@ -87,15 +87,17 @@ class LinkConfig:
 
 @dataclass(slots=True)
 class LinkBatch:
-    """One padded batch: positions are among the touched rows. The last one of a state may have
-    fewer chunks, so that C and B here are less than the configuration's.
+    """One padded batch; positions are indices into the touched rows.
+
+    The last batch of a state may have fewer chunks, so that C and B here are smaller than in the
+    configuration.
 
     Attributes:
-        gather: ``[2B + 2CK]`` rows of the buffer, touched ones first, then row 0 as padding.
-        rows: the touched ones alone.
-        source, destination: ``[B]``.
-        relation: ``[B]``.
-        negatives: ``[2, C, K]``: of the destination side, of the source side.
+        gather: ``[2B + 2CK]`` rows of the buffer: the touched ones, then row 0 as padding.
+        rows: only the touched rows.
+        source, destination: ``[B]`` positions.
+        relation: ``[B]`` relations.
+        negatives: ``[2, C, K]`` positions, for the destination side and the source side.
         mask: ``[B]`` float, 0 for padding.
     """
 
@@ -109,13 +111,13 @@ class LinkBatch:
 
 
 class LinkStep:
-    """Loss and gradients of a batch, in static shapes.
+    """Computes loss and gradients of a batch, in static shapes.
 
     Args:
-        config: shapes.
-        decoder: scores.
-        compile: given to ``torch.compile``; None runs in eager, which is as fast on a CPU.
-        whole: pad every batch to all of B, not to its last chunk.
+        config: the configuration, which determines the shapes.
+        decoder: the decoder.
+        compile: options for ``torch.compile``; None runs eagerly, which is as fast on a CPU.
+        whole: pad every batch to B, not just to the end of its last chunk.
     """
 
     config: LinkConfig
@@ -142,7 +144,7 @@ class LinkStep:
         rng: np.random.Generator,
         place: NDArray[np.int32],
     ) -> LinkBatch:
-        """Draws the negatives and numbers the touched rows; ``edges`` is ``[n <= B, 2 or 3]``."""
+        """Draws the negatives and indexes the touched rows; ``edges`` is ``[n <= B, 2 or 3]``."""
         c, k = self.config.chunks, self.config.negatives
         negatives = resident.draw(rng, (2, c, k))
         by_degree = round(self.config.degree_fraction * k)
@@ -177,7 +179,7 @@ class LinkStep:
         )
 
     def chunks_of(self, edges: int) -> int:
-        """How many chunks a batch of so many edges, at least one, is padded to."""
+        """Returns how many chunks a batch of this many edges, at least one, is padded to."""
         if self._whole:
             return self.config.chunks
         return -(-edges * self.config.chunks // self.config.batch_size)
@@ -192,7 +194,7 @@ class LinkStep:
         negatives: Tensor,
         mask: Tensor,
     ) -> Tensor:
-        """The sum over real edges and both directions of the softmax cross-entropy."""
+        """Returns the softmax cross-entropy, summed over real edges and both directions."""
         c = negatives.size(1)
         ends = touched[source], touched[destination]
         total = touched.new_zeros(())
@@ -209,7 +211,7 @@ class LinkStep:
     def __call__(
         self, touched: Tensor, relations: Tensor, batch: LinkBatch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, and its gradients by the touched rows ``[2B + 2CK, D]`` and the relations."""
+        """Returns loss and gradients for the touched rows ``[2B + 2CK, D]`` and the relations."""
         touched, relations = touched.requires_grad_(), relations.detach().requires_grad_()
         loss = self._loss(
             touched, relations, batch.source, batch.destination, batch.relation,

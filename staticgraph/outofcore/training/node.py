@@ -1,7 +1,8 @@
 """Node classification on sampled static batches.
 
-A step is forward, mean loss over the real seeds, backward and the optimizer. Evaluation is on
-samples, or on full neighbourhoods with PyG's layers over the whole graph in memory.
+A step consists of the forward pass, the mean loss over the seeds with a label, the backward pass
+and the optimizer. Evaluation uses full neighbourhoods, with PyG's layers over the whole graph in
+memory.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from staticgraph.text.how_many import how_many
 
 @dataclass(frozen=True, slots=True)
 class NodeEpoch:
-    """What one epoch did; loss and accuracy are means over the seeds that have a label."""
+    """The results of one epoch; loss and accuracy are means over the seeds that have a label."""
 
     epoch: int
     loss: float
@@ -46,13 +47,14 @@ class NodeTrainer:
 
     Args:
         model: a :class:`SampledGNN`.
-        loader: of nodes, with labels.
-        rate: of Adam.
-        decay: L2, as Adam's ``weight_decay``.
-        mode: as of :class:`HopRunner`.
+        loader: a loader of nodes, with labels.
+        rate: the learning rate of Adam.
+        decay: the L2 penalty, as Adam's ``weight_decay``.
+        mode: as for :class:`HopRunner`.
 
     Raises:
-        ValueError: the loader is not of nodes, or the model has other hops, features or classes.
+        ValueError: if the loader is not one of nodes, or the model does not fit its hops, features
+            or classes.
     """
 
     model: SampledGNN
@@ -75,22 +77,22 @@ class NodeTrainer:
         self.runner: HopRunner = HopRunner(model, mode)
 
     def train_epoch(self) -> NodeEpoch:
-        """One pass over the loader's seeds; a batch in which none has a label makes no step.
+        """Trains one pass over the loader's seeds; a batch without labels is skipped.
 
         Raises:
-            Diverged: the loss of the epoch is not finite.
-            ValueError: no seed has a label.
+            Diverged: if the loss of the epoch is not finite.
+            ValueError: if no seed has a label, or the loader has no labels or features.
         """
         started, waited = time.perf_counter(), self.loader.waited_s
         read = self.loader.states.partitions_read
         self.model.train()
-        # Kept on the device: reading a number each step would make it wait for every batch.
+        # Kept on the device: reading a number at each step would synchronise with every batch.
         loss_sum, right = torch.zeros(2, dtype=torch.float64, device=self.runner.device)
         seeds = batches = labelled = 0
         for batch in self.loader:
             seeds, batches = seeds + len(batch.seeds), batches + 1
             x, y = self._inputs(batch.hops)
-            # Counted on the host; the mean over no labels would be NaN, and its gradients too.
+            # Counted on the host; the mean over no labels and its gradients would be NaN.
             n = 0 if batch.hops.y is None else int((batch.hops.y >= 0).sum())
             if not n:
                 continue
@@ -124,15 +126,17 @@ class NodeTrainer:
         )
 
     def evaluate_whole(self, nodes: ArrayLike, labels: Any) -> float:
-        """Accuracy on full neighbourhoods, in the loader's direction, the graph in memory.
+        """Returns the accuracy on full neighbourhoods, in the loader's direction.
+
+        The whole graph is loaded into memory.
 
         Args:
-            nodes: the caller's numbers, or a mask; those without a label are left out.
+            nodes: the caller's node numbers, or a mask; nodes without a label are ignored.
             labels: ``[N]`` classes in the caller's order, -1 for none.
 
         Raises:
-            BadGraph, ValueError: nodes that the graph does not have, or none with a label; labels
-                that are no classes.
+            BadGraph, ValueError: if a node does not exist, no node has a label, or labels are not
+                classes.
         """
         graph = self.loader.graph
         asked = chosen_nodes(nodes, graph.num_nodes, "nodes")
@@ -172,7 +176,7 @@ class NodeTrainer:
 
 
 def _require_fit(model: SampledGNN, loader: SampledLoader) -> None:
-    """Refuses a model that the loader's batches do not fit."""
+    """Rejects a model that does not fit the loader's batches."""
     if loader.task != "node":
         raise ValueError(f"the loader is of task={loader.task!r}: nodes need task='node'")
     if not isinstance(model, SampledGNN):
@@ -200,5 +204,5 @@ def _loss(out: Tensor, y: Tensor) -> Tensor:
 
 
 def _right(out: Tensor, y: Tensor) -> Tensor:
-    """``[S]`` whether a row's largest output is its class; the first of NaNs is no answer."""
+    """Returns ``[S]``: whether the largest output is the class; False for rows not finite."""
     return (out.argmax(1) == y) & out.isfinite().all(1)

@@ -1,12 +1,13 @@
-"""Ranking of links: at which place the true end of an edge stands among all nodes.
+"""Ranks links: the rank of the true endpoint of an edge among all nodes.
 
-For each test edge every node is a candidate for its destination and for its source; candidates that
-make an edge known to be true are left out. All nodes are scored, partition by partition, so that
-the embedding table need not fit; the place is 1 plus the better ones plus half of the equal
-ones, so that a model which scores everything alike gains nothing. A score that is not finite is
-worse than every finite one, and a true end that has one stands last, so that a model which diverged
-gains nothing either. Scores are computed in float64 and compared in float32: in float32 alone the
-rounding of a product decides between equal candidates. Source: Bordes et al., NeurIPS 2013.
+For each test edge, every node is a candidate for its destination and for its source; candidates
+that form an edge known to be true are excluded. All nodes are scored, partition by partition, so
+that the embedding table need not fit in memory; the rank is 1 plus the number of better candidates
+plus half the number of equal ones, so that a model which scores everything alike gains nothing. A
+score that is not finite is worse than every finite one, and a true endpoint with such a score is
+ranked last, so that a diverged model gains nothing either. Scores are computed in float64 and
+compared in float32: in float32 alone, the rounding of a product would decide between equal
+candidates. Source: Bordes et al., NeurIPS 2013.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from staticgraph.outofcore.training.link import LinkTrainer
 
 Trainer = LinkTrainer | EncodedLinkTrainer
 
-# Queries scored at once: with partitions of 16,384 nodes a block of scores is 32 MiB.
+# Queries scored at once: with partitions of 16,384 nodes, a block of scores takes 32 MiB.
 QUERIES = 512
 
 
@@ -34,8 +35,8 @@ QUERIES = 512
 class LinkScore:
     """Filtered metrics over both directions of ``edges`` edges.
 
-    ``not_finite`` of the ``2 * edges`` true ends have a score that is not finite, and stand last:
-    of a model that has not diverged there are none.
+    ``not_finite`` counts those of the ``2 * edges`` true endpoints whose score is not finite and
+    which are ranked last; it is 0 unless the model has diverged.
     """
 
     edges: int
@@ -53,17 +54,17 @@ def evaluate_links(
     """Ranks edges among all nodes.
 
     Args:
-        trainer: whose committed embeddings are used, encoded where it has an encoder.
-        edges: ``[3, T]`` source, destination, relation in the caller's numbers, ``[2, T]`` where
+        trainer: the trainer whose committed embeddings are used, encoded if it has an encoder.
+        edges: ``[3, T]`` source, destination, relation in the caller's numbers, or ``[2, T]`` if
             the graph has no relations.
-        known: ``[3, K]`` (or ``[2, K]``) all true edges; of an undirected graph each both ways, as
-            ``LinkData.known`` has them, else true neighbours count as errors. Of no edges
-            (``edges[:, :0]``) the places are unfiltered.
-        hits: the k of Hits@k.
+        known: ``[3, K]`` (or ``[2, K]``) all true edges; those of an undirected graph in both
+            directions, as in ``LinkData.known``, or true neighbours would count as errors. With no
+            edges (``edges[:, :0]``), the ranks are unfiltered.
+        hits: the values of k for Hits@k.
 
     Raises:
-        BadGraph: no edges, arrays of another form, nodes that the graph does not have, or
-            relations that the edges of training do not have.
+        BadGraph: if there are no edges, an array has another form, a node does not exist, or a
+            relation does not occur in the training edges.
     """
     places, not_finite = filtered_places(trainer, edges, known)
     return LinkScore(
@@ -77,8 +78,9 @@ def evaluate_links(
 def filtered_places(
     trainer: Trainer, edges: ArrayLike, known: ArrayLike
 ) -> tuple[NDArray[np.float64], int]:
-    """``[2, T]`` filtered places of the destinations and of the sources, and how many true ends
-    have a score that is not finite.
+    """Returns filtered ranks ``[2, T]`` of destinations and sources, and a count.
+
+    The count is the number of true endpoints whose score is not finite.
 
     Raises:
         BadGraph: as :func:`evaluate_links`.
@@ -91,7 +93,7 @@ def filtered_places(
     if not asked.shape[1]:
         raise BadGraph(f"edges has shape {np.shape(edges)}: there is nothing to rank")
     tested = np.concatenate([new[asked[:2]], asked[2:]])
-    # An edge may be known twice; it is left out once.
+    # An edge may be listed twice in known; it is excluded once.
     true = np.unique(np.concatenate([new[true[:2]], true[2:]]), axis=1)
     values = _rows_of(trainer, tested[:2])
     places, not_finite = np.empty((2, tested.shape[1])), 0
@@ -119,7 +121,7 @@ def filtered_places(
 
 
 def _rows_of(trainer: Trainer, nodes: NDArray[np.int64]) -> torch.Tensor:
-    """``[*nodes.shape, D]`` embeddings, gathered partition by partition."""
+    """Returns embeddings ``[*nodes.shape, D]``, gathered partition by partition."""
     out = torch.empty(*nodes.shape, trainer.rows(0).size(-1))
     partitions, inside = np.divmod(nodes, trainer.graph.partition_size)
     for partition in np.unique(partitions).tolist():
@@ -132,7 +134,7 @@ def _rows_of(trainer: Trainer, nodes: NDArray[np.int64]) -> torch.Tensor:
 def _true_ends(
     keys: NDArray[np.int64], relation: NDArray[np.int64], true: NDArray[np.int64], way: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each query the ends that are known to be true: pointers ``[T + 1]`` and ends."""
+    """Returns the known true endpoints for each query: pointers ``[T + 1]`` and endpoints."""
     relations = int(max(relation.max(initial=0), true[2].max(initial=0))) + 1
     code = true[way] * relations + true[2]
     order = np.argsort(code, kind="stable")
@@ -146,10 +148,10 @@ def _true_ends(
 
 @numba.njit(cache=True, nogil=True)
 def _count(scores, positive, low, ends, pointers, others, counts):
-    """Adds the candidates of a block that are better than, and equal to, the true end, which is
-    itself none, whether it is known or not.
+    """Counts candidates of a block that are better than, and equal to, the true endpoint.
 
-    Against a true end whose score is not finite every candidate is better.
+    The true endpoint itself is never a candidate, whether it is known or not. If its score is not
+    finite, every candidate is better.
     """
     for q in range(scores.shape[0]):
         last = not np.isfinite(positive[q])

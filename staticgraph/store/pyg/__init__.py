@@ -1,1 +1,1 @@
-"""PyG's graphs, one by one, to flat columns."""
+"""Conversion of PyG's graphs, read one by one, to flat columns."""

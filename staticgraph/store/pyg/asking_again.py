@@ -1,9 +1,9 @@
-"""Whether an index counts nodes or edges, where every graph of a data set has as many of both.
+"""Decides whether an index refers to nodes or edges if every graph has equally many of both.
 
-The problem: in a data set of rings ``__inc__`` gives the same numbers whether it counts nodes or
-edges, and the two are not the same: edges are sorted and padded apart from nodes. The idea: ask
-again, of a copy of a graph with one more edge, and of one with one more node. What its class adds
-then grows with the one or the other.
+Problem: in a data set of rings, ``__inc__`` returns the same numbers whether it counts nodes or
+edges, but the difference matters, since edges are sorted and padded separately from nodes. Idea:
+call ``__inc__`` again on a copy of a graph with one more edge, and on a copy with one more node.
+The increment grows with one or the other.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from staticgraph.errors import BadGraph
 from staticgraph.schema import Level
 from staticgraph.store.pyg.rules import said_by
 
-# The fields from which PyG's ``num_edges`` and ``num_nodes`` are read, as far as they are tensors
+# The tensor fields from which PyG derives ``num_edges`` and ``num_nodes``
 # (torch_geometric/data/storage.py, E_KEYS and N_KEYS).
 OF_EDGES = ("edge_index", "edge_attr", "edge_weight", "edge_type")
 OF_NODES = ("x", "feat", "pos", "batch", "node_type", "n_id")
 
 
 def counted_by(data: Any, key: str, number: int) -> tuple[Level, ...] | None:
-    """What the values of a field count, ``node`` or ``edge``, or ``""`` for something that is
-    neither: one for all, or one for each scalar of a row. None where its class cannot be asked.
+    """Returns the level that a field's values refer to: ``node``, ``edge``, or ``""`` for neither.
+
+    The tuple has one entry for all scalars of a row, or one per scalar. None if the graph's class
+    gives no clear answer.
 
     Args:
         data: a graph with as many nodes as edges, whose class has rules of its own.
-        key: the field.
-        number: of the graph, for messages.
+        key: the field's name.
+        number: the graph's index, for messages.
     """
     with_edge = _asked(_with_edge(data), key, number)
     with_node = _asked(_with_node(data), key, number)
@@ -53,7 +55,7 @@ def counted_by(data: Any, key: str, number: int) -> tuple[Level, ...] | None:
 def _asked(data: Any, key: str, number: int) -> tuple[int, ...] | None:
     try:
         return said_by(data, key, torch.atleast_1d(data[key]), number, data._store).increments
-    except BadGraph:  # a rule that the copy breaks tells nothing
+    except BadGraph:  # a rule that fails on the copy tells nothing
         return None
 
 
@@ -62,7 +64,7 @@ def _spread(steps: tuple[int, ...], width: int) -> Iterable[int]:
 
 
 def _with_edge(data: Any) -> Any:
-    """A copy with one more edge."""
+    """Returns a copy with one more edge."""
     more = copy.copy(data)
     for name in OF_EDGES:
         value = data.get(name) if name in data else None
@@ -72,7 +74,7 @@ def _with_edge(data: Any) -> Any:
 
 
 def _with_node(data: Any) -> Any:
-    """A copy with one more node."""
+    """Returns a copy with one more node."""
     more = copy.copy(data)
     for name in OF_NODES:
         value = data.get(name) if name in data else None

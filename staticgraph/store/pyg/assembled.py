@@ -1,7 +1,7 @@
-"""A graph read back from a store, as PyG's ``HeteroData``, or as ``Data`` that keeps its rules.
+"""Reads a graph back from a store, as PyG's ``HeteroData``, or as ``Data`` that keeps its rules.
 
 ``__inc__`` and ``__cat_dim__`` belong to a user's class, which a store does not keep. It keeps what
-they said, so a graph that comes out of it is batched by PyG as the one that went in.
+they returned, so PyG batches a graph that is read back exactly like the one that went in.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from staticgraph.store.indices import as_tensor_shape, counted, with_first_numbe
 
 
 class RuledData(Data):
-    """``Data`` with the rules of a schema in place of its own, for the fields that have some."""
+    """``Data`` whose ``__cat_dim__`` and ``__inc__`` follow a schema, for the fields with rules."""
 
     def __cat_dim__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
         rules = self.__dict__.get("_rules", {})
@@ -37,15 +37,14 @@ def in_first_order(
     pair: Array | None,
     places: Mapping[str, Array | None],
 ) -> Data | HeteroData:
-    """One graph as it went into a store.
+    """Assembles one graph as it went into a store.
 
     Args:
-        schema: of the store.
-        columns: field -> the graph's rows of it, as they are kept.
-        rows: how many it has of each level.
-        pair: ``[2, e]`` int64 sources and destinations, sorted; None where edges are fields.
-        places: of each level of edges, where each stood before it was sorted; None where it stands
-            there still.
+        schema: the store's schema.
+        columns: field -> the graph's rows of it, as stored.
+        rows: level -> the graph's number of rows.
+        pair: ``[2, e]`` int64 sources and destinations, sorted; None if edges are fields.
+        places: edge level -> original position of each edge; None if the edges were not moved.
     """
     values: dict[str, Any] = {}
     if pair is not None:
@@ -63,12 +62,12 @@ def in_first_order(
 
 
 def _back(place: Array) -> Array:
-    """The order that puts sorted edges where they stood."""
+    """Returns the permutation that restores the original order of sorted edges."""
     return np.argsort(place)
 
 
 def assembled(schema: Schema, values: dict[str, Any], rows: Mapping[str, int]) -> Data:
-    """One graph, given its tensors and how many rows it has of each level."""
+    """Assembles one graph from its tensors and its number of rows on each level."""
     plain = all(not field.is_index and field.cat_dim == 0 for field in schema)
     if plain and not any(
         "index" in f.name or "batch" in f.name or f.name == "face" for f in schema
@@ -76,12 +75,12 @@ def assembled(schema: Schema, values: dict[str, Any], rows: Mapping[str, int]) -
         return Data(num_nodes=rows["node"], **values)
     data = RuledData(num_nodes=rows["node"], **values)
     rules = {field.name: (field.cat_dim, _increment(field, rows)) for field in schema}
-    vars(data)["_rules"] = rules  # beside PyG's storage, not in it
+    vars(data)["_rules"] = rules  # outside PyG's storage
     return data
 
 
 def assembled_typed(schema: Schema, values: Mapping[str, Any], rows: Mapping[str, int]) -> Any:
-    """One graph as ``HeteroData``, given its tensors and how many rows it has of each type."""
+    """Assembles one ``HeteroData`` from its tensors and its number of rows of each type."""
     data = HeteroData()
     types = schema.node_axes + schema.edge_axes
     for axis in schema.node_axes:
@@ -97,7 +96,7 @@ def assembled_typed(schema: Schema, values: Mapping[str, Any], rows: Mapping[str
 
 
 def _increment(field: Field, rows: Mapping[str, int]) -> Any:
-    """What ``__inc__`` said: one number, or one for each scalar of a row."""
+    """Returns the value that ``__inc__`` returned: one number, or one per scalar of a row."""
     if not field.counts:
         return 0
     known = {"": 0, "graph": 1, **rows}

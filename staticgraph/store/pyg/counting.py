@@ -1,9 +1,10 @@
-"""What the fields of a data set count, and which rows of their own they have: its axes.
+"""Infers which rows index fields refer to, and the axes of a data set.
 
-The problem: ``__inc__`` gives numbers, graph by graph, where a batch of fixed shape must know what
-they are numbers of. The idea: compare them over all graphs with the counts that are there, and let
-what is left be an axis, named after the field with so many rows, the number that says it, or the
-index itself. Invariant: with a schema nothing is guessed; a graph that counts otherwise is refused.
+Problem: ``__inc__`` returns numbers, graph by graph, but a batch of fixed shape must know which
+rows they count. Idea: compare them over all graphs with the known counts; increments that match
+none become an axis, named after the field with that many rows, the per-graph number that equals
+them, or the index itself. Invariant: with a schema nothing is guessed, and a graph that does not
+match it is rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from staticgraph.text.how_many import how_many
 
 
 class CountedFields:
-    """The fields of all graphs as they are collected, with what PyG's rules said of each."""
+    """The fields of all graphs as they are collected, with the results of PyG's rules for each."""
 
     def __init__(self, name: str, schema: Schema | None, levels: Mapping[str, Level]) -> None:
         self.name = name
@@ -35,21 +36,24 @@ class CountedFields:
         self.cat_dims: dict[str, int | None] = {}
         self.increments: dict[str, list[tuple[int, ...]]] = {}
         self.axes: dict[str, IntArray] = {}
-        # What is no tensor, by name and graph, and what of it was left out, with why.
+        # Values that are not tensors, by name and graph; and the names that were dropped, with the
+        # reason.
         self.aside: dict[str, dict[int, Any]] = {}
         self.dropped: dict[str, str] = {}
-        # False where PyG can only guess a number of nodes from the values of edge_index, which
-        # says nothing where its two rows count rows of two kinds.
+        # False if PyG can only guess the number of nodes from the values of edge_index, which is
+        # meaningless if its two rows refer to different levels.
         self.nodes_told = True
 
     def set_aside(self, number: int, key: str, value: Any) -> None:
-        """Takes what is no tensor: a string, None, a list."""
+        """Records a value that is not a tensor: a string, None, a list."""
         if value is not None and self.schema is None:
             self.aside.setdefault(key, {})[number] = value
 
     def objects(self, schema: Schema) -> dict[str, ObjectColumn]:
-        """What was set aside as columns of objects, None where a graph has none; what cannot be
-        one is noted as dropped."""
+        """Returns the recorded values as object columns, with None for graphs that lack one.
+
+        Values that cannot be a column are recorded as dropped.
+        """
         columns = {}
         for key, found in self.aside.items():
             if "." in key:
@@ -72,20 +76,22 @@ class CountedFields:
         return np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
 
     def _in_order(self, counts: Mapping[str, tuple[Level, ...]]) -> list[str]:
-        """The fields, those that others may share rows with first."""
+        """Returns the fields, starting with those whose rows other fields may share."""
         own = [key for key in self.values if counts[key] or self.cat_dims[key]]
         return own + [key for key in self.values if key not in own]
 
     def _counts(self) -> dict[str, tuple[Level, ...]]:
-        """What the values of each field count, over the whole data set. What is neither nodes nor
-        edges becomes an axis."""
+        """Returns the levels that each field's values refer to, over the whole data set.
+
+        Rows that are neither nodes nor edges become an axis.
+        """
         if self.schema is not None:
             return self._expected_counts(self.schema)
         counts: dict[str, tuple[Level, ...]] = {}
         nodes, edges = np.asarray(self.nodes), np.asarray(self.edges)
         for key, said in self.increments.items():
             found = []
-            ends = key == EDGE_INDEX  # of edges, which join rows that are no edges
+            ends = key == EDGE_INDEX  # the endpoints of edges, which are never edges
             told = nodes if self.nodes_told or not ends else None
             for place, steps in enumerate(Increments(key, said).columns()):
                 level = counted_level(steps, told, None if ends else edges, self.axes)
@@ -99,14 +105,16 @@ class CountedFields:
         return counts
 
     def _told_apart(self, key: str, found: list[Level]) -> list[Level]:
-        """What the values of a field count, of which ``node`` may as well be ``edge``, since every
-        graph has as many of both."""
+        """Resolves ``node`` levels that could also be ``edge``, with equally many of both."""
         return found
 
     def _axis_for(self, key: str, place: int, steps: IntArray) -> str:
-        """A name for what increments of a field count: of the field with so many rows, of the
-        number that says it (``num_clusters``), or of the field itself. Rows that the user says are
-        of nodes, edges or graphs are no axis, though in these graphs there are as many."""
+        """Names the axis that a field's increments refer to.
+
+        The name is that of the field with that many rows, of the per-graph number that equals them
+        (``num_clusters``), or of the field itself. Fields that the user assigned to nodes, edges or
+        graphs do not name an axis, even if their counts match here.
+        """
         for other in self.values:
             if key == EDGE_INDEX and "edge" in other:
                 continue
@@ -116,7 +124,7 @@ class CountedFields:
         return self._named_by_number(steps) or f"{key}_{place}"
 
     def _named_by_number(self, steps: IntArray) -> str:
-        """The name of the number in every graph that says these (``num_clusters``); or nothing."""
+        """Returns the name of the per-graph number that equals these; ``""`` if none."""
         for other, tensors in self.values.items():
             whole = all(t.numel() == 1 and not t.is_floating_point() for t in tensors)
             name = other.removeprefix("num_") or other
@@ -125,7 +133,7 @@ class CountedFields:
         return ""
 
     def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
-        """The schema's counts, and the axes' rows; refused where these graphs count otherwise."""
+        """Returns the schema's counts and sets the axes' rows; rejects graphs that differ."""
         counts = {key: schema[key].counts for key in self.values}
         known = {"node": np.asarray(self.nodes), "edge": np.asarray(self.edges)}
         known["graph"] = np.ones_like(known["node"])
@@ -164,7 +172,7 @@ class CountedFields:
         return counts
 
     def _on_axis(self, key: str, axis: str, lengths: IntArray) -> str:
-        """Puts a field on an axis, which begins to be where there was none of the name."""
+        """Puts a field on an axis, which is created if there is none of that name."""
         rows = self.axes.setdefault(axis, lengths)
         if not np.array_equal(rows, lengths):
             odd = int((rows != lengths).argmax())

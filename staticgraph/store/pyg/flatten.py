@@ -1,4 +1,4 @@
-"""Any sequence of PyG graphs -> a store, through the reader of its kind."""
+"""Converts any sequence of PyG graphs to a store, with the reader for its type."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from staticgraph.store.pyg.summary import summary_of, transform_of, warn_of_froz
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
 
-# Attributes that PyG keeps for itself, or that say what the offsets say already.
+# Attributes that PyG reserves, or that repeat the offsets.
 IGNORED = frozenset({"edge_index", "num_nodes", "batch", "ptr"})
-# Showing progress for less than this is flicker.
+# Below this number of graphs, no progress bar is shown.
 PROGRESS_FROM = 5000
 
 
@@ -38,10 +38,10 @@ def from_pyg(
     progress: bool = True,
     edges: bool = False,
 ) -> Kept:
-    """Stores any PyG data set, or any sequence of ``Data`` or ``HeteroData``, in a store of a kind.
+    """Builds a ``kind`` of store from any PyG data set or sequence of graphs.
 
-    Its arguments, and what it raises, are those of :meth:`staticgraph.GraphStore.from_pyg`; with
-    ``edges`` a ``Data`` without ``edge_index`` is refused, too.
+    Its arguments and exceptions are those of :meth:`staticgraph.GraphStore.from_pyg`; with
+    ``edges``, a ``Data`` without ``edge_index`` is rejected, too.
     """
     name = name or type(dataset).__name__
     excluded = IGNORED | set(names_of_fields(exclude))
@@ -76,12 +76,12 @@ def from_pyg(
 
 
 def _refuse_batch(number: int, data: Any) -> None:
-    """Refuses a PyG batch in the place of a graph, since it would be taken for one large graph."""
+    """Rejects a PyG batch given as a graph, since it would be read as one large graph."""
     if not hasattr(data, "to_data_list"):
         return
     try:
         graphs = int(data.num_graphs)
-    except ValueError:  # it was put together by hand, and does not know
+    except ValueError:  # built by hand, without a number of graphs
         return
     if graphs != 1:
         raise BadGraph(
@@ -92,8 +92,10 @@ def _refuse_batch(number: int, data: Any) -> None:
 
 
 def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:
-    """The graphs in order, and how many they are where that is known. What has a length and
-    positions is read by position, as PyG's data sets are meant to be."""
+    """Returns the graphs in order, and their number if known.
+
+    An object with a length and indexing is read by index, as PyG's data sets are meant to be.
+    """
     if isinstance(dataset, str | Path):
         raise BadGraph(
             f"{str(dataset)!r} is a name, not a data set: sg.datasets.open(...) opens it, or pass "

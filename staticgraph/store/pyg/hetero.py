@@ -1,9 +1,9 @@
-"""PyG ``HeteroData`` objects -> the flat columns of a store, and back.
+"""Converts PyG ``HeteroData`` objects to the flat columns of a store.
 
-Nodes and edges of several types are axes of the data set: each type has its own rows, its own
-padding and its own mask, and all of them stand in one slot. A type's ``edge_index`` is an index
-field whose two rows count the nodes of its two ends. The types are those of the first graph (or of
-a schema); a graph may lack nodes or edges of some, then it has none of them.
+Each node and edge type is an axis of the data set, with its own rows, padding and mask; all types
+share one slot. A type's ``edge_index`` is an index field whose two rows refer to the nodes of its
+two end types. The types are those of the first graph (or of a schema); a graph that lacks a type
+has no rows of it.
 
 A field is stored under ``type.name``: ``atom.x``, ``atom__bond__atom.edge_attr``.
 """
@@ -29,12 +29,12 @@ from staticgraph.store.pyg.rules import Increments, Said, counted_level, said_by
 from staticgraph.store.pyg.values import as_tensor, whole_count
 from staticgraph.text.how_many import how_many
 
-# What PyG keeps of a type for itself, or what the offsets say already.
+# Attributes of a type that PyG reserves, or that repeat the offsets.
 IGNORED = frozenset({"num_nodes", "batch", "ptr"})
 
 
 def axes_of(data: Any) -> tuple[Axis, ...]:
-    """The types of a ``HeteroData``, nodes first."""
+    """Returns the types of a ``HeteroData``, nodes first."""
     nodes = tuple(Axis(name, "node", (name,)) for name in data.node_types)
     edges = tuple(Axis("__".join(kind), "edge", tuple(kind)) for kind in data.edge_types)
     return nodes + edges
@@ -55,10 +55,11 @@ class HeteroReader(PygReader):
         self.counts_of: dict[str, list[int]] = {axis.name: [] for axis in self.types}
 
     def add(self, number: int, data: Any) -> None:
-        """Takes one graph.
+        """Reads one graph.
 
         Raises:
-            BadGraph: it is of another kind than the first, or lacks what the first has.
+            BadGraph: if it is not a ``HeteroData``, its types do not fit those of the first graph,
+                or it lacks a field that the first has.
         """
         if not hasattr(data, "node_types"):
             raise BadGraph(
@@ -85,8 +86,11 @@ class HeteroReader(PygReader):
         self._collect(number, found)
 
     def _check_present(self, number: int, present: set[Any]) -> None:
-        """Refuses edges to a type that a graph lacks, before PyG is asked about them: it would make
-        that type in the caller's graph, without a number of nodes."""
+        """Rejects edges to a node type that a graph lacks.
+
+        This must happen before PyG's rules are called: they would create that type in the caller's
+        graph, without a number of nodes.
+        """
         for axis in self.types:
             if axis.kind == "edge" and axis.key in present:
                 missing = sorted({*axis.type[::2]} - present)
@@ -109,7 +113,7 @@ class HeteroReader(PygReader):
                 )
 
     def _read_type(self, number: int, data: Any, axis: Axis, found: dict[str, Said]) -> int:
-        """All fields of one type; how many rows it has here."""
+        """Reads all fields of one type and returns its number of rows in this graph."""
         store = data[axis.key]
         for key, value in store.items():
             if key not in IGNORED:
@@ -151,7 +155,7 @@ class HeteroReader(PygReader):
             found[name] = said_by(data, key, tensor, number, store)
 
     def _fill_absent(self, present: set[Any], found: dict[str, Said]) -> None:
-        """No rows in every field of a type that this graph does not have at all."""
+        """Adds zero rows to every field of the types that this graph lacks."""
         for axis in self.types:
             if axis.key in present:
                 continue
@@ -172,7 +176,7 @@ class HeteroReader(PygReader):
     # ------------------------------------------------------------------ deciding
 
     def _owner(self, key: str) -> Axis | None:
-        """The type that a field belongs to; None for a graph's own."""
+        """Returns the type that a field belongs to; None for fields of the whole graph."""
         owners = [axis for axis in self.types if key.startswith(f"{axis.name}.")]
         return max(owners, key=lambda axis: len(axis.name), default=None)
 

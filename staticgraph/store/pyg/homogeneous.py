@@ -1,12 +1,12 @@
-"""PyG ``Data`` objects -> the flat columns of a store.
+"""Converts PyG ``Data`` objects to the flat columns of a store.
 
-Which level an attribute belongs to is not written anywhere in a ``Data``: PyG guesses from its
-length, graph by graph. Here it is decided once over the whole data set, so that a graph with as
-many edges as nodes, or a single node, cannot change what ``y`` means; a field that is missing, has
-another dtype or another width in one graph is an error that names the graph.
+A ``Data`` does not record the level of an attribute: PyG guesses it from the length, graph by
+graph. Here it is decided once over the whole data set, so that a graph with as many edges as nodes,
+or with a single node, cannot change the meaning of ``y``. A field that is missing from one graph,
+or has another dtype or width there, is an error that names the graph.
 
-Index fields follow PyG's ``__cat_dim__`` and ``__inc__`` (:mod:`staticgraph.store.pyg.rules`). What
-they count and what has rows of neither nodes nor edges beside them becomes an axis of the data.
+Index fields follow PyG's ``__cat_dim__`` and ``__inc__`` (:mod:`staticgraph.store.pyg.rules`). Rows
+that are neither nodes nor edges become an axis of the data.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ class PygReader(CountedFields):
         super().__init__(name, schema, levels)
         self.excluded = excluded
         self.edge_index: list[Tensor] = []
-        # Whether a graph without it is refused, also where all are.
+        # Whether a graph without edge_index is rejected even if no graph has one.
         self.needs_edges = False
         self._without_edges: bool | None = None
-        # What classes with rules of their own say of ``edge_index``, by graph.
+        # The results of custom rules for ``edge_index``, by graph.
         self.edges_said: dict[int, Said] = {}
-        # A graph whose class has rules of its own, to be asked again.
+        # A graph whose class has rules of its own, so that they can be called again.
         self.ruled: tuple[int, Any] | None = None
 
     def add(self, number: int, data: Any) -> None:
         """Reads one graph.
 
         Args:
-            number: its place in the data set, for messages.
+            number: its index in the data set, for messages.
             data: a ``Data``.
 
         Raises:
-            BadGraph: it is no ``Data``, or a field of it is none; the message names it.
+            BadGraph: if it is not a ``Data``, or a field is invalid; the message names it.
         """
         hetero = hasattr(data, "node_types")
         if isinstance(data, tuple) or hetero or not hasattr(data, "to_dict"):
@@ -110,14 +110,16 @@ class PygReader(CountedFields):
         self._collect(number, found)
 
     def _expected(self, hetero: bool) -> str:
-        """The class of a graph, and why."""
+        """Returns the expected class of a graph, with the reason."""
         if not hetero:
             return "Data"
         return "Data, as the first" if self.schema is None else "Data, as the plan has graphs"
 
     def _check_edges_given(self, number: int, absent: bool) -> None:
-        """Refuses to take for a graph without edges one that does not say which it has, where
-        others do."""
+        """Rejects a graph without ``edge_index`` if others have one, and the reverse.
+
+        Otherwise it would be read as a graph without edges.
+        """
         first = absent if self._without_edges is None else self._without_edges
         self._without_edges = first
         if absent and (self.needs_edges or not first):
@@ -173,7 +175,7 @@ class PygReader(CountedFields):
         return torch.zeros(counts[item.level], *item.shape, dtype=getattr(torch, item.dtype))
 
     def _told_apart(self, key: str, found: list[Level]) -> list[Level]:
-        """Asks a graph's class, whose answers over all graphs tell nothing."""
+        """Decides by the rules of a graph's class, called on modified copies."""
         if self.ruled is None or asks_nothing(self.ruled[1], key):
             return found
         number, data = self.ruled
@@ -191,8 +193,11 @@ class PygReader(CountedFields):
         return [said if guess == "node" else guess for said, guess in levels]
 
     def _of_number(self) -> Level:
-        """What is neither told by nodes nor by edges, as many as there are: rows of the number in
-        each graph that says how many, whose name may tell that it means the one or the other."""
+        """Returns the level for increments that follow neither nodes nor edges, but equal both.
+
+        It is the level that the name of an equal per-graph number indicates, or an axis of that
+        name; ``""`` if there is no such number.
+        """
         name = self._named_by_number(np.asarray(self.nodes))
         if said := level_in(name):
             return said
@@ -201,10 +206,11 @@ class PygReader(CountedFields):
         return name
 
     def _read_two_sides(self) -> None:
-        """Makes ``edge_index`` a field where it joins rows of two levels.
+        """Makes ``edge_index`` a field if it joins rows of two levels.
 
         Raises:
-            BadGraph: rules that edges cannot follow, or that are not the plan's.
+            BadGraph: if the rules of ``edge_index`` are unsupported, or differ from those of the
+                plan.
         """
         for number, said in self.edges_said.items():
             if said.cat_dim != 1:
@@ -236,7 +242,7 @@ class PygReader(CountedFields):
         self.edge_index = [torch.empty(2, 0, dtype=torch.int64)]
 
     def _both_sides(self, counts: tuple[Level, ...]) -> tuple[Level, ...]:
-        """What the two rows of ``edge_index`` count, refused where one counts nothing."""
+        """Returns the levels of the two rows of ``edge_index``; rejects a row without one."""
         both = counts * 2 if len(counts) == 1 else counts
         if len(both) == 2 and all(both):
             return both
@@ -250,15 +256,15 @@ class PygReader(CountedFields):
         )
 
     def store(self, kind: type[Kept], check_finite: bool | tuple[str, ...]) -> Kept:
-        """What was read, as a store.
+        """Builds a store from all graphs that were read.
 
         Args:
-            kind: the class of it.
-            check_finite: refuse NaN and infinity in every floating field but ``y``, or in those
-                named.
+            kind: the class of the store.
+            check_finite: reject NaN and infinity in every floating field except ``y`` (True), or in
+                the named ones.
 
         Raises:
-            BadGraph: a field differs from graph to graph, or from the schema asked for.
+            BadGraph: if a field differs from graph to graph, or from the given schema.
         """
         self._read_two_sides()
         counts = self._counts()
@@ -305,7 +311,7 @@ class PygReader(CountedFields):
     def _level(
         self, key: str, tensors: Sequence[Tensor], is_index: bool = False
     ) -> tuple[Level, int]:
-        """The level of an attribute over the whole data set, and its rows per graph."""
+        """Returns the level of an attribute over the whole data set, and its rows per graph."""
         lengths = np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
         if self.schema is not None:
             self._check_lengths(key, lengths)
@@ -331,7 +337,7 @@ class PygReader(CountedFields):
                 f"{how_many(self.nodes[0], 'node')} and {how_many(self.edges[0], 'edge')})"
             )
         if key in self.axes and np.array_equal(lengths, self.axes[key]):
-            return key, 1  # a row of another field's values counts these
+            return key, 1  # another field's values refer to these rows
         if key == "y" and constant and lengths[0] == 1:
             return "graph", 1  # even where every graph has one node, or one edge
         if is_edge and is_node:
@@ -349,7 +355,7 @@ class PygReader(CountedFields):
         raise BadGraph(odd_rows(key, lengths, levels))
 
     def _check_lengths(self, key: str, lengths: IntArray) -> None:
-        """Refuses a graph with another number of rows than the schema's level asks for."""
+        """Rejects graphs whose number of rows differs from that of the schema's level."""
         assert self.schema is not None
         item = self.schema[key]
         counts: dict[str, Any] = {

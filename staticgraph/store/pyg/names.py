@@ -1,7 +1,8 @@
-"""What a field's name tells of its rows, where every graph has as many nodes as edges.
+"""Infers a field's level from its name, if every graph has as many nodes as edges.
 
-Edges are sorted and padded apart from nodes, so a wrong guess would put some fields' rows in the
-wrong order: names that PyG and its data sets use tell, and any other is asked for.
+Edges are sorted and padded separately from nodes, so a wrong guess would put a field's rows in the
+wrong order. Only names that PyG and its data sets use are recognised; for others an error requires
+``levels=``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Level
 
-# A part of the name, or all of it.
+# Substrings of a name; then whole names.
 OF_EDGES = ("edge", "bond")
 OF_NODES = ("node", "atom", "mask")
 NODE_NAMES = frozenset(
@@ -19,7 +20,7 @@ EDGE_NAMES = frozenset({"e_id"})
 
 
 def level_in(name: str) -> Level | None:
-    """The level that a part of a name says; None where none does."""
+    """Returns the level that a substring of the name indicates; None if there is none."""
     if any(part in name for part in OF_EDGES):
         return "edge"
     if any(part in name for part in OF_NODES):
@@ -28,14 +29,14 @@ def level_in(name: str) -> Level | None:
 
 
 def level_by_name(key: str, rows: int) -> Level:
-    """The level of a field with a row per node and one per edge.
+    """Returns the level of a field that has one row per node and also one row per edge.
 
     Args:
         key: its name.
-        rows: over all graphs; where there are none, either will do.
+        rows: its rows over all graphs; if there are none, either level is correct.
 
     Raises:
-        BadGraph: the name does not tell.
+        BadGraph: if the name does not indicate a level.
     """
     if said := level_in(key):
         return said

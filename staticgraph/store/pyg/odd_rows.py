@@ -1,4 +1,4 @@
-"""What to say of a field whose rows are neither nodes nor edges, nor as many in every graph."""
+"""The error message for a field whose rows are neither nodes nor edges nor constant in number."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 
-# A field that goes with a level in so many graphs belongs to it, and the others are slips.
+# A field that matches a level in at least this share of graphs belongs to it; the others are
+# errors.
 MOST = 0.5
 
 
 def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str:
-    """Names the graph, what was found and expected, and the line to write.
+    """Describes the graph, what was found and expected, and the fix.
 
     Args:
         key: the field.
-        lengths: its rows in each graph, of which not all are alike.
-        levels: what rows could be, such as ``node``, with how many each graph has.
+        lengths: its rows in each graph, not all equal.
+        levels: candidate levels, such as ``node``, with each graph's number of rows.
     """
     if not lengths.any():
         return (
@@ -51,7 +52,7 @@ def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str
 
 
 def _has(levels: Mapping[str, IntArray], graph: int) -> str:
-    """What a graph has of each level."""
+    """Describes how many rows of each level a graph has."""
     found = [
         how_many(counts[graph], what) if what in ("node", "edge") else f"{counts[graph]} of {what}"
         for what, counts in levels.items()

@@ -1,10 +1,10 @@
-"""What PyG's ``__cat_dim__`` and ``__inc__`` say of a field, read once and kept as levels.
+"""Reads PyG's ``__cat_dim__`` and ``__inc__`` of a field once, and keeps the results as levels.
 
-PyG asks both of every graph whenever it makes a batch: along which dimension to concatenate, and
-how much to add to the values of each graph. Over a data set the answers are always counts: of
-nodes, of edges, of the rows of another field, of clusters. Here each is matched with what it
-counts, over all graphs, so that a batch of fixed shape can add and pad without asking again. What
-is no such count is refused by name.
+PyG calls both for every graph whenever it makes a batch: along which dimension to concatenate, and
+how much to add to the values of each graph. Over a data set the increments are always counts: of
+nodes, edges, rows of another field, or clusters. Here each is matched with the rows that it counts,
+over all graphs, so that a batch of fixed shape can add and pad without calling them again.
+Increments that are not such counts are rejected with an error that names the field.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 
-# Only for keys with one of these do PyG's own classes say anything but "rows first, add nothing".
+# Only for keys that contain one of these do PyG's own rules differ from "rows first, add nothing".
 _SPECIAL = ("index", "face", "batch", "adj")
 
 
 class Said(NamedTuple):
-    """What one graph says of one field.
+    """The results of one graph's rules for one field.
 
     Attributes:
-        rows: the value with its rows first.
-        cat_dim: where they were, counted from the front; None where PyG stacks.
-        increments: what to add, one number or one for each scalar of a row; empty for nothing.
+        rows: the value with its row dimension first.
+        cat_dim: the original row dimension, not negative; None if PyG stacks the field.
+        increments: the numbers to add: one, or one per scalar of a row; empty if nothing is added.
     """
 
     rows: Tensor
@@ -41,33 +41,33 @@ class Said(NamedTuple):
 
 
 def asks_nothing(data: Any, key: str) -> bool:
-    """Whether a graph's class has PyG's own rules and they are the plain ones for this key."""
+    """Returns whether a graph's class has PyG's own rules, and they are plain for this key."""
     return has_stock_rules(data) and not any(word in key for word in _SPECIAL)
 
 
 def has_stock_rules(data: Any) -> bool:
-    """Whether a graph's class has PyG's own rules."""
+    """Returns whether a graph's class has PyG's own rules."""
     kind = type(data)
     return kind.__inc__ is Data.__inc__ and kind.__cat_dim__ is Data.__cat_dim__
 
 
 def said_by(data: Any, key: str, value: Tensor, number: int, store: Any) -> Said:
-    """Asks a graph about one of its fields, as PyG's collation does.
+    """Calls a graph's rules for one of its fields, as PyG's collation does.
 
     Args:
         data: the graph.
         key: the field's name.
         value: its tensor.
-        number: of the graph, for messages.
-        store: the storage of the graph that the field stands in.
+        number: the graph's index, for messages.
+        store: the storage of the graph that holds the field.
 
     Raises:
-        BadGraph: an answer that no batch of fixed shape can follow.
+        BadGraph: if a rule raises, or no batch of fixed shape can follow its result.
     """
     try:
         dim = data.__cat_dim__(key, value, store)
         step = data.__inc__(key, value, store)
-    except Exception as error:  # whatever a user's method raises
+    except Exception as error:  # any exception of a user's method
         raise BadGraph(
             f"graph {number}: its __cat_dim__ or __inc__ of {key!r} raised "
             f"{type(error).__name__}: {error}; fix it, or pass exclude=[{key!r}]"
@@ -95,7 +95,7 @@ def said_by(data: Any, key: str, value: Tensor, number: int, store: Any) -> Said
 def _increments(
     step: Any, value: Tensor, dim: int | None, key: str, number: int
 ) -> tuple[int, ...]:
-    """One number, or one for each scalar of a row; empty where nothing is added."""
+    """Returns one number, or one per scalar of a row; empty if nothing is added."""
     steps = torch.as_tensor(step)
     if steps.is_floating_point() or (steps.numel() and int(steps.min()) < 0):
         raise BadGraph(
@@ -124,7 +124,7 @@ class Increments:
     """The increments of one field over all graphs, ``[n, W]`` or ``[n, 1]``.
 
     Raises:
-        BadGraph: graphs give different numbers of increments.
+        BadGraph: if graphs give different numbers of increments.
     """
 
     def __init__(self, key: str, said: list[tuple[int, ...]]) -> None:
@@ -141,7 +141,7 @@ class Increments:
         self.steps: IntArray = np.asarray(filled, dtype=np.int64).reshape(len(said), width)
 
     def columns(self) -> list[IntArray]:
-        """``[n]`` increments of each scalar of a row; one for all where they are the same."""
+        """Returns ``[n]`` increments for each scalar of a row; one array if all are the same."""
         columns = list(self.steps.T)
         same = all(np.array_equal(column, columns[0]) for column in columns)
         return columns[:1] if same else columns
@@ -153,7 +153,7 @@ def counted_level(
     edges: IntArray | None,
     axes: Mapping[str, IntArray],
 ) -> Level | None:
-    """What these increments count: ``""`` nothing, a level, or None where nothing fits."""
+    """Returns the level that these increments count; ``""`` if all are 0, None if no level fits."""
     if not steps.any():
         return ""
     known = {"node": nodes, "edge": edges, **axes, "graph": np.ones_like(steps)}

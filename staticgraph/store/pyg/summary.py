@@ -1,4 +1,4 @@
-"""What reading a data set kept, put beside, dropped and froze, in one line."""
+"""A one-line summary of reading a data set: fields, host objects, dropped attributes, transform."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from staticgraph.text.how_many import how_many
 
 
 def summary_of(store: GraphColumns, dropped: Mapping[str, str], frozen: str | None) -> str:
-    """``name: 3 graphs, 1.2 MiB: x float32 [9] per node, ...; on the host: smiles; dropped: ...``.
+    """Returns ``name: 3 graphs, 1.2 MiB: x float32 [9] per node, ...; dropped: ...``.
 
     Args:
-        store: what was made.
-        dropped: attributes that were left out, each with why.
-        frozen: the transform that was applied once.
+        store: the new store.
+        dropped: attribute -> why it was dropped.
+        frozen: the name of the transform that was applied once.
     """
     fields = ", ".join(f"{field.name} {field.describe()}" for field in store.schema)
     parts = [
@@ -37,7 +37,7 @@ def summary_of(store: GraphColumns, dropped: Mapping[str, str], frozen: str | No
 
 
 def transform_of(dataset: Any) -> Any:
-    """The transform of a data set, or of the one that it is a part of; None where there is none."""
+    """Returns the transform of a data set, or of the one that it is a subset of; or None."""
     for _ in range(8):
         if (found := getattr(dataset, "transform", None)) is not None:
             return found
@@ -46,12 +46,14 @@ def transform_of(dataset: Any) -> Any:
 
 
 def warn_of_frozen_draws(dataset: Any, transform: Any) -> None:
-    """Warns where a data set's transform gives another first graph each time: a store keeps one
-    draw of it for good. The random states stay as they were."""
+    """Warns if a data set's transform is random, since a store keeps one draw of it for good.
+
+    It is if two reads of the first graph differ. The random states are restored.
+    """
     try:
         with kept_random_states():
             first, second = (dict(dataset[0].to_dict()) for _ in range(2))
-    except Exception:  # whatever it is that has no first graph: reading it says so
+    except Exception:  # no first graph: reading the data set will raise the proper error
         return
     drawn = [name for name in first if not _equal(first[name], second.get(name))]
     if drawn:

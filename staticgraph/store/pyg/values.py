@@ -1,4 +1,4 @@
-"""What stands in a PyG graph, of whatever make, as tensors, arrays and whole numbers."""
+"""Converts the values of a PyG graph, of whatever type, to tensors, arrays and integers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from staticgraph.store.columns import Array, native
 
 
 def whole_count(nodes: Any, number: int) -> int:
-    """``num_nodes`` of one graph, which PyG lets be anything.
+    """Returns ``num_nodes`` of one graph as an int; PyG allows any type, and None means 0.
 
     Raises:
-        BadGraph: it is not a whole number.
+        BadGraph: if it is not a whole number.
     """
     if nodes is None or type(nodes) is int:
         return nodes or 0
@@ -26,11 +26,12 @@ def whole_count(nodes: Any, number: int) -> int:
 
 
 def as_tensor(value: Any, key: str = "edge_index") -> Tensor | None:
-    """A tensor on the CPU, of one dimension or more, for numbers, arrays and tensors; None for what
-    a batch cannot carry (strings).
+    """Converts numbers, arrays and tensors to a CPU tensor with at least one dimension.
+
+    Returns None for values that a tensor cannot hold (strings).
 
     Raises:
-        BadGraph: a sparse tensor, or an array of a dtype that torch does not have.
+        BadGraph: for a sparse tensor, or an array of a dtype that torch does not have.
     """
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
@@ -46,14 +47,14 @@ def as_tensor(value: Any, key: str = "edge_index") -> Tensor | None:
 
 
 def as_array(key: str, tensor: Tensor) -> Array:
-    """The array of a field, over all graphs, as a store keeps it.
+    """Converts a field's tensor over all graphs to the array that a store keeps.
 
     Raises:
-        BadGraph: numpy has no such dtype.
+        BadGraph: if NumPy has no such dtype.
     """
     try:
         return tensor.contiguous().numpy()
-    except TypeError:  # bfloat16, and floats of 8 bits
+    except TypeError:  # bfloat16 and 8-bit floats
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise BadGraph(
             f"{key!r} is {dtype}, which a store cannot keep; give it as float32"
