@@ -57,6 +57,7 @@ def test_several_processes_write_what_one_would(saved, tmp_path, merged):
     assert_same_files(again, sg.GraphStore.load(saved))
     repeated = convert([saved] * 3, tmp_path / "three", workers=2, part_graphs=9, progress=False)
     assert len(repeated) == 120
+    assert repeated.splits["val"].tolist() == [30, 31, 70, 71, 110, 111]
     assert repeated[85].x.equal(found[5].x)
 
 
@@ -156,3 +157,10 @@ def test_what_a_worker_meets_is_the_error(saved, tmp_path, capfd):
     with pytest.raises(ValueError, match=r"column\.x"):
         convert([saved], tmp_path / "out", workers=2, part_graphs=5, progress=False)
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("option", [{"target": "y"}, {"task": "classification"}])
+def test_several_stores_are_told_no_target(saved, tmp_path, option):
+    with pytest.raises(ValueError, match=f"{next(iter(option))}=.*convert each with it first"):
+        convert([saved, saved], tmp_path / "out", progress=False, **option)
+    assert not (tmp_path / "out").exists()

@@ -19,6 +19,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import HeteroBatchNorm, global_add_pool
 
 import staticgraph as sg
+from staticgraph.distributed.one_model import _sums, apart
 
 TOLERANCE = 1e-10
 
@@ -176,3 +177,19 @@ def test_a_centre_of_the_loss_that_each_rank_writes_is_warned_of_once():
         assert not said
         assert len(told) == 1
         assert "the loss writes to a tensor of shape [2]" in told[0]
+
+
+def test_a_number_that_is_not_finite_on_one_rank_alone_is_a_difference():
+    """On all ranks alike it is none: the data may have given it to each."""
+
+    class Told:
+        def __init__(self, *others):
+            self.others = others
+
+        def gathered(self, mine):
+            return [mine, *(torch.stack([_sums(tensor) for tensor in one]) for one in self.others)]
+
+    infinite, plain = torch.tensor([1.0, torch.inf]), torch.ones(2)
+    for mine, other in ((infinite, plain), (plain, infinite), (plain, plain * torch.nan)):
+        assert apart({"a": plain, "b": mine}, Told([plain, other])) == ["b"]
+    assert apart({"a": infinite}, Told([infinite])) == apart({"a": plain}, Told([plain])) == []

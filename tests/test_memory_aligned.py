@@ -43,6 +43,8 @@ def test_extra_operations_fold_into_the_largest_moment_before_the_next_landmark(
 def test_what_comes_before_the_first_landmark_counts_too():
     one, two = reading([7, 1, 2], [9, 4, 5]), reading([7, 7, 1, 2], [3, 8, 4, 5])
     assert [max(m) for m in aligned([one, two])] == [9, 8]
+    begins = reading([1, 2], [3, 6])
+    assert [list(m) for m in aligned([one, begins])] == [[9, 5], [3, 6]], "into the first part"
 
 
 @pytest.mark.parametrize(

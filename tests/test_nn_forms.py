@@ -319,3 +319,10 @@ def test_convert_refuses_a_word_that_is_no_choice_of_kernels():
     for word in ("auto", "off"):
         with pytest.raises(ValueError, match=f"kernels='{word}'; choose one of False, True, 'all'"):
             sg.convert(torch.nn.Linear(2, 2), kernels=word)
+
+
+def test_an_unknown_path_of_attention_converts_nothing():
+    model = nn.Sequential(pyg.TopKPooling(4))
+    with pytest.raises(ValueError, match="attention='fast'; choose one of"):
+        sg.convert(model, attention="fast")
+    assert type(model[0]) is pyg.TopKPooling

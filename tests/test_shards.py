@@ -82,6 +82,25 @@ def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
     assert len(found) == len(whole)  # opened before its folder moved
 
 
+def test_splits_that_all_stores_have_are_put_together(tmp_path):
+    """As positions in the whole; one that only some have would be a part of the data without a
+    word."""
+    graphs = graphs_of(16)
+    first, second = graphs[:10], graphs[10:]
+    sg.GraphStore.from_pyg(first, progress=False).with_splits(
+        train=range(8), val=[9, 8], test=[0]
+    ).save(tmp_path / "a")
+    sg.GraphStore.from_pyg(second, progress=False).with_splits(train=[5, 1], val=[0]).save(
+        tmp_path / "b"
+    )
+    store = sg.GraphStore.load([tmp_path / "a", tmp_path / "b"])
+    assert {name: list(ids) for name, ids in store.splits.items()} == {
+        "train": [*range(8), 15, 11],
+        "val": [9, 8, 10],
+    }
+    assert sg.GraphStore.load([tmp_path / "b"]).splits["train"].tolist() == [5, 1]
+
+
 def test_nodes_of_several_types_and_objects(tmp_path):
     rng = np.random.default_rng(1)
     graphs = []

@@ -86,8 +86,8 @@ def convert(
         workers: processes that read a table or copy a store; other data sets are written by one.
         merged: merge the parts into one folder; False keeps them, see :meth:`StoreWriter.finish`.
         part_graphs: graphs per part: a process holds this many, and a kill loses at most this many.
-        target, task, seed: as for :func:`staticgraph.datasets.open`; for several stores, ``y`` is
-            kept as it is, their splits are dropped, and ``task`` must be ``auto``.
+        target, task, seed: as for :func:`staticgraph.datasets.open`; for several stores, ``y`` and
+            the splits that all of them have are kept, and ``target`` and ``task`` are refused.
         overwrite: replace an existing store.
         progress: show a progress bar.
 
@@ -95,7 +95,7 @@ def convert(
         ChildProcessError: if a worker process was killed.
         FileExistsError: if the target must not be replaced, or there are parts of another
             conversion.
-        ValueError: if a task is given for several stores.
+        ValueError: if a target or a task is given for several stores.
         BadGraph, UnknownDataset, MissingPackage, FileNotFoundError: as for opening the data set.
     """
     several = not isinstance(spec, str | Path)
@@ -134,10 +134,13 @@ def _source(
     The source is a table, a store in memory, or None if each worker maps the store itself.
     """
     if isinstance(spec, tuple):
-        if task != AUTO:
-            raise ValueError(
-                f"task={task!r}: several stores are put together as they are; give it for each"
-            )
+        given = {"task": task if task != AUTO else "", "target": ", ".join(target)}
+        for option, value in given.items():
+            if value:
+                raise ValueError(
+                    f"{option}={value!r}: several stores are put together as they are; convert "
+                    "each with it first"
+                )
         store = GraphStore.load(spec, verify=False)
         return None, len(store), dict(store.splits), store.name
     path = Path(spec).expanduser()

@@ -29,8 +29,8 @@ def apart(tensors: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
     The result is the same on every rank, and empty if the ranks give different numbers of tensors.
 
     Args:
-        tensors: tensors by name, in the same order on every rank; NaNs, and infinities on rank 0,
-            do not count as differences.
+        tensors: tensors by name, in the same order on every rank. Of one with values that are not
+            finite only that is compared.
         ranks: the processes that compare.
     """
     mine = torch.stack([_sums(tensor) for tensor in tensors.values()] or [torch.zeros(2)])
@@ -40,7 +40,10 @@ def apart(tensors: Mapping[str, Tensor], ranks: Ranks) -> list[str]:
     first = told[0]
     sizes = torch.tensor([max(1, tensor.numel()) for tensor in tensors.values()] or [1])
     bound = APART * torch.stack([sizes.sqrt() * first[:, 1], first[:, 1]], 1) + APART**2
-    differs = torch.stack([(rows - first).abs() > bound for rows in told]).any(0).any(1)
+    differs = torch.stack(
+        [((rows - first).abs() > bound) | (rows.isfinite() != first.isfinite()) for rows in told]
+    )
+    differs = differs.any(0).any(1)
     return [name for name, found in zip(tensors, differs.tolist(), strict=False) if found]
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from staticgraph.nn.context.attention_choice import check_path
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 from staticgraph.nn.functions import install
@@ -44,6 +45,8 @@ def convert(
     """
     if kernels not in (False, True, "all"):
         raise ValueError(f"kernels={kernels!r}; choose one of False, True, 'all'")
+    if attention is not None:
+        check_path(attention)
     context = context_of(model)
     if attention is not None:
         context.attention.ask(attention)

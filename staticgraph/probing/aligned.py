@@ -31,9 +31,11 @@ def aligned(readings: Sequence[Reading]) -> list[NDArray[np.float64] | None]:
     orders = [operations[mark] for (_, operations), mark in zip(steps, marks, strict=True)]
     if not len(orders[0]) or not all(np.array_equal(order, orders[0]) for order in orders):
         return nothing
+    starts = [np.flatnonzero(mark) for mark in marks]
+    if any(start[0] for start in starts):  # what comes before the first landmark
+        own = all(start[0] for start in starts)  # a part of its own, where every step has one
+        starts = [np.append(0, start if own else start[1:]) for start in starts]
     return [
-        np.maximum.reduceat(moments, np.unique(np.append(0, np.flatnonzero(mark))))
-        if mark[0]
-        else np.maximum.reduceat(moments, np.append(0, np.flatnonzero(mark)))
-        for (moments, _), mark in zip(steps, marks, strict=True)
+        np.maximum.reduceat(moments, start)
+        for (moments, _), start in zip(steps, starts, strict=True)
     ]

@@ -101,7 +101,7 @@ class GraphStore(GraphColumns):
 
         Args:
             folder: a store, in one piece or in shards; the ``.parts`` of an unfinished writer; or
-                several stores, to be read as one.
+                several stores, to be read as one, which has the splits that all of them have.
             verify: True checks every byte now, False each block when it is first read, and None
                 chooses True up to 64 MiB. ``store.verify()`` checks the rest.
             shards: ``"by-rank"``: each rank of a job reads its own whole shards, and the others

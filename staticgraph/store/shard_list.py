@@ -114,12 +114,15 @@ def _surveyed(folders: list[Path], name: str) -> ShardList:
     for folder in folders:
         repair(folder)
     sizes: dict[Path, Array] = {}
+    splits: dict[Path, Mapping[str, Array]] = {}
     objects: set[str] = set()
 
     def looked_at(folder: Path) -> GraphColumns:
-        """Opens the store in a folder, unverified, and records its sizes and object names."""
+        """Opens the store in a folder, unverified, and records its sizes, splits and object
+        names."""
         store = files.load(GraphColumns, folder, verify=False)
         sizes[folder] = store.narrow_sizes
+        splits[folder] = store.splits
         objects.update(store.objects)
         return store
 
@@ -136,8 +139,32 @@ def _surveyed(folders: list[Path], name: str) -> ShardList:
         sizes=np.concatenate([sizes[folder] for folder in folders]),
         dtypes={array: survey.widest(array) for array in survey.names},
         objects=tuple(sorted(objects)),
-        splits={},
+        splits=_joined_splits(
+            [splits[folder] for folder in folders], [shard.graphs for shard in shards]
+        ),
     )
+
+
+def _joined_splits(
+    splits: Sequence[Mapping[str, Array]], graphs: Sequence[int]
+) -> dict[str, NDArray[np.int64]]:
+    """Returns the splits that every store has, as positions in the stores put one after the other.
+
+    Args:
+        splits: the splits of each store.
+        graphs: the number of graphs of each store.
+    """
+    firsts = np.cumsum([0, *graphs[:-1]])
+    return {
+        name: np.concatenate(
+            [
+                np.asarray(own[name], np.int64) + first
+                for own, first in zip(splits, firsts, strict=True)
+            ]
+        )
+        for name in splits[0]
+        if all(name in own for own in splits)
+    }
 
 
 def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:

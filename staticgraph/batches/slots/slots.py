@@ -264,11 +264,6 @@ class SlotPool:
         """The number of slots that nobody holds."""
         return len(self._free)
 
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes of all slots that are currently free."""
-        return sum(slot.buffer.numel() for slot in self._free)
-
     def lend(self) -> Slot:
         """Returns a slot that nobody holds.
 

@@ -13,6 +13,16 @@ from staticgraph.sizes.attention import PATHS, AttentionPath, AttentionSetting, 
 from staticgraph.sizes.capacity import Capacity
 
 
+def check_path(path: str) -> None:
+    """Checks the name of an attention path.
+
+    Raises:
+        ValueError: unknown path.
+    """
+    if path not in PATHS:
+        raise ValueError(f"attention={path!r}; choose one of {', '.join(PATHS)}")
+
+
 class AttentionChoice:
     """The attention path of one model.
 
@@ -33,8 +43,7 @@ class AttentionChoice:
         Raises:
             ValueError: unknown path.
         """
-        if path not in PATHS:
-            raise ValueError(f"attention={path!r}; choose one of {', '.join(PATHS)}")
+        check_path(path)
         self.asked = path
 
     def path_in(self, capacity: Capacity, setting: AttentionSetting | None) -> AttentionPath:

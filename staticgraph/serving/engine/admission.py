@@ -25,6 +25,10 @@ from staticgraph.text.how_many import how_many, how_many_of
 SOONEST_RETRY_S = 0.001
 
 
+class RequestTooLarge(ValueError):
+    """A request has more graphs than the queue holds; it was not enqueued."""
+
+
 class Admission:
     """Decides whether a server accepts a request.
 
@@ -51,10 +55,10 @@ class Admission:
         """Refuses a request with more graphs than the queue holds.
 
         Raises:
-            ValueError: the request has more than ``max_queue`` graphs.
+            RequestTooLarge: the request has more than ``max_queue`` graphs.
         """
         if graphs > self._max_queue:
-            raise ValueError(
+            raise RequestTooLarge(
                 f"{how_many(graphs, 'graph')} in one request, and the queue holds "
                 f"{self._max_queue}: ask for fewer at a time, or raise max_queue"
             )

@@ -16,6 +16,7 @@ from staticgraph.errors import (
     ServerClosed,
 )
 from staticgraph.serving.bodies.bad_body import BadBody
+from staticgraph.serving.engine.admission import RequestTooLarge
 from staticgraph.serving.engine.error_words import first_line
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
@@ -52,8 +53,10 @@ def refused(error: Exception) -> Reply:
             status = 503
         case MissingPackage():
             status = 501
-        case ValueError():  # more graphs than the queue holds
-            status = 413 if "in one request" in text else 422
+        case RequestTooLarge():
+            status = 413
+        case ValueError():
+            status = 422
         case _:
             log.error("a request failed", exc_info=error)
             status = 500
