@@ -1,4 +1,5 @@
-"""A model that puts graphs together, or takes them apart, in its own forward is told so."""
+"""A model that makes a batch of graphs, or takes one apart, in its forward is told what to write
+instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Data that does not say what it must is refused by name, never rounded, dropped or filled in."""
+"""Data that is incomplete or inconsistent is refused by name, never rounded, dropped or filled
+in."""
 
 from __future__ import annotations
 
