@@ -1,5 +1,4 @@
-"""What the tests share: real molecules, one thread, and the reason given for skipping without a
-GPU."""
+"""What the tests share: real molecules, one thread, and the reason for skips without a GPU."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_unconfigure() -> None:
-    """Unfreeze, since libraries report objects that are never collected as leaks when they
-    unload."""
+    """Unfreeze, since unloaded libraries report objects that are never collected as leaks."""
     gc.unfreeze()
     dryrun_server.end()
 

@@ -28,8 +28,7 @@ def by_hand(model, optimizer, batches, every):
 
 @pytest.mark.parametrize("way", ["eager", "cuda-graph"])
 def test_it_is_the_loop_by_hand(hiv, way):
-    """Ten batches of two buckets with one update per three batches: the tenth waits for two
-    more."""
+    """Ten batches of two buckets, one update per three batches: the tenth waits for two more."""
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)

@@ -114,8 +114,7 @@ IMPURE = {"memory.device"}
 
 
 class Import(NamedTuple):
-    """One import in one file: the module imported, the line, and whether it is inside a
-    function."""
+    """One import in one file: module, line, and whether it is inside a function."""
 
     module: str
     line: int

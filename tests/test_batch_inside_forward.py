@@ -1,5 +1,4 @@
-"""A model that makes a batch of graphs, or takes one apart, in its forward is told what to write
-instead."""
+"""A model that makes or splits a batch of graphs in its forward is told what to write instead."""
 
 from __future__ import annotations
 

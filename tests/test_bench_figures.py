@@ -166,7 +166,7 @@ def test_parts_are_joined_and_earlier_ones_kept(tmp_path):
 
 
 def test_a_rehearsal_never_stands_beside_what_a_device_gave(tmp_path):
-    """Results of a device replace those of an earlier rehearsal; a rehearsal keeps them."""
+    """Results from a device drop those of an earlier rehearsal; another rehearsal keeps them."""
     parts, out = tmp_path / "parts", tmp_path / "out"
     parts.mkdir()
     out.mkdir()

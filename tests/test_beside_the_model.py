@@ -158,8 +158,7 @@ def test_an_optimizer_in_an_optimizer_returns():
 
 @WAYS
 def test_hooks_of_parameters_and_of_the_optimizer(mode):
-    """A norm that a hook keeps, an optimizer step during the backward, an average after each
-    step."""
+    """A hook that keeps a norm, an optimizer step in the backward, an average after each step."""
     runs = []
     for way in (None, mode):
         model = made()
@@ -267,8 +266,7 @@ def test_numbers_of_numpy_and_python_are_drawn_as_without_a_check():
 
 
 def test_an_attribute_is_no_global_of_the_same_name():
-    """``data.x`` next to a notebook's variable ``x``: only names that are read as globals are
-    held."""
+    """``data.x`` next to a notebook's variable ``x``: only names read as globals are held."""
     space = {"x": torch.zeros(2), "scale": torch.ones(1), "inner": torch.ones(3)}
     exec("def loss(out, data):\n return [(data.x * scale * inner) for _ in out]", space)
     held = {id(tensor) for tensor in held_by(space["loss"]).tensors}

@@ -1,5 +1,4 @@
-"""Orders in blocks: whole blocks, mixed within a window, every graph once; and epochs of many
-graphs."""
+"""Orders in blocks: whole blocks, mixed windows, every graph once; and epochs of many graphs."""
 
 from __future__ import annotations
 
@@ -217,8 +216,7 @@ def test_what_cannot_be_in_blocks_is_refused():
     exact=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_ranks_with_graphs_of_their_own(n, cuts, exact, seed):
-    """Each takes only its own graphs, all take the same bucket at each step, and each graph comes
-    once."""
+    """Each takes its own graphs alone, all take the same bucket per step, each graph comes once."""
     sizes = sizes_of(n, seed)
     plan = plan_buckets(sizes, 4, num_buckets=2)
     bounds = [0, *sorted(int(c * n) for c in cuts), n]

@@ -48,8 +48,7 @@ def test_what_is_read_is_asked_for_before(workers, tmp_path, monkeypatch):
 
 
 def test_of_a_block_that_gave_a_few_graphs_only_these_are_fetched(monkeypatch):
-    """Windows exchange graphs to balance batches; the whole blocks of those would be most of a
-    store."""
+    """Windows exchange graphs to balance batches; their whole blocks would be most of a store."""
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(announcing, "read_ahead", lambda store, *rows: asked.append(rows))
     ids = [[*range(8), 25], [8, 9, 10, 11, 41, 97]]  # of a store of 100 graphs in blocks of 8

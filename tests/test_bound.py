@@ -128,8 +128,7 @@ class Checkpointed(nn.Module):
 
 
 def test_checkpointed_layers_run_again_on_their_batch(hiv):
-    """The backward runs after the ``with`` block: what it runs again must find the same real
-    rows."""
+    """The backward runs after the ``with`` block: a second run must find the same real rows."""
     torch.manual_seed(0)
     model = Checkpointed().double()
     other = copy.deepcopy(model)
@@ -174,8 +173,7 @@ def test_nothing_is_said_of_plain_pyg(hiv):
 
 
 class Attending(nn.Module):
-    """Nodes have a type, so its softmax stays PyG's in a rewritten step, and such a step binds
-    nothing."""
+    """Nodes have a type, so its softmax stays PyG's in a rewritten step, where nothing is bound."""
 
     def __init__(self):
         super().__init__()
@@ -203,8 +201,7 @@ def test_nothing_is_said_of_a_rewritten_step(hiv):
 
 
 def test_a_plain_model_over_a_loader_is_told_of(tmp_path):
-    """Nothing is converted in this process: the loader alone makes PyG's layers check their
-    input."""
+    """Nothing is converted in this process: the loader alone makes PyG's layers check."""
     script = """
     import warnings
     import staticgraph as sg

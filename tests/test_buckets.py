@@ -257,7 +257,7 @@ def test_memory_limits_the_buckets():
 @pytest.mark.parametrize("named", [False, True], ids=["all train", "indices"])
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_a_few_giants_do_not_size_the_bucket_of_the_others(batch_size, named):
-    """Each of five giants has more nodes than the other 4,995 graphs; they are in at most five
+    """Five giants, each larger than the other 4,995 graphs together, are in at most five
     batches."""
     rng = np.random.default_rng(0)
     nodes = rng.integers(5, 30, 5000)

@@ -129,8 +129,7 @@ class TestAFailedCapture:
 
 class TestBeforeACapture:
     def test_what_nobody_can_reach_is_collected(self, cuda):
-        """A cycle that holds a loss holds its parameters' autograd nodes, which belong to another
-        stream."""
+        """A cycle that holds a loss holds its parameters' autograd nodes, of another stream."""
         weight = torch.nn.Parameter(torch.ones(3))
 
         class Holder:
@@ -163,8 +162,8 @@ class TestBeforeACapture:
 
     @pytest.mark.parametrize("fails", [False, True])
     def test_what_follows_waits_for_the_runs(self, cuda, fails):
-        """After a failure too: parameters are then restored, while a queued step may still write
-        them."""
+        """After a failure too: parameters are then restored, which a queued step may still
+        write."""
 
         def body():
             if fails:
@@ -179,8 +178,7 @@ class TestBeforeACapture:
             CudaGraphRecorder(CUDA).warm(lambda: warnings.warn("something else", stacklevel=1), 1)
 
     def test_torch_says_it_every_time_and_in_these_words(self, cuda):
-        """By default torch warns once per process; and the words must be those of the installed
-        torch."""
+        """By default torch warns once per process; the words must be those of this torch."""
         seen = []
         CudaGraphRecorder(CUDA).warm(lambda: seen.append(torch.is_warn_always_enabled()), 1)
         assert seen == [True]
@@ -195,8 +193,7 @@ class TestBeforeACapture:
 class TestInsideACapture:
     @pytest.mark.parametrize("fails", [False, True])
     def test_nothing_is_collected(self, cuda, fails):
-        """Collecting an unreachable batch would give its slot back and record an event in the
-        capture."""
+        """Collecting an unreachable batch in it would give back a slot and record an event."""
         seen = []
 
         def body():
@@ -266,8 +263,7 @@ def test_what_was_compiled_lives_as_long_as_its_recording(cuda, hiv, monkeypatch
 
 @pytest.fixture
 def _uncollected(monkeypatch):
-    """Skip collections: scanning all that a test process holds before each capture takes a
-    second."""
+    """Skip collections: scanning a test process before each capture takes a second."""
     monkeypatch.setattr(gc, "collect", lambda *generation: 0)
 
 

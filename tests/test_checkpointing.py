@@ -165,8 +165,7 @@ def test_checkpointing_in_eager_runs_its_layers_over_real_rows(hiv):
 
 
 def checkpointed_runner(mode, norm):
-    """A runner whose model has a checkpointed block ending in ``norm``, on the thread tests'
-    molecules."""
+    """A runner of a model whose checkpointed block ends in ``norm``, on the thread tests' data."""
 
     class Block(torch.nn.Module):
         def __init__(self):

@@ -76,8 +76,7 @@ class TestFromTimes:
 
 
 class Given(Stopwatch):
-    """A stopwatch that runs the step for real and returns a given time; its clock counts the
-    steps."""
+    """A stopwatch that runs the step and returns a given time; its clock counts the steps."""
 
     table: ClassVar[dict[str, float]] = {}
     seconds = 0.0
@@ -116,8 +115,7 @@ def ways(runner):
 
 
 class Mixed(Given):
-    """Bucket 1 is timed before bucket 0 and step before eval: only the first of them is
-    recorded."""
+    """Bucket 1 is timed before bucket 0, and step before eval: only the first is recorded."""
 
     def milliseconds(self, way, step):
         step()

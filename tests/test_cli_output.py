@@ -75,8 +75,7 @@ def test_a_closed_pipe_ends_quietly(words, expected, tmp_path):
 
 
 def behind(first, second):
-    """An error raised while handling another, as torch raises one for a file that cannot be
-    completed."""
+    """An error raised while handling another, as torch raises for a file it cannot complete."""
     second.__context__ = first
     return second
 

@@ -46,8 +46,7 @@ def measured(place):
 
 @pytest.fixture
 def tiny(place, measured, tmp_path, monkeypatch) -> Path:
-    """A copy of that folder as the working directory; loops, measurements and pictures are left
-    out."""
+    """A copy of ``place`` to work in; loops, measurements and pictures are left out."""
     folder = tmp_path / "here"
     shutil.copytree(place, folder)
     monkeypatch.chdir(folder)

@@ -284,8 +284,7 @@ class TestStepsFromIds:
             assert runner.stats().bytes_committed == recorded_floor
 
     def test_what_was_taken_holds_a_buckets_own(self, esol, memory, recorded_floor):
-        """Where a measured peak includes a bucket's own gradients, they are not counted a second
-        time."""
+        """A bucket's own gradients that a measured peak includes are not counted a second time."""
         own = self.gradients(memory)
         for spare, fits in ((0, True), (-1, False)):
             runner = made(esol, sg.MemoryBudget(2 * recorded_floor), memory, **RECORDED)

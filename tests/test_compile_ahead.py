@@ -1,5 +1,4 @@
-"""Loops are compiled before the first step, by several processes, and are those that a run
-calls."""
+"""Loops are compiled before the first step, by several processes: those that a run calls."""
 
 from __future__ import annotations
 

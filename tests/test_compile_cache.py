@@ -1,5 +1,4 @@
-"""Compiled code from one process serves the next; a file that does not fit is reported, not
-used."""
+"""Compiled code from one process serves the next; an unfit file is reported and not used."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ def test_a_second_process_starts_from_the_file(tmp_path):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A cache folder for this test alone and a file signed in it; what is loaded from it is
-    recorded."""
+    """A cache folder for this test alone, and a file signed in it, whose loading is recorded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"artefacts", None))
     handed = []

@@ -47,8 +47,7 @@ def test_a_run_without_moments_is_no_reading():
 
 
 def test_segments_are_taken_as_the_allocator_takes_them():
-    """Small: 2 MiB per segment, remainders split off and merged again; large: 20 MiB, or the
-    request."""
+    """Small: 2 MiB per segment, remainders split off and merged; large: 20 MiB, or the request."""
     pool = CachingPool()
     pool.allocate(1, 100)
     pool.allocate(2, MIB)

@@ -161,8 +161,8 @@ def test_a_container_is_traced(esol, kind, mode, monkeypatch):
 
 
 def test_a_class_of_ones_own_is_refused_where_its_tensors_would_change(esol):
-    """A recording writes the same memory at each replay, and a tensor that is not found is not
-    copied."""
+    """A recording writes the same memory at each replay; tensors that are not found stay
+    uncopied."""
     runner = runner_of(esol, Own, "cuda-graph")
     batch = next(iter(runner.loader(esol, indices=range(24))))
     with pytest.raises(sg.NotStatic, match="the model returns a Own, and tensors in it would"):

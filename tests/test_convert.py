@@ -42,8 +42,7 @@ def saved(tmp_path):
 
 @pytest.fixture
 def forked(monkeypatch):
-    """Make :func:`convert` use forked processes: they too get pickled arguments, but need not
-    import torch."""
+    """Run :func:`convert` in forked processes, which get pickled arguments but import no torch."""
     ensure_running()
     monkeypatch.setattr(converting, "get_context", lambda kind: CONTEXT)
 

@@ -1,5 +1,4 @@
-"""Data that is incomplete or inconsistent is refused by name, never rounded, dropped or filled
-in."""
+"""Incomplete or inconsistent data is refused by name, never rounded, dropped or filled in."""
 
 from __future__ import annotations
 

@@ -128,8 +128,7 @@ def test_a_compiled_part_of_an_eager_model_is_static_in_a_step():
 
 
 def test_a_compiled_step_changes_no_setting_of_the_process(monkeypatch):
-    """torch's stance holds for all threads: with another one, the user's own compilation would
-    fail."""
+    """torch's stance holds for all threads: changing it would fail a user's own compilation."""
     runner = runner_of(
         nn.Linear(4, 1).double(), mode="default", forward=lambda m, b: m(b.x)[: b.num_graphs, 0]
     )

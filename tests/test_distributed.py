@@ -21,8 +21,7 @@ TOLERANCE = 1e-10
 
 
 def trained_on_rank(missing: bool, options: dict) -> list[tuple]:
-    """Train an epoch on this rank; of each step, return the graphs, the loss and the model's
-    state."""
+    """Train an epoch on this rank; return each step's graphs, loss and model state."""
     store = store_of(missing)
     buckets = options.get("buckets")
     plan = sg.plan_buckets(store, None if buckets else BATCH, num_buckets=buckets, graphs=BATCH)
@@ -206,7 +205,7 @@ def _chosen(file: str) -> list:
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
         recording=sg.Recording(recorder=TapeRecorder),
     )  # fmt: skip
-    # Only rank 0 has the file; choices that not all ranks have are measured again on all.
+    # Only rank 0 has the file; choices that not all ranks have are measured on all.
     runner.warmup(store, progress=False, choices=file if dist.get_rank() == 0 else None)
     losses = [float(runner.step(batch)) for batch in runner.loader(store)]
     report = runner.report()
@@ -214,8 +213,7 @@ def _chosen(file: str) -> list:
 
 
 def test_ranks_choose_alike_by_the_slowest(tmp_path):
-    """If one rank stepped in another way than the rest, or tried one fewer, ranks would wait
-    forever."""
+    """Ranks would wait forever if one stepped in another way than the rest, or tried one fewer."""
     first, second = on_ranks(2, _chosen, str(tmp_path / "choices.json"))
     again = on_ranks(2, _chosen, str(tmp_path / "choices.json"))[1]
     assert first[0] == second[0] == again[0]

@@ -110,8 +110,7 @@ class Typed(nn.Module):
 
 
 class Counting(Typed):
-    """A buffer that the forward updates with a mean of this rank's rows, or of all if
-    ``summed``."""
+    """A buffer that the forward updates with a mean over this rank's, or (``summed``) all rows."""
 
     def __init__(self, summed: bool) -> None:
         super().__init__()
@@ -181,7 +180,7 @@ def test_a_centre_of_the_loss_that_each_rank_writes_is_warned_of_once():
 
 
 def test_a_number_that_is_not_finite_on_one_rank_alone_is_a_difference():
-    """If it is not finite on any rank, it is no difference: the data may be the cause on each."""
+    """On all ranks alike, it is no difference: the data may have caused it on each."""
 
     class Told:
         def __init__(self, *others):

@@ -17,8 +17,7 @@ from staticgraph.distributed.share import Share
 
 
 def _reduced(buffer_bytes: int) -> list:
-    """Reduce three parameters of three dtypes, one with a gradient on rank 1 alone, one with
-    none."""
+    """Reduce parameters of three dtypes, one with a gradient on rank 1 alone, one with none."""
     ranks = Ranks.of()
     generator = torch.Generator().manual_seed(5 + ranks.rank)
     made = [

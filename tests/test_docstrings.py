@@ -102,8 +102,7 @@ def callables(node: ast.AST, words: str = "") -> Iterator[tuple[Function, str]]:
 
 
 def unsaid_errors(source: str) -> list[tuple[int, str, str]]:
-    """Line, function and exception, where the docstring neither names it nor says where it is
-    named."""
+    """Line, function and exception, where the docstring names neither it nor where it is named."""
     return [
         (function.lineno, function.name, error)
         for function, words in callables(ast.parse(source))
@@ -183,8 +182,7 @@ def attributes_of(kind: ast.ClassDef) -> set[str]:
 
 
 def not_there(source: str) -> list[tuple[int, str, str]]:
-    """Line, function or class, and each name that its docstring describes and that does not
-    exist."""
+    """Line, function or class, and each name in its docstring that it does not have."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, Function):

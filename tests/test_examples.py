@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 MOST_LINES = 80
 
-# Arguments for a first, short training and for a longer one, whose loss must be smaller.
+# Arguments of a short and of a longer training; the longer one must have the smaller loss.
 SMALL = {
     "molecules": {"model": "gine", "molecules": 128, "width": 16},
     "forces": {"clusters": 64, "width": 16},

@@ -123,8 +123,7 @@ GOOD = ("bucket-0/archive_format", "bucket-0/.data/version",
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A folder that is valid except for its package's code, and a loader that must not be
-    reached."""
+    """A folder that is valid except for its package's code; its loader must not be reached."""
     content = packed(tmp_path / "bucket-0.pt2", *GOOD)
     runner = runner_of("gine")
     schema = runner.plan.schema

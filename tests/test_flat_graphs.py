@@ -1,5 +1,4 @@
-"""Graphs as flat arrays: the same store as from PyG, the same graphs from bytes, no byte
-trusted."""
+"""Graphs as flat arrays: the same store as from PyG, the same graphs from bytes, all checked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""From PyG Data to a store: nothing is changed, levels are told apart, malformed graphs are
-named."""
+"""From PyG Data to a store: nothing changes, levels are told apart, malformed graphs are named."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def shuffled(data: Data, rng: torch.Generator) -> Data:
 
 @pytest.fixture(scope="module")
 def molecules() -> list[Data]:
-    """Real molecules, the smallest and edgeless ones too, with shuffled edges; and an empty
+    """Real molecules with shuffled edges, the smallest and edgeless ones too, and an empty
     graph."""
     store = datasets.open(ESOL)
     rng = torch.Generator().manual_seed(0)

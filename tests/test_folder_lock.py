@@ -95,8 +95,7 @@ def test_a_folder_made_for_nothing_is_removed(tmp_path):
 
 
 def test_a_file_that_was_removed_while_it_was_opened_is_no_lock(tmp_path, monkeypatch):
-    """The owner removes the file when it is done: a lock on a file opened before that locks
-    nothing."""
+    """The owner removes its file when done: a lock on a file opened earlier locks nothing."""
     from staticgraph.files import folder_lock as module
 
     locked, taken = module._locked, []

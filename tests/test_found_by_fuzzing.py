@@ -91,7 +91,7 @@ CONVS = {
 @pytest.mark.parametrize("graphs", range(10, 15))
 def test_loops_have_a_row_count_of_their_own(conv, graphs):
     """Five nodes and six edges of a bucket make eleven or twelve rows with self-loops: in a bucket
-    of as many graphs, those are not rows of graphs."""
+    with that many graphs, those are not rows of graphs."""
     torch.manual_seed(0)
     data = Data(
         x=torch.rand(4, 3).double(),
@@ -135,8 +135,7 @@ def typed(a: int, b: int) -> HeteroData:
 
 @pytest.mark.parametrize("sizes", [[(0, 0)], [(0, 1), (5, 0), (1, 0)]])
 def test_a_plan_ends_where_types_have_few_rows(sizes):
-    """Making one total differ from a type made it equal to another type, and back, in an endless
-    loop."""
+    """Making a total differ from one type made it equal to another, and back, without end."""
     store = sg.GraphStore.from_pyg([typed(*size) for size in sizes], progress=False)
     for capacity in sg.plan_buckets(store, num_buckets=1, graphs=4).capacities:
         rows = dict(capacity.extra)
@@ -177,8 +176,7 @@ def distinct(rows: dict[str, int], graphs: int) -> dict[str, int]:
 
 
 def test_a_preflight_of_single_graphs_has_one_to_look_at():
-    """A bucket of one graph left no graph next to the padding graph that the check prefers to
-    have."""
+    """A bucket of one graph left none next to the padding graph that the check wants."""
     graphs = [graph(n) for n in (2, 3, 5, 8)]
     for each in graphs:
         each.edge_index = torch.zeros(2, 2 * each.num_nodes).long()
@@ -251,8 +249,7 @@ def test_rings_are_asked_again_what_their_index_counts(sizes):
     [("num_links", "links"), ("bond_count", "edge"), ("atom_count", "node"), ("", None)],
 )
 def test_rings_whose_class_counts_by_a_number_of_its_own(number, counted):
-    """One more node or edge does not change the number: its name tells what it counts, or nothing
-    does."""
+    """One more node or edge does not change the number: only its name can tell what it counts."""
 
     class Mute(Rings):
         def __inc__(self, key, value, *args, **kwargs):

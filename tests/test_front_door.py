@@ -30,7 +30,7 @@ def test_every_name_is_there_and_has_one_home():
 
 
 def test_a_name_that_left_the_front_door_says_where_it_is():
-    """A name that it once exported is found in its module, and the error says in which."""
+    """A name that the front door once exported is found in the module that the error names."""
     for name, home in sg._MOVED.items():
         with pytest.raises(AttributeError, match=rf"staticgraph\.{name} .* {re.escape(home)}"):
             getattr(sg, name)

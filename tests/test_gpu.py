@@ -1,5 +1,4 @@
-"""Recordings are made, and replay equals eager: on a GPU, and with the same test bodies on the
-CPU."""
+"""Recordings are made, and replay equals eager: on a GPU, and with the same bodies on the CPU."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
 @pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
 @pytest.mark.parametrize("scope", ["step", "forward_backward"])
 def test_cuda_graph_replays_like_eager(place, hiv, gps, scope):
-    """This library's recorder: twenty steps over two buckets in turn, then evaluation; one launch
-    each."""
+    """This library's recorder: twenty steps over two buckets, then evaluation; one launch each."""
     plan = sg.BucketPlan.of(TWO, batch_size=32)
     model = model_of(place, hiv, gps)
     twin = copy.deepcopy(model)

@@ -92,8 +92,7 @@ def test_training_by_each_path_equals_dense(place, path, mode):
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_kernels_equal_a_loop_over_graphs(sizes, dtype, device):
-    """Forward and backward, at most twice as far from float64 as torch's own attention in that
-    dtype."""
+    """Both directions, at most twice as far from float64 as torch's own attention of that dtype."""
     torch.manual_seed(0)
     batch = batch_of(sizes, CAPACITY).to(device)
     starts = torch.minimum(batch.ptr, batch.num_real_nodes).int()

@@ -33,8 +33,7 @@ COUNTED = [
 
 
 def sizes_on(device: str, name: str) -> Sizes | None:
-    """Smaller sizes on the CPU, which has no thread blocks to fill; None stands for the case's
-    own."""
+    """Smaller sizes on the CPU, which has no thread blocks to fill; None for the case's own."""
     return None if device == "cuda" or name == "graph_attention dropout" else Sizes(600, 1400, 26)
 
 
@@ -55,8 +54,7 @@ def test_an_operator_equals_the_cpus_and_itself(name, dtype, device):
 
 @pytest.mark.slow
 def test_every_registered_operator_has_a_case():
-    """Found by what the cases call, forward and backward: a newly registered operator needs a
-    case."""
+    """Found by what the cases call, forward and backward: each new operator needs a case."""
     small = Sizes(60, 140, 6)
     with operators_called() as called:
         for name in NAMES:
@@ -85,8 +83,7 @@ def test_a_wrong_result_is_seen(name, dtype):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", COUNTED)
 def test_as_many_launches_as_are_counted(name, device):
-    """Forward and backward with all inputs ready; torch's own sum over the nodes may take two
-    launches."""
+    """Forward and backward with all inputs ready; torch's own sum over the nodes may launch two."""
     values, graphs = operands(Sizes(), torch.float32, device), where(Sizes(), device)
 
     def forward():

@@ -312,8 +312,7 @@ def test_another_word_than_a_call_is_refused():
 
 @pytest.mark.slow
 def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path, python):
-    """Two unchanged parts of the first call, on the CPU: their output is labelled, correct and
-    complete."""
+    """Two unchanged parts of the first call, on the CPU: labelled, correct and complete."""
     out = tmp_path / "out"
     done = gpu_sh(
         "first",

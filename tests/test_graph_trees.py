@@ -1,5 +1,4 @@
-"""What torch's graph trees record is counted at the run that records, which is not the first
-one."""
+"""What torch's graph trees record is counted at the run that records, which is not the first."""
 
 from __future__ import annotations
 
