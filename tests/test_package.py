@@ -1,5 +1,5 @@
-"""What gets installed: extras that cover every import, one version, and a wheel that trains without
-a source tree."""
+"""What gets installed: extras that cover every import, one version, and a wheel that trains where
+there is no source tree."""
 
 from __future__ import annotations
 

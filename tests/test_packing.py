@@ -143,7 +143,7 @@ def test_never_more_packs_than_the_listing_at_two_graphs_a_pack(name, graphs):
 
 @pytest.mark.parametrize(("name", "limits"), [("qm9", (46, 89)), ("zinc", (59, 137))])
 def test_fast_is_near_the_bound_at_two_graphs_a_pack(name, limits):
-    """Without the learning runs, ZINC's packing is 2.4% above the bound."""
+    """Without the correction runs, ZINC's packing is 2.4% above the bound."""
     pytest.importorskip("scipy")
     histogram = alike(name, 40_000)
     proven = pack_histogram(histogram, limits, effort="best", time_limit=1000.0).proven

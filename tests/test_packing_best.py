@@ -1,5 +1,4 @@
-"""``effort="best"``: never more packs than ``fast``, and at the proven bound where it can be
-reached."""
+"""``effort="best"``: never more packs than ``fast``, at the proven bound where it is reachable."""
 
 from __future__ import annotations
 
@@ -150,8 +149,7 @@ def test_mended_packs_are_valid_and_never_more(problem, spare):
 
 
 def test_packs_with_no_room_at_all_are_repaired():
-    """Twelve full packs of four graphs, taken apart into pairs: only full packs reach that
-    number."""
+    """Twelve full packs of four graphs, taken apart into pairs: only full packs are few enough."""
     rng = np.random.default_rng(3)
     cuts = np.sort(rng.choice(np.arange(1, 97), (12, 3)), axis=1)
     nodes = np.diff(np.column_stack([np.zeros(12), cuts, np.full(12, 97)]), axis=1).ravel()
@@ -210,8 +208,7 @@ def test_thousands_of_sizes_have_a_bound_above_the_volume():
 
 
 def test_thousands_of_sizes_are_at_the_bound_with_ten_graphs_a_pack():
-    """In COLLAB, 39 cliques leave too few edges for the graphs that would fill their packs'
-    nodes."""
+    """In COLLAB, 39 cliques leave too few edges for graphs to fill their packs' nodes."""
     histogram = load("tu_COLLAB")
     best = pack_histogram(histogram, (745, 80238), effort="best", time_limit=ENOUGH)
     best.check()

@@ -105,8 +105,7 @@ def test_random_numbers_are_drawn_alike_and_a_leak_beside_them_is_found():
 
 
 def test_a_table_that_a_forward_writes_to_is_compared():
-    """An embedding with max_norm rescales the rows that are looked up, including those of
-    padding."""
+    """An embedding with max_norm rescales the rows that are looked up, those of padding as well."""
 
     class Table(nn.Module):
         def __init__(self):

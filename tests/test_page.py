@@ -1,5 +1,4 @@
-"""The page at ``/`` in a real browser: a SMILES is typed, drawn and predicted, and nothing is
-fetched from elsewhere."""
+"""The page at ``/`` in a real browser: it draws and predicts a SMILES and fetches nothing else."""
 
 from __future__ import annotations
 

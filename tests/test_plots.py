@@ -1,5 +1,4 @@
-"""The picture of a run: it can be drawn for every shape of run, and its running mean is
-weighted."""
+"""The picture of a run: it is drawn for every shape of run, and its running mean is weighted."""
 
 from __future__ import annotations
 

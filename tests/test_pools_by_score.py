@@ -37,8 +37,7 @@ def graphs(count: int = 12) -> list[Data]:
 
 
 class Net(nn.Module):
-    """``examples/colors_topk_pool.py`` of PyG: the scores of the kept nodes are fitted to
-    ``attn``."""
+    """``examples/colors_topk_pool.py`` of PyG: scores of the kept nodes are fitted to ``attn``."""
 
     def __init__(self, pool) -> None:
         super().__init__()

@@ -350,8 +350,7 @@ def test_a_model_that_writes_on_its_batch_is_checked_on_the_batch_as_it_came():
 
 
 def test_a_width_that_only_a_compiled_step_has_is_told():
-    """Read backwards, a padded sequence begins with its padding, so the width of the block
-    matters."""
+    """Read backwards, a padded sequence begins with padding, so the width of the block matters."""
 
     class Backwards(torch.nn.Module):
         def __init__(self):

@@ -1,5 +1,4 @@
-"""A number that a loss read when it was recorded and that has changed since is named in an
-error."""
+"""A number that a loss read when recorded, and that has changed since, is named in an error."""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ def test_fused_layers_are_probed_and_predicted(esol, name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["gine", "gps", "gat", "sage"])
 def test_counted_as_on_cuda_layers_choose_as_they_do_there(esol, name):
-    """On CUDA, GPS attends with a kernel over node rows, on the CPU in blocks; GAT has a kernel on
-    CUDA only."""
+    """On CUDA GPS attends by a kernel over node rows, on the CPU in blocks; GAT's is for CUDA."""
     memory = sg.probe(task_of(esol, name).subject, esol, like="cuda")
     assert memory.fit.form == "linear"
     assert memory.fit.residual < 0.01

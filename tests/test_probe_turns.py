@@ -1,5 +1,4 @@
-"""Blocks computed one after another: whose turn it is, and bytes as sums over earlier and later
-blocks."""
+"""Blocks computed in turn: whose turn it is, and bytes as sums over earlier and later blocks."""
 
 from __future__ import annotations
 
@@ -180,8 +179,7 @@ def test_pools_are_predicted_where_graphs_are_larger_than_any_probed(name, tmp_p
 
 @pytest.mark.slow
 def test_pools_are_predicted_where_some_probes_have_several_blocks(esol):
-    """Some of ESOL's probes have several blocks, which no single sum explains at twice the largest
-    graph."""
+    """Some of ESOL's probes have several blocks; no single sum explains twice the largest graph."""
     torch.manual_seed(0)
     model = Pooled(9, 1, POOLS["multiset"]())
     memory = probe(model, esol, loss=squared)

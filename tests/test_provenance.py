@@ -1,5 +1,4 @@
-"""Whether a tensor has rows of the batch follows from its origin, never from its number of rows
-alone."""
+"""Whether a tensor has rows of the batch follows from its origin, never from its size alone."""
 
 from __future__ import annotations
 

@@ -135,8 +135,7 @@ def test_one_recording_a_key_and_none_later(hiv):
 
 
 def test_garbage_in_the_padding_of_a_recorded_step_changes_nothing(hiv):
-    """Losses and trajectory over two buckets are the same whatever the padding rows of any field
-    hold."""
+    """Losses and trajectory over two buckets do not depend on any field's padding rows."""
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
@@ -259,8 +258,7 @@ def test_a_frozen_layer_stays_frozen(hiv, mode):
 
 
 def test_gradients_belong_to_the_bucket_that_ran(hiv):
-    """Scope forward_backward: after each replay, ``grad`` is that bucket's, whatever ran before
-    it."""
+    """Scope forward_backward: after each replay, ``grad`` is that bucket's, whatever ran before."""
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)

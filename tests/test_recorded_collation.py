@@ -50,8 +50,7 @@ def runner_of(model, example, **options):
 
 
 def loader_of(store):
-    """Batches of 30 in the order of the data, spread over both buckets; the last one has 18
-    graphs."""
+    """Batches of 30 in the order of the data, over both buckets; the last one has 18 graphs."""
     plan = sg.BucketPlan.of(CAPACITIES, batch_size=30)
     return sg.StaticLoader(store, plan, indices=range(12 * 30 + 18))
 
@@ -69,8 +68,7 @@ def models():
 
 
 def test_an_epoch_from_ids_equals_one_from_the_host(esol, moved, models, monkeypatch):
-    """Losses and parameters match bit for bit, and training makes batches only inside the
-    recordings.
+    """Losses and parameters match bit for bit; training makes batches inside the recordings only.
 
     (Evaluation reads the batch for its loss, which is outside the recording.)
     """

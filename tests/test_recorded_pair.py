@@ -52,8 +52,7 @@ def assert_same_state(model, other):
 @pytest.mark.parametrize("recorder", RECORDERS)
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_loop_of_ones_own_follows_eager(hiv, recorder, accumulate):
-    """Losses, parameters and statistics match bit for bit, with gradients accumulated over
-    buckets."""
+    """Losses, parameters and statistics match bit for bit; gradients accumulate over buckets."""
     model, twin = twins()
     runners = recorded(model, hiv, recorder), eager(twin)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, twin)]
@@ -223,8 +222,7 @@ def test_gradients_that_were_not_recorded_are_refused(hiv):
 
 
 def test_a_model_that_was_changed_is_refused(hiv):
-    """A pair does not run the model's Python either; it checks itself which parameters need
-    gradients."""
+    """A pair does not run the model's Python either; it checks which parameters need gradients."""
     model, _ = twins(dropout=0.5)
     runner = recorded(model, hiv)
     loader = sg.StaticLoader(hiv, sg.BucketPlan.of(CAPACITIES, batch_size=30))

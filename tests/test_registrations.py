@@ -1,5 +1,4 @@
-"""Every listener on a module hears of what is registered on it, once each, for as long as it
-lives."""
+"""Every listener on a module hears of each registration on it, once, for as long as it lives."""
 
 from __future__ import annotations
 

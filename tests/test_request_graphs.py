@@ -65,8 +65,7 @@ def json_of(*graphs: dict) -> bytes:
 
 
 def arrays_of(graphs: list[Bonds]) -> dict[str, np.ndarray]:
-    """Fields of all graphs, concatenated as PyG does, except that indices stay local to each
-    graph."""
+    """Fields of all graphs, concatenated as PyG does, but with indices local to each graph."""
     found = {
         name: np.concatenate([g[name].numpy() for g in graphs], axis=int(name in SIDE_BY_SIDE))
         for name in ("x", "edge_attr", "back", "root", "u", *SIDE_BY_SIDE)

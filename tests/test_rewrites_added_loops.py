@@ -103,8 +103,7 @@ class RemainingUnweighed(nn.Module):
 
 
 class Without(nn.Module):
-    """GCN's normalisation without self-loops, using ``rsqrt`` and column tensors, with edge
-    weights."""
+    """GCN's normalisation without self-loops: ``rsqrt``, column tensors and edge weights."""
 
     def forward(self, x, edge_index):
         src, dst = edge_index

@@ -1,5 +1,4 @@
-"""Functions in all their forms: one form is the canonical one, and the others keep their
-meaning."""
+"""Functions in all their forms: one form is canonical, and the others keep their meaning."""
 
 from __future__ import annotations
 

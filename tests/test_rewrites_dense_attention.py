@@ -1,5 +1,4 @@
-"""Hand-written attention over ``to_dense_batch`` runs graph by graph and gives plain PyG's
-result."""
+"""Hand-written attention over ``to_dense_batch`` runs graph by graph, as plain PyG computes it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Edges pooled by their graph, ``batch[edge_index[0]]``: supported, and never mistaken for
-nodes."""
+"""Edges pooled by their graph, ``batch[edge_index[0]]``: supported, never mistaken for nodes."""
 
 from __future__ import annotations
 

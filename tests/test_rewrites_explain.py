@@ -1,5 +1,4 @@
-"""Where a condition fails, the captured graph is left alone and ``explain`` names that
-condition."""
+"""Where a condition fails, the captured graph is left alone and ``explain`` names the reason."""
 
 from __future__ import annotations
 

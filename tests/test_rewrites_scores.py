@@ -1,5 +1,4 @@
-"""Attention whose scores are nearly those of GAT or GATv2: left to torch, or correct all the
-same."""
+"""Attention whose scores are nearly those of GAT or GATv2: left to torch, or still correct."""
 
 from __future__ import annotations
 

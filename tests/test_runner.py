@@ -1,5 +1,4 @@
-"""The runner: padded equals unpadded PyG, whatever the padding holds and whichever bucket is
-used."""
+"""The runner: padded equals unpadded PyG, whatever the padding holds and in whichever bucket."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor, largest: float) -> flo
     ],
 )
 def test_padded_equals_unpadded_in_float64(hiv, plan, gps, scale, real_known):
-    """Outputs, loss, all gradients and BatchNorm's buffers agree within 1e-10, whatever the
-    padding.
+    """Outputs, loss, all gradients and BatchNorm's buffers, within 1e-10, whatever the padding.
 
     ``fixed`` hides the real counts, so that layers take the path of a compiled step.
     """
@@ -140,8 +138,7 @@ def test_a_bucket_does_not_matter(hiv):
     "gps", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["gine", "gps"]
 )
 def test_fifty_steps_in_float32_follow_pyg(hiv, plan, gps):
-    """The trajectory departs from the float64 one about as much as PyG's own float32 trajectory
-    does.
+    """The trajectory departs from the float64 one no further than PyG's own does in float32.
 
     The amount depends on luck: a ReLU flipped by a rounding error moves the loss by 1e-5. So PyG
     runs four times over the same batches with graphs and edges in a different order each time,

@@ -1,5 +1,4 @@
-"""A runner belongs to its model and its process; copying or pickling one raises an error that says
-what to do."""
+"""A runner belongs to its model and process; copying or pickling one says what to do instead."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_a_body_in_many_pieces_is_put_together_once():
     async def receive():
         piece = next(sent, None)
         if piece is None:
-            return {"type": "http.request"}  # both other keys are optional
+            return {"type": "http.request"}  # `body` and `more_body` are optional
         return {"type": "http.request", "body": piece, "more_body": True}
 
     body = asyncio.run(_body(receive, 5000))

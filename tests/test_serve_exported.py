@@ -1,5 +1,4 @@
-"""An exported folder over HTTP: the answers of its model, and a message for whatever an export does
-not know."""
+"""An exported folder over HTTP: its model's answers, and a message for what an export lacks."""
 
 from __future__ import annotations
 

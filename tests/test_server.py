@@ -285,8 +285,7 @@ def test_outputs_of_batches_that_do_not_go_together_fail_their_request_alone():
 
 
 def test_a_model_that_exits_fails_its_batch_and_no_other():
-    """SystemExit ends a thread silently, which used to leave the callers of that batch waiting
-    forever."""
+    """SystemExit ends a thread silently; the callers of that batch used to wait forever."""
     with server_of(max_wait_ms=0) as server:
         server.runner.model.before = lambda: sys.exit("enough")
         with pytest.raises(sg.BatchFailed, match="SystemExit: enough"):

@@ -35,8 +35,7 @@ def raises(error: BaseException):
 
 
 def test_an_error_that_cannot_be_printed_fails_its_batch_and_no_other():
-    """Building the callers' error used to raise too, which ended the thread and left them waiting
-    forever."""
+    """Building the callers' error used to raise too and end the thread; they waited forever."""
     with server_of(max_wait_ms=0) as server:
         server.runner.model.before = lambda: raises(Mute())
         with pytest.raises(sg.BatchFailed, match="Mute: it cannot say what it is"):
@@ -47,8 +46,7 @@ def test_an_error_that_cannot_be_printed_fails_its_batch_and_no_other():
 
 @pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])
 def test_a_callback_that_exits_leaves_nobody_else_waiting(fails):
-    """SystemExit passes through a future and used to end the thread in the middle of a batch's
-    answers."""
+    """SystemExit passes through a future; it used to end the thread amid a batch's answers."""
     with server_of() as server:
         if fails:
             server.runner.model.before = lambda: raises(RuntimeError("no"))
@@ -183,8 +181,7 @@ def test_two_servers_of_one_runner_answer_their_own():
 
 
 def test_answers_that_cannot_be_sent_end_the_line(monkeypatch):
-    """A thread without memory for its answers used to end silently, and all later requests
-    waited."""
+    """A thread without memory for its answers used to end silently; all later requests waited."""
     line = Line()
 
     async def ask(remote):

@@ -1,5 +1,4 @@
-"""A server of graphs with several types: a type missing from a request has no rows, or is named in
-an error."""
+"""A server of graphs with several types: a missing type has no rows, or is named in an error."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ def test_types_that_a_request_lacks_have_no_rows(runner, molecules):
 
 
 def test_edges_to_a_type_that_a_request_lacks_are_named_and_it_is_left_alone(runner, molecules):
-    """PyG used to create the type, and the message was about ``__inc__``, which is not in user
-    code."""
+    """PyG used to create the type, and the message was about ``__inc__``, unknown to the user."""
     graph = ringed(molecules)
     odd = without(graph, "ring")
     with sg.Server(runner, max_wait_ms=0) as server:

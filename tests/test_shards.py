@@ -54,8 +54,7 @@ def drained(loader) -> int:
 @settings(max_examples=10, deadline=None)
 @given(graphs=graph_lists(min_size=1, max_size=9), data=st.data())
 def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
-    """Graphs, arrays, sizes, schedule and batches; sorted or not, whatever dtype each shard
-    uses."""
+    """Graphs, arrays, sizes, schedule and batches; sorted or not, in whatever dtypes shards use."""
     cuts = data.draw(st.lists(st.integers(0, len(graphs)), max_size=4))
     lengths = [k for k in np.diff(sorted({0, len(graphs), *cuts})).tolist() if k]
     folder = tmp_path_factory.mktemp("s") / "all"
@@ -84,8 +83,7 @@ def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
 
 
 def test_splits_that_all_stores_have_are_put_together(tmp_path):
-    """As positions in the whole; a split that only some stores have would silently cover part of
-    the data."""
+    """As positions in the whole; a split that only some stores have would silently be partial."""
     graphs = graphs_of(16)
     first, second = graphs[:10], graphs[10:]
     sg.GraphStore.from_pyg(first, progress=False).with_splits(
@@ -352,8 +350,7 @@ def test_a_batch_takes_as_many_calls_whatever_the_number_of_shards(listed, monke
 
 
 def test_what_shards_keep_in_different_dtypes_is_widened(tmp_path):
-    """Values of one shard fit into a byte and those of the next do not; row pointers of any
-    width."""
+    """Values of one shard fit into a byte, those of the next do not; row pointers of any width."""
     graphs = graphs_of(30)
     for number, graph in enumerate(graphs):
         graph.z = torch.full((graph.num_nodes,), 10 ** (number // 10 * 4))

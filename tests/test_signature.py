@@ -156,8 +156,7 @@ def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_cha
 
 
 def test_batches_of_no_loader_are_looked_at_every_so_often(hiv, monkeypatch):
-    """The model is checked at the first, second, third, fifth, ninth ... replay, then at fixed
-    intervals."""
+    """Checked at the first, second, third, fifth, ninth ... replay, then at fixed intervals."""
     monkeypatch.setattr(recorded_model, "EVERY", 7)
     model = Net()
     runner = runner_of(model, hiv)
@@ -209,8 +208,7 @@ def test_a_model_in_evaluation_mode_at_the_warm_up_is_not_changed(hiv):
 
 
 def test_what_the_forward_writes_is_no_premise(hiv):
-    """A counter, a kept tensor and a private attribute are not; other public, plain attributes
-    are."""
+    """Counters, kept tensors and private attributes are not; other public, plain attributes are."""
 
     class Counting(Net):
         def __init__(self) -> None:
@@ -236,8 +234,7 @@ def test_what_the_forward_writes_is_no_premise(hiv):
 
 
 def test_a_key_recorded_later_does_not_hide_a_change(hiv):
-    """Without a warm-up, the second bucket's recording would take the change as the original
-    state."""
+    """Without a warm-up, the second bucket's recording would take the changed value as original."""
     model = Net()
     runner = made_runner(
         model, CAPACITIES, "cuda-graph", loss=bce, optimizer=adam(model), recorder=ArenaRecorder

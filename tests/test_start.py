@@ -1,5 +1,4 @@
-"""Commands answer at once: answers that need no torch are given without importing it, and a line
-announces the import."""
+"""Commands answer at once: what needs no torch is answered without it, and its import announced."""
 
 import json
 import subprocess

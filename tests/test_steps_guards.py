@@ -244,8 +244,7 @@ def test_torchs_stance_is_kept(esol):
 
 
 def test_guards_of_what_cannot_change_are_gone(esol, monkeypatch):
-    """Less than half of Dynamo's guards are left; they are built once, and none is on the library's
-    own names."""
+    """Less than half of Dynamo's guards are left, built once, none on the library's own names."""
     noted, kept, built = [], [], []
     drop, build = guards.drop_guards, CheckFunctionManager.build_guards
 

@@ -120,8 +120,7 @@ def test_stores_and_arrays_are_appended(tmp_path, esol):
 
 
 def test_a_kill_anywhere_leaves_what_was_committed(tmp_path):
-    """A new writer continues after the committed parts, and the store is the same as without a
-    kill."""
+    """A new writer continues after the committed parts; the store is the same as without a kill."""
     graphs = _with([1, 300, 2])
     expected = sg.GraphStore.from_pyg(graphs, levels=OF_NODES, name="s")
     folder, k, killed, partly = tmp_path / "s", 0, True, set()

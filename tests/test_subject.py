@@ -1,4 +1,4 @@
-"""The constructor: a model or a subject, the arguments that go with it, and each of them given only
+"""The constructor: a model or a subject, the arguments with it, and each of them given only
 once."""
 
 import inspect

@@ -66,7 +66,7 @@ TAKEN = {
 
 @pytest.mark.parametrize(("cells", "options", "dtype", "first", "names"), TAKEN.values(), ids=TAKEN)
 def test_what_a_column_is_taken_for(cells, options, dtype, first, names):
-    """Also when the table is converted in stretches."""
+    """Also when the table is converted in several parts."""
     path = table(cells)
     store = datasets.open(path, progress=False, **options)
     y = store.schema["y"]

@@ -1,5 +1,5 @@
-"""The tests themselves: shared code is in tests/support, named by noun, and no test refers to a law
-by its number."""
+"""The tests themselves: shared code is in tests/support, named by noun; laws are not cited by
+number."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def named(path: Path) -> str:
 
 
 def imported(source: str) -> list[tuple[int, str]]:
-    """Line and module of each import, including those inside functions and names imported from a
-    tests folder."""
+    """Line and module of each import, also inside functions, and names from a tests folder."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -156,8 +155,7 @@ def test_slow_tests_without_the_marker_are_listed():
 
 
 def test_the_list_of_slow_tests_follows_a_run():
-    """Slow tests are added, quick ones removed; those in between and those that did not run
-    stay."""
+    """Slow tests are added and quick ones removed; those between or not run stay."""
     between = (LEAVES_S + QUICK_S) / 2
     seconds = {"new": 1.1 * QUICK_S, "quick": 0.2 * QUICK_S, "was slow": 0.9 * LEAVES_S}
     seconds |= {"still": 4.0, "about": between, "fast": 0.9 * QUICK_S}
@@ -209,8 +207,7 @@ def test_all_cases_run_where_they_are_named_or_asked_for(asked, every, gpu, run,
 
 
 def test_time_of_the_processor_is_noted(request):
-    """The plugin is active in this run: tests that ended before this one have their time
-    recorded."""
+    """The plugin is active in this run: it recorded the time of the tests before this one."""
     assert request.config.pluginmanager.has_plugin("support.processor_time")
 
 
@@ -221,8 +218,7 @@ def test_a_test_draws_the_same_alone_and_after_others():
 
 
 def test_drawn_examples_are_the_same_in_every_run(request):
-    """Also for tests with settings of their own, which inherit from the profile what they do not
-    set."""
+    """Also with settings of their own, which inherit from the profile what they do not set."""
     profile = settings.get_profile(settings.get_current_profile_name())
     drawn = [item for item in request.session.items if hasattr(item.obj, "hypothesis")]
     wrong = [

@@ -1,5 +1,4 @@
-"""Several threads and runners, and plain PyG at the same time: each gets the result it would get
-alone.
+"""Several threads, several runners and plain PyG at once: each gets the result it would get alone.
 
 Interleaving is forced, not left to chance: a forward stops halfway until the other thread has
 finished or waits for its turn, or until all meet at a barrier.
@@ -119,8 +118,7 @@ def test_plain_pyg_does_not_wait_for_a_step():
 
 
 def test_modules_shared_with_a_later_model_stay_static_in_the_earlier():
-    """Runners over two models, then one over both: the layers see the batch that is bound at the
-    time."""
+    """Runners over two models, then one over both: the layers see whichever batch is current."""
     models = [Net(0), Net(1)]
     expected = [runner_of(Net(seed)).step(batch_of()) for seed in range(2)]
     runners = [runner_of(model) for model in models]

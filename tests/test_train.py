@@ -1,5 +1,4 @@
-"""Training by name: it learns, counts every graph, and continues after a stop as if there had been
-none."""
+"""Training by name: it learns, counts every graph, and a stop and a resume change nothing."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ CHECKPOINTS_OWN = ("format", "version", "random")
 
 @pytest.fixture(scope="module")
 def molecules(tmp_path_factory, esol) -> Path:
-    """200 molecules of ESOL as a store with a split: 160 to train, in 11 batches of 15 per
-    epoch."""
+    """200 molecules of ESOL as a store with a split: 160 to train, 11 batches of 15 per epoch."""
     return few_molecules(esol, 200, tmp_path_factory, split=True)
 
 

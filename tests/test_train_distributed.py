@@ -1,5 +1,4 @@
-"""``staticgraph train`` on several processes: one run, one folder, whichever rank stops or is
-killed."""
+"""``staticgraph train`` on several processes: one run, one folder, whichever rank stops or dies."""
 
 from __future__ import annotations
 
@@ -343,8 +342,7 @@ def test_help_says_how_to_start_several(capsys):
 
 
 def test_rows_of_all_ranks_are_known_to_each(config):
-    """The rows that every rank has in each step of an epoch: equal on all ranks, and equal to those
-    of their batches."""
+    """The rows of every rank in each step of an epoch: known to all, and equal to the batches'."""
     store = sg.GraphStore.load(config.data)
     plan = sg.plan_buckets(store, 15)
     made = [

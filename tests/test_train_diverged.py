@@ -1,5 +1,4 @@
-"""A training run that diverges: the report comes first, finite values are drawn, and the last good
-checkpoint stays."""
+"""A diverging run: the report comes first, finite values are drawn, the good checkpoint stays."""
 
 from __future__ import annotations
 

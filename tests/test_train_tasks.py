@@ -64,8 +64,7 @@ def test_missing_labels_take_no_part(tmp_path, esol):
 
 
 def test_evaluation_is_what_pygs_loader_gives(hiv):
-    """Packed freely, with ten times as many graphs per batch as in training, loss and metric are
-    the same."""
+    """Packed freely, ten times as many graphs per batch as in training: equal loss and metric."""
     torch.manual_seed(0)
     model = models.build("gine", hiv, hidden=8, layers=2)
     ids = hiv.splits["val"][:700]

@@ -32,7 +32,7 @@ def test_an_evaluation_between_a_forward_and_its_backward(hiv, between):
 
 
 def test_torch_func_over_plain_pyg_beside_batches(hiv):
-    """PyG's functions look up an index by its memory address; torch.func's wrappers have none."""
+    """An index is recognised by its memory address, which torch.func's wrappers do not have."""
     batches_of(hiv, 1)
     next(iter(sg.StaticLoader(hiv, CAPACITIES, exact=False)))
     conv = GCNConv(2, 2)

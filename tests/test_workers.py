@@ -1,5 +1,4 @@
-"""Processes that read bodies: pending requests are answered when they stop, and crashes are
-noticed."""
+"""Processes that read bodies: they answer what is pending when they stop; crashes are noticed."""
 
 from __future__ import annotations
 
