@@ -140,7 +140,7 @@ def of_case(child: Remembering, plans: dict[str, str], case: str) -> DryRun:
     return child.dry_run(request(plans, modes=["reduce-overhead"], **CASES[case]))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_one_graph_recorded_whole_on_the_device_alone(child, plans, case):
     report = of_case(child, plans, case)
