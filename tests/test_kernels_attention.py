@@ -148,7 +148,8 @@ def test_auto_takes_the_kernel_on_cuda_with_kernels():
 
 
 def test_blocks_are_charged_for_what_they_launch():
-    """For 33 graphs, six blocks have two thirds of one block's entries, but six times the launches."""
+    """Six blocks of 33 graphs have two thirds of the entries of one block, but six times its
+    launches."""
     small = sg.Capacity(439, 901, 33, 55)
     costs = dict(attention_path(small).costs)
     assert 100 * costs["size-classed"] < 75 * costs["dense"]

@@ -115,7 +115,7 @@ IDS = list(range(60))
 
 
 class Net(nn.Module):
-    """Norms of linear layers (also with several readers, also after ReLU) and of a sum; 8 columns."""
+    """Norms of linear layers (also with several readers or after ReLU) and of a sum; 8 columns."""
 
     def __init__(self, momentum: float | None = 0.1) -> None:
         super().__init__()

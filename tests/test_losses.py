@@ -286,7 +286,7 @@ def test_rows_chosen_by_a_mask_are_told_how_to_be_kept():
 
 
 def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
-    """``masked_mean`` and the real counts also work on PyG's batches, so the losses are compared."""
+    """``masked_mean`` and the real counts also work on PyG's batches, so losses are compared."""
     store = sg.GraphStore.from_pyg(graphs())
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
 

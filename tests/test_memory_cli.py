@@ -240,7 +240,7 @@ class Sets(nn.Module):
 
 @pytest.mark.parametrize("indexed", [True, False], ids=["no edges", "no edge_index"])
 def test_data_without_edges_is_probed(indexed, tmp_path, monkeypatch, capsys):
-    """For sets, or point clouds before edges are computed, the fit is exact and a plan can use it."""
+    """For sets, such as point clouds without edges, the fit is exact and a plan can use it."""
     (tmp_path / "users_sets.py").write_text(SETS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -25,7 +25,7 @@ from staticgraph.nn.context.present import Restored
 from staticgraph.sizes.attention import PATHS, WORTH_IT, AttentionSetting, attention_path
 
 SIZES = [60, 3, 8, 1, 17, 5, 9, 2, 30]
-BOUNDS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks that fit SIZES exactly, without spare room
+BOUNDS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks that fit SIZES without spare room
 BATCH = batch_of(SIZES, sg.Capacity(170, 20, 14, 60, order_statistics=BOUNDS))
 # Graphs across borders of tiles of 128, a graph larger than a tile, and tiles of padding only.
 WIDE = batch_of([160, 3, 8, 1, 17, 50, 9, 2, 90], sg.Capacity(700, 20, 14, 160))
@@ -194,7 +194,7 @@ def test_the_counts_bound_every_batch(drawn):
 @given(batches())
 @settings(max_examples=60, deadline=None)
 def test_the_document_mask_lets_through_what_it_should(drawn):
-    """A real node sees its graph, a padding node only itself, and the listed tiles hold all pairs."""
+    """A real node sees its graph, a padding node only itself; the listed tiles hold all pairs."""
     sizes, capacity = drawn
     batch = batch_of(sizes, capacity)
     layout = DocumentLayout.of(batch)
