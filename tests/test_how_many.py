@@ -21,7 +21,7 @@ NOUNS = {
 PLAIN = {
     ("steps/state/recordable_optimizer.py", "kind"),
     ("batches/slots/real_counts.py", "len(ids)"),  # too many
-    ("nn/context/batch_context.py", "size"),  # one row has no level
+    ("nn/context/batch_context.py", "size"),  # a single row belongs to no level
     ("outofcore/disk/manifest.py", "n"),  # of two partitions
     ("outofcore/policies/node_policy.py", "self.near"),  # below 0
     ("outofcore/policies/policy.py", "num_partitions"),  # more than the buffer

@@ -1,5 +1,5 @@
 """Losses with weights, or with a term added once, equal plain PyG with torch's own means, in value
-and gradients, in every mode; where the two means would differ silently, an error says so."""
+and gradients, in every mode; where the two means would differ silently, a warning says so."""
 
 from __future__ import annotations
 

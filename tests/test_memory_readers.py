@@ -180,7 +180,7 @@ def test_a_linear_layer_alone_by_hand():
         model.linear(x).square().sum().backward()
     activation, weight = 4 * rows * width, 4 * width * width
     assert start == activation + weight
-    # At the peak: the layer's output kept for the square, the gradient of the square's output
-    # (expanded, no bytes of its own), two factors of its derivative.
+    # Live at the peak: the layer's output, saved for the square; the gradient of the square's
+    # output, which is expanded and has no storage; two factors of its derivative.
     assert live.peak_bytes - start >= 2 * activation
     assert live.live_bytes - start == weight, "only the gradient of the weight is left"

@@ -1,4 +1,4 @@
-"""Every path of attention gives what dense attention gives, forward and backward."""
+"""Every path of attention equals dense attention, forward and backward."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from staticgraph.sizes.attention import ENTRIES_A_BLOCK, MAX_BLOCKS, attention_p
 
 
 def kept(nodes: list[int], bounds: tuple[tuple[int, int], ...]) -> bool:
-    """The bounds by definition: from index k on, graphs by falling size have at most the width."""
+    """The bounds by definition: sorted by falling size, graphs from k on have at most the width."""
     falling = sorted(nodes, reverse=True)
     return all(size <= width for k, width in bounds for size in falling[k:])
 
@@ -33,7 +33,7 @@ def entries(capacity: sg.Capacity) -> int:
 
 
 def test_the_plan_has_narrower_blocks_and_no_more_buckets(hiv):
-    """Entries fall from 26% of the dense ones to about 5%, the figures in the docs."""
+    """Limits alone give 26% of the dense entries, bounds about 5%, the figures in the docs."""
     plain = sg.plan_buckets(hiv, 128)
     plan = sg.plan_buckets(hiv, 128, attention="auto")
     (tight,) = plan.capacities

@@ -1,4 +1,4 @@
-"""A fuzzing subject: where cases come from, and what must hold for each."""
+"""A fuzzing subject: the source of its cases and the check that each must pass."""
 
 from __future__ import annotations
 
