@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.graphs import FIELDS, assert_same_graph, by_destination, graph_lists, random_graph
 from torch_geometric.data import Batch
 
@@ -25,7 +26,7 @@ CAPACITY = sg.Capacity.distinct(nodes=60, edges=90, graphs=12)
 
 
 @given(graph_lists())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_unpad_of_pad_is_the_graph(graphs):
     store = store_of(graphs)
     batch = sg.StaticBatch.of(store, range(len(graphs)), CAPACITY)
@@ -34,7 +35,7 @@ def test_unpad_of_pad_is_the_graph(graphs):
 
 
 @given(graph_lists())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_real_rows_are_those_of_a_pyg_batch(graphs):
     batch = sg.StaticBatch.of(store_of(graphs), range(len(graphs)), CAPACITY)
     oracle = Batch.from_data_list([by_destination(graph) for graph in graphs])
@@ -48,7 +49,7 @@ def test_real_rows_are_those_of_a_pyg_batch(graphs):
 
 
 @given(graph_lists())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_padding_belongs_to_padding(graphs):
     batch = sg.StaticBatch.of(store_of(graphs), range(len(graphs)), CAPACITY)
     nodes = sum(graph.num_nodes for graph in graphs)
@@ -75,7 +76,7 @@ def _counts(batch: sg.StaticBatch) -> torch.Tensor:
 
 
 @given(graph_lists(max_size=5), graph_lists(max_size=5), st.booleans())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_every_fill_rewrites_the_whole_slot(first, second, garbage):
     """A slot that held another batch, or garbage, ends up byte for byte like a fresh one."""
     store = store_of(first + second)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 
 from staticgraph.epochs.batcher import Batcher, BatchIds
 from staticgraph.errors import GraphTooLarge
@@ -48,7 +49,7 @@ sizes_arrays = st.lists(
 ).map(lambda rows: np.array(rows, dtype=np.int64))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     sizes=sizes_arrays,
     batch_size=st.integers(1, 20),

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.graphs import random_graph
 from support.written_stores import LEVELS, graphs_of
 
@@ -32,7 +33,7 @@ def sizes_of(n: int, seed: int = 0) -> np.ndarray:
     return np.stack([nodes, 2 * nodes], axis=1)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     blocks=st.integers(0, 12), graphs=st.integers(1, 9), window=st.integers(1, 5),
     apart=st.integers(1, 4), rest=st.integers(0, 8), seed=st.integers(0, 2**32),
@@ -105,7 +106,7 @@ def test_no_graph_of_a_window_comes_from_another_windows_blocks(rest, batch_size
         assert sorted(np.concatenate([w.ids for w in by_window])) == list(range(n))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     blocks=st.integers(1, 40), graphs=st.integers(1, 9), window=st.integers(1, 8),
     rest=st.integers(0, 8), room=st.floats(0, 0.2), seed=st.integers(0, 2**32),
@@ -210,7 +211,7 @@ def test_what_cannot_be_in_blocks_is_refused():
         Batcher(sizes, plan, world_size=2, rank_bounds=[0, 20, 49])
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     n=st.integers(4, 120), cuts=st.lists(st.floats(0, 1), min_size=3, max_size=3),
     exact=st.booleans(), seed=st.integers(0, 99),
@@ -305,7 +306,7 @@ def test_a_window_that_cannot_fit_is_not_tried_by_itself(monkeypatch):
     assert batcher.stats.rebalanced > 100
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(n=st.integers(0, 60), at_once=st.integers(1, 20), most=st.integers(0, 5))
 def test_a_histogram_in_pieces(n, at_once, most):
     sizes = np.random.default_rng(n).integers(0, most + 1, (n, 2))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.errors import PlanMismatch
@@ -110,7 +111,7 @@ def test_a_plan_of_a_store_carries_its_fields(tmp_path):
     assert dict(plan.versions)["numpy"] == np.__version__
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(0, 900)), min_size=1, max_size=60),
     st.none() | st.integers(1, 20),

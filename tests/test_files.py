@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.killed import every_kill
 
 import staticgraph as sg
@@ -325,7 +326,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     values=st.dictionaries(st.text(max_size=4), plain, min_size=1, max_size=4),
     places=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7)), min_size=8, max_size=8),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from torch_geometric.data import Data
 
 import staticgraph as sg
@@ -66,7 +67,7 @@ def same_store(found: sg.GraphStore, graphs: list[Data]) -> None:
     assert all(a.flags.writeable and a.flags.c_contiguous for a in found.arrays().values())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(lists=st.lists(LISTS, min_size=1, max_size=4), data=st.data())
 def test_a_store_of_flat_graphs_is_that_of_pyg(lists, data):
     given = [[graph(n, 10 * k + i) for i, n in enumerate(ns)] for k, ns in enumerate(lists)]
@@ -80,7 +81,7 @@ def test_a_store_of_flat_graphs_is_that_of_pyg(lists, data):
     same_store(store_of(spans, SCHEMA), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(lists=st.lists(LISTS, min_size=1, max_size=4))
 def test_requests_come_over_a_line_as_they_were(lists):
     given = [[graph(n, 10 * k + i) for i, n in enumerate(ns)] for k, ns in enumerate(lists)]
@@ -167,7 +168,7 @@ def test_wrong_bytes_are_one_line(name):
     assert words in str(refused.value)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(places=st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=4))
 def test_changed_bytes_are_graphs_or_one_line(places):
     body = bytearray(GOOD)

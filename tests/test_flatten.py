@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import DataLoader
 
@@ -91,7 +92,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=6),
     st.sampled_from(DTYPES),

@@ -7,8 +7,9 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.index_rules import Clusters, Triplets
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
@@ -144,7 +145,7 @@ def test_a_plan_ends_where_types_have_few_rows(sizes):
         assert len(set(numbers)) == len(numbers)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=3),
     st.lists(st.integers(1, 9), max_size=4),

@@ -7,8 +7,9 @@ import socket
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.line import Line
 from support.served_graphs import (
     PATIENCE_S,
@@ -23,7 +24,7 @@ import staticgraph as sg
 from staticgraph.serving.processes import frames
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     requests=st.lists(st.lists(st.integers(0, 33), min_size=1, max_size=8), min_size=1, max_size=8),
     out=st.sampled_from(["graph", "edge"]),

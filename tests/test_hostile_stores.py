@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 
 import staticgraph as sg
 from staticgraph.errors import StoreCorrupt
@@ -187,7 +188,7 @@ def test_manifests_that_were_sealed_again_are_refused(folder, change, message):
         GraphStore.load(folder, verify=False)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     name=st.sampled_from(["edge_src", "edge_dst", "row_ptr", "transpose", "edge_origin"]),
     places=st.lists(st.tuples(st.integers(0, 9), st.integers(-3, 12)), min_size=1, max_size=3),

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.hetero_parity import plain, poisoned, static
 from support.index_rules import Clusters, Pair, Triplets
 from support.parity import differences
@@ -123,7 +124,7 @@ def assert_points_at_padding(batch: sg.StaticBatch) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_batch_holds_what_pyg_batches(kind, seed):
     graphs = made(kind, seed)

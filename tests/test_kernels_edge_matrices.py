@@ -7,8 +7,9 @@ import importlib
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.kernel_oracle import DTYPES, agree, graphs, random_graph
 
 from staticgraph.kernels import edge_matrix_sum
@@ -20,7 +21,7 @@ from staticgraph.kernels.edge_matrix_sum import (
 threads = importlib.import_module("staticgraph.kernels.threads")
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     graph=graphs(),
     dtype=st.sampled_from(DTYPES),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.kernel_oracle import DTYPES, agree, graphs, random_graph
 
 from staticgraph.kernels import neighbour_sum
@@ -17,7 +18,7 @@ from staticgraph.kernels.neighbour_sum import (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     graph=graphs(),
     dtype=st.sampled_from(DTYPES),
@@ -57,7 +58,7 @@ def test_neighbour_sum(graph, dtype, width, mean, eps, operand):
         agree(kernel, reference, [x] if edge is None else [x, edge], terms=terms)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(graph=graphs(), dtype=st.sampled_from(DTYPES), width=st.integers(1, 5))
 def test_source_sum(graph, dtype, width):
     nodes, src, dst, *pointers = graph

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 
 import staticgraph as sg
 
@@ -17,7 +18,7 @@ def by_sorting(nodes: torch.Tensor, num_nodes: int) -> tuple[torch.Tensor, torch
     return order, starts
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_pointers_are_those_of_a_stable_sort(data, esol):
     ids = data.draw(st.lists(st.integers(0, len(esol) - 1), max_size=9))

@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.kernel_oracle import DTYPES, agree, graphs
 
 from staticgraph.kernels import edge_rows, neighbour_reduce
@@ -38,7 +39,7 @@ def given_operands(graph, width, dtype, which, coded):
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     graph=graphs(),
     dtype=st.sampled_from([torch.float64, torch.float32]),
@@ -100,7 +101,7 @@ def test_what_cannot_be_reduced_is_named():
         edge_rows(None, None, None, *where)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     graph=graphs(),
     dtype=st.sampled_from(DTYPES),

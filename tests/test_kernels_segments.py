@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.kernel_oracle import DTYPES, agree, graphs
 
 from staticgraph.kernels import (
@@ -78,7 +79,7 @@ def test_row_pointers_serve_as_segments():
         assert torch.allclose(kernel(values, PTR.int()), reference(values, PTR))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(graph=graphs(), dtype=st.sampled_from(DTYPES), edged=st.booleans(), width=st.integers(1, 5))
 def test_neighbour_max(graph, dtype, edged, width):
     nodes, src, dst, *pointers = graph
@@ -94,7 +95,7 @@ def test_neighbour_max(graph, dtype, edged, width):
     agree(kernel, reference, tensors, terms=4 + len(src))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     graph=graphs(),
     dtype=st.sampled_from(DTYPES),
@@ -117,7 +118,7 @@ def test_gcn_sum_of_learnt_weights(graph, dtype, width, loops):
     agree(kernel, reference, tensors, terms=40 + len(src) + width)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     graph=graphs(),
     dtype=st.sampled_from(DTYPES),
@@ -145,7 +146,7 @@ def test_gcn_sum(graph, dtype, weighted, biased, loops):
     agree(kernel, reference, tensors, terms=4 + len(src) + nodes)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     graph=graphs(),
     dtype=st.sampled_from(DTYPES),
@@ -183,7 +184,7 @@ def test_neighbour_attention(graph, dtype, heads, width, operands, loops, slope)
     agree(kernel, reference, tensors, terms)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     graph=graphs(),
     dtype=st.sampled_from(DTYPES),
@@ -209,7 +210,7 @@ def test_pair_score(graph, dtype, heads, width, operands):
     agree(kernel, reference, [t.to(dtype) for t in tensors], terms=4 + width + len(src) + nodes)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     graph=graphs(),
     dtype=st.sampled_from(DTYPES),

@@ -7,8 +7,9 @@ import importlib
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.kernel_oracle import DTYPES, agree, graphs, random_graph
 
 from staticgraph.kernels import vector_sum
@@ -19,7 +20,7 @@ threads = importlib.import_module("staticgraph.kernels.threads")
 PARTS = [(0, None, None), (1, 2, 0), (2, 0, None), (0, None, 1), (0, 1, None)]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     graph=graphs(),
     dtype=st.sampled_from(DTYPES),

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.memory_points import CAPACITIES, HELD_OUT, points_of
 
 from staticgraph.errors import FitRefused
@@ -20,7 +21,7 @@ coefficient = st.one_of(st.just(0.0), st.floats(1.0, 1e5))
 
 
 @given(st.tuples(*[coefficient] * 5))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_linear_truth_is_found_and_extrapolates(coefficients):
     terms = TERMS["linear"]
     points = points_of(terms, (1.0 + coefficients[0], *coefficients[1:]))
@@ -62,7 +63,7 @@ def test_no_coefficient_is_negative_where_plain_least_squares_has_one():
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_non_negative_least_squares_is_scipys(seed):
     optimize = pytest.importorskip("scipy.optimize")
     from staticgraph.memory.least_squares import non_negative

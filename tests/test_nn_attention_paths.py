@@ -8,8 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from support.attending import Attending, batch_of, batches
+from support.drawn import examples
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 from torch import nn
 from torch.nn.attention import flex_attention as torch_flex
@@ -180,7 +181,7 @@ def test_auto_takes_the_fewest_entries():
 
 
 @given(batches())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_counts_bound_every_batch(drawn):
     """Pairs and tiles of a batch, counted one by one, do not exceed the stated maximum."""
     sizes, capacity = drawn
@@ -192,7 +193,7 @@ def test_the_counts_bound_every_batch(drawn):
 
 
 @given(batches())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_document_mask_lets_through_what_it_should(drawn):
     """A real node sees its graph, a padding node only itself; the listed tiles hold all pairs."""
     sizes, capacity = drawn

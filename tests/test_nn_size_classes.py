@@ -9,8 +9,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from support.attending import Attending, batch_of, batches
+from support.drawn import examples
 from support.parity import differences, plain_step, static_step, unknown_counts
 
 import staticgraph as sg
@@ -19,7 +20,7 @@ from staticgraph.sizes.attention import PATHS, attention_path
 
 
 @given(batches(), st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_every_batch_that_fits_the_bucket_fits_the_blocks(drawn, known):
     """Each real node has exactly one place, next to the nodes of its own graph only."""
     sizes, capacity = drawn

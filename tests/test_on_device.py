@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.collated import (
     assert_same_bits,
@@ -19,6 +19,7 @@ from support.collated import (
     padded_ids,
     with_positions,
 )
+from support.drawn import examples
 from support.examples import EXAMPLES
 from support.graphs import graph_lists
 from torch_geometric.data import Data
@@ -123,7 +124,7 @@ class TestCollation:
             assert_same_bits(found, filled(store, ids, layout))
 
     @given(graph_lists(), st.data())
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     def test_any_graphs(self, graphs, data):
         store = sg.GraphStore.from_pyg(graphs)
         ids = data.draw(st.lists(st.integers(0, len(store) - 1), max_size=6))

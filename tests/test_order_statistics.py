@@ -8,7 +8,8 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from support.drawn import examples
 
 import staticgraph as sg
 from staticgraph.epochs.batcher import Batcher
@@ -64,7 +65,7 @@ def test_every_graph_is_in_one_batch_that_keeps_its_buckets_promise(hiv):
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_batches_that_break_a_promise_are_moved_or_divided_and_counted(data):
     """Whatever the bounds: every graph exactly once, in a bucket whose bounds hold."""
     nodes = np.array(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=24)))
@@ -157,7 +158,7 @@ def test_a_graph_too_many_is_exchanged_by_hand():
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_exchanges_lose_nothing_and_break_nothing(data):
     sizes = np.array(
         data.draw(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import dense_oracle
+from support.drawn import examples
 
 from staticgraph.outofcore.disk.neighbours import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
@@ -17,7 +18,7 @@ def star(degree: int) -> Neighbours:
     return Neighbours.of(np.arange(1, degree + 1), np.zeros(degree, int), degree + 1)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     rows=st.integers(1, 30), edges=st.integers(0, 150), fanouts=st.lists(st.integers(1, 4),
     min_size=1, max_size=4), direction=st.sampled_from(["in", "out", "both"]),
@@ -40,7 +41,7 @@ def test_equals_the_plain_twin(rows, edges, fanouts, direction, seed, share):
     np.testing.assert_array_equal(found.nodes, again.nodes)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(rows=st.integers(1, 25), edges=st.integers(0, 200), seed=st.integers(0, 999))
 def test_samples_are_real_distinct_edges_of_nodes_first_reached(rows, edges, seed):
     rng = np.random.default_rng(seed)

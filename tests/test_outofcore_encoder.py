@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.arena import ArenaRecorder
 from support.counted_graphs import counting
+from support.drawn import examples
 from support.encoder_trainers import RELATIONS, SMALL, N, everything, generated, made
 from support.hop_samples import edge_list, reference
 from torch_geometric.nn import SAGEConv
@@ -43,7 +44,7 @@ def graph(tmp_path_factory):
 # ---------------------------------------------------------------------- one batch
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(rows=st.integers(2, 15), edges=st.integers(1, 60), seed=st.integers(0, 999))
 def test_what_joins_the_ends_of_a_batch_is_out_and_nothing_else(rows, edges, seed):
     rng = np.random.default_rng(seed)

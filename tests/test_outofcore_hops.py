@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.hop_samples import edge_list, reference, roomy, sampled, simple_edges
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
@@ -25,7 +26,7 @@ from staticgraph.outofcore.training.layers import (
 # ---------------------------------------------------------------------- padding
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     rows=st.integers(1, 20), edges=st.integers(0, 80), extra=st.integers(0, 4),
     fanouts=st.lists(st.integers(1, 4), min_size=1, max_size=3), seed=st.integers(0, 999),

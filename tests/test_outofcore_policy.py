@@ -7,8 +7,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 
 from staticgraph.outofcore import (
     Beta,
@@ -50,7 +51,7 @@ def beta_swaps(p: int, c: int) -> int:
     return d + (x + 1) * d - (c - 1) * x * (x + 1) // 2
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(2, 14), st.integers(2, 8), st.sampled_from(["greedy", "random"]), st.integers())
 def test_beta_is_an_epoch_with_the_published_number_of_swaps(p, c, assignment, seed):
     schedule = Beta(c, assignment).epoch(p, rng(seed % 2**32))
@@ -61,7 +62,7 @@ def test_beta_is_an_epoch_with_the_published_number_of_swaps(p, c, assignment, s
         assert schedule.reads == c + schedule.swaps
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(3, 9), st.integers(1, 4), st.integers(2, 4), st.integers())
 def test_comet_is_an_epoch_of_grouped_moves(logical, group, fitting, seed):
     p, c = logical * group, fitting * group
@@ -159,7 +160,7 @@ def test_check_finds_what_a_wrong_policy_would_do():
 # ---------------------------------------------------------------------- nodes
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 12), st.integers(2, 12), st.integers(0, 12), st.integers(1, 4), st.integers())
 def test_dispersed_uses_each_training_partition_once(p, c, train, step, seed):
     training = tuple(range(min(train, p)))
@@ -220,7 +221,7 @@ def test_random_assignment_lowers_the_bias():
     assert mean(Comet(4, 8)) < mean(Beta(4))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.integers(2000, 10**8), st.integers(1, 10**9), st.integers(8, 2000), st.floats(0.1, 0.9))
 def test_tuning_fits_the_memory_and_the_policy(n, e, node_bytes, share):
     memory = int((n * node_bytes + e * 8) * share)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.forked import run_forked
 from support.patience import patience
 
@@ -40,7 +41,7 @@ def sorted_columns(edges: np.ndarray) -> np.ndarray:
     return edges[:, np.lexsort(edges)]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     n=st.integers(1, 40), e=st.integers(0, 120), p=st.integers(1, 8), chunk=st.integers(1, 30),
     relations=st.integers(0, 3), seed=st.integers(0, 99),
@@ -315,7 +316,7 @@ def test_without_a_cache_blocks_are_given_back_once_read_or_durable(tmp_path, mo
 # ---------------------------------------------------------------------- degrees
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(n=st.integers(1, 30), e=st.integers(0, 90), p=st.integers(1, 4), seed=st.integers(0, 99))
 def test_degrees_are_counted_over_the_whole_graph(tmp_path_factory, n, e, p, seed):
     edges = generated(n, e, seed, 2)

@@ -7,8 +7,9 @@ from itertools import pairwise
 import numba
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.packing_problems import SETS, alike, assert_packed, fewest_packs, load, problems
 
 from bench.paper.heuristics import HEURISTICS, no_packing, pack_one_component, pack_paper, weighted
@@ -22,7 +23,7 @@ from staticgraph.packing.swap import pack_by_swaps, split_counts
 from staticgraph.sizes.histogram import SizeHistogram
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(problems())
 def test_fill_packs_every_graph_once_within_limits(problem):
     histogram, limits, max_graphs = problem
@@ -63,7 +64,7 @@ def test_a_wrong_packing_is_seen(wrong, said):
         assert_packed(packing(changed), histogram, changed["limits"], changed["max_graphs"])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems(max_types=4, max_count=2))
 def test_fill_is_never_below_the_true_minimum_and_seldom_above(problem):
     histogram, limits, max_graphs = problem
@@ -71,7 +72,7 @@ def test_fill_is_never_below_the_true_minimum_and_seldom_above(problem):
     assert least <= pack_histogram(histogram, limits, max_graphs=max_graphs).num_packs <= least + 1
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     problems(),
     st.sampled_from([*HEURISTICS]),
@@ -122,7 +123,7 @@ def fewest_of_the_listing(histogram, limits, max_graphs):
     )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(problems(max_types=25, max_count=40))
 def test_never_more_packs_than_the_listing(problem):
     histogram, limits, max_graphs = problem
@@ -150,7 +151,7 @@ def test_fast_is_near_the_bound_at_two_graphs_a_pack(name, limits):
     assert proven <= pack_histogram(histogram, limits).num_packs <= 1.012 * proven
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(problems(max_types=25, max_count=40))
 def test_the_compiled_listing_is_the_listing(problem):
     histogram, limits, max_graphs = problem
@@ -285,7 +286,7 @@ class TestHostile:
 streams = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=0, max_size=60)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(problems(), st.integers(1, 5))
 def test_splitting_a_histogram_keeps_every_count(problem, times):
     histogram, _, _ = problem
@@ -297,7 +298,7 @@ def test_splitting_a_histogram_keeps_every_count(problem, times):
     assert list(found.values()) == histogram.counts.tolist()
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(streams.filter(lambda s: len(s) > 4), st.integers(1, 8))
 def test_swaps_keep_every_graph(sizes, packs):
     histogram = SizeHistogram.from_sizes(np.array(sizes, dtype=np.int64))

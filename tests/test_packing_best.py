@@ -6,8 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.packing_problems import alike, assert_packed, fewest_packs, load, problems
 
 from staticgraph.packing import pack_histogram, repair
@@ -31,7 +32,7 @@ def scipy():
     pytest.importorskip("scipy")
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems(max_types=20, max_count=30))
 def test_best_is_valid_and_never_more_than_fast(problem):
     histogram, limits, max_graphs = problem
@@ -44,7 +45,7 @@ def test_best_is_valid_and_never_more_than_fast(problem):
     assert fast.volume_bound <= best.proven <= best.num_packs <= fast.num_packs
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems(max_types=4, max_count=2))
 def test_what_is_proven_is_never_above_the_true_minimum(problem):
     histogram, limits, max_graphs = problem
@@ -82,7 +83,7 @@ def test_fast_is_within_one_percent_of_the_bound_with_two_or_three_graphs_a_pack
     assert fast.num_packs <= 1.01 * packing_bound(histogram, limits, start=fast).packs
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(problems(max_types=12, max_count=3), st.integers(1, 3000))
 def test_a_sample_of_packs_loses_no_graph_and_makes_none_more(problem, times):
     histogram, limits, max_graphs = problem
@@ -137,7 +138,7 @@ def test_at_the_bound_with_ten_graphs_a_pack(name, packs):
         assert best.num_packs == best.proven == packs
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(problems(max_types=20, max_count=9), st.integers(0, 3))
 def test_mended_packs_are_valid_and_never_more(problem, spare):
     histogram, limits, max_graphs = problem
@@ -182,7 +183,7 @@ def test_a_pack_that_cannot_go_costs_a_bounded_number_of_steps(monkeypatch):
     assert sum(steps) == 1000
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems(max_types=4, max_count=2))
 def test_what_giants_leave_empty_is_never_more_than_the_truth(problem):
     histogram, limits, _ = problem
@@ -228,7 +229,7 @@ def test_companions_fill_what_a_giant_leaves_and_leave_sparse_graphs_to_the_next
     assert left.tolist() == [0, 0, 10, 0, 0, 0, 0]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(problems(max_types=20, max_count=9))
 def test_packs_of_giants_are_valid_and_lose_no_graph(problem):
     histogram, limits, max_graphs = problem

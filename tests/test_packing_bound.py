@@ -6,7 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from support.drawn import examples
 from support.packing_problems import fewest_packs, load, problems
 
 from staticgraph.packing import pack_histogram
@@ -14,7 +15,7 @@ from staticgraph.packing.bound import packing_bound
 from staticgraph.sizes.histogram import SizeHistogram
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(problems(max_types=4, max_count=2))
 def test_the_bound_is_never_above_the_true_minimum(problem):
     histogram, limits, max_graphs = problem

@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 
 import staticgraph as sg
 from staticgraph.packing import coarse as coarse_module
@@ -57,7 +58,7 @@ def test_few_sizes_are_left_as_they_are():
     counts=st.randoms(use_true_random=False),
     most=st.integers(1, 12),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_boxes_hold_their_members_and_every_graph_has_one(sizes, counts, most):
     rows = np.array(sorted(set(sizes)), np.int64)
     many = np.array([counts.randint(1, 9) for _ in rows], np.int64)
@@ -80,7 +81,7 @@ def test_boxes_hold_their_members_and_every_graph_has_one(sizes, counts, most):
     counts=st.randoms(use_true_random=False),
     graphs=st.integers(1, 20),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_packing_of_boxes_is_one_of_the_graphs(sizes, counts, graphs):
     rows = np.array(sorted(set(sizes)), np.int64)
     many = np.array([counts.randint(1, 30) for _ in rows], np.int64)
@@ -190,7 +191,7 @@ def test_a_plan_says_what_rounding_cost_and_holds_every_graph(many, monkeypatch)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2**40)), max_size=30), st.booleans())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_distinct_rows_are_numpys(rows, wide):
     table = np.array(rows, np.int64).reshape(-1, 2) * (2**20 if wide else 1)
     expected = np.unique(table, axis=0, return_inverse=True, return_counts=True)

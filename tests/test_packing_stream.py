@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 
 from staticgraph.packing import pack_stream, volume_bound
 from staticgraph.sizes.histogram import SizeHistogram
@@ -49,7 +50,7 @@ def slow_stream(sizes, limits, window, max_graphs):
 streams = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=0, max_size=60)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(streams, st.integers(1, 70), st.integers(1, 8), st.integers(9, 30), st.integers(9, 30))
 def test_stream_is_best_fit_with_so_many_open_packs(sizes, window, max_graphs, nodes, edges):
     got = pack_stream(
@@ -61,7 +62,7 @@ def test_stream_is_best_fit_with_so_many_open_packs(sizes, window, max_graphs, n
     assert got.tolist() == slow_stream(sizes, (nodes, edges), window, max_graphs)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(streams.filter(len))
 def test_a_window_over_everything_is_offline_best_fit(sizes):
     """Offline best fit keeps all packs open, so a larger window changes nothing."""

@@ -6,8 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from support.drawn import examples
 
 from staticgraph.serving.bodies.plain_json import plain_graphs
 
@@ -51,7 +52,7 @@ def check(body: bytes) -> bool:
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(graphs=GRAPHS, indent=st.sampled_from([None, 0, 3]))
 @example([{"x": [[1e22, -0.0], [0.1, 123456789012345.0]]}], None)
 @example([{"x": [1e-7, 1.5e300]}], None)
@@ -59,7 +60,7 @@ def test_what_is_read_is_what_pythons_reader_makes_of_it(graphs, indent):
     check(body_of(graphs, indent=indent))
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(
     places=st.lists(st.tuples(st.integers(0, 70), st.sampled_from(list(b'[]{},:"0123.eE+- xN'))),
                     max_size=4),

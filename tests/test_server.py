@@ -9,8 +9,9 @@ from concurrent.futures import CancelledError
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.manual_clock import ManualClock
 from support.served_graphs import (
     BUCKETS,
@@ -36,7 +37,7 @@ def server_of(out: str = "graph", **options) -> sg.Server:
     return sg.Server(runner_of(out), **options)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     requests=st.lists(st.lists(st.integers(0, 29), min_size=1, max_size=12), max_size=8),
     out=st.sampled_from(["graph", "edge"]),
@@ -59,7 +60,7 @@ def test_every_request_gets_what_predict_gives(requests, out):
     assert (stats.queue, stats.failed) == (0, 0)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     requests=st.lists(
         st.tuples(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.served_graphs import BUCKETS, graph
 
 import staticgraph as sg
@@ -72,7 +73,7 @@ def test_graphs_of_a_request_that_is_over_do_not_run():
     assert [p.request for p in waiting.take(2.0).pieces] == [second]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     arrivals=st.lists(
         st.tuples(st.lists(st.integers(0, 29), min_size=1, max_size=6), st.floats(0, 2)),
@@ -105,7 +106,7 @@ def test_every_graph_is_taken_once_and_no_bucket_is_exceeded(arrivals, data):
         assert sizes[:, 0].max() <= capacity.max_graph_nodes
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     lists=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=5),
     data=st.data(),

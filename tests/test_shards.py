@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.graphs import assert_same_graph, graph_lists, random_graph
 from support.killed import killed_before
 from support.written_stores import LEVELS, assert_same_files, graphs_of
@@ -51,7 +52,7 @@ def drained(loader) -> int:
     return sum(batch.real.graphs for batch in loader)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(graphs=graph_lists(min_size=1, max_size=9), data=st.data())
 def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
     """Graphs, arrays, sizes, schedule and batches; sorted or not, in whatever dtypes shards use."""

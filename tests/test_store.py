@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.schema import Schema
@@ -40,7 +41,7 @@ def build(nodes, edges, src, dst, **fields) -> GraphStore:
 # ---------------------------------------------------------------------- structure
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(flat_graphs())
 def test_edges_are_sorted_with_row_pointers_and_transpose(graphs):
     nodes, edges, src, dst = graphs
@@ -61,7 +62,7 @@ def test_edges_are_sorted_with_row_pointers_and_transpose(graphs):
     np.testing.assert_array_equal(store.row_ptr, expected)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(flat_graphs())
 def test_a_graph_comes_out_as_it_went_in(graphs):
     nodes, edges, src, dst = graphs

@@ -7,8 +7,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 from support.graphs import assert_same_graph, graph_lists
 from support.killed import killed_before
 from support.written_stores import LEVELS, assert_same_files, graphs_of
@@ -19,7 +20,7 @@ from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.store.writer import StoreWriter, parts_of
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(graphs=graph_lists(min_size=1, max_size=9), part=st.integers(1, 4))
 def test_in_parts_is_at_once(graphs, part, tmp_path_factory):
     """Whatever dtype each part alone would use, sorted or not."""

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 from support import patience, sampled
+from support.drawn import examples
 from support.processor_time import NAME, SHOWN, slowest, unmarked
 from support.tiers import LEAVES_S, QUICK_S, brought_up_to_date, listed
 
@@ -227,6 +228,13 @@ def test_drawn_examples_are_the_same_in_every_run(request):
         if item.obj._hypothesis_internal_use_settings.derandomize != profile.derandomize
     ]
     assert not wrong
+
+
+def test_half_of_the_examples_are_drawn_by_default(monkeypatch):
+    monkeypatch.delenv("EVERY_CASE", raising=False)
+    assert [examples(count).max_examples for count in (60, 12, 7)] == [30, 10, 7]
+    monkeypatch.setenv("EVERY_CASE", "1")
+    assert examples(60).max_examples == 60
 
 
 def test_settings_of_a_test_keep_what_the_profile_says():

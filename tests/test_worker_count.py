@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.drawn import examples
 
 from staticgraph.plans.worker_count import autosize_workers
 
@@ -30,7 +31,7 @@ def test_workers_for_measured_times(times, cores, workers):
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(1e-4, 1), st.integers(1, 64))
-@settings(max_examples=50)
+@examples(50)
 def test_workers_keep_up_or_use_all_cores_but_one(read_s, collate_s, step_s, cores):
     found = autosize_workers(read_s, collate_s, step_s, cores=cores)
     keeps_up = found.num_workers * step_s >= (read_s + collate_s) * (1 - 1e-9)
