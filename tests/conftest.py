@@ -1,4 +1,4 @@
-"""What tests share: real molecules, one thread, and the reason for skipping without a GPU."""
+"""What the tests share: real molecules, one thread, and the reason for skips without a GPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ after_fork.begin()
 quick_cpp.begin()
 quick_templates.begin()
 
-# A test that takes longer hangs; pytest-timeout reads this.
+# Seconds after which a test counts as hanging, read by pytest-timeout.
 os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))
 
-# The same examples each time: what fails here failed before it was merged.
-# HYPOTHESIS_PROFILE=random draws others.
+# Hypothesis draws the same examples in every run, so a failure shows up before a merge and not
+# after it. HYPOTHESIS_PROFILE=random draws others.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("random", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
@@ -36,21 +36,22 @@ pytest_plugins = [
     *("support.painted", "support.sampled"),
 ]
 
-# Tracing makes millions of small objects that live on: looking through them every 700 takes a fifth
-# of its time. What a test needs collected it collects.
+# Tracing creates millions of small, long-lived objects; scanning them at every 700 allocations
+# takes a fifth of its time. Tests that need something collected collect it themselves.
 gc.set_threshold(50_000, 20, 20)
 
-# pytest adds its handlers to this logger too, and where it has one torch prints every graph that it
-# compiles, for nobody: a thirtieth of its time.
+# pytest adds its handlers to this logger too, and with a handler torch prints every graph that it
+# compiles. Nobody reads that, and it takes a thirtieth of the compile time.
 logging.getLogger("torch.__trace").addHandler = lambda hdlr: None
 
-# Two cores are often busy, and OpenMP threads that wait for one slow tiny kernels a hundredfold.
+# Two cores are often busy, and OpenMP threads that wait for a slow one make tiny kernels a hundred
+# times slower.
 torch.set_num_threads(1)
 
 
-@pytest.hookimpl(tryfirst=True)  # before fixtures, which draw too
+@pytest.hookimpl(tryfirst=True)  # before fixtures, which draw random numbers too
 def pytest_runtest_setup() -> None:
-    """What a test draws does not depend on those that ran before it in its process."""
+    """Make what a test draws independent of the tests that ran before it in its process."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     torch.manual_seed(0)
@@ -66,30 +67,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported lives as long as the process: the collector need not go through these
-    400,000 objects each time that a probe or a recording asks for it."""
+    """Freeze everything imported, which lives as long as the process: the collector then skips
+    these 400,000 objects each time that a probe or a recording calls it."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor need it go again through what the tests of a file left: tables of torch's compiler, some
-    millions of objects by the end of a run, a second each time."""
+    """Freeze what the tests of a file left: the tables of torch's compiler grow to millions of
+    objects by the end of a run, and scanning them takes a second each time."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """What nobody collects is told of as a leak by libraries that are unloaded."""
+    """Unfreeze, since unloaded libraries report objects that are never collected as leaks."""
     gc.unfreeze()
     dryrun_server.end()
 
 
 @pytest.fixture(scope="session")
 def forked_dry_runs() -> Iterator[None]:
-    """Dry runs are made by forks of one process."""
+    """Make dry runs in forks of one process."""
     yield from dryrun_server.forking()
 
 

@@ -1,5 +1,5 @@
-"""An update after several batches is the one of their mean gradient, however a batch runs; and what
-a step cannot take is refused by name."""
+"""An update after several batches is the update with their mean gradient, however a batch runs;
+what a step cannot take is refused by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECORDED = sg.Recording(recorder=ArenaRecorder)
 
 
 def by_hand(model, optimizer, batches, every):
-    """The loop that everybody writes."""
+    """The gradient accumulation loop that everybody writes."""
     runner = sg.StaticGraphRunner(model, CAPACITIES, "eager")
     for number, batch in enumerate(batches):
         (sg.masked_mean(bce(runner(batch), batch), batch) / every).backward()
@@ -28,7 +28,7 @@ def by_hand(model, optimizer, batches, every):
 
 @pytest.mark.parametrize("way", ["eager", "cuda-graph"])
 def test_it_is_the_loop_by_hand(hiv, way):
-    """Ten batches of two buckets, an update after three: the tenth waits for two more."""
+    """Ten batches of two buckets, one update per three batches: the tenth waits for two more."""
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
@@ -120,7 +120,7 @@ def test_an_averaged_model_is_evaluated_by_its_module(hiv):
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_parameters_that_come_later_have_the_mean_too(hiv, every):
-    """A weight of the loss, and a layer of the model, given to the optimizer in mid-training."""
+    """A weight of the loss and a layer of the model are given to the optimizer in mid-training."""
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)

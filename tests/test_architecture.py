@@ -1,8 +1,9 @@
-"""The house: imports go down, there is no circle of any kind, and the pure rooms know no torch.
+"""The layers of the package: imports go down, nothing is circular, and the pure rooms import no
+torch.
 
-What is read is every import, those for type checkers and those inside functions included, since a
-reader follows them all. The front door (``staticgraph/__init__.py``) names everything and is left
-out; nothing inside may come in through it.
+Every import counts, including those for type checkers and those inside functions, since a reader
+follows them all. The front door (``staticgraph/__init__.py``) names everything and is left out; of
+the modules inside, only those of ``cli`` may import it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import staticgraph
 
 ROOT = Path(staticgraph.__file__).parent
 
-# The floors, lowest first: a room uses itself and what stands before it.
+# Rooms are the top-level packages and modules, lowest floor first: a room may import itself and the
+# rooms listed before it.
 ROOMS = (
     "errors",
     "text",
@@ -52,7 +54,7 @@ ROOMS = (
     "cli",
 )
 MOST_ROOMS = 29
-# Rooms within a room, lowest first; files that stand beside them are above them all.
+# Rooms within a room, lowest first; modules directly in the outer room are above them all.
 FLOORS_OF = {
     "batches": ("slots", "collation", "batch", "loading"),
     "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv", "fused"),
@@ -72,9 +74,9 @@ FLOORS_OF = {
 }
 PURE = ("errors", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
-# Packages that an extra brings, or that are there on some machines only: imported where needed.
+# Packages that an extra installs, or that exist on some machines only: imported where needed.
 EXTRAS = {"matplotlib", "tensorboard", "torchmetrics", "rdkit", "ogb", "scipy", "triton"}
-# Other imports inside a function, each for the reason given.
+# Other imports inside a function, each with its reason.
 SLOW = "torch and PyG take seconds, and most that is done with a store needs neither"
 KERNELS = "numba's loops are read from their cache only where kernels are asked for"
 NEWER = "not in every torch, on every platform or before the device's guard is loaded"
@@ -105,14 +107,14 @@ INSIDE = {
     ("training.run", "staticgraph.training.plots"): "an extra brings Matplotlib",
     ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
 }
-# The dry run's child loads its device before torch, so its imports stand where that is done.
+# The dry run's child process loads its device before torch, so it imports inside functions.
 LATE = ("dryrun",)
-# A file of a pure room that is not: what it reads is the device.
+# A module of a pure room that may import torch, since it reads the device.
 IMPURE = {"memory.device"}
 
 
 class Import(NamedTuple):
-    """One import of one file: of a module, at a line, and whether inside a function."""
+    """One import in one file: module, line, and whether it is inside a function."""
 
     module: str
     line: int
@@ -120,12 +122,13 @@ class Import(NamedTuple):
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name, without the package's own."""
+    """Every module of the package by its dotted name, except the package itself and
+    ``__main__``."""
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = list(path.relative_to(ROOT).with_suffix("").parts)
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        if name and name != "__main__":  # a door into cli, and no room
+        if name and name != "__main__":  # an entry point into cli, not a room
             found[name] = path
     return found
 
@@ -135,7 +138,7 @@ MODULES = modules()
 
 @functools.cache
 def tree_of(name: str) -> ast.Module:
-    """The source of a module, parsed once for all tests."""
+    """The syntax tree of a module, parsed once for all tests."""
     return ast.parse(MODULES[name].read_text())
 
 
@@ -162,7 +165,7 @@ def imports_of(name: str) -> list[Import]:
 
 
 def own(name: str) -> list[tuple[str, int]]:
-    """The modules of this package that a module imports."""
+    """The modules of this package that a module imports, each with its line."""
     return [
         (item.module.removeprefix("staticgraph."), item.line)
         for item in imports_of(name)
@@ -171,12 +174,12 @@ def own(name: str) -> list[tuple[str, int]]:
 
 
 def room(name: str) -> str:
-    """The room that a module stands in."""
+    """The room that a module belongs to."""
     return name.partition(".")[0]
 
 
 def floor(name: str) -> tuple[int, int]:
-    """The place of a module among the floors, and among those of its room."""
+    """The floor of a module's room, and the module's floor within that room."""
     top, _, rest = name.partition(".")
     inner = FLOORS_OF.get(top, ())
     below = rest.partition(".")[0]
@@ -215,7 +218,7 @@ def test_nothing_comes_in_through_the_front_door():
 
 
 def circles(arrows: list[tuple[str, str]]) -> list[list[str]]:
-    """The strongly connected components of more than one."""
+    """The strongly connected components with more than one member."""
     graph = networkx.DiGraph((a, b) for a, b in arrows if a != b)
     return [sorted(part) for part in networkx.strongly_connected_components(graph) if len(part) > 1]
 
@@ -234,7 +237,7 @@ def test_a_circle_is_seen():
 
 
 def has_a_reason(name: str, item: Import) -> bool:
-    """Whether an import inside a function may stand there."""
+    """Whether an import is allowed inside a function."""
     top = item.module.partition(".")[0]
     triton = top == "staticgraph" and item.module.split(".")[-1] in ("gpu", "small")
     late = room(name) in ("cli", *LATE)
@@ -268,12 +271,12 @@ def test_no_room_of_one_file():
             assert len(files) > 1, f"{name}/ has {len(files)} files"
 
 
-# Names with an underscore that others give their objects, and some class here gives its own, too.
+# Private names that other packages give their objects and that some class here defines too.
 OF_OTHERS = {"_buffers", "_parameters", "_fields", "_schema", "_functions"}
 
 
 class Private(NamedTuple):
-    """A name with one underscore, said of ``self`` (made) or of another object (read)."""
+    """A name with one leading underscore: defined here (``made``), or read from another object."""
 
     name: str
     line: int
@@ -281,7 +284,7 @@ class Private(NamedTuple):
 
 
 def private_names(tree: ast.AST) -> list[Private]:
-    """Those of attributes and of functions in a file."""
+    """The private attributes, functions and annotated names in a file."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -296,7 +299,7 @@ def private_names(tree: ast.AST) -> list[Private]:
 
 
 def foreign(names: dict[str, list[Private]]) -> list[str]:
-    """What a module reads that only other rooms make."""
+    """The private names that a module reads and that only other rooms define."""
     rooms: dict[str, set[str]] = {}
     for module, items in names.items():
         for item in items:
@@ -324,7 +327,7 @@ def test_a_private_name_of_another_room_is_seen():
 
 
 def defined_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
-    """Public classes of one name, each with the modules that define it."""
+    """Public classes that share a name, each with the modules that define it."""
     homes: dict[str, list[str]] = {}
     for module, tree in trees.items():
         for node in tree.body:

@@ -1,5 +1,5 @@
-"""``auto`` times the paths of attention that a count cannot tell apart: which, when, and what of it
-all ways of a bucket take. A CPU stands for a device that has the kernels."""
+"""``auto`` times the attention paths that counting cannot tell apart: which paths, when, and what
+all ways of a bucket take over from it. A CPU stands in for a device that has the kernels."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CUDA = AttentionSetting("cuda", "float32", 16, compiled=True)
 
 
 class Given(Stopwatch):
-    """Gives the time it was told, and notes what it was asked for. A step that is timed is run for
-    real the first time of each round of questions; that a timed step is undone is tested beside the
-    choice of ways."""
+    """A stopwatch that returns given times and notes the ways that it was asked to time. It runs a
+    step for real the first time that its way is timed; that a timed step is undone is tested with
+    the choice of ways."""
 
     table: ClassVar[dict[str, float]] = {}
     asked: ClassVar[list[str]] = []
@@ -46,7 +46,7 @@ def watch(**table) -> type[Given]:
 
 @pytest.fixture
 def _kernels(monkeypatch):
-    """Varlen attention as on a device that has its kernels; the rest stays as it is on a CPU."""
+    """Varlen attention as on a device that has its kernels; everything else as on a CPU."""
     stock = AttentionSetting.discourages
     monkeypatch.setattr(
         AttentionSetting, "discourages", lambda s, path: "" if path == "varlen" else stock(s, path)
@@ -81,7 +81,7 @@ def chosen(runner) -> dict[str, str]:
 @pytest.mark.parametrize("fastest", ["varlen", "dense"])
 @pytest.mark.parametrize("kernels", [False, True])
 def test_the_faster_path_is_what_every_way_takes(hiv, fastest, kernels):
-    """Whatever the counts say: dense has 33 blocks of 222 places a side, varlen a few tiles."""
+    """Whatever the counts say: dense has 33 blocks of 222 by 222 places, varlen a few tiles."""
     stopwatch = watch(**{"dense": 4, "size_classed": 4, "varlen": 4} | {fastest: 1})
     if fastest == "dense":
         stopwatch.table["size-classed"] = 1.0
@@ -113,7 +113,7 @@ def test_where_training_drops_weights_evaluation_alone_has_a_choice(hiv):
 
 
 def test_nothing_is_timed_where_there_is_no_choice(hiv):
-    """On a CPU; and, on a device, where a path was asked for."""
+    """On a CPU, and wherever a path was requested."""
     assert chosen(gps_runner(hiv, watch()).warmup(hiv, progress=False)) == {}
     runner = gps_runner(hiv, watch(), asked="dense").warmup(hiv, progress=False)
     assert chosen(runner) == {}
@@ -121,7 +121,7 @@ def test_nothing_is_timed_where_there_is_no_choice(hiv):
 
 @pytest.mark.usefixtures("_kernels")
 def test_a_second_warm_up_times_nothing_anew(hiv):
-    """What was compiled holds the path; another would not be its own any more."""
+    """Compiled code contains the path, so another choice would no longer match it."""
     stopwatch = watch(dense=2, size_classed=2, varlen=1)
     runner = gps_runner(hiv, stopwatch).warmup(hiv, progress=False)
     stopwatch.asked.clear()
@@ -135,7 +135,7 @@ def test_a_file_of_choices_holds_the_paths(hiv, tmp_path):
     file = tmp_path / "choices.json"
     first = gps_runner(hiv, watch(dense=2, size_classed=2, varlen=1))
     first.warmup(hiv, progress=False, choices=file)
-    second = gps_runner(hiv, watch())  # has no time for anything else
+    second = gps_runner(hiv, watch())  # has no times for the attention paths
     second.warmup(hiv, progress=False, choices=file)
     assert second.report().choices == first.report().choices
     assert second.report().attention == first.report().attention
@@ -156,7 +156,7 @@ def test_a_path_without_room_is_refused_and_costs_the_other_nothing(hiv):
 
 
 class TestRivals:
-    """By arithmetic alone."""
+    """The candidates by arithmetic alone."""
 
     def test_varlen_and_the_best_of_ours(self):
         assert rivals(CAPACITY, CUDA)[1:] == ("varlen",)

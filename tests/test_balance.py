@@ -1,4 +1,4 @@
-"""How evenly ranks are filled, from sizes and plan alone."""
+"""How evenly ranks are filled, computed from sizes and plan alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from staticgraph.epochs.balance import balance_of, balance_of_plan
 
 
 def test_by_hand():
-    """Two steps of two ranks: nodes 10 and 6, then 4 and none."""
+    """Two steps of two ranks: 10 and 6 nodes, then 4 and none."""
     rows = np.array([[[2, 10, 8], [2, 6, 8]], [[1, 4, 2], [0, 0, 0]]])
     found = balance_of(rows)
     assert found.efficiency == pytest.approx(((8 + 2) / (10 + 4), (8 + 1) / (8 + 2)))
@@ -24,7 +24,7 @@ def test_one_rank_waits_for_nobody(hiv):
 
 
 def test_ranks_of_128_molecules_are_even(hiv):
-    """Real rows of the mean rank over the fullest's: at least 97%, whatever their number."""
+    """The mean rank's real rows over the fullest rank's: at least 97% for any number of ranks."""
     train = hiv.splits["train"]
     plan = sg.plan_buckets(hiv, 128, indices=train)
     sizes = np.tile(hiv.sizes[train][:, :2], (16, 1))

@@ -1,4 +1,4 @@
-"""Padding: what goes in comes out, masks tell the truth, and no fill leaves anything behind."""
+"""Padding: graphs come back unchanged, masks are right, and no fill leaves old values in a slot."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _counts(batch: sg.StaticBatch) -> torch.Tensor:
 @given(graph_lists(max_size=5), graph_lists(max_size=5), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_every_fill_rewrites_the_whole_slot(first, second, garbage):
-    """A slot that held another batch, or garbage, ends as a fresh one does, byte for byte."""
+    """A slot that held another batch, or garbage, ends up byte for byte like a fresh one."""
     store = store_of(first + second)
     layout = SlotLayout(0, CAPACITY, store.schema)
     used = torch.zeros(layout.nbytes, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""A model that puts graphs together, or takes them apart, in its own forward is told so."""
+"""A model that makes or splits a batch of graphs in its forward is told what to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: every graph once, nothing over a limit, the same for the same seed, rank by rank."""
+"""Batches: every graph once, no limit exceeded, the same for the same seed, and ranks in step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HISTOGRAMS = Path(__file__).parent / "data" / "histograms"
 
 
 def molecules(n: int, seed: int = 0) -> np.ndarray:
-    """Sizes like those of molecules: log-normal nodes, edges about twice as many."""
+    """Sizes like those of molecules: log-normal nodes, and about twice as many edges."""
     rng = np.random.default_rng(seed)
     nodes = np.clip(rng.lognormal(3.1, 0.45, n), 1, 220).astype(np.int64)
     return np.stack([nodes, 2 * np.maximum(0, nodes - 1 + rng.integers(0, 5, n))], axis=1)
@@ -136,7 +136,7 @@ def test_state_of_another_batcher_is_refused():
 
 
 def test_packs_of_another_plan_are_another_batcher():
-    """The same buckets and graphs, dealt to other packs: other batches."""
+    """The same buckets and graphs, but other packs, give other batches."""
     sizes = molecules(100)
     plan = plan_buckets(sizes, 8)
     fast = replace(plan, packings=packings_for(sizes, plan.capacities, effort="fast"))
@@ -204,9 +204,9 @@ def test_an_epoch_depends_on_seed_and_number_alone(exact):
 
 
 def test_the_batches_of_a_seed_are_what_they_were():
-    """The order of an epoch is a promise across versions: SplitMix64, Fisher and Yates, by hand.
+    """The order of an epoch is a promise across versions: SplitMix64 and Fisher-Yates.
 
-    ``slow_shuffle`` is both in Python's integers.
+    ``slow_shuffle`` implements both with Python's integers.
     """
     sizes = np.array([[1, 0]] * 10)
     batcher = Batcher(sizes, BucketPlan.of([(40, 50, 11)], 10), shuffle=True, seed=3)
@@ -233,7 +233,7 @@ def slow_shuffle(n: int, keys: tuple[int, ...]) -> list[int]:
 
 
 def test_skipping_yields_each_fitting_sample_once_and_no_empty_batch():
-    """Sizes 400, 100, 101, ..., 109 at a capacity of 300: the first is skipped, ten are left."""
+    """Sizes 400, 100, 101, ..., 109 with a capacity of 300: the first is skipped, ten are left."""
     nodes = np.array([400, *range(100, 110)])
     sizes = np.stack([nodes, np.zeros_like(nodes)], axis=1)
     plan = BucketPlan.of([Capacity(301, 1, 40)])
@@ -247,10 +247,10 @@ def test_skipping_yields_each_fitting_sample_once_and_no_empty_batch():
 
 @pytest.mark.parametrize(("batch_size", "least"), [(32, 0.94), (128, 0.985), (256, 0.99)])
 def test_exact_batches_fill_one_capacity_in_every_epoch(batch_size, least):
-    """Of ogbg-molhiv's training split, 40 epochs that the plan has not seen.
+    """ogbg-molhiv's training split, over 40 epochs that the plan has not seen.
 
-    256 does not divide 32,901: the last batch of 133 graphs takes 0.4 points; the full ones are
-    filled to 99.5%.
+    256 does not divide 32,901: the last batch of 133 graphs costs 0.4 points; full batches are
+    99.5% full.
     """
     histogram = SizeHistogram.from_csv(HISTOGRAMS / "ogbg-molhiv_train.csv")
     sizes = np.repeat(histogram.sizes, histogram.counts, axis=0)

@@ -1,4 +1,4 @@
-"""Figures of a GPU run enter documents by a script, between markers, and nowhere else."""
+"""Figures of a GPU run enter the documents through a script, between markers, and nowhere else."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ Between, not measured.
 
 
 def test_marked_blocks_and_cells_change_and_nothing_else():
-    """The fastest of ours is one whose loss agrees; what was not run stays not measured."""
+    """Only a row whose loss agrees counts as our fastest; what was not run stays not measured."""
     filled = fill_figures.filled(DOCUMENT, RESULTS)
     (told,) = [line for line in filled.splitlines() if line.startswith("| gine")]
     assert told == (
@@ -124,7 +124,7 @@ FOLDER = fill_figures.results_of(ROOT / "bench" / "results")
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_holds_what_the_results_say(page):
-    """After a benchmark is run again, ``make figures`` brings its tables up to date."""
+    """After a new benchmark run, ``make figures`` brings the page's tables up to date."""
     text = page.read_text()
     assert fill_figures.with_tables(text, FOLDER) == text
 
@@ -166,7 +166,7 @@ def test_parts_are_joined_and_earlier_ones_kept(tmp_path):
 
 
 def test_a_rehearsal_never_stands_beside_what_a_device_gave(tmp_path):
-    """Neither on the way in nor on the way out; and its tables say what they are."""
+    """Results from a device drop those of an earlier rehearsal; another rehearsal keeps them."""
     parts, out = tmp_path / "parts", tmp_path / "out"
     parts.mkdir()
     out.mkdir()
@@ -193,7 +193,7 @@ def test_rounds_end_at_the_deadline_but_one_always_counts():
 
 
 def test_a_floor_is_below_what_it_bounds():
-    """Bfloat16 below float32, fused below recorded, the roofline below all."""
+    """Bfloat16 is below float32, fused below recorded, and the roofline below all."""
     for key, floor in FLOORS.items():
         assert floor.roofline_bf16_ms < floor.fused_bf16_ms <= floor.fused_fp32_ms
         assert floor.roofline_fp32_ms < floor.fused_fp32_ms < floor.recorded_ms
@@ -224,7 +224,7 @@ REWRITES = {
 
 
 def test_models_written_by_hand_enter_the_notes_and_the_readme():
-    """A line per model and number of threads in the notes; a line per model in the README."""
+    """One line per model and number of threads in the notes; one line per model in the README."""
     marked = "<!-- results:rewrites -->\n<!-- /results -->"
     told = fill_figures.with_tables(marked, {"rewrites": REWRITES}).splitlines()
     assert (
@@ -242,7 +242,7 @@ def test_models_written_by_hand_enter_the_notes_and_the_readme():
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 def test_a_first_page_says_at_once_that_nothing_ran_on_a_gpu(page):
-    """As long as its figures of a GPU are not measured, before what would promise speed."""
+    """While its GPU figures are not measured, and before anything that would promise speed."""
     root = Path(__file__).parents[1]
     summary = (root / "README.md").read_text().partition("<!-- gpu:summary -->")[2]
     if NOT_MEASURED in summary.partition("<!-- /gpu -->")[0]:

@@ -1,7 +1,7 @@
-"""A loss, an optimizer and hooks have a state of their own, and checks and warm-ups leave it alone.
+"""A loss, an optimizer and hooks have state of their own, and checks and warm-ups leave it alone.
 
-Each is trained here in plain PyG, and by a runner that checks its first batch and, in some tests,
-times its ways before: all that either trained is equal afterwards.
+Each is trained in plain PyG, and by a runner that checks its first batch and, in some tests, times
+its ways first: everything that either of them trained is equal afterwards.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_a_memory_bank_and_a_bare_parameter(mode):
 
 
 class Lookahead(torch.optim.SGD):
-    """Slow weights, a count among its settings and one among its attributes."""
+    """Slow weights, a counter in its param group and another in an attribute."""
 
     def __init__(self, params) -> None:
         super().__init__(params, 1e-3, momentum=0.9)
@@ -158,7 +158,7 @@ def test_an_optimizer_in_an_optimizer_returns():
 
 @WAYS
 def test_hooks_of_parameters_and_of_the_optimizer(mode):
-    """A norm that a hook keeps, an optimizer's step in the backward, an average after a step."""
+    """A hook that keeps a norm, an optimizer step in the backward, an average after each step."""
     runs = []
     for way in (None, mode):
         model = made()
@@ -246,7 +246,7 @@ def test_what_a_function_holds():
 
 
 def test_numbers_of_numpy_and_python_are_drawn_as_without_a_check():
-    """Before the first step the model has been run several times, its loss with it."""
+    """Although the model and its loss have been run several times before the first step."""
     runs = []
     for way in (None, "eager", "fused"):
         model = made()
@@ -257,7 +257,7 @@ def test_numbers_of_numpy_and_python_are_drawn_as_without_a_check():
             drawn = torch.as_tensor(np.random.beta(0.4, 0.4), dtype=D)  # noqa: NPY002
             return squared(out, batch) * drawn
 
-        if way == "fused":  # no trace holds such a number
+        if way == "fused":  # a trace cannot hold such a number
             with pytest.raises(sg.NotStatic):
                 trained(model, loss, sgd(model), way)
             continue
@@ -266,7 +266,7 @@ def test_numbers_of_numpy_and_python_are_drawn_as_without_a_check():
 
 
 def test_an_attribute_is_no_global_of_the_same_name():
-    """``data.x`` beside a variable ``x`` of a notebook: only what is read as a global is held."""
+    """``data.x`` next to a notebook's variable ``x``: only names read as globals are held."""
     space = {"x": torch.zeros(2), "scale": torch.ones(1), "inner": torch.ones(3)}
     exec("def loss(out, data):\n return [(data.x * scale * inner) for _ in out]", space)
     held = {id(tensor) for tensor in held_by(space["loss"]).tensors}

@@ -1,6 +1,6 @@
 """What a loop does to its model between steps: a hook, a new layer, a new block.
 
-Compiled steps refuse what they would leave out; eager ones follow, over real rows alone.
+Compiled steps refuse what they would leave out; eager steps follow, over real rows only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def plain_step(model, optimizer, ids):
 
 
 def grown(cls, change):
-    """Losses and parameters of a runner and of plain PyG, changed alike after each step."""
+    """Train a runner and plain PyG with the same change after each step, and compare them."""
     torch.manual_seed(0)
     ours, theirs = cls().to(D), cls().to(D)
     theirs.load_state_dict(ours.state_dict())
@@ -101,7 +101,7 @@ def test_newcomers_are_told_of_wherever_they_come():
     assert newcomers.came
     assert newcomers.seen()
     assert not newcomers.came
-    model[0][1] = nn.Sequential()  # one that came is watched too
+    model[0][1] = nn.Sequential()  # a new module is watched too
     newcomers.seen()
     model[0][1].append(nn.ReLU())
     assert newcomers.came
@@ -147,7 +147,7 @@ def test_a_hook_that_goes_after_the_first_step_is_not_heard_on(name):
     runner = sg.StaticGraphRunner(model, PLAN, "fused", loss=squared, optimizer=sgd(model))
     batches = iter(runner.loader(STORE, indices=range(24)))
     runner.step(next(batches))
-    HOOKS[name](made())  # another model's
+    HOOKS[name](made())  # a hook of another model
     runner.step(next(batches))
     handle.remove()
     with pytest.raises(sg.NotStatic, match="came or went since its steps were compiled"):

@@ -1,5 +1,5 @@
-"""Bipartite graphs as PyG's own example has them: ``edge_index`` leads from one kind of rows to
-another, and the class says so in ``__inc__``. The oracle is PyG's ``Batch``, in float64."""
+"""Bipartite graphs as in PyG's own example: ``edge_index`` leads from one kind of rows to another,
+and the class says so in ``__inc__``. The oracle is PyG's ``Batch`` in float64."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def made(count: int = 24, seed: int = 0, **more) -> list[Data]:
 
 
 class Net(torch.nn.Module):
-    """Both directions, a norm over the sources, sums without sizes, a pool over each side."""
+    """Both directions, a norm over the sources, sums without given sizes, a pool over each side."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ def test_the_store_asks_what_the_two_rows_count():
 
 
 def test_a_guessed_number_of_nodes_is_no_side():
-    """All targets are met here, so that the largest number in edge_index tells how many."""
+    """Every target has an edge, so the largest number in edge_index gives the number of targets."""
     ends = torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]])
     graphs = [Bipartite(x_s=torch.ones(2, 1), x_t=torch.ones(4, 1), edge_index=ends)] * 3
     assert sg.GraphStore.from_pyg(graphs).schema["edge_index"].counts == ("x_s", "x_t")
@@ -165,7 +165,7 @@ def test_a_store_comes_back_from_disk_and_gives_back_its_graphs(tmp_path):
 
 
 def test_a_given_number_of_nodes_changes_nothing():
-    """PyG cannot know it, and many set the sum: edges follow the class, not the number."""
+    """PyG cannot know the number, and many set the sum: edges follow the class, not the number."""
     graphs = made()
     for data in graphs:
         data.num_nodes = data.x_s.size(0) + data.x_t.size(0)
@@ -184,7 +184,7 @@ class Rows(Data):
 
 
 class AsPyg(Data):
-    """Asks the storage that PyG's collation hands over."""
+    """Checks that it is given the storage that PyG's collation passes."""
 
     def __inc__(self, key, value, store):
         assert store is self._store

@@ -1,4 +1,4 @@
-"""Orders in blocks: whole blocks, a window mixed, every graph once; and epochs of many graphs."""
+"""Orders in blocks: whole blocks, mixed windows, every graph once; and epochs of many graphs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sizes_of(n: int, seed: int = 0) -> np.ndarray:
     apart=st.integers(1, 4), rest=st.integers(0, 8), seed=st.integers(0, 2**32),
 )  # fmt: skip
 def test_windows_are_whole_blocks(blocks, graphs, window, apart, rest, seed):
-    """The order is of the seed and the epoch alone, and of every graph once."""
+    """The order depends on seed and epoch alone, and has every graph once."""
     drawn = Blocks(graphs, window)
     indices = np.arange(blocks * graphs) * apart
     order = block_order(indices, drawn, seed, 1).graphs
@@ -51,7 +51,7 @@ def test_windows_are_whole_blocks(blocks, graphs, window, apart, rest, seed):
 
 
 def graphs_elsewhere(batches, ends, per_block: int) -> int:
-    """Of how many graphs the block stands in another window than most of the block's."""
+    """Count the graphs that are in another window than most graphs of their block."""
     window = np.repeat(np.arange(len(ends)), np.diff([0, *ends]))
     of_graph = np.concatenate([np.full(len(b.ids), window[k]) for k, b in enumerate(batches)])
     block = np.concatenate([b.ids for b in batches]) // per_block
@@ -61,7 +61,7 @@ def graphs_elsewhere(batches, ends, per_block: int) -> int:
 
 
 def drifting_sizes(n: int, per_block: int, spread_of_blocks: float, seed: int = 0) -> np.ndarray:
-    """As molecules of several sources: the mean differs from block to block."""
+    """Sizes like those of molecules from several sources: the mean differs between blocks."""
     rng = np.random.default_rng(seed)
     mean = 25 * (1 + spread_of_blocks * rng.standard_normal(-(-n // per_block)))
     nodes = np.clip(np.repeat(mean, per_block)[:n] + 8 * rng.standard_normal(n), 2, 80).astype(int)
@@ -69,7 +69,7 @@ def drifting_sizes(n: int, per_block: int, spread_of_blocks: float, seed: int = 
 
 
 def tight_plan(sizes: np.ndarray, batch_size: int) -> BucketPlan:
-    """One bucket with half a percent of room."""
+    """One bucket with half a percent of spare room."""
     nodes, edges = np.ceil(1.005 * batch_size * sizes.mean(axis=0)).astype(int).tolist()
     return BucketPlan.of([Capacity(nodes + 1, edges, batch_size + 1)], batch_size)
 
@@ -77,8 +77,8 @@ def tight_plan(sizes: np.ndarray, batch_size: int) -> BucketPlan:
 @pytest.mark.parametrize(("rest", "batch_size"), [(0, 128), (100, 128), (100, 96)])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_no_graph_of_a_window_comes_from_another_windows_blocks(rest, batch_size, ranks):
-    """Each would have its block read and compared for itself alone; half of all windows are over
-    what their batches hold as they were drawn. A batch that lies over an edge is of both."""
+    """Each such graph would need a block read and checked for it alone. Half of all windows exceed
+    what their batches hold as they were drawn. A batch across a window's edge belongs to both."""
     n, blocks = 256 * 16 * 12 + rest, Blocks(256, 16)
     sizes = drifting_sizes(n, 256, 0.05)
     plan = tight_plan(sizes, batch_size)
@@ -149,8 +149,8 @@ def test_blocks_and_windows_are_drawn_anew():
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_epoch_in_blocks(exact, ranks):
-    """Every graph once, exact batches but the last, and no batch leaves its window by more than the
-    batches that lie over an edge."""
+    """Every graph once, exact batches, and on average at most half a block per batch beyond the 8
+    of its window."""
     sizes, blocks = sizes_of(12_000), Blocks(256, 8)
     plan = plan_buckets(sizes, 16)
     batchers_ = [
@@ -171,14 +171,14 @@ def test_an_epoch_in_blocks(exact, ranks):
     other = Batcher(sizes, plan, exact=exact, shuffle=Blocks(256, 4), seed=1, world_size=ranks)
     with pytest.raises(ValueError, match="blocks was"):
         other.load_state_dict(batchers_[0].state_dict())
-    earlier = batchers_[0].state_dict()  # of an order that the same seed no longer gives
+    earlier = batchers_[0].state_dict()  # from an order that the same seed no longer gives
     earlier["of"] = {**earlier["of"], "blocks": (256, 8)}
     with pytest.raises(ValueError, match=r"blocks was \(256, 8\) and is"):
         again.load_state_dict(earlier)
 
 
 def test_the_bias_is_what_is_said():
-    """Labels sorted and not: the variance of a batch's mean beside that of a random order."""
+    """Labels sorted and not: the variance of a batch's mean against that of a random order."""
     n, size = 1 << 15, 32
     blocks, sizes = Blocks(128, 16), np.ones((1 << 15, 2), np.int64)
     plan = plan_buckets(sizes, size)
@@ -216,7 +216,7 @@ def test_what_cannot_be_in_blocks_is_refused():
     exact=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_ranks_with_graphs_of_their_own(n, cuts, exact, seed):
-    """Each takes its own, all take the same bucket at each step, and every graph is there once."""
+    """Each takes its own graphs alone, all take the same bucket per step, each graph comes once."""
     sizes = sizes_of(n, seed)
     plan = plan_buckets(sizes, 4, num_buckets=2)
     bounds = [0, *sorted(int(c * n) for c in cuts), n]
@@ -241,7 +241,7 @@ def test_ranks_with_graphs_of_their_own(n, cuts, exact, seed):
 @pytest.mark.parametrize("shuffle", [True, False, "blocks"])
 @pytest.mark.parametrize("exact", [True, False])
 def test_narrow_types_give_the_same_batches(shuffle, exact, monkeypatch):
-    """Of many graphs sizes are int16 and positions int32; what is decided is the same."""
+    """For many graphs, sizes are int16 and positions int32; the batches are the same."""
     graphs = graphs_of(90)
     store = sg.GraphStore.from_pyg(graphs, levels=LEVELS)
     plan = sg.plan_buckets(store, 6)
@@ -265,7 +265,7 @@ def test_narrow_types_give_the_same_batches(shuffle, exact, monkeypatch):
 
 
 def test_stretches_lose_nothing(monkeypatch):
-    """Batches of many graphs are re-balanced a stretch at a time."""
+    """Batches of many graphs are rebalanced one stretch at a time."""
     monkeypatch.setattr(strategies, "STRETCH", 2048)
     sizes = np.random.default_rng(0).integers(15, 26, (8000, 2))
     batcher = Batcher(sizes, plan_buckets(sizes, 16, num_buckets=1), shuffle=True)
@@ -275,7 +275,7 @@ def test_stretches_lose_nothing(monkeypatch):
 
 
 def test_a_window_of_large_graphs_is_balanced_with_others():
-    """A store sorted by size: no window alone fits, all together do."""
+    """A store sorted by size: a window of large graphs does not fit alone, but all together do."""
     nodes = np.sort(np.random.default_rng(0).integers(2, 40, 6000))
     sizes = np.stack([nodes, nodes], axis=1)
     batcher = Batcher(sizes, plan_buckets(sizes, 16, num_buckets=1), shuffle=Blocks(100, 4))
@@ -285,7 +285,7 @@ def test_a_window_of_large_graphs_is_balanced_with_others():
 
 
 def test_a_window_that_cannot_fit_is_not_tried_by_itself(monkeypatch):
-    """A hundred million molecules took 70 s, of which 55 went into such windows."""
+    """With a hundred million molecules, such windows took 55 of 70 s."""
     nodes = np.sort(np.random.default_rng(0).integers(2, 40, 6000))
     sizes = np.stack([nodes, nodes], axis=1)
     plan = plan_buckets(sizes, 16, num_buckets=1)
@@ -329,8 +329,8 @@ def test_the_narrowest_signed_type():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_window_reads_its_own_blocks_and_no_other(workers, tmp_path, monkeypatch):
-    """What is compared with its checksums is counted: of a window at most its blocks and where they
-    end, in an epoch every graph once."""
+    """Count what is checked against checksums: in a window at most its blocks and the ones at their
+    ends, in an epoch every graph once."""
     monkeypatch.setattr(checks, "BLOCK_BYTES", 1 << 10)
     rng = np.random.default_rng(0)
     of_block = rng.permutation(np.repeat([3, 4, 5, 6, 7], 8))
@@ -356,7 +356,7 @@ def test_a_window_reads_its_own_blocks_and_no_other(workers, tmp_path, monkeypat
     seen: list[int] = []
     for number, batch in enumerate(loader):
         seen += batch.graph_ids[batch.graph_mask].tolist()
-        if number == window - 1 - workers:  # a worker is one ahead
+        if number == window - 1 - workers:  # a worker is one batch ahead
             there = {begins[root] + g for root, first, last in compared for g in range(first, last)}
             of_window = np.concatenate([b.ids for b in loader.batcher.epoch(0)[:window]])
             most = max(last - first for _, first, last in compared)

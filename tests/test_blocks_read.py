@@ -1,5 +1,5 @@
-"""What an epoch in blocks reads of a disk: asked for before it is needed, those graphs alone,
-and on from where it was left."""
+"""What an epoch in blocks reads from disk: announced before it is needed, no other graphs, and
+continued from where it stopped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from staticgraph.store.read_ahead import read_ahead
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_read_is_asked_for_before(workers, tmp_path, monkeypatch):
-    """Every graph's block, a window ahead, and whole; batches are as they were."""
+    """Every graph's block is announced whole, a window ahead; the batches do not change."""
     rng = np.random.default_rng(0)
     store = sg.GraphStore.from_pyg([random_graph(rng, 3, 4) for _ in range(200)], levels=LEVELS)
     store.save(tmp_path / "s")
@@ -48,7 +48,7 @@ def test_what_is_read_is_asked_for_before(workers, tmp_path, monkeypatch):
 
 
 def test_of_a_block_that_gave_a_few_graphs_only_these_are_fetched(monkeypatch):
-    """To balance batches windows exchange graphs: the whole blocks of these are most of a store."""
+    """Windows exchange graphs to balance batches; their whole blocks would be most of a store."""
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(announcing, "read_ahead", lambda store, *rows: asked.append(rows))
     ids = [[*range(8), 25], [8, 9, 10, 11, 41, 97]]  # of a store of 100 graphs in blocks of 8
@@ -61,7 +61,7 @@ def test_of_a_block_that_gave_a_few_graphs_only_these_are_fetched(monkeypatch):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("exact", [True, False])
 def test_an_epoch_in_blocks_goes_on_where_it_was_left(workers, exact):
-    """In the middle of a window and at its end, on ranks that may have no batch of one."""
+    """In the middle of a window and at its end, on ranks that may have no batch in a window."""
     store = sg.GraphStore.from_pyg(graphs_of(203), levels=LEVELS)
     plan = sg.plan_buckets(store, 4)
 

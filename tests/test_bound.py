@@ -1,5 +1,5 @@
-"""A loop of one's own: a bound model computes what plain PyG does on the unpadded graphs, and one
-that is not bound says so."""
+"""Hand-written loops: a bound model computes what plain PyG does on the unpadded graphs, and one
+that is not bound warns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def called(model, batch):
 
 
 def plain_step(model, batch):
-    """PyG itself on the unpadded graphs: loss, gradients, statistics."""
+    """A step of PyG itself on the unpadded graphs: loss, gradients, statistics."""
     data = Batch.from_data_list(batch.to_data_list())
     loss = F.mse_loss(called(model, data), data.y.double())
     loss.backward()
@@ -128,7 +128,7 @@ class Checkpointed(nn.Module):
 
 
 def test_checkpointed_layers_run_again_on_their_batch(hiv):
-    """The backward stands behind the block: what runs again must find the same real rows."""
+    """The backward runs after the ``with`` block: a second run must find the same real rows."""
     torch.manual_seed(0)
     model = Checkpointed().double()
     other = copy.deepcopy(model)
@@ -164,16 +164,16 @@ def test_nothing_is_said_of_plain_pyg(hiv):
     batch = batches_of(hiv, 1)[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # PyG's inspector on Python 3.14.
+        # Raised by PyG's inspector on Python 3.14.
         warnings.filterwarnings("ignore", "Failing to pass a value to", DeprecationWarning)
         called(net(), Batch.from_data_list(batch.to_data_list()))
         called(net(), batch.to_data_list()[0])
-        global_mean_pool(batch.x.double(), batch.batch)  # by hand: the user may mean it
+        global_mean_pool(batch.x.double(), batch.batch)  # a direct call: the user may mean it
         static_step(net(), batch)
 
 
 class Attending(nn.Module):
-    """Nodes have a type, so its softmax stays PyG's in a rewritten step, which binds nothing."""
+    """Nodes have a type, so its softmax stays PyG's in a rewritten step, where nothing is bound."""
 
     def __init__(self):
         super().__init__()
@@ -201,7 +201,7 @@ def test_nothing_is_said_of_a_rewritten_step(hiv):
 
 
 def test_a_plain_model_over_a_loader_is_told_of(tmp_path):
-    """Nothing was converted in this process: the loader alone makes PyG's layers look."""
+    """Nothing is converted in this process: the loader alone makes PyG's layers check."""
     script = """
     import warnings
     import staticgraph as sg

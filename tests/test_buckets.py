@@ -1,4 +1,4 @@
-"""Plans: what they hold, as a file, and against other data."""
+"""Plans: what they hold, as a file, and checked against other data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from staticgraph.sizes.capacity import GraphSize
 from staticgraph.sizes.histogram import SizeHistogram
 
 HISTOGRAMS = Path(__file__).parent / "data" / "histograms"
-# Message passing beside dense attention, 4 heads in 64 channels: a pair costs as an edge does.
+# Message passing with dense attention, 4 heads in 64 channels: a pair costs as much as an edge.
 WITH_ATTENTION = StepCost(pair=0.25)
 SETS = sorted(path.stem for path in HISTOGRAMS.glob("*.csv"))
 
@@ -94,7 +94,7 @@ def test_a_batch_size_needs_room():
 
 
 class Store:
-    """What a plan needs of a store."""
+    """The part of a store that a plan needs."""
 
     sizes = np.array([[3, 4], [5, 8], [9, 20], [4, 6]])
     schema = Schema((Field("x", "node", (9,), "float32"),))
@@ -142,7 +142,7 @@ def test_a_batch_of_more_graphs_than_there_are_is_all_of_them(named):
 
 
 def test_a_few_graphs_beside_a_giant_that_does_not_train():
-    """The bucket holds the giant, and not 100,000 graphs beside it."""
+    """The bucket has room for the giant, but not for 100,000 graphs as well."""
     sizes = np.array([[4, 8]] * 9 + [[1000, 2000]])
     plan = plan_buckets(sizes, 100_000, indices=np.arange(9))
     assert max(capacity.nodes for capacity in plan.capacities) < 1100
@@ -184,7 +184,7 @@ def test_limits_chosen_for_so_many_graphs_fill_to_99_percent(name, graphs):
 
 
 def test_limits_chosen_for_an_efficiency_are_the_first_of_a_scan():
-    """The paper's (30, 62) on PCQM4Mv2, from the target alone."""
+    """The paper's limits (30, 62) on PCQM4Mv2, found from the target alone."""
     histogram = load("pcqm4mv2_train_APPROX")
     choice = limits_for_efficiency(histogram, 0.98)
     assert choice.limits.tolist() == [30, 62]
@@ -206,7 +206,7 @@ def test_the_map_is_best_where_the_ratio_is_that_of_the_totals():
     nodes, edges, value = shown.best
     assert value > 0.98
     assert edges / nodes == pytest.approx(histogram.totals[1] / histogram.totals[0], rel=0.05)
-    assert np.isnan(shown.harmonic[0, 0])  # a graph of 42 edges does not fit 40
+    assert np.isnan(shown.harmonic[0, 0])  # a graph with 42 edges does not fit
 
 
 def test_several_buckets_pay_under_attention_and_never_cost_more():
@@ -226,9 +226,10 @@ def test_several_buckets_pay_under_attention_and_never_cost_more():
 
 
 def test_two_buckets_by_hand():
-    """1,000 graphs of 10 nodes and 4 of 1,000: one bucket pays 1,000**2 pairs for each graph slot.
+    """1,000 graphs of 10 nodes and 4 of 1,000: one bucket pays 1,000**2 pairs per graph slot.
 
-    Two classes cost 32 packs of 32 graphs of 10**2 pairs, and 4 graph slots of 1,000**2 or a few.
+    Two classes cost 32 packs of 32 graphs of 10**2 pairs, and 4 or a few more graph slots of
+    1,000**2.
     """
     histogram = SizeHistogram(np.array([[10, 20], [1000, 2000]]), np.array([1000, 4]))
     price = StepCost(fixed=0, node=0, edge=0, pair=1)
@@ -256,7 +257,8 @@ def test_memory_limits_the_buckets():
 @pytest.mark.parametrize("named", [False, True], ids=["all train", "indices"])
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_a_few_giants_do_not_size_the_bucket_of_the_others(batch_size, named):
-    """Five giants have more nodes than the other 4,995 graphs, and are in five batches."""
+    """Five giants, each larger than the other 4,995 graphs together, are in at most five
+    batches."""
     rng = np.random.default_rng(0)
     nodes = rng.integers(5, 30, 5000)
     nodes[rng.choice(5000, 5, replace=False)] = 100_000

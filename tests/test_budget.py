@@ -1,4 +1,4 @@
-"""The budget: a breakdown that adds up, a cap that is kept, remedies that work."""
+"""The memory budget: a breakdown that adds up, a cap that is kept, remedies that work."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_message_has_breakdown_floor_and_remedies_that_work():
 
 
 def test_a_data_set_on_the_device_is_a_line_of_the_breakdown():
-    """It raises the floor by its bytes, and the remedies reckon with it."""
+    """It raises the floor by its bytes, and the remedies take it into account."""
     memory, data = model(), 123_456
     floor = breakdown_of(memory, BUCKETS).total_bytes + data
     assert MemoryBudget(floor).with_data_set(data).check(memory, BUCKETS).lines["data set"] == data

@@ -1,4 +1,4 @@
-"""Captures that fail, and what must hold around every capture; on streams that are not there."""
+"""Captures that fail, and what must hold around every capture, on fake streams."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestAFailedCapture:
         cuda.random()
 
     def test_its_graph_lives_on(self, cuda, monkeypatch):
-        """The allocator of pinned memory goes on asking it."""
+        """The pinned memory allocator goes on querying it."""
         made = []
 
         def graph():
@@ -68,7 +68,7 @@ class TestAFailedCapture:
 
     def test_an_error_of_the_end_alone_is_the_first(self, cuda):
         def quiet():
-            cuda.invalid = True  # a stream that was not joined, say, which nobody hears of
+            cuda.invalid = True  # such as a stream left unjoined, which raises nothing by itself
 
         with pytest.raises(RuntimeError, match="previous error in capture"):
             CudaGraphRecorder(CUDA).record(quiet)
@@ -83,7 +83,7 @@ class TestAFailedCapture:
         assert cuda.present is cuda.default
 
     def test_the_present_device_is_as_before(self, cuda):
-        """To set a stream of another device makes that device the present one."""
+        """Setting a stream of another device makes that device the current one."""
         recorder = CudaGraphRecorder(torch.device("cuda", 1))
         with pytest.raises(RuntimeError):
             recorder.record(lambda: cuda.refuse("a host read"))
@@ -129,7 +129,7 @@ class TestAFailedCapture:
 
 class TestBeforeACapture:
     def test_what_nobody_can_reach_is_collected(self, cuda):
-        """A cycle that holds a loss holds its parameters' nodes, of another stream."""
+        """A cycle that holds a loss holds its parameters' autograd nodes, of another stream."""
         weight = torch.nn.Parameter(torch.ones(3))
 
         class Holder:
@@ -162,7 +162,8 @@ class TestBeforeACapture:
 
     @pytest.mark.parametrize("fails", [False, True])
     def test_what_follows_waits_for_the_runs(self, cuda, fails):
-        """After a failure, too: parameters are put back then, which a queued step still writes."""
+        """After a failure too: parameters are then restored, which a queued step may still
+        write."""
 
         def body():
             if fails:
@@ -177,7 +178,7 @@ class TestBeforeACapture:
             CudaGraphRecorder(CUDA).warm(lambda: warnings.warn("something else", stacklevel=1), 1)
 
     def test_torch_says_it_every_time_and_in_these_words(self, cuda):
-        """It warns once a process unless told otherwise; and the words are those of this torch."""
+        """By default torch warns once per process; the words must be those of this torch."""
         seen = []
         CudaGraphRecorder(CUDA).warm(lambda: seen.append(torch.is_warn_always_enabled()), 1)
         assert seen == [True]
@@ -192,7 +193,7 @@ class TestBeforeACapture:
 class TestInsideACapture:
     @pytest.mark.parametrize("fails", [False, True])
     def test_nothing_is_collected(self, cuda, fails):
-        """A batch that nobody can reach would give its slot back, and record an event, inside."""
+        """Collecting an unreachable batch in it would give back a slot and record an event."""
         seen = []
 
         def body():
@@ -207,7 +208,7 @@ class TestInsideACapture:
         assert gc.isenabled()
 
     def test_workspaces_of_libraries_are_its_own(self, cuda):
-        """Taken from its pool: torch's graph trees drop all others, whoever reads them."""
+        """They come from its pool: torch's graph trees drop all others, whoever uses them."""
         CudaGraphRecorder(CUDA).record(lambda: cuda.log.append("a product"))
         assert cuda.log == [
             "workspaces dropped",
@@ -218,7 +219,7 @@ class TestInsideACapture:
         ]
 
     def test_other_threads_may_do_what_they_like(self, cuda, monkeypatch):
-        """A loader's thread that waits for an event, and one that pins memory."""
+        """Such as a loader's thread that waits for an event, or one that pins memory."""
         resolve = hop_runner.resolve
         monkeypatch.setattr(
             hop_runner, "resolve", lambda mode, device, allow_cpu: resolve(mode, device, True)
@@ -233,7 +234,7 @@ class TestInsideACapture:
 
 
 def test_what_was_compiled_lives_as_long_as_its_recording(cuda, hiv, monkeypatch):
-    """Constants stand in it, which every replay reads; torch forgets it when asked to."""
+    """It holds constants that every replay reads, and torch drops it on a reset."""
     made = []
 
     class Made:
@@ -262,7 +263,7 @@ def test_what_was_compiled_lives_as_long_as_its_recording(cuda, hiv, monkeypatch
 
 @pytest.fixture
 def _uncollected(monkeypatch):
-    """Going through all that a process of tests holds, before each capture, takes a second."""
+    """Skip collections: scanning a test process before each capture takes a second."""
     monkeypatch.setattr(gc, "collect", lambda *generation: 0)
 
 
@@ -298,7 +299,7 @@ class TestTheRecordingStream:
 
     @pytest.mark.parametrize("phase", ["step", "eval", "forward"])
     def test_a_batch_is_copied_behind_the_last_replay(self, cuda, hiv, monkeypatch, phase):
-        """On another stream the copy would overtake the replay that reads the batch before."""
+        """On another stream the copy would overtake the replay that reads the previous batch."""
         take = RecordedInputs.take
 
         def noted(inputs, *args):

@@ -1,4 +1,4 @@
-"""``staticgraph check`` says what of a model is rewritten, and what stood in the way elsewhere."""
+"""``staticgraph check`` reports what it rewrites in a model, and what prevented it elsewhere."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ POOLINGS = {
 
 
 class CheckpointedPools(nn.Module):
-    """Two blocks that backward runs again, the last first, each with a pool of its own."""
+    """Two blocks, each with its own pool, that backward runs again in reverse order."""
 
     def __init__(self, pooling: str, reentrant: bool) -> None:
         super().__init__()
@@ -98,7 +98,8 @@ class CheckpointedPools(nn.Module):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_pool_that_runs_again_has_the_rows_it_had(pooling, reentrant):
-    """Its row count was the first that meant nothing yet, and by then means its own rows."""
+    """In the forward its row count had no meaning yet; when the pool runs again, it already stands
+    for the pool's own rows."""
     theirs, ours = (CheckpointedPools(pooling, reentrant) for _ in range(2))
     data = Batch.from_data_list(GRAPHS[:10])
     loss(theirs(data.x, data.edge_index, data.batch, 10), data).mean().backward()
@@ -133,7 +134,7 @@ def test_a_kept_output_keeps_no_slot_of_the_loader():
 
 
 def test_checkpointing_in_eager_runs_its_layers_over_real_rows(hiv):
-    """What backward runs again sees the batch as the forward did: a BatchNorm, no padding."""
+    """A BatchNorm in backward's second run sees the batch as in the forward, without padding."""
 
     class Again(torch.nn.Module):
         def __init__(self):
@@ -164,7 +165,7 @@ def test_checkpointing_in_eager_runs_its_layers_over_real_rows(hiv):
 
 
 def checkpointed_runner(mode, norm):
-    """Of a model whose checkpointed block ends in ``norm``, on molecules of the thread tests."""
+    """A runner of a model whose checkpointed block ends in ``norm``, on the thread tests' data."""
 
     class Block(torch.nn.Module):
         def __init__(self):
@@ -206,7 +207,7 @@ def test_a_fused_step_checkpoints_what_writes_nothing():
 
 
 def test_auto_goes_on_without_a_way_that_fails():
-    """The warm-up ended in the error of the way that was only tried."""
+    """The error of a way that is only being tried does not end the warm-up."""
     runner = checkpointed_runner(sg.Auto(rounds=5), nn.BatchNorm1d).warmup(STORE, progress=False)
     step = next(choice for choice in runner.report().choices if choice.phase == "step")
     assert step.way == "eager"

@@ -1,4 +1,4 @@
-"""``mode="auto"``: what is chosen from given times, and that measuring changes nothing else."""
+"""``mode="auto"``: what is chosen from given times, and that timing changes nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestFromTimes:
             ({"eager": [10] * 8, "default": [5] * 8, "cuda-graph": [2] * 8}, "cuda-graph"),
             ({"eager": [10] * 8, "default": [5] * 8, "cuda-graph": [4.9] * 8}, "default"),
             ({"eager": [10] * 8, "default": [20] * 8, "cuda-graph": [5] * 8}, "cuda-graph"),
-            # Half of the rounds were slow for eager alone: a median that others made.
+            # Other load made eager slow in half of its rounds: default is ahead in the median only.
             ({"eager": [10, 30] * 4, "default": [11] * 8}, "eager"),
             ({"eager": [3] * 5}, "eager"),
         ],
@@ -76,7 +76,7 @@ class TestFromTimes:
 
 
 class Given(Stopwatch):
-    """Runs the step for real and gives the time it was told; its clock counts the steps."""
+    """A stopwatch that runs the step and returns a given time; its clock counts the steps."""
 
     table: ClassVar[dict[str, float]] = {}
     seconds = 0.0
@@ -115,7 +115,7 @@ def ways(runner):
 
 
 class Mixed(Given):
-    """Bucket 1 is measured before bucket 0, step before eval: recorded for the first alone."""
+    """Bucket 1 is timed before bucket 0, and step before eval: only the first is recorded."""
 
     def milliseconds(self, way, step):
         step()
@@ -171,7 +171,7 @@ def test_the_choice_and_its_numbers_are_in_the_report(hiv, tmp_path):
 
 
 def test_a_tie_is_run_as_simply_as_can_be(hiv):
-    """A device that is busy anyway gains nothing: all stays eager, and nothing is held."""
+    """A device that is busy anyway gains nothing: everything stays eager, and nothing is held."""
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
     runner = auto(model, hiv, optimizer, choosing={"stopwatch": watch(eager=3, cuda_graph=3)})
@@ -181,7 +181,7 @@ def test_a_tie_is_run_as_simply_as_can_be(hiv):
 
 
 def test_warming_up_leaves_no_trace_in_an_optimizer(hiv):
-    """Adagrad's sums begin at another value than zero, so they must be as if never made."""
+    """Adagrad's sums start at a value other than zero, so they must be as if no step was made."""
     model = Net()
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
     before = copy.deepcopy(optimizer.state_dict())
@@ -199,7 +199,7 @@ def test_an_optimizer_that_cannot_be_inside_steps_outside(hiv):
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    eager_of(model, optimizer).step(batches_of(hiv, 1)[0])  # it has a state, made on the host
+    eager_of(model, optimizer).step(batches_of(hiv, 1)[0])  # it has state now, made on the host
     twin, others = copy.deepcopy((model, optimizer))
     runner = auto(model, hiv, optimizer)
     assert set(ways(runner).values()) == {"cuda-graph"}
@@ -248,7 +248,7 @@ def test_a_way_without_memory_is_out(hiv):
 
 
 def test_the_limit_is_kept(hiv):
-    """The clock counts 14 steps a key: after 20 no way but the simplest is begun."""
+    """The clock counts 14 steps per key: after 20, only the simplest way is started."""
     runner = auto(Net(), hiv, choosing={"limit_s": 20})
     made = runner.report().choices
     assert [choice.way for choice in made] == ["eager", "eager", "cuda-graph", "cuda-graph"]
@@ -257,7 +257,7 @@ def test_the_limit_is_kept(hiv):
 
 
 def test_compiled_is_a_contender(hiv, monkeypatch):
-    """The compiled and the recorded way share a function, so that nothing is compiled twice."""
+    """The compiled and the recorded way share one function, so nothing is compiled twice."""
     monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", AsTraced)
 
     class Compiling(TapeRecorder):
@@ -304,7 +304,7 @@ def test_choices_are_kept_in_a_file_and_taken_from_it(hiv, tmp_path):
     file.write_text(json.dumps(document))
     with pytest.warns(UserWarning, match=r"holds no choices: .*it was changed.*measuring again"):
         auto(Net(), hiv, warm=False).warmup(hiv, progress=False, choices=file)
-    document.pop("checksum")  # as the message says, where the change is meant
+    document.pop("checksum")  # as the message suggests for a change that is meant
     file.write_text(json.dumps(document))
     third = auto(Net(), hiv, warm=False)
     with pytest.warns(UserWarning, match=r"made for another torch: .*1\.0.*measuring again"):

@@ -1,4 +1,4 @@
-"""The command line: help, results on stdout, errors in one line."""
+"""The command line: help, results on stdout, one-line errors."""
 
 from __future__ import annotations
 
@@ -174,14 +174,14 @@ def test_errors_are_one_line_and_status_2(
 
 @pytest.mark.parametrize("model", models.NAMES)
 def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(model, data, monkeypatch):
-    """And just those that the model itself refuses."""
+    """Exactly those that the model itself refuses."""
     store = sg.GraphStore.load(data)
     monkeypatch.setattr("staticgraph.cli.train.look_for", lambda *_, **__: sys.exit("loads"))
     for hidden in (30, 32):
         code: object = "loads"
         try:
             models.build(model, store, hidden=hidden, layers=1)
-        except ValueError:  # its features are fine, so it is the heads
+        except ValueError:  # its features are fine, so the heads are the cause
             code = 2
         with pytest.raises(SystemExit) as stopped:
             cli.main(["train", "--data", "a.npz", "--model", model, "--hidden", str(hidden)])
@@ -212,14 +212,14 @@ def test_wrong_usage(arguments, message, capsys):
 
 
 def test_a_bug_shows_its_traceback(data, tmp_path, monkeypatch):
-    """A ValueError that other code raises is no message for the user."""
+    """A ValueError that other code raises is a bug, not a message for the user."""
 
     def broken(*_, **__):
         int("seven")
 
     monkeypatch.setattr(train, "train", broken)
     with pytest.raises(ValueError, match="invalid literal"):
-        # Raised here, in a test: not from within staticgraph.
+        # Raised here in a test, and so not from within staticgraph.
         cli.main(["train", "--data", data, "--out", str(tmp_path / "r")])
 
 

@@ -1,4 +1,4 @@
-"""``staticgraph check``: which models it takes, and what it says of those it cannot make."""
+"""``staticgraph check``: which models it takes, and what it says about those it cannot build."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_command_takes_a_model_of_the_zoo(capsys):
 
 
 def test_of_a_model_that_does_not_run_nothing_else_is_told(tmp_path, monkeypatch, capfd):
-    """Neither that it is not static, nor torch's own account of capturing it."""
+    """Neither that the model is not static, nor torch's own messages about capturing it."""
     (tmp_path / "of_other_data.py").write_text(
         "from torch_geometric.nn import GCN\n\n\n"
         "class Net(GCN):\n"
@@ -58,7 +58,7 @@ def test_of_a_model_that_does_not_run_nothing_else_is_told(tmp_path, monkeypatch
 def test_the_command_says_what_it_cannot_build(capsys, model, says, by_itself):
     assert status_of(["check", "--model", model, "--data", ESOL]) == 2
     assert says in capsys.readouterr().err
-    with pytest.raises(ValueError, match=re.escape(by_itself)):  # as a dry run's process says it
+    with pytest.raises(ValueError, match=re.escape(by_itself)):  # as a dry run's process words it
         candidate_of({"model": model, "data": ESOL})
 
 

@@ -1,4 +1,4 @@
-"""``--data`` and ``--target``, alike for every command that takes graphs."""
+"""``--data`` and ``--target`` work alike in every command that takes graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from staticgraph.training.config_file import read_config, write_config
 
 TABLE = "smiles,id,a,b\n" + "".join(f"{'C' * k},{k},{k / 2},{k % 2}\n" for k in range(1, 21))
 GIN = ["--model", "gin", "--hidden", "4", "--layers", "1"]
-# What prints how many columns the target has, of every command that opens data.
+# Small arguments for every command that opens data.
 COMMANDS = {
     "plan": ["plan", "--batch-size", "4"],
     "plan memory": ["plan", "--max-memory", "1GiB", "--min-steps", "1", *GIN],
@@ -49,7 +49,7 @@ def test_every_command_takes_a_target_with_its_data():
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_columns_of_a_table_are_chosen(words, monkeypatch, capsys):
-    """What is opened has the columns that were named, and nothing is said of a choice."""
+    """The opened data has the named columns, and no message says that columns were guessed."""
     opened = []
     import staticgraph.datasets as datasets
     from staticgraph.datasets.smiles_table import Table

@@ -1,4 +1,4 @@
-"""What a command prints: JSON that is JSON, a pipe that may close, progress that fits a log."""
+"""What a command prints: valid JSON, no error when a pipe closes, progress that fits a log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_json_has_null_for_what_is_not_finite():
 
 
 def test_no_command_writes_json_of_its_own():
-    """One writer, so that none prints NaN."""
+    """One writer for all, so that no command prints NaN."""
     for path in Path(cli.__file__).parent.glob("*.py"):
         assert "json.dumps" not in path.read_text(), path
 
@@ -48,11 +48,11 @@ def test_a_file_of_json_is_whole_or_as_it_was(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    # argparse does not mind that nobody reads its help.
+    # argparse ignores that nobody reads its help.
     [(["train", "--help"], 0), (["report", "{run}", "--json"], cli.PIPE_CLOSED)],
 )
 def test_a_closed_pipe_ends_quietly(words, expected, tmp_path):
-    """As in ``| head``: the reader is gone before the first line is written."""
+    """As with ``| head``: the reader is gone before the first line is written."""
     script = (
         "import sys\n"
         "from staticgraph import cli\n"
@@ -75,7 +75,7 @@ def test_a_closed_pipe_ends_quietly(words, expected, tmp_path):
 
 
 def behind(first, second):
-    """An error raised while another was handled, as torch's of a file that cannot be ended."""
+    """An error raised while handling another, as torch raises for a file it cannot complete."""
     second.__context__ = first
     return second
 
@@ -104,7 +104,7 @@ def test_what_a_user_can_mend_is_one_line(error, words, monkeypatch, capsys):
 
 
 def test_an_argument_that_we_refuse_is_one_line(monkeypatch, capsys):
-    """A model that asks for a field which the data lacks, say."""
+    """Such as a model that needs a field which the data lacks."""
     names = Linear(3, 1)
     names.forward = lambda x, pos: x
     batch = SimpleNamespace(argument={"x": 1}.get, keys=lambda: ["x", "y", "x_mask"])
@@ -145,7 +145,7 @@ def test_a_bug_is_not_out_of_memory(monkeypatch):
 
 
 class Clock:
-    """Time that passes only when told to."""
+    """A clock that advances only when told to."""
 
     def __init__(self, monkeypatch) -> None:
         self.now = 0.0
@@ -159,7 +159,7 @@ def test_in_a_log_there_is_a_line_now_and_then(monkeypatch, capsys):
             clock.now += 0.3
             shown.set_postfix_str(f"loss {number}")
     err = capsys.readouterr().err
-    # Thirty seconds, a line each ten.
+    # Thirty seconds, one line per ten.
     assert err.splitlines() == [
         "reading x: 34 of 100 graphs, loss 33",
         "reading x: 68 of 100 graphs, loss 67",
@@ -204,7 +204,7 @@ def test_nothing_is_shown_that_is_not_asked_for(monkeypatch, capsys):
 
 
 def test_every_option_says_what_it_is_and_its_default():
-    """A default that is a plain value stands in the help, and no help is a default alone."""
+    """Every default that is a plain value is in the help, and no help is a default alone."""
     commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
     wrong = []
     for command, parser in commands.choices.items():
@@ -241,7 +241,7 @@ def test_what_stands_below_the_options_is_filled_and_examples_stay_as_they_are(w
         below = re.split("^examples?:\n", parser.format_help(), flags=re.MULTILINE)[-1].splitlines()
         assert below, command
         too_wide = [line for line in below if len(line) > width and not line.startswith("  ")]
-        too_wide = [line for line in too_wide if not line.endswith(":")]  # of examples
+        too_wide = [line for line in too_wide if not line.endswith(":")]  # headings of examples
         assert too_wide == [], command
         assert all(line in (parser.epilog or "") for line in below if line.startswith("  ")), (
             command
@@ -291,7 +291,7 @@ def test_a_table_goes_on_below_where_the_terminal_is_narrow(monkeypatch):
 
 
 def test_what_is_said_can_be_heard(capsys):
-    """In a process whose stderr nobody sees."""
+    """A process whose stderr nobody sees can collect the messages."""
     with progress.heard() as lines:
         progress.say("guessed")
     progress.say("aloud")

@@ -1,4 +1,4 @@
-"""What a command refuses before it reads data, and before it imports torch where that is enough."""
+"""What a command refuses before it reads data, and before it imports torch where possible."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_loss_that_cannot_be_called(command, capsys):
     ],
 )
 def test_a_path_is_no_module(path, instead, tmp_path, capsys):
-    """And what to write in its place."""
+    """The message says what to write instead."""
     given = f"{path.format(here=tmp_path)}:Net"
     assert status_of(["train", "--data", "esol", "--model", given]) == 2
     assert capsys.readouterr().err.endswith(f": {instead}\n")
@@ -138,9 +138,9 @@ def test_a_recording_mode_on_a_cpu(mode, capsys):
     ("loaded", "version", "device", "cpu"),
     [
         ({}, "2.13.0+cpu", "auto", True),
-        ({}, "2.13.0+cu130", "auto", False),  # not known before torch is imported
+        ({}, "2.13.0+cu130", "auto", False),  # not known until torch is imported
         ({}, "2.13.0+cu130", "cpu", True),
-        ({}, "2.13.0+cpu", "cuda", False),  # refused for what it is
+        ({}, "2.13.0+cpu", "cuda", False),  # refused elsewhere
         ({"torch": False}, "2.13.0+cu130", "auto", True),
         ({"torch": True}, "2.13.0+cu130", "auto", False),
     ],
@@ -169,7 +169,7 @@ def test_in_python_too_it_is_refused_before_data_is_read(tmp_path):
 
 
 def test_a_model_built_early_has_the_weights_of_the_seed(monkeypatch, tmp_path, esol):
-    """And what is drawn after it is not what reading the data left."""
+    """Random numbers drawn afterwards do not depend on those that reading the data drew."""
 
     def read(*_, **__):
         torch.rand(7)

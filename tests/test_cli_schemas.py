@@ -1,4 +1,4 @@
-"""What ``--json`` prints, of every command, against the schema that stands in ``docs/schemas``."""
+"""What ``--json`` prints in every command, checked against its schema in ``docs/schemas``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 # For training on nodes, which needs labels.
 CORA = str(DOCS.parent / "examples" / "data" / "cora.npz")
 SCHEMAS = sorted((DOCS / "schemas").glob("*.json"))
-# Each command's words, by the schema of what it prints.
+# The schema of what each command prints.
 PRINTED = {
     "plan data": "plan",
     "plan histogram": "plan",
@@ -58,7 +58,7 @@ def printed(base: str, capsys) -> dict[str, Any]:
         trained = [*BASES["train"][:-1], "run"]
         assert status_of(trained) == 0
         capsys.readouterr()
-    if base in ("train", "train-large node"):  # not where another run of this file is
+    if base in ("train", "train-large node"):  # not into the folder of another run of this file
         words = [*words[:-1], "trained" if base == "train" else "large-node"]
     assert status_of([*words, *MORE.get(base, []), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -123,19 +123,19 @@ def test_the_tables_of_the_page_have_options_and_values_as_the_help_has_them():
         told = re.findall(r"^\| `([-A-Z][^`]*)` \|", section, re.MULTILINE)
         formatter = parser._get_formatter()
         shown = [formatter._format_action_invocation(action) for action in parser._actions]
-        # A table has choices in words, and several values as NAME ...
+        # The page's tables give choices in words, and several values as NAME ...
         options = [re.sub(r" \{.*\}", "", option) for option in shown if "--help" not in option]
         options = [re.sub(r"(\S+) \[\1 \.\.\.\]", r"\1 ...", option) for option in options]
         assert sorted(told) == sorted(options), name
 
 
 def plain(text: str) -> str:
-    """On one line, without the marks of code."""
+    """The text on one line, without code marks."""
     return " ".join(text.replace("`", "").split())
 
 
 def test_the_page_says_of_each_option_what_its_help_says():
-    """Defaults included, so that a changed option is a changed page."""
+    """Including its default, so that a changed option changes the page."""
     text = (DOCS / "cli.md").read_text()
     commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
     other = []
@@ -149,7 +149,7 @@ def test_the_page_says_of_each_option_what_its_help_says():
 
 
 def test_a_value_of_another_kind_is_refused(capsys):
-    """The schemas look inside, too."""
+    """The schemas check nested values too."""
     values = printed("train", capsys) if not Path("trained/report.json").exists() else {}
     values = values or json.loads(Path("trained/report.json").read_text())
     validator = Draft202012Validator(schema_of("train"))

@@ -1,10 +1,10 @@
 """No value of any option of any command leads to a traceback.
 
-The table is the parser's own: every option that it has is given every absurd value, through
-``main``, over tiny data. What a command refuses must be one line and exit status 2; what it takes
-runs. Loops that only repeat what is built by then (training steps, measurements, pictures) are left
-out here, since the tests of the commands run them: files are opened, models and plans are built,
-and folders are made for every value.
+The options come from the parser itself: each is given every absurd value, through ``main``, over
+tiny data. What a command refuses must be one line and exit status 2; what it accepts runs. Loops
+that only repeat what is built by then (training steps, measurements, pictures) are left out here,
+since the tests of the commands run them: for every value files are opened, models and plans are
+built, and folders are made.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from staticgraph.cli import values
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, esol) -> Path:
-    """A folder with a tiny one of everything."""
+    """A folder with a tiny example of every input."""
     folder = tmp_path_factory.mktemp("values")
     make_place(folder, [esol[i] for i in range(20)])
     return folder
@@ -46,7 +46,7 @@ def measured(place):
 
 @pytest.fixture
 def tiny(place, measured, tmp_path, monkeypatch) -> Path:
-    """The folder to be in; loops, measurements and pictures are left out."""
+    """A copy of ``place`` to work in; loops, measurements and pictures are left out."""
     folder = tmp_path / "here"
     shutil.copytree(place, folder)
     monkeypatch.chdir(folder)
@@ -64,8 +64,8 @@ WRITTEN = (values.file_to_write, values.picture_to_write, values.folder_to_write
 
 
 def values_of(action: argparse.Action, base: str) -> tuple[str, ...]:
-    """Where something is written is no matter of what: there the values are dealt out among the
-    bases of a command, to the first the first and so on."""
+    """The values to try. An option that names an output does not depend on the inputs, so its
+    values are dealt out in turn among the bases of the command."""
     if action.nargs == 0:
         return ("",)
     if action.type not in WRITTEN:
@@ -137,7 +137,7 @@ def test_the_line_names_option_value_and_range(words, message, tiny, capsys):
     ],
 )
 def test_every_option_of_memory_reads_the_same_sizes(words, option, capsys):
-    """And names the units where it is given none."""
+    """An unknown unit is refused with what to write instead."""
     assert status_of([*words, option, "3 parsecs"]) == 2
     assert "'3 parsecs' is not an amount of memory: write a number" in capsys.readouterr().err
     parsed = []

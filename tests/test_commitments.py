@@ -1,4 +1,4 @@
-"""A runner under a budget: refused at construction, committed as it runs, measured after."""
+"""A runner under a budget: refused at construction, committed as it runs, measured afterwards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def floor(memory):
 
 @pytest.fixture(scope="module")
 def recorded_floor(memory):
-    """With the gradients of each bucket's recording."""
+    """The floor including the gradients of each bucket's recording."""
     capacities = [sg.Capacity(*bucket) for bucket in BUCKETS]
     return breakdown_of(memory, capacities, recorded=len(BUCKETS)).total_bytes
 
@@ -101,7 +101,7 @@ def test_the_report_has_predicted_beside_measured(esol, memory):
 
 
 class GivenAllocator:
-    """Answers with a fixed peak, and counts what it is asked."""
+    """An allocator that reports a fixed peak and counts its trims."""
 
     name = "given"
     by_operation = False
@@ -155,7 +155,7 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(
 
 
 class Measured:
-    """An allocator, and the steps that use it: bytes in use, and the most since it was reset."""
+    """An allocator and the steps that use it: bytes in use, and their peak since the last reset."""
 
     name = "measured"
     by_operation = False
@@ -185,8 +185,8 @@ class Measured:
 
 @pytest.mark.parametrize("scope", ["forward_backward", "step"])
 def test_what_warming_up_takes_is_no_part_of_a_step(esol, memory, recorded_floor, scope):
-    """Autotuning takes memory for a moment, and a first step makes state and workspaces for good;
-    the recording alone is compared with the prediction and the cap."""
+    """Autotuning takes memory for a moment, and a first step allocates state and workspaces for
+    good; only the recording is compared with the prediction and the cap."""
     allocator, gradients = Measured(), []
 
     class Taking(TapeRecorder):
@@ -260,7 +260,7 @@ def test_any_other_failure_of_a_recording_passes_unchanged(esol, memory):
 
 
 class TestStepsFromIds:
-    """Each bucket's second recording holds gradients of its own, which count."""
+    """Each bucket's second recording has gradients of its own, which count."""
 
     def gradients(self, memory):
         return breakdown_of(memory, [sg.Capacity(*bucket) for bucket in BUCKETS]).gradients
@@ -284,7 +284,7 @@ class TestStepsFromIds:
             assert runner.stats().bytes_committed == recorded_floor
 
     def test_what_was_taken_holds_a_buckets_own(self, esol, memory, recorded_floor):
-        """They are not counted a second time beside it."""
+        """A bucket's own gradients that a measured peak includes are not counted a second time."""
         own = self.gradients(memory)
         for spare, fits in ((0, True), (-1, False)):
             runner = made(esol, sg.MemoryBudget(2 * recorded_floor), memory, **RECORDED)

@@ -1,4 +1,4 @@
-"""Loops are compiled before the first step, by several processes; they are those a run calls."""
+"""Loops are compiled before the first step, by several processes: those that a run calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from staticgraph.training.loops import LOOPS, line_of, training_loops, type_of, 
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = ROOT / "tests" / "support" / "loops_of_training.py"
-# A module of loops that no cache knows: how many calls each has had is in its result.
+# A module of loops that no cache knows; the number in it is part of their results.
 MODULE = """
 import numba
 
@@ -80,7 +80,8 @@ def test_every_line_names_a_loop():
 
 
 def test_a_run_waits_for_the_loops_of_its_own_model():
-    """Those of all models too; what a model calls that is none of the list's is not known."""
+    """Including the loops that all models share. What an unlisted model calls is not known, so a
+    run of it waits for all loops."""
     everything = training_loops()
     assert training_loops("some.module:build") == everything
     of = {model: training_loops(model) for model in KERNELS_GAIN}
@@ -99,7 +100,7 @@ def test_a_run_waits_for_the_loops_of_its_own_model():
 
 @pytest.fixture
 def loops(tmp_path, monkeypatch) -> list[Loop]:
-    """Three loops that were never compiled; the last cannot be."""
+    """Three loops that were never compiled; the first fails to compile."""
     name = f"loops_{os.getpid()}_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(MODULE.format(number=len(name)))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -112,7 +113,7 @@ def loops(tmp_path, monkeypatch) -> list[Loop]:
 
 
 def test_children_compile_and_this_process_loads(loops, capsys):
-    """What fails there compiles here when it is called, with numba's own words."""
+    """A loop that fails in a child compiles here when it is called, with numba's own error."""
     _, second, first = loops
     assert not_cached(loops) == loops
     assert compile_ahead(loops, processes=2, show=False) == 2
@@ -146,8 +147,8 @@ def test_without_forks_nothing_is_done(loops, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_calls_what_is_in_the_list_and_nothing_else(tmp_path):
-    """Of each model. None of them assigns an array to a slice, for which numba compiles a message
-    for seconds. Those that the cache has are loaded when they are called."""
+    """For each model. No loop assigns an array to a slice, for which numba spends seconds on
+    compiling a message. Loops in the cache are loaded when they are called."""
     data = ROOT / "examples" / "data" / "esol.npz"
     done = run_forked([str(PROGRAM), str(data), str(tmp_path)], timeout=patience(120))
     assert done.returncode == 0, done.stderr[-3000:]

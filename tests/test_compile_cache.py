@@ -1,4 +1,4 @@
-"""Compiled code from one process serves the next; a file that does not fit is said, not used."""
+"""Compiled code from one process serves the next; an unfit file is reported and not used."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print(counters["inductor"]["fxgraph_cache_hit"], report.warm_start,
 
 
 def run(path, cache_dir) -> list[str]:
-    """In a process of its own whose other caches are empty."""
+    """Run the program in a process whose other caches are empty."""
     environment = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": str(cache_dir),
@@ -73,7 +73,7 @@ def test_a_second_process_starts_from_the_file(tmp_path):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A cache folder of this test's own, and a file signed in it, whose loading is watched."""
+    """A cache folder for this test alone, and a file signed in it, whose loading is recorded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"artefacts", None))
     handed = []

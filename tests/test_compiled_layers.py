@@ -1,4 +1,4 @@
-"""A compiled probe knows what layers ask for: widths of their own, and several blocks in turn."""
+"""A compiled probe finds what layers need: widths of their own, and several blocks in turn."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.reading import Probed
 from staticgraph.sizes.capacity import Capacity
 
-# The largest probe is (2,176, 5,824, 320) with 12 nodes in the largest graph: as large, twice and
-# four times, with graphs as large as the probes' and larger.
+# The largest probe is (2,176, 5,824, 320) with 12 nodes in the largest graph. These are as large,
+# twice and four times as large, with graphs as large as the probe's and larger.
 ASKED = [
     Capacity(2_176, 5_824, 320, 24),
     Capacity(4_352, 11_648, 640, 24),
@@ -30,8 +30,8 @@ ASKED = [
 
 
 def joined(model):
-    """A reader of steps as a compiler might write them: every two operations are one, of which one
-    result is kept, and nothing says which layer it belongs to."""
+    """Open a reader of steps as a compiler might write them: every two operations become one that
+    keeps one result, and nothing says which layer it belongs to."""
     opened = FakeTensorReader("cuda").open(Probed(sg.Subject(model, loss), STORE.schema))
 
     def run(read, capacity: Capacity) -> BucketRun:

@@ -1,4 +1,4 @@
-"""The memory of a compiled step: what a dry run reads, the allocator's rounding, the probe."""
+"""The memory of a compiled step: reading a dry run, the allocator's rounding, the probe."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ def test_a_run_without_moments_is_no_reading():
 
 
 def test_segments_are_taken_as_the_allocator_takes_them():
-    """Small: 2 MiB a segment, rests split off and joined again; large: 20 MiB, or the request."""
+    """Small: 2 MiB per segment, remainders split off and merged; large: 20 MiB, or the request."""
     pool = CachingPool()
     pool.allocate(1, 100)
     pool.allocate(2, MIB)
     assert pool.reserved_bytes == 2 * MIB
-    pool.allocate(3, MIB)  # 512 bytes short of room
+    pool.allocate(3, MIB)  # 512 bytes short of fitting
     assert pool.reserved_bytes == 4 * MIB
     pool.free(1)
     pool.free(2)
     pool.allocate(4, MIB)
-    pool.allocate(5, MIB)  # two pieces: the first segment is whole again, the second has one
+    pool.allocate(5, MIB)  # room in both segments, the first one merged again
     assert pool.reserved_bytes == 4 * MIB
     pool.allocate(6, 3 * MIB)
     pool.allocate(7, 9 * MIB)
     assert pool.reserved_bytes == 24 * MIB
-    pool.allocate(8, 11 * MIB + 1)  # 8 MiB are left of the 20: a segment of its own, in 2 MiB
+    pool.allocate(8, 11 * MIB + 1)  # only 8 of the 20 MiB are left: its own segment, in 2 MiB steps
     assert pool.reserved_bytes == 36 * MIB
     pool.free(99)
     pool.allocate(100, 0)
@@ -97,8 +97,8 @@ def test_what_no_compiled_step_does_is_refused_before_a_child_starts(esol, optio
 def test_a_compiled_step_is_predicted_and_takes_less_than_its_operations(
     esol, tmp_path, monkeypatch, capsys, forked_dry_runs
 ):
-    """``staticgraph probe``, whole, with kernels under the model, at six capacities of nine: the
-    prediction at a larger one against the wrapper's own peak there."""
+    """``staticgraph probe`` end to end, with kernels in the model, at six of the nine capacities:
+    the prediction at a larger capacity against the wrapper's own peak there."""
     if reason := why_not():
         pytest.skip(reason)
     shapes = probing.SHAPES

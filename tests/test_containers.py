@@ -1,4 +1,4 @@
-"""What a model returns: the same container comes back, and every tensor in it is treated alike."""
+"""What a model returns: the same container comes back, and all tensors in it are treated alike."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def runner_of(esol, kind, mode):
 @pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_container_comes_back_as_it_is(esol, kind, mode):
-    """With zeros in the padding, and with tensors that no later replay changes."""
+    """Its padding is zero, and no later replay changes its tensors."""
     runner, plain = runner_of(esol, KINDS[kind], mode), runner_of(esol, KINDS["tuple"], "eager")
     kept = []
     for batch in runner.loader(esol, indices=range(24)):
@@ -161,8 +161,8 @@ def test_a_container_is_traced(esol, kind, mode, monkeypatch):
 
 
 def test_a_class_of_ones_own_is_refused_where_its_tensors_would_change(esol):
-    """A recording writes the same memory at each replay, and nobody could copy what it cannot
-    find."""
+    """A recording writes the same memory at each replay; tensors that are not found stay
+    uncopied."""
     runner = runner_of(esol, Own, "cuda-graph")
     batch = next(iter(runner.loader(esol, indices=range(24))))
     with pytest.raises(sg.NotStatic, match="the model returns a Own, and tensors in it would"):
@@ -179,6 +179,6 @@ def test_containers_are_put_together_as_they_were():
     assert found[0].default_factory is list
     assert isinstance(found[1], Frozen)
     assert [t.tolist() for t in tensors_in(found)] == [[2], [1, 1], [2, 2, 2]]
-    assert tensors_in(given)[0].tolist() == [1]  # the first one is as it was
+    assert tensors_in(given)[0].tolist() == [1]  # the input is unchanged
     again = with_leaves(given, iter(range(6)))
     assert leaves_of(again) == [0, 1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""Data sets written as stores by several processes: the store that one would have saved."""
+"""Data sets that several processes write as stores equal the store that one process saves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def saved(tmp_path):
 
 @pytest.fixture
 def forked(monkeypatch):
-    """Processes get what is pickled, as those of :func:`convert` do, but need not import torch."""
+    """Run :func:`convert` in forked processes, which get pickled arguments but import no torch."""
     ensure_running()
     monkeypatch.setattr(converting, "get_context", lambda kind: CONTEXT)
 
@@ -97,7 +97,7 @@ def test_a_bad_table_is_refused(table, said, tmp_path):
 
 
 def _killed_after_a_part(job, worker, folder, source, tell):
-    """A worker that is killed when it has committed one part."""
+    """A worker that is killed after it has committed one part."""
 
     def telling(graphs):
         tell(graphs)
@@ -111,7 +111,7 @@ _write = converting._write
 
 
 def test_a_killed_worker_is_named_and_the_same_call_goes_on(saved, tmp_path, monkeypatch):
-    """What was committed stays; another conversion does not take it for its own."""
+    """What was committed stays, and a different conversion does not take it over."""
     out = tmp_path / "out"
     monkeypatch.setattr(converting, "get_context", lambda kind: _forking())
     monkeypatch.setattr(converting, "_write", _killed_after_a_part)
@@ -149,7 +149,7 @@ def _in_this_process(job, folder, source, tell):
 
 
 def test_what_a_worker_meets_is_the_error(saved, tmp_path, capfd):
-    """Of processes that are started whole."""
+    """With processes that start from scratch."""
     path = saved / "column.x.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

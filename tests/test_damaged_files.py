@@ -1,5 +1,5 @@
-"""Any byte of a store, a plan or a partitioned graph that is changed is an error, or changes
-nothing; and is found before anything of its block is used."""
+"""Any changed byte of a store, a plan or a partitioned graph is an error or changes nothing, and is
+found before anything in its block is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POSITIONS = 600
 
 
 def changes(files: list[Path], positions: int = POSITIONS) -> Iterator[tuple[Path, int]]:
-    """Every byte of some files, or a dense sample of them, changed by one bit, one at a time."""
+    """Change one bit of every byte of some files, or of a dense sample, one byte at a time."""
     stride = max(1, sum(path.stat().st_size for path in files) // positions)
     for path in sorted(files):
         whole = path.read_bytes()
@@ -208,7 +208,7 @@ def test_blocks_cover_every_graph_once(esol, monkeypatch):
                 checks.rows_of(name, esol.schema, arrays, a, b)
                 for a, b in zip(blocks[:-1].tolist(), blocks[1:].tolist(), strict=True)
             ]
-            shared = name == "row_ptr"  # the end of one block is the beginning of the next
+            shared = name == "row_ptr"  # one block ends where the next begins
             assert [s.start for s in spans[1:]] == [s.stop - shared for s in spans[:-1]]
             assert (spans[0].start, spans[-1].stop) == (0, len(arrays[name]))
 

@@ -1,5 +1,5 @@
 """Graphs as people have them: half precision, other byte orders, NumPy, generators; and names that
-must tell what lengths cannot."""
+decide where lengths cannot."""
 
 from __future__ import annotations
 

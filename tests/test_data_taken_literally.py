@@ -1,4 +1,4 @@
-"""Data that does not say what it must is refused by name, never rounded, dropped or filled in."""
+"""Incomplete or inconsistent data is refused by name, never rounded, dropped or filled in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets by name or path: layouts against loops, splits, errors read."""
+"""Data sets by name or path: layouts checked against plain loops, splits, and errors."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_list_of_data_in_a_file(tmp_path):
 
 
 class Kept(InMemoryDataset):
-    """A data set as PyG's tutorial has it."""
+    """A data set written as in PyG's tutorial."""
 
     graphs: ClassVar[list[BaseData]]
 
@@ -184,14 +184,14 @@ def hetero(nodes: int) -> HeteroData:
 
 @pytest.mark.parametrize("typed", [False, True])
 def test_a_data_set_that_pyg_keeps(typed, tmp_path):
-    """By its root, by its file, and converted."""
+    """Opened by its root, by its file, and after conversion."""
     Kept.graphs = [
         hetero(n) if typed else Data(x=torch.rand(n, 3), y=torch.rand(1, 2), num_nodes=n)
         for n in range(1, 12)
     ]
     root = tmp_path / "mine"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyG tells of its own file
+        warnings.simplefilter("ignore")  # PyG warns about its own file
         Kept(str(root))
     expected = GraphStore.from_pyg(Kept.graphs, progress=False)
     file = root / "processed" / "graphs.pt"
@@ -209,7 +209,7 @@ def test_a_data_set_that_pyg_keeps(typed, tmp_path):
 
 @pytest.mark.parametrize("more", [(), (Data,), ({"num_edge_labels": 0}, Data)])
 def test_graphs_side_by_side_in_a_file(more, tmp_path):
-    """As older versions of PyG, the present one, and its TUDataset write them."""
+    """As older PyG versions, the present one, and its TUDataset write them."""
     graphs = [Data(x=torch.rand(n, 3), y=torch.rand(1, 2)) for n in range(1, 12)]
     data, slices = InMemoryDataset.collate(graphs)
     torch.save((data.to_dict() if more else data, slices, *more), tmp_path / "g.pt")
@@ -250,7 +250,7 @@ def test_a_file_that_is_no_torch_file(tmp_path):
 
 
 def test_a_name_that_comes_with_the_package(tmp_path, monkeypatch):
-    """Wherever one stands; a path of the same name is what a user means by it."""
+    """From any directory; a store at a path of the same name comes first."""
     monkeypatch.chdir(tmp_path)
     store = datasets.open("esol")
     assert len(store) == 1128
@@ -269,7 +269,7 @@ def test_a_name_that_comes_with_the_package(tmp_path, monkeypatch):
 
 
 def test_what_comes_with_the_package_says_from_where():
-    """A name each, in what is understood, and a row with source and licence."""
+    """Each name is among the specs listed, and has a table row with source and licence."""
     said = (FOLDER / "README.md").read_text()
     assert "esol" in shipped()
     for name, path in shipped().items():
@@ -295,7 +295,7 @@ def test_an_unknown_spec_lists_what_is_understood(spec, monkeypatch):
     "spec", ["hiv.npz", "a-store", "list.pt", "tu:PROTEINS", "ogb:ogbg-molhiv"]
 )
 def test_a_target_of_what_is_no_csv_is_refused(spec, tmp_path, capsys, monkeypatch):
-    """It would be left alone, and all labels trained on."""
+    """The target would be ignored, and all labels trained on."""
     graphs = [Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.rand(1, 2))]
     GraphStore.from_pyg(graphs * 3, progress=False).save(tmp_path / "a-store")
     torch.save(graphs * 3, tmp_path / "list.pt")

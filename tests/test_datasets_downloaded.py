@@ -1,4 +1,4 @@
-"""Data sets that PyG and OGB download: their splits, tasks and labels; offline, what to do."""
+"""Data sets that PyG and OGB download: splits, tasks, labels, and what to do offline."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_features_are_ogbs(chem):
     molecule = chem.MolFromSmiles("Cl[C@H](/C=C/C)Br")
     assert atom_features(molecule.GetAtomWithIdx(1)) == (5, 2, 4, 5, 1, 0, 2, 0, 0)
     assert bond_features(molecule.GetBondWithIdx(2)) == (1, 2, 0)
-    # An atom without a number, and a metal with a charge beyond the list: the last places.
+    # A wildcard atom, and a metal with a charge beyond the list: both get the last index.
     assert atom_features(chem.MolFromSmiles("*").GetAtomWithIdx(0))[0] == 118
     assert atom_features(chem.MolFromSmiles("[W+6]").GetAtomWithIdx(0))[3] == 11
 

@@ -1,4 +1,4 @@
-"""BatchNorm over dense blocks laid out flat, ``[G * M, C]``, as DiffPool has it: its statistics are
+"""BatchNorm over dense blocks laid out flat, ``[G * M, C]``, as in DiffPool: its statistics are
 those of plain PyG's block, which is as wide as the largest graph of the batch."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_diff_pool_is_that_of_plain_pyg(most, mode, monkeypatch):
         loss=lambda out, batch: (out - batch.y).square(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
     )
-    ids = [0, 1, 5, 2, 6]  # none as large as the largest
+    ids = [0, 1, 5, 2, 6]  # all smaller than the largest graph
     batch = sg.StaticBatch.of(store, ids, sg.Capacity(*CAPACITY, max_graph_nodes=7))
     whole = Batch.from_data_list([data[i] for i in ids])
     expected = (plain(whole) - whole.y).square().mean()

@@ -1,5 +1,5 @@
-"""PyG's functions, which dispatch to their static forms: themselves outside of a step, static
-inside of one, and asked for nothing around a replay."""
+"""PyG's functions that dispatch to static forms: unchanged outside a step, static inside one, and
+not called around a replay."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_whoever_holds_a_function_holds_the_dispatching_one():
 
 
 def test_own_compilation_of_plain_pyg_beside_a_step():
-    """A graph that the user compiled for plain PyG is not used while a batch is present in its
-    thread, and is, in every other."""
+    """A graph that the user compiled for plain PyG is not used in a thread while a batch is present
+    there; every other thread uses it."""
     captured = []
 
     def backend(graph, inputs):
@@ -116,7 +116,7 @@ def test_own_compilation_of_plain_pyg_beside_a_step():
 
 
 def test_a_compiled_part_of_an_eager_model_is_static_in_a_step():
-    """What the user compiled himself sees the batch of the thread that calls it."""
+    """A part that the user compiled sees the batch of the thread that calls it."""
     model, twin = Net(), Net()
     expected = runner_of(twin).eval_step(batch_of()).out
     model.eval()
@@ -128,7 +128,7 @@ def test_a_compiled_part_of_an_eager_model_is_static_in_a_step():
 
 
 def test_a_compiled_step_changes_no_setting_of_the_process(monkeypatch):
-    """torch's stance is for all threads: a compilation of the user's own would have failed."""
+    """torch's stance holds for all threads: changing it would fail a user's own compilation."""
     runner = runner_of(
         nn.Linear(4, 1).double(), mode="default", forward=lambda m, b: m(b.x)[: b.num_graphs, 0]
     )

@@ -21,11 +21,11 @@ TOLERANCE = 1e-10
 
 
 def trained_on_rank(missing: bool, options: dict) -> list[tuple]:
-    """An epoch on this rank: of each step the graphs, the loss and the model's state."""
+    """Train an epoch on this rank; return each step's graphs, loss and model state."""
     store = store_of(missing)
     buckets = options.get("buckets")
     plan = sg.plan_buckets(store, None if buckets else BATCH, num_buckets=buckets, graphs=BATCH)
-    model = model_of(sync=True, seed=dist.get_rank())  # rank 0's is what all train
+    model = model_of(sync=True, seed=dist.get_rank())  # all ranks train rank 0's
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     runner = sg.StaticGraphRunner(
         model, plan, options.get("mode", "eager"), loss=squared, optimizer=optimizer,
@@ -63,7 +63,7 @@ def check_equal(world_size: int, missing: bool = False, **options) -> None:
 
 
 def _plain_step(model, optimizer, store, ids) -> tuple[float, dict]:
-    """One step of one process over all graphs together, unpadded, in PyG."""
+    """One PyG step of a single process over all graphs together, unpadded."""
     from torch_geometric.data import Batch
 
     if not ids:
@@ -79,7 +79,7 @@ def _plain_step(model, optimizer, store, ids) -> tuple[float, dict]:
 
 
 def _after_nothing(model, optimizer) -> dict:
-    """A step of padding alone: gradients are zero and nothing moves."""
+    """The state after a step of padding alone: gradients are zero and nothing moves."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.zero_()
@@ -97,8 +97,8 @@ def test_four_ranks_are_one_process_of_four_times_the_batch():
 
 
 def test_batches_of_several_buckets_are_averaged_alike():
-    """Packs of a varying number of graphs: at each step all ranks take the same bucket, and ranks
-    that have none left of it a batch of padding."""
+    """Packs of varying numbers of graphs: at each step all ranks take the same bucket, and ranks
+    with no batch left in it take a batch of padding."""
     check_equal(2, buckets=3)
 
 
@@ -122,7 +122,7 @@ def _first_step_without_one_label() -> tuple[list[int], float]:
 
 
 def test_ranks_check_padding_alike_where_one_has_all_labels():
-    """Norms add over ranks in each forward, so that a run on one rank alone meets other sums."""
+    """Norms sum over ranks in each forward, so a check on one rank alone would see other sums."""
     (first, loss), (second, other) = on_ranks(2, _first_step_without_one_label)
     assert (3 in first) != (3 in second)
     model = model_of(sync=False)
@@ -132,7 +132,7 @@ def test_ranks_check_padding_alike_where_one_has_all_labels():
 
 
 def _trained_both_ways(scope: str) -> tuple[list, list, dict]:
-    """Two runs of an epoch on this rank, in eager and recorded, with norms of one rank alone."""
+    """Train an epoch on this rank in eager and recorded, with norms over this rank's rows alone."""
     runs = []
     for mode in ("eager", "cuda-graph"):
         store, model = store_of(), model_of(sync=False)
@@ -153,7 +153,7 @@ def _trained_both_ways(scope: str) -> tuple[list, list, dict]:
 
 @pytest.mark.parametrize("scope", ["step", "forward_backward"])
 def test_a_recorded_step_is_averaged_beside_its_recording(scope):
-    """Whatever its scope: gloo adds on the host. Norms' running statistics are one mean, too."""
+    """In either scope: gloo adds on the host. The norms' running statistics become one mean too."""
     ranks = on_ranks(2, _trained_both_ways, scope)
     for eager, recorded, state in ranks:
         assert recorded == pytest.approx(eager, abs=TOLERANCE)
@@ -176,7 +176,7 @@ def _recorded_with_sync() -> str:
 
 
 def test_a_norm_over_ranks_is_not_recorded_over_gloo():
-    """The tape would replay its sum without waiting for it, and be wrong by a fifth."""
+    """The tape would replay the sum without waiting for it, and be off by a fifth."""
     for message in on_ranks(2, _recorded_with_sync):
         assert message.startswith("conv.nn.1 is a SyncBatchNorm")
         assert "mode='default'" in message
@@ -187,7 +187,7 @@ def test_steps_of_padding_alone_move_nothing():
 
 
 class _Favourite(Stopwatch):
-    """Finds another way faster on each rank, and the limit spent on the last."""
+    """A stopwatch that finds another way faster on each rank."""
 
     def now(self) -> float:
         return 0.0
@@ -205,7 +205,7 @@ def _chosen(file: str) -> list:
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
         recording=sg.Recording(recorder=TapeRecorder),
     )  # fmt: skip
-    # Only rank 0 has the folder: what is not on all ranks is measured on all.
+    # Only rank 0 has the file; choices that not all ranks have are measured on all.
     runner.warmup(store, progress=False, choices=file if dist.get_rank() == 0 else None)
     losses = [float(runner.step(batch)) for batch in runner.loader(store)]
     report = runner.report()
@@ -213,7 +213,7 @@ def _chosen(file: str) -> list:
 
 
 def test_ranks_choose_alike_by_the_slowest(tmp_path):
-    """A rank that steps in another way than the rest, or tries one fewer, would wait for ever."""
+    """Ranks would wait forever if one stepped in another way than the rest, or tried one fewer."""
     first, second = on_ranks(2, _chosen, str(tmp_path / "choices.json"))
     again = on_ranks(2, _chosen, str(tmp_path / "choices.json"))[1]
     assert first[0] == second[0] == again[0]

@@ -1,5 +1,5 @@
-"""What ranks must have alike: a plan, a model, buckets, a finite loss, a group that lives. What is
-not is said on every rank."""
+"""What ranks must agree on: a plan, a model, buckets, a finite loss, a live process group. A
+disagreement is reported on every rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from staticgraph.distributed.ranks import Ranks
 
 
 def _refused(case: str) -> str:
-    """The error of this rank, which must be one on every rank."""
+    """The error on this rank; every rank must get one."""
     rank, store = dist.get_rank(), store_of()
     model, batch_size = model_of(sync=False), BATCH
     if case == "plan" and rank == 1:
@@ -53,7 +53,7 @@ def test_every_rank_says_what_is_not_alike(case, said):
 
 
 def _one_bad_graph() -> str:
-    """The loss is infinite on rank 1 alone."""
+    """The error of a step whose loss is infinite on rank 1 alone."""
     store, model = store_of(), model_of(sync=True)
     runner = sg.StaticGraphRunner(
         sg.Subject(
@@ -126,7 +126,7 @@ def _destroyed() -> tuple[bool, str]:
     batch = sg.StaticBatch.of(store, range(5), plan[0])
     runner.step(batch)
     group = weakref.ref(ranks.group)
-    gc.disable()  # whatever stands in a circle stands there until the interpreter ends
+    gc.disable()  # reference cycles stay until the interpreter ends
     dist.destroy_process_group()
     gone = group() is None
     with pytest.raises(RuntimeError, match="process group of this job was destroyed") as caught:
@@ -136,8 +136,8 @@ def _destroyed() -> tuple[bool, str]:
 
 
 def test_a_group_that_is_destroyed_is_held_by_nothing():
-    """A runner that held it would keep gloo's threads alive until the interpreter ends, where they
-    now and then abort it."""
+    """A runner that held it would keep gloo's threads alive until the interpreter ends, and these
+    sometimes abort it."""
     for gone, said in on_ranks(2, _destroyed):
         assert gone
         assert "before dist.destroy_process_group()" in said

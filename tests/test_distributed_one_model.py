@@ -1,5 +1,5 @@
-"""All ranks keep one model, also where what is trained changes in mid-training or stands beside the
-model; what each rank writes for itself is said.
+"""All ranks keep one model, even if what is trained changes in mid-training or is not part of the
+model; what a rank writes by itself is reported.
 
 The oracle is one process over the union of the ranks' batches, as in ``test_distributed.py``.
 """
@@ -25,11 +25,11 @@ TOLERANCE = 1e-10
 
 
 class Trained:
-    """The model of a case, its loss, and what the loop does after a step."""
+    """The model of a case, its loss, and what the loop does after each step."""
 
     def __init__(self, case: str, seed: int) -> None:
         self.case = case
-        self.model = model_of(sync=False, seed=seed).eval()  # no norm of one rank's rows
+        self.model = model_of(sync=False, seed=seed).eval()  # no norm over one rank's rows
         self.model.training = True
         generator = torch.Generator().manual_seed(seed)
         self.weight = nn.Parameter(torch.rand(2, generator=generator, dtype=torch.float64))
@@ -97,7 +97,7 @@ def test_what_is_trained_later_or_beside_the_model_is_one_on_all_ranks(case):
 
 
 class Typed(nn.Module):
-    """PyG's norm by types, whose statistics are its own."""
+    """PyG's norm per type, which keeps its own statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Typed(nn.Module):
 
 
 class Counting(Typed):
-    """An average that its forward writes, of this rank's rows."""
+    """A buffer that the forward updates with a mean over this rank's, or (``summed``) all rows."""
 
     def __init__(self, summed: bool) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ def test_a_centre_of_the_loss_that_each_rank_writes_is_warned_of_once():
 
 
 def test_a_number_that_is_not_finite_on_one_rank_alone_is_a_difference():
-    """On all ranks alike it is none: the data may have given it to each."""
+    """On all ranks alike, it is no difference: the data may have caused it on each."""
 
     class Told:
         def __init__(self, *others):

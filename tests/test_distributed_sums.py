@@ -1,4 +1,4 @@
-"""What ranks send each other: sums of gradients, whatever their buffers, and what they tell."""
+"""What ranks send each other: sums of gradients, for any buffer size, and messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from staticgraph.distributed.share import Share
 
 
 def _reduced(buffer_bytes: int) -> list:
-    """Three parameters of three dtypes; one has a gradient on rank 1 alone, one on no rank."""
+    """Reduce parameters of three dtypes, one with a gradient on rank 1 alone, one with none."""
     ranks = Ranks.of()
     generator = torch.Generator().manual_seed(5 + ranks.rank)
     made = [
@@ -36,7 +36,7 @@ def _reduced(buffer_bytes: int) -> list:
     addresses = [p.grad.data_ptr() for p in made[:3]]
     share = Share(torch.tensor(6.0 + ranks.rank).double(), torch.tensor(0.25 * (1 + ranks.rank)))
     reduction = Reduction(lambda: made, ranks, buffer_bytes=buffer_bytes)
-    for _ in range(2):  # a second step finds nothing of the first
+    for _ in range(2):  # a second step sees nothing of the first
         for parameter, grad in zip(made, own, strict=True):
             if grad is None:
                 parameter.grad = None
@@ -63,7 +63,7 @@ def test_a_sum_is_over_all_ranks_whatever_their_buffers(buffer_bytes):
         assert torch.equal(left, right)
         assert torch.allclose(left, expected, rtol=eps, atol=eps)
     values = 8 * (12 + 2) + 4 * (5 + 4 + 7)
-    assert nbytes == values + 8 * (2 * 4 + 5)  # and a row a rank, and a flag a parameter
+    assert nbytes == values + 8 * (2 * 4 + 5)  # plus one row per rank, and one flag per parameter
 
 
 def _sparse() -> str:
@@ -141,8 +141,8 @@ def _fails() -> None:
 
 
 def test_what_a_recording_holds_comes_from_the_device(monkeypatch):
-    """As on CUDA, over tensors of the CPU. A number that is assigned, ``x[i, j] = 1.0``, is made a
-    tensor of the host there and copied; whatever reads waits for the device."""
+    """As on CUDA, with tensors of the CPU. There, assigning a number (``x[i, j] = 1.0``) makes a
+    host tensor and copies it, and every read waits for the device."""
 
     class Noted(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -157,7 +157,7 @@ def test_what_a_recording_holds_comes_from_the_device(monkeypatch):
     statistics = [torch.ones(4)]
     ranks = Ranks(lambda: group, 1, 2, "cpu:gloo,cuda:nccl")
     reduction = Reduction(lambda: made, ranks, lambda: statistics)
-    reduction._asks = False  # as where the parameters are on CUDA
+    reduction._asks = False  # as for parameters on CUDA
     share = Share(torch.tensor(6.0), torch.tensor(0.5))
     with Noted():
         loss = reduction(share, bucket=1)

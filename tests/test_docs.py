@@ -1,5 +1,5 @@
-"""The documents: every code block runs or says what it needs, every command is understood, links
-and the site's table of contents lead somewhere, and the reference has every public name."""
+"""The documents: every code block runs or says what it needs, every command parses, links and the
+site's table of contents lead somewhere, and the reference has every public name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pages_with(blocks: list[Block]) -> list:
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """A folder to write into, from which the repository's data is found under its usual name."""
+    """A folder to write into, where the repository's data has its usual path."""
     for name in ("examples", "bench", "tests"):
         os.symlink(ROOT / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
@@ -73,21 +73,21 @@ def test_the_slow_python_of_a_page_runs(page, elsewhere, forked_dry_runs):
 def test_the_commands_of_a_page_run(block, elsewhere):
     for words in block.commands:
         assert words[0] == "staticgraph", f"{block.name}: mark what {words[0]} needs"
-        if "--epochs" in words:  # the first tells whether it runs
+        if "--epochs" in words:  # one epoch shows whether it runs
             words[words.index("--epochs") + 1] = "1"
         assert cli.main(words[1:]) == 0
 
 
 @pytest.mark.parametrize("block", ELSEWHERE_BLOCKS, ids=named)
 def test_a_block_that_needs_something_says_what(block):
-    """Where it cannot run it is skipped by name; where it can, its page's test has run it."""
+    """A block that cannot run is skipped by name; one that can was run by its page's test."""
     if block.unmet:
         pytest.skip(block.unmet)
     assert block.needs not in ELSEWHERE
 
 
 def spoken(block: Block) -> list[list[str]]:
-    """What of a block this library's command line is asked to understand."""
+    """The commands of a block that this library's command line must parse."""
     found = []
     for words in block.commands:
         if words[0] == "staticgraph":
@@ -97,7 +97,7 @@ def spoken(block: Block) -> list[list[str]]:
     return found
 
 
-# In the lines of a table or a sentence, too, where they are told with their options.
+# Commands in table cells and sentences count too, where options come with them.
 COMMANDS = [(block.name, words) for block in SHELL for words in spoken(block)] + [
     (f"{page} {number}", said.split()[1:])
     for page in ("README.md", "docs/cli.md")
@@ -109,7 +109,7 @@ COMMANDS = [(block.name, words) for block in SHELL for words in spoken(block)] +
     ("page", "words"), COMMANDS, ids=[f"{page} {words[0]}" for page, words in COMMANDS]
 )
 def test_a_command_is_understood(page, words):
-    """Options that a page names exist, and take such values."""
+    """The options that a page names exist and take those values."""
     cli.parser().parse_args([word.replace("$DATA", "x").replace("$", "") for word in words])
 
 
@@ -138,7 +138,7 @@ def test_links_lead_somewhere(page):
     "page", [*PAGES, ROOT / "docs" / "changelog.md"], ids=lambda page: page.name
 )
 def test_a_list_begins_after_an_empty_line(page):
-    """The site would join it to the paragraph before it, all in one."""
+    """The site would join it to the paragraph before it."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     item = re.compile(r"(- |\* |1\. )")
     for before, line in itertools.pairwise(text.split("\n")):
@@ -148,7 +148,7 @@ def test_a_list_begins_after_an_empty_line(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=named_page)
 def test_names_with_underscores_are_code(page):
-    """Elsewhere the site would take ``__inc__`` for bold letters."""
+    """Elsewhere the site would show ``__inc__`` in bold."""
     text = re.sub(r"^```.*?^```$|`[^`]+`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert re.findall(r"\b__\w+__", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)) == []
 
@@ -159,7 +159,7 @@ ROOMS = "|".join(each.name for each in (ROOT / "staticgraph").iterdir() if each.
 
 @pytest.mark.parametrize("page", PAGES, ids=named_page)
 def test_what_a_page_names_is_there(page):
-    """Files by their path from root or package, modules that are run, targets of make."""
+    """Files by their path from root or package, modules to run, make targets."""
     text = page.read_text()
     for path in re.findall(rf"`((?:{FOLDERS})/[\w/.-]*[\w/])(?:::\w+)?`", text):
         assert path.endswith("_") or (ROOT / path).exists(), path
@@ -202,7 +202,7 @@ def described() -> set[str]:
 @pytest.mark.parametrize(
     ("module", "but"),
     [
-        # Modules, whose names are described one by one.
+        # Modules, whose names are described individually.
         ("staticgraph/__init__.pyi", {"datasets", "models", "outofcore"}),
         ("staticgraph/outofcore/__init__.py", {"data"}),
         ("staticgraph/models/__init__.py", {"NAMES", "POOLS"}),

@@ -1,8 +1,8 @@
 """The documents' code, as a reader's type checker sees it.
 
-pyright reads the blocks of every page that has Python, in its standard strictness. Two of its rules
-are left out, since they judge the models of an example and not this library: PyG's and torch's own
-``forward`` has parameters of other names, and a variable of a loop may be unbound after it.
+pyright reads the Python blocks of every page in its standard strictness. Two of its rules are left
+out, since they judge the model of an example and not this library: PyG's and torch's own
+``forward`` has other parameter names, and a loop variable may be unbound after the loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from support.pages import PAGES, ROOT, blocks_of
 
 LEFT_OUT = ("reportIncompatibleMethodOverride", "reportPossiblyUnboundVariable")
-# Sees the repository's package, whichever one is installed.
+# Uses the repository's package, whichever one is installed.
 SETTINGS = {
     "typeCheckingMode": "standard",
     "extraPaths": [str(ROOT)],
@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 def complaints(folder: Path) -> list[str]:
-    """What pyright says of the files of a folder."""
+    """The errors that pyright reports for the files of a folder."""
     (folder / "pyrightconfig.json").write_text(json.dumps(SETTINGS))
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
     done = subprocess.run([*command, "-p", str(folder)], capture_output=True, text=True)
@@ -43,10 +43,10 @@ def complaints(folder: Path) -> list[str]:
 def test_a_type_checker_takes_the_code_of_every_page(tmp_path):
     pytest.importorskip("pyright")
     for page in PAGES:
-        # What runs elsewhere leans on names that the page leaves to its reader.
+        # Blocks that run elsewhere use names that the page leaves to its reader.
         blocks = [b for b in blocks_of(page) if b.language == "python" and not b.needs]
         lines: list[str] = []
-        for block in blocks:  # each at its own line of the page
+        for block in blocks:  # on the lines that it has in the page
             lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
         if lines:
             name = str(page.relative_to(ROOT).with_suffix("")).replace("/", "_")

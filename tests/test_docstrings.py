@@ -1,5 +1,5 @@
-"""A reader finds what each named function is for, Triton kernels and layers included, and which
-exceptions it raises; what the words name is there."""
+"""Every named function, Triton kernels and layers included, says what it is for and what it raises;
+the names in its docstring exist."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def named_functions(node: ast.AST) -> Iterator[Function]:
-    """Functions and methods whose name does not begin with ``_``, those of private classes and
-    those inside of other functions included."""
+    """Functions and methods whose name does not begin with ``_``, including those of private
+    classes and those inside other functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function) and not child.name.startswith("_"):
             yield child
@@ -24,7 +24,7 @@ def named_functions(node: ast.AST) -> Iterator[Function]:
 
 
 def is_overload(function: Function) -> bool:
-    """Whether it only says a type, and another of its name says what it does."""
+    """Whether a function is a typing overload, which another function of its name documents."""
     return any("overload" in ast.dump(decorator) for decorator in function.decorator_list)
 
 
@@ -68,12 +68,12 @@ class _Hidden:
     assert [name for _, name in without_words(source)] == unsaid
 
 
-# What Python itself asks of these.
+# Python's protocols prescribe what these raise.
 PROTOCOL = {"__getattr__", "__setattr__", "__getitem__"}
 
 
 def raised_in(node: ast.AST) -> Iterator[str]:
-    """The exceptions that a function makes itself and does not catch again."""
+    """The exceptions that a function creates and does not catch itself."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function | ast.Lambda | ast.ClassDef):
             continue
@@ -87,8 +87,8 @@ def raised_in(node: ast.AST) -> Iterator[str]:
 
 
 def callables(node: ast.AST, words: str = "") -> Iterator[tuple[Function, str]]:
-    """Public functions, methods and constructors, each with the words that a reader finds: those of
-    a constructor stand at its class."""
+    """Public functions, methods and constructors, each with its docstring; a constructor's includes
+    that of its class."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef):
             if not child.name.startswith("_"):
@@ -102,12 +102,12 @@ def callables(node: ast.AST, words: str = "") -> Iterator[tuple[Function, str]]:
 
 
 def unsaid_errors(source: str) -> list[tuple[int, str, str]]:
-    """Line, function and exception, wherever the words do not name it, nor say where they are."""
+    """Line, function and exception, where the docstring names neither it nor where it is named."""
     return [
         (function.lineno, function.name, error)
         for function, words in callables(ast.parse(source))
         for error in dict.fromkeys(raised_in(function))
-        if error[0].isupper()  # else a function that makes one
+        if error[0].isupper()  # otherwise a function that makes an error
         and error not in words
         and "what it raises" not in words
         and function.name not in PROTOCOL
@@ -155,7 +155,7 @@ class Checked:
 
 
 def named(words: str, section: str) -> list[str]:
-    """What a section of a docstring describes: ``a, b: words`` are two."""
+    """The names that a section of a docstring describes; ``a, b: words`` describes two."""
     found = re.search(rf"^{section}:\n((?:(?: {{4}}.*)?\n)*)", words + "\n", re.MULTILINE)
     entries = re.findall(r"^ {4}([*\w]+(?:, [*\w]+)*):", found[1] if found else "", re.MULTILINE)
     return [name.lstrip("*") for entry in entries for name in entry.split(", ")]
@@ -169,7 +169,7 @@ def parameters_of(function: Function) -> set[str]:
 
 
 def attributes_of(kind: ast.ClassDef) -> set[str]:
-    """What a class defines, annotates or sets on itself."""
+    """Everything that a class defines, annotates or sets as an attribute."""
     found = set()
     for node in ast.walk(kind):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -182,7 +182,7 @@ def attributes_of(kind: ast.ClassDef) -> set[str]:
 
 
 def not_there(source: str) -> list[tuple[int, str, str]]:
-    """Line, function or class, and each name that its words describe and it does not have."""
+    """Line, function or class, and each name in its docstring that it does not have."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, Function):

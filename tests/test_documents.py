@@ -1,5 +1,5 @@
-"""Every file of JSON that is read back, with every value of it dropped or made something else: it
-loads, or one error names the file."""
+"""Every JSON file that is read back, with each of its values dropped or replaced: it loads, or one
+error names the file."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ MAKERS = (exported, plan, memory, report, choices, store, graph)
 
 
 def paths_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a document; of a long list the first two alone."""
+    """The path of every value in a document; of a list, only the first two items."""
     yield at
     items = value.items() if isinstance(value, dict) else ()
     if isinstance(value, list):
@@ -201,6 +201,6 @@ def test_errors_of_a_readers_own_are_kept(tmp_path):
     ],
 )
 def test_formats_keep_their_names_wherever_their_module_stands(module, name):
-    """What a file calls itself is no module: with another name no file of before would load."""
+    """A file's format name is not a module: under another name, no earlier file would load."""
     found = importlib.import_module(f"staticgraph.{module}").FORMAT
     assert found == name

@@ -1,4 +1,4 @@
-"""The drawings of the documents are what their script makes of the data in the repository."""
+"""The drawings in the documents are what their script makes from the repository's data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_change_of_a_word_or_of_a_place_is_seen():
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_words_stay_within_the_drawing(name):
-    """By the mean width of letters: nothing is cut off at an edge."""
+    """By the mean width of a letter, no text is cut off at an edge."""
     text = (FOLDER / f"{name}.svg").read_text()
     (width, height) = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', text).groups())
     place = r'<text x="([\d.]+)" y="([\d.]+)" font-size="(\d+)"'
@@ -50,7 +50,7 @@ def test_words_stay_within_the_drawing(name):
 
 
 def test_the_house_has_the_rooms_that_there_are_and_lines_that_are_imports():
-    """Upwards only, and each line an import; what every room may use is left out."""
+    """Lines go upwards and each is an import; rooms that every room may use are left out."""
     package = Path(__file__).parents[1] / "staticgraph"
     row = {name: number for number, rooms in enumerate(ROWS) for name, _ in rooms}
     there = {path.parent.name for path in package.glob("*/__init__.py")} | {"schema"}

@@ -1,5 +1,5 @@
-"""Small models of every kind compiled for an H100 that is not there: one graph, recorded whole, no
-more launches than were committed, no spills. One child process serves the whole file."""
+"""Small models of every kind, compiled for an H100 that is not present: one graph, recorded whole,
+no more launches than committed, no spills. One child process serves the whole file."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ from staticgraph.errors import DryRunUnavailable
 
 ROOT = Path(__file__).parent.parent
 COMMITTED = ROOT / "bench" / "results" / "launches.json"
-# Set to write the numbers anew, after a change that is meant to raise them.
+# Set to write the numbers again, after a change that is meant to raise them.
 WRITE = os.environ.get("STATICGRAPH_WRITE_LAUNCHES")
 ESOL = {"data": str(ROOT / "examples" / "data" / "esol.npz")}
 
 pytestmark = pytest.mark.slow
 
-# Cases with kernels of this library's own are held to no spills, and of stock layers one: what the
-# compiler writes of the others is alike.
+# Cases with this library's kernels, and one of stock layers, are compiled and must not spill; what
+# the compiler writes for the others is similar.
 UNCOMPILED = {"compile_kernels": False}
 CASES = {
     "gine": {"model": "one_gine"},
     "gine kernels": {"model": "wide_gine", "kernels": True},
     "gine kernels bfloat16": {"model": "wide_gine", "kernels": True, "autocast": "bfloat16"},
-    # 1,752 nodes: a norm of so many rows is two launches, but for statistics from the product.
+    # 1,752 nodes: a norm over this many rows takes two launches, unless its statistics come from
+    # the product.
     "gine kernels bfloat16, many rows": {
         "model": "gine",
         "kernels": True,
         "autocast": "bfloat16",
         "batch_size": 128,
-        **UNCOMPILED,  # those of few rows are compiled above, statistics elsewhere
+        **UNCOMPILED,  # few rows are compiled above, statistics elsewhere
     },
     "gps": {"model": "gps", **UNCOMPILED},
     "gps kernels bfloat16": {"model": "gps", "kernels": True, "autocast": "bfloat16"},
@@ -65,7 +66,7 @@ CASES = {
 
 
 class Remembering:
-    """A child that answers the same question once."""
+    """A child that computes each answer only once."""
 
     def __init__(self, child: Child) -> None:
         self.asked: dict[str, DryRun] = {}
@@ -90,7 +91,7 @@ def child(forked_dry_runs):
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory) -> dict[str, str]:
-    """Plans of what the example data has not: positions, and types."""
+    """Plans for data that the examples lack: positions, and types."""
     random = np.random.default_rng(0)
 
     def numbers(*shape):
@@ -120,8 +121,8 @@ def plans(tmp_path_factory) -> dict[str, str]:
 
 
 def test_the_self_test_passes(child):
-    """In the process that serves the whole file; what it says of one that is broken is tested where
-    the asking side is."""
+    """In the process that serves the whole file; reports of a broken one are tested in
+    ``test_dryrun_ask.py``."""
     stages = child.ask({"selftest": True})["stages"]
     assert len(stages) > 4
     assert [stage for stage in stages if not stage["ok"]] == []
@@ -139,7 +140,7 @@ def of_case(child: Remembering, plans: dict[str, str], case: str) -> DryRun:
     return child.dry_run(request(plans, modes=["reduce-overhead"], **CASES[case]))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_one_graph_recorded_whole_on_the_device_alone(child, plans, case):
     report = of_case(child, plans, case)
@@ -160,7 +161,7 @@ def test_a_step_is_one_graph_recorded_whole_on_the_device_alone(child, plans, ca
 
 
 def _compare_with_committed(case: str, run) -> None:
-    """No launch more than when the numbers were committed; a rise is named, launch by launch."""
+    """No more launches than when the numbers were committed; an increase is named per launch."""
     committed = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else {"cases": {}}
     if WRITE:
         committed["torch"] = release(torch_version())
@@ -176,7 +177,7 @@ def _compare_with_committed(case: str, run) -> None:
     )
 
 
-# Kernels that read no rows of features, or one for the many that they write.
+# Kernels that read no rows of features, or one for every many that they write.
 NO_ROWS = {
     "gcn_sum.degrees_kernel",
     "neighbour_attention.targets_kernel",
@@ -190,8 +191,8 @@ OWN = {"wide_gine": "neighbour_sum.", "wide_gcn": "gcn_sum.", "wide_gat": "neigh
     "case", ["gine kernels", "gine kernels bfloat16", "gcn kernels", "gat kernels bfloat16"]
 )
 def test_rows_of_300_are_loaded_by_vectors_in_the_compiled_step(child, plans, case):
-    """Of every kernel of ours that the step launches, as it is launched there: 128 bits in float32,
-    64 in bfloat16, and no spills."""
+    """Every kernel of this library that the step launches loads 128 bits in float32 and 64 in
+    bfloat16, as launched there, and does not spill."""
     report, model = of_case(child, plans, case), CASES[case]["model"]
     ours = [use for use in report.uses if use.owner == "staticgraph"]
     assert ours
@@ -203,7 +204,8 @@ def test_rows_of_300_are_loaded_by_vectors_in_the_compiled_step(child, plans, ca
 
 
 def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp_path):
-    """``staticgraph check --for``, whole: exit status 0, a table, the same as JSON, a picture."""
+    """``staticgraph check --for`` end to end: exit status 0, a table, the same as JSON, a
+    picture."""
     monkeypatch.setattr(ask, "Child", lambda target: nullcontext(child))
     before = len(child.asked)
     command = ["check", "--for", "h100", "--model", "support.dryrun_models:Summed"]
@@ -272,7 +274,7 @@ def test_a_recording_refuses_by_name_and_line(child, plans, optimizer, kind, ope
 
 
 def test_a_recording_in_pieces_is_refused_and_its_cause_named(child, plans):
-    """torch cuts the backward around an operator tagged unsafe, and says nothing; the library's own
+    """torch cuts the backward around an operator tagged unsafe, without a message; this library's
     warm-up counts the pieces."""
     asked = request(plans, "UnsafeBackward", modes=["reduce-overhead"])
     run = child.dry_run(asked | {"compile_kernels": False}).run("reduce-overhead")

@@ -1,4 +1,4 @@
-"""The asking side of a dry run, without a child: what it refuses, what it hands over and prints."""
+"""The parent's side of a dry run, without a child: what it refuses, hands over and prints."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_report_says_what_it_is_and_what_stands_in_the_way():
 
 
 def test_what_the_child_says_is_said_here(monkeypatch, capsys):
-    """How labels of a table were guessed, say: the child's own stderr nobody sees."""
+    """Such as how the labels of a table were guessed: nobody sees the child's own stderr."""
 
     def measured(fails):
         say("m.csv: grade is taken as 3 classes")
@@ -179,7 +179,7 @@ def test_what_another_process_cannot_find_is_refused_by_name(esol, tmp_path):
 
 @pytest.mark.slow
 def test_a_module_is_dry_run_from_python(esol, forked_dry_runs):
-    """A model object and a plan, as a user has them; this process stays as it was."""
+    """From a model object and a plan, as a user has them; this process does not change."""
     was, elsewhere = torch.cuda.is_available, processor_s() - own_processor_s()
     plan = sg.plan_buckets(esol, batch_size=16)
     try:
@@ -196,7 +196,7 @@ def test_a_module_is_dry_run_from_python(esol, forked_dry_runs):
 
 @pytest.mark.slow
 def test_the_self_test_tells_what_broke(monkeypatch):
-    """In a process of its own from the start, as a user's."""
+    """In a process started from scratch, as a user's is."""
     from staticgraph.dryrun.selftest import selftest
 
     monkeypatch.setattr(ask, "subprocess", subprocess)

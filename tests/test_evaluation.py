@@ -1,4 +1,4 @@
-"""Evaluation mode and back: which flags stand, and that no batch walks over the modules."""
+"""Evaluation mode and back: the flags that are set, and that no batch walks over the modules."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_changed_tree_is_listed_anew(change):
 
 
 class Frozen(nn.Sequential):
-    """Says itself what a mode is: one part never trains, and one never stops."""
+    """Defines its own modes: one part never trains, and one always does."""
 
     def train(self, mode: bool = True):
         super().train(mode)
@@ -132,7 +132,7 @@ def test_an_evaluation_walks_over_no_modules(hiv, monkeypatch, training):
 
 
 class FreezesNorms(Net):
-    """As many fine-tune: norms keep the statistics that they came with."""
+    """As in common fine-tuning: norms keep the statistics that they came with."""
 
     def train(self, mode: bool = True):
         super().train(mode)
@@ -155,8 +155,9 @@ def statistics_moved(model, hiv, prepared=lambda model: model) -> bool:
 
 
 def test_a_model_just_made_is_asked_what_training_is(hiv):
-    """Its flags are all on, and its own ``train()`` would take some off: norms that it freezes
-    were trained, with another loss than a loop has that calls ``model.train()``."""
+    """Its flags are all on, but its own ``train()`` turns some off. Without that call, norms that
+    it freezes would be trained, and the loss would differ from that of a loop that calls
+    ``model.train()``."""
     assert statistics_moved(Net(), hiv)
     assert not statistics_moved(FreezesNorms(), hiv)
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 MOST_LINES = 80
 
-# What each is run with first, and then for longer: its loss must be smaller.
+# Arguments of a short and of a longer training; the longer one must have the smaller loss.
 SMALL = {
     "molecules": {"model": "gine", "molecules": 128, "width": 16},
     "forces": {"clusters": 64, "width": 16},
@@ -52,7 +52,7 @@ def test_a_script_learns(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     main = example(name).main
     learned = main(epochs=4, **SMALL[name])
-    # As it stands it has run; ways of computing need not be timed again.
+    # The script has run as it is; its ways of computing need not be timed again.
     eager = functools.partial(sg.StaticGraphRunner, mode="eager")
     monkeypatch.setattr(sg, "StaticGraphRunner", eager)
     assert learned < main(epochs=1, **SMALL[name])
@@ -64,7 +64,7 @@ def test_molecules_with_attention(monkeypatch):
 
 
 def test_a_graph_larger_than_memory(monkeypatch, tmp_path):
-    """Seven classes: one in seven would be chance."""
+    """There are seven classes: chance is one in seven."""
     monkeypatch.chdir(ROOT)
     assert example("out_of_core").main(8, 4, epochs=2, folder=str(tmp_path)) > 0.4
 

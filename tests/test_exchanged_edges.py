@@ -1,5 +1,5 @@
-"""Edges that a user puts in the place of a batch's own: plain PyG's numbers, or a refusal. Fused
-loops read row pointers, which belong to the edges that came."""
+"""Edges that a user puts in place of a batch's own: plain PyG's numbers, or a refusal. Fused loops
+read row pointers, which belong to the original edges."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 class Inside(Net):
-    """Reversed in its own forward."""
+    """Reverses the edges in its own forward."""
 
     def forward(self, data):
         data.edge_index = data.edge_index.flip(0)
@@ -62,7 +62,7 @@ def written_edges(batch):
 
 
 def losses(mode: str, kind: type[Net], change, kernels: bool = False) -> tuple[list, list]:
-    """Of three steps here, and in plain PyG."""
+    """The losses of three steps in this library and in plain PyG."""
     torch.manual_seed(0)
     model = kind().double()
     twin = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""An exported model gives what the runner gives; a folder that is another runs nothing."""
+"""An exported model gives what the runner gives; nothing in a foreign or changed folder runs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_exported_model_gives_what_the_runner_gives(exported, graphs):
 
 @pytest.mark.slow
 def test_it_is_loaded_without_the_models_source(exported, tmp_path):
-    """In a process that cannot import what the model is made of."""
+    """In a process that cannot import the model's source."""
     folder, digest, runner = exported
     script = f"""
 import sys
@@ -110,7 +110,7 @@ def test_an_export_is_replaced_only_where_that_is_asked(exported, tmp_path):
 
 
 def packed(path: Path, *names: str) -> bytes:
-    """What looks like a package to zip."""
+    """A zip archive that looks like a package."""
     with zipfile.ZipFile(path, "w") as archive:
         for name in names:
             archive.writestr(name, b"not code")
@@ -123,7 +123,7 @@ GOOD = ("bucket-0/archive_format", "bucket-0/.data/version",
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A folder that is right but for its package's code, and a loader that must not be reached."""
+    """A folder that is valid except for its package's code; its loader must not be reached."""
     content = packed(tmp_path / "bucket-0.pt2", *GOOD)
     runner = runner_of("gine")
     schema = runner.plan.schema
@@ -149,13 +149,13 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def changed(folder: Path, **values) -> None:
-    """The manifest with other values, as its own checksum says."""
+    """Save the manifest with other values and a checksum that matches them."""
     found = document.load(folder / NAME)
     document.save(folder / NAME, {**found, **values})
 
 
 def repacked(folder: Path, *names: str) -> None:
-    """Another package, which the manifest knows."""
+    """Replace the package by another, and list it in the manifest."""
     content = packed(folder / "bucket-0.pt2", *names)
     changed(folder, packages=[hashlib.sha256(content).hexdigest()])
 
@@ -186,7 +186,7 @@ def test_a_changed_package_runs_nothing(folder):
 def test_a_forged_manifest_runs_nothing_where_the_digest_is_known(folder):
     digest = verify_exported(folder).digest
     repacked(folder, *GOOD, "bucket-0/data/aotinductor/model/evil.so")
-    verify_exported(folder)  # by its own word all is well
+    verify_exported(folder)  # consistent in itself
     refused(folder, "this is another export, or it was changed; nothing of it ran", digest)
 
 
@@ -210,8 +210,8 @@ def test_an_entry_that_no_package_has_runs_nothing(folder, name):
 
 
 def read_first(monkeypatch, name: str, content: bytes) -> None:
-    """A folder that is changed while it is looked at: the first to read a file gets this, and who
-    reads it again what is there."""
+    """Simulate a folder that changes while it is checked: the first read of a file returns
+    ``content``, later reads what is on disk."""
     read, first = Path.read_bytes, [content]
     monkeypatch.setattr(
         Path, "read_bytes", lambda path: first.pop() if path.name == name and first else read(path)
@@ -314,7 +314,7 @@ def test_a_package_gives_tensors_and_the_manifest_the_rest():
 
     class Package:
         def run(self, _):
-            return [None, *packed]  # as those gave that were written with None among the tensors
+            return [None, *packed]  # as from packages written with None among the tensors
 
     batch = Mock(bucket=0, capacity=sg.Capacity(3, 4, 2))
     batch.tensors.return_value = {"x": a}

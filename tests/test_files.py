@@ -1,5 +1,5 @@
-"""Files and folders are the old or the new, whole, after a kill at any moment; nothing of others
-is removed."""
+"""After a kill at any moment, files and folders are the old or the new, complete; nothing that
+belongs to others is removed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store_of(value: float) -> GraphStore:
 
 
 class Plan:
-    """What is saved in these tests, by kind: ``write`` a number, ``read`` it back."""
+    """What these tests save, by kind: ``write`` saves a number, ``read`` returns it."""
 
     name = "plan.json"
 
@@ -109,7 +109,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(kind, tmp_path):
     kind.write(path, 5)
     found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that an old one was put back
+        warnings.simplefilter("ignore", UserWarning)  # an old one was put back
         for _ in every_kill(lambda: kind.write(path, 7)):
             found.append(kind.read(path))
             assert found[-1] in (5, 7)
@@ -179,7 +179,7 @@ def test_of_two_writers_of_one_folder_one_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "rename", rename_late)
     monkeypatch.setattr(folder, "PATIENCE_S", 0.0)
-    # The other finds the one that was moved aside and puts it back, as after a kill.
+    # The other process finds what was moved aside and puts it back, as after a kill.
     with (
         pytest.warns(UserWarning, match="is back"),
         pytest.raises(FileExistsError, match="written by another process meanwhile, which is kept"),
@@ -280,7 +280,7 @@ def test_scratch_of_the_living_is_left_alone(tmp_path, monkeypatch):
         "f", own.name, parents.name, machines.name,
     }  # fmt: skip
     os.utime(machines, (0, 0))
-    monkeypatch.setattr(scratch, "TOKEN", "00000000")  # a process of the same number, later
+    monkeypatch.setattr(scratch, "TOKEN", "00000000")  # a later process with the same number
     atomic.write_text(target, "2")
     assert {path.name for path in tmp_path.iterdir()} == {"f", parents.name}
 
@@ -292,7 +292,7 @@ def test_a_missing_folder_is_named_after_the_file(tmp_path):
 
 @pytest.mark.parametrize("name", ["n" * 300, "a\0b", "loop"])
 def test_a_name_that_no_file_can_have_is_not_taken_for_a_missing_one(name, tmp_path):
-    """pathlib's own question does so, from Python 3.14 on for each of these."""
+    """pathlib's own check does so, from Python 3.14 on for each of these names."""
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises((OSError, ValueError)) as found:
         is_there(tmp_path / name)
@@ -345,7 +345,7 @@ def test_a_changed_byte_of_a_document_is_an_error_or_changes_nothing(
             found = document.load(path)
         except ValueError:
             continue
-        # A change of the checksum's own name leaves one that is not known.
+        # A change to the checksum's own name leaves an unknown name.
         assert {key: found.get(key) for key in values} == values
 
 

@@ -1,4 +1,4 @@
-"""A loss that is NaN or infinite is an error that names the graphs, without a read in each step."""
+"""A NaN or infinite loss is an error that names the graphs, without a host read in each step."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_on_the_cpu_the_update_is_left_out(store, mode):
     assert caught.value.graphs == (6, 7, 8)
     for parameter, value in zip(runner.model.parameters(), before, strict=True):
         assert torch.equal(parameter, value)
-    runner.step(batch_of(store, 9))  # it can go on
+    runner.step(batch_of(store, 9))  # training can go on
 
 
 @pytest.mark.parametrize("mode", ["eager", "default"])
@@ -83,8 +83,8 @@ def test_it_can_be_turned_off(store, mode):
 
 
 def test_a_recording_keeps_the_first_graphs_and_is_read_rarely(store):
-    """The first batch of the bucket that was not finite is named, though its successors, with the
-    parameters that it ruined, are not finite either."""
+    """The bucket's first batch with such a loss is named. Its successors' losses are not finite
+    either, since it ruined the parameters."""
     runner = runner_of(store, "cuda-graph", check_finite=4)
     runner.step(batch_of(store, 0))
     runner.step(batch_of(store, 6))
@@ -92,7 +92,7 @@ def test_a_recording_keeps_the_first_graphs_and_is_read_rarely(store):
     with pytest.raises(NonFiniteLoss, match="graphs 6, 7, 8 was not finite") as caught:
         runner.step(batch_of(store, 12))
     assert caught.value.graphs == (6, 7, 8)
-    runner.check_finite()  # said once
+    runner.check_finite()  # reported once
 
 
 def test_the_end_of_an_epoch_reads_what_is_left(store):
@@ -112,7 +112,7 @@ def test_a_recording_whose_check_is_off_notes_nothing(store):
 
 
 def test_warming_up_leaves_no_flag(store):
-    """A loss that is not finite over padding alone, which no batch ever is."""
+    """The loss is not finite over padding alone, and no real batch is padding alone."""
     model = Net()
     runner = sg.StaticGraphRunner(
         model,
@@ -127,7 +127,7 @@ def test_warming_up_leaves_no_flag(store):
 
 
 def test_between_checks_nothing_is_read_on_the_host(store, monkeypatch):
-    """On a device that is ahead of the host a read waits; a fake device counts them here."""
+    """On a device that is ahead of the host a read waits; here a fake device detects reads."""
     finite = FiniteLosses([sg.Capacity.of(c) for c in CAPACITIES], torch.device("cpu"), every=5)
     monkeypatch.setattr(finite, "_device", torch.device("meta"))
     finite.prepare(0)
@@ -139,7 +139,7 @@ def test_between_checks_nothing_is_read_on_the_host(store, monkeypatch):
         finite.before_update(loss, batch)
         finite.count()
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        finite.count()  # the fifth reads
+        finite.count()  # the fifth call reads
 
 
 def test_a_negative_number_of_steps_is_refused(store):

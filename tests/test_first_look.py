@@ -1,5 +1,5 @@
-"""Taking one step apart: gaps, bytes and shares of the roofline, by hand; and on the CPU, all that
-needs no device."""
+"""Taking one step apart: gaps, bytes and shares of the roofline, worked out by hand; and everything
+that needs no device, on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.first_look import Noted, Ran, by_name, gaps, noting, printed
 
 
 def test_gaps_are_what_no_kernel_fills():
-    """Two apart, two that overlap, one inside another: 10 + 15 of 40 microseconds."""
+    """Two apart, two that overlap, one inside another: busy for 10 + 15 of 40 microseconds."""
     ran = [Ran("a", 100, 110), Ran("b", 125, 135), Ran("c", 130, 140), Ran("d", 131, 132)]
     found = gaps(ran)
     assert found["span_us"] == 40
@@ -27,8 +27,8 @@ def test_gaps_are_what_no_kernel_fills():
 
 
 def test_rows_by_name_with_bytes_and_roofline():
-    """Two launches of 1,000 bytes in 4 us are 0.5 of a device that moves 1e9 bytes a second; what a
-    library launches has no bytes."""
+    """Two launches of 1,000 bytes in 4 us are 0.5 of a device that moves 1e9 bytes per second; what
+    a library launches has no bytes."""
     noted = Noted()
     tensor = torch.zeros(125, dtype=torch.float64)
     for _ in range(3):
@@ -49,7 +49,7 @@ def test_rows_by_name_with_bytes_and_roofline():
 
 
 def test_launches_are_noted_and_let_through(monkeypatch):
-    """Both kinds of Triton kernels, with whatever they return; nothing is left patched."""
+    """Both kinds of Triton kernels, with whatever they return; afterwards nothing is patched."""
     pytest.importorskip("triton")
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
     from triton.runtime.jit import JITFunction

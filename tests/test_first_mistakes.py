@@ -1,4 +1,4 @@
-"""What goes wrong on somebody's first day, in words; and what prints in a notebook."""
+"""Clear messages for the mistakes of a first day; and what prints in a notebook."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_an_optimizer_of_another_model_is_told():
         warnings.simplefilter("error")
         model = Net()
         runner_of(model, plan, model)
-        runner_of(model, plan, model.head)  # a part of it
-        runner_of(model.requires_grad_(False), plan, Net())  # nothing of it is to be trained
+        runner_of(model, plan, model.head)  # a part of the model
+        runner_of(model.requires_grad_(False), plan, Net())  # the model has nothing to train
 
 
 def test_a_path_is_no_plan():

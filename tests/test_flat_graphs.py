@@ -1,4 +1,4 @@
-"""Graphs as flat arrays: the same store as from PyG, the same graphs from bytes, none believed."""
+"""Graphs as flat arrays: the same store as from PyG, the same graphs from bytes, all checked."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def body_of(graphs: list[Data], **changed: np.ndarray) -> bytes:
 def same_store(found: sg.GraphStore, graphs: list[Data]) -> None:
     expected = sg.GraphStore.from_pyg(graphs, schema=SCHEMA, progress=False)
     for name, array in expected.arrays().items():
-        if name != "edge_origin":  # empty where nothing had to be sorted
+        if name != "edge_origin":  # empty where nothing was sorted
             assert np.array_equal(found.arrays()[name], array), name
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.edge_index, other.edge_index)

@@ -1,4 +1,4 @@
-"""PyG Data -> store: nothing is changed, levels are told apart, odd graphs are named."""
+"""From PyG Data to a store: nothing changes, levels are told apart, malformed graphs are named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ESOL = Path(__file__).parents[1] / "examples" / "data" / "esol.npz"
 
 
 def shuffled(data: Data, rng: torch.Generator) -> Data:
-    """The same molecule with its edges in another order, and an attribute of every level."""
+    """The same molecule with its edges in another order, and one attribute per level."""
     order = torch.randperm(data.num_edges, generator=rng)
     return Data(
         x=data.x,
@@ -39,7 +39,8 @@ def shuffled(data: Data, rng: torch.Generator) -> Data:
 
 @pytest.fixture(scope="module")
 def molecules() -> list[Data]:
-    """Real molecules (the smallest, edgeless ones too) with shuffled edges, and an empty graph."""
+    """Real molecules with shuffled edges, the smallest and edgeless ones too, and an empty
+    graph."""
     store = datasets.open(ESOL)
     rng = torch.Generator().manual_seed(0)
     few = [*range(40), *np.flatnonzero(store.sizes[:, 1] == 0).tolist()]
@@ -117,15 +118,15 @@ RING = torch.tensor([[0, 1, 2], [1, 2, 0]])  # as many edges as nodes
 @pytest.mark.parametrize(
     ("graphs", "name", "level"),
     [
-        # One graph tells edges from nodes for the whole data set.
+        # One graph is enough to tell edges from nodes in the whole data set.
         ([Data(edge_index=RING, a=torch.ones(3), num_nodes=3),
           Data(edge_index=RING, a=torch.ones(4), num_nodes=4)], "a", "node"),
         ([Data(edge_index=RING, a=torch.ones(3), num_nodes=3),
           Data(edge_index=RING, a=torch.ones(3), num_nodes=4)], "a", "edge"),
-        # Both fit everywhere: the name decides, as in PyG.
+        # Both levels fit everywhere: the name decides, as in PyG.
         ([Data(edge_index=RING, edge_a=torch.ones(3), num_nodes=3)], "edge_a", "edge"),
         ([Data(edge_index=RING, node_a=torch.ones(3), num_nodes=3)], "node_a", "node"),
-        # A target of one row is the graph's, even where every graph has one node or one edge.
+        # A target of one row belongs to the graph, even if every graph has one node or one edge.
         ([Data(y=torch.ones(1), num_nodes=1)] * 2, "y", "graph"),
         ([Data(edge_index=torch.tensor([[0], [1]]), y=torch.ones(1), num_nodes=2)], "y", "graph"),
         ([Data(y=torch.ones(3), num_nodes=3), Data(y=torch.ones(2), num_nodes=2)], "y", "node"),
@@ -291,7 +292,7 @@ def test_new_graphs_of_another_dtype_throughout(molecules, schema):
 
 
 def test_rows_that_only_add_up_are_refused(molecules, schema):
-    """A row too few here and one too many there would shift every graph between them."""
+    """One row too few in one graph and one too many in another would shift every graph between."""
     graphs = [data.clone() for data in molecules[:2]]
     graphs[0].update({"x": graphs[0].x[:-1], "num_nodes": graphs[0].num_nodes})
     graphs[1].x = torch.cat([graphs[1].x, graphs[1].x[:1]])
@@ -310,7 +311,7 @@ def test_levels_settle_what_lengths_cannot_tell():
 
 
 def test_a_batch_is_no_graph():
-    """Its graphs would be one, with one prediction and one target for all."""
+    """Its graphs would become one graph, with one prediction and one target for all."""
     one = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))
     two = Batch.from_data_list([one, one])
     words = r"item 1 is a DataBatch of 2 graphs.*pass its graphs, batch.to_data_list\(\)"

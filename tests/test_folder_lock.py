@@ -1,4 +1,4 @@
-"""One process to a run's folder: the other is named, a dead one is not in the way."""
+"""One process per run folder: the error names the other process, and a dead one does not block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DATA = Path(__file__).parent.parent / "examples" / "data"
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
-    """Another process that holds a folder until its stdin is closed."""
+    """Start another process that holds a folder until its stdin is closed."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(folder)],
         stdin=subprocess.PIPE,
@@ -73,9 +73,9 @@ def test_a_child_that_outlives_a_run_does_not_hold_its_folder(tmp_path):
         child = os.fork()
         if not child:
             os.close(writer)
-            os.read(reader, 1)  # until the parent lets go
+            os.read(reader, 1)  # until the parent closes the pipe
             os._exit(0)
-        # The lock is the parent's still, whatever the child closed.
+        # The parent still has the lock, whatever the child closed.
         with pytest.raises(FolderInUse):
             folder_lock(tmp_path).__enter__()
     with folder_lock(tmp_path):
@@ -95,7 +95,7 @@ def test_a_folder_made_for_nothing_is_removed(tmp_path):
 
 
 def test_a_file_that_was_removed_while_it_was_opened_is_no_lock(tmp_path, monkeypatch):
-    """The owner removes the file as it goes: who opened that file has a lock on nothing."""
+    """The owner removes its file when done: a lock on a file opened earlier locks nothing."""
     from staticgraph.files import folder_lock as module
 
     locked, taken = module._locked, []

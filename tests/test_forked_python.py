@@ -1,4 +1,4 @@
-"""A command in the place of an interpreter, and loops that several processes need at once."""
+"""A command that replaces an interpreter, and loops that several processes need at once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_it_takes_arguments_streams_and_a_folder_and_gives_a_status(python, tmp_
 
 
 def test_it_takes_what_is_handed_on_and_calls_itself(python):
-    """As a server does that hands a socket to the processes that it starts."""
+    """As when a server hands a socket to the processes that it starts."""
     words = "import os, sys; os.write(int(sys.argv[1]), sys.executable.encode())"
     read, write = os.pipe()
     command = [python, "-P", "-c", words, str(write)]
@@ -78,7 +78,7 @@ def test_it_is_in_the_network_that_it_is_called_in(python):
 
 
 def test_what_it_starts_is_of_the_kind_that_python_would_take(python):
-    """A lock for processes of a server's kind has a name, which is left where it is killed."""
+    """With the fork server's start method, locks have names, which are left over after a kill."""
     words = "import multiprocessing; print(multiprocessing.get_start_method())"
     fresh = subprocess.run([sys.executable, "-S", "-c", words], capture_output=True, text=True)
     forked = subprocess.run([python, "-c", words], capture_output=True, text=True, timeout=LIMIT_S)
@@ -91,13 +91,13 @@ def _says() -> None:
 
 
 def test_what_processes_print_is_shown_where_a_test_fails(capsys):
-    """And not among the lines of the run."""
+    """And it is not mixed into the lines of the run."""
     on_ranks(2, _says)
     assert capsys.readouterr().out == "rank 0\nrank 1\n"
 
 
 def test_torch_is_there_already_and_no_thread(python):
-    """The server has one, so that none of its locks is held where it forks."""
+    """The server has a single thread, so that no other thread holds a lock when it forks."""
     words = "import sys; print('staticgraph.training.train' in sys.modules)"
     done = subprocess.run([python, "-c", words], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stdout == "True\n"

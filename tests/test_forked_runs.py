@@ -1,4 +1,4 @@
-"""Tests side by side in processes that fork: every test once, told as pytest tells it."""
+"""Tests side by side in processes that fork: every test once, reported as pytest reports it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_after():
 
 
 def run(folder: Path, *words: str):
-    """A run of the files of a folder; what its tests noted, and what it printed."""
+    """Run the files of a folder; return the finished process and the lines that its tests noted."""
     noted = folder / "noted"
     noted.write_text("")
     done = run_forked(
@@ -129,7 +129,7 @@ def item(name: str, *keywords: str, shares: bool = False) -> SimpleNamespace:
 
 
 def test_what_takes_longest_is_given_out_first():
-    """A slow test by itself, others by the file, and so are slow ones that share a fixture."""
+    """Slow tests are given out one by one, unless they share a fixture; others by the file."""
     items = [
         *(item(f"a.py::quick[{number}]") for number in range(3)),
         item("a.py::slow", "slow"),
@@ -150,7 +150,7 @@ def test_no_test_is_lost_or_doubled(request: pytest.FixtureRequest):
 
 
 def test_no_gradient_is_followed_back_before_the_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would start torch's threads for a GPU's gradients, of which a fork has none."""
+    """A backward would start torch's threads for a GPU's gradients, which a fork does not have."""
     ran: list[str] = []
     for name in ("grad", "backward"):
         stock = getattr(torch.autograd, name)
@@ -163,7 +163,7 @@ def test_no_gradient_is_followed_back_before_the_forks(monkeypatch: pytest.Monke
 
 
 def test_a_fork_makes_its_pool_of_threads_before_a_second_thread_can() -> None:
-    """A process that forks itself, and what forks from the server."""
+    """In a process that forks itself, and in one that is forked from the server."""
     child = os.fork()
     if child == 0:
         os._exit(after_fork.made_in != os.getpid())
@@ -175,7 +175,7 @@ def test_a_fork_makes_its_pool_of_threads_before_a_second_thread_can() -> None:
 
 @pytest.mark.slow
 def test_the_pool_of_a_fork_is_one_thread() -> None:
-    """However many threads torch uses where the fork comes from."""
+    """However many threads torch uses in the parent process."""
     program = """
 import os, torch
 from support import after_fork

@@ -1,4 +1,4 @@
-"""What the fuzzer of ``tests/fuzz`` found, one small test each, so that it stays repaired."""
+"""What the fuzzer of ``tests/fuzz`` found: one small test each, so that it stays fixed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def batch_of(graphs: list[Data], pointers: bool = False) -> sg.StaticBatch:
 
 
 def test_an_index_that_counts_nothing_comes_back():
-    """Where every graph adds zero, its rule names no level."""
+    """If every graph adds zero, the rule of the index names no level."""
     empty = Clusters(
         **graph(0).to_dict(), num_clusters=0, cluster_index=torch.zeros(2, 0).long(), num_nodes=0
     )
@@ -45,8 +45,8 @@ def test_an_index_that_counts_nothing_comes_back():
 
 @pytest.mark.parametrize("told", [{"notes": "graph"}, {}])
 def test_as_many_rows_of_graphs_as_clusters_are_no_clusters(told):
-    """One graph with two clusters and two rows of another level: what names the clusters is the
-    number that says how many, not a field that the user said is of graphs."""
+    """One graph with two clusters and two rows of another level: the clusters are named after the
+    number that counts them, not after a field that the user declared as a graph's."""
     data = Clusters(
         **graph(3, num_clusters=2, notes=torch.rand(2)).to_dict(),
         cluster_index=torch.tensor([[0, 1, 2], [1, 0, 1]]),
@@ -69,7 +69,7 @@ def test_a_field_of_graphs_may_have_no_columns():
 
 
 class OneConv(nn.Module):
-    """A layer that takes self-loops off and puts them on."""
+    """A layer that removes self-loops and adds them again."""
 
     def __init__(self, conv: nn.Module) -> None:
         super().__init__()
@@ -90,8 +90,8 @@ CONVS = {
 @pytest.mark.parametrize("conv", CONVS)
 @pytest.mark.parametrize("graphs", range(10, 15))
 def test_loops_have_a_row_count_of_their_own(conv, graphs):
-    """Five nodes and six edges of a bucket make eleven rows with loops, or twelve: in a bucket of
-    as many graphs those are no rows of graphs."""
+    """Five nodes and six edges of a bucket make eleven or twelve rows with self-loops: in a bucket
+    with that many graphs, those are not rows of graphs."""
     torch.manual_seed(0)
     data = Data(
         x=torch.rand(4, 3).double(),
@@ -108,8 +108,8 @@ def test_loops_have_a_row_count_of_their_own(conv, graphs):
 
 @pytest.mark.parametrize("conv", ["gat", "cheb"])
 def test_rows_made_on_the_way_are_no_tensors_of_the_model(conv):
-    """The run that tells the model's own sizes from the batch's asked whether the rows it was
-    about to make were known, and took them for the model's: buckets that happened to have as many
+    """The run that tells the model's own sizes from the batch's asked whether the rows it was about
+    to make were known, and took them for the model's: buckets that happened to have that many rows
     were refused."""
     graphs = [graph(n) for n in (1, 1, 1, 1, 4)]
     for each in graphs:
@@ -135,7 +135,7 @@ def typed(a: int, b: int) -> HeteroData:
 
 @pytest.mark.parametrize("sizes", [[(0, 0)], [(0, 1), (5, 0), (1, 0)]])
 def test_a_plan_ends_where_types_have_few_rows(sizes):
-    """What told one total from a type made it the same as another type, and back, without end."""
+    """Making a total differ from one type made it equal to another, and back, without end."""
     store = sg.GraphStore.from_pyg([typed(*size) for size in sizes], progress=False)
     for capacity in sg.plan_buckets(store, num_buckets=1, graphs=4).capacities:
         rows = dict(capacity.extra)
@@ -165,7 +165,7 @@ def test_rows_of_types_and_their_totals_are_told_apart_by_their_number(nodes, ed
 
 
 def distinct(rows: dict[str, int], graphs: int) -> dict[str, int]:
-    """What a capacity takes: each its own number."""
+    """Rows as a capacity takes them: every number different."""
     made, seen = {}, {graphs, 100, 101}
     for name, count in rows.items():
         while count in seen:
@@ -176,7 +176,7 @@ def distinct(rows: dict[str, int], graphs: int) -> dict[str, int]:
 
 
 def test_a_preflight_of_single_graphs_has_one_to_look_at():
-    """A bucket of one graph left none beside the padding graph that the check likes to have."""
+    """A bucket of one graph left none next to the padding graph that the check wants."""
     graphs = [graph(n) for n in (2, 3, 5, 8)]
     for each in graphs:
         each.edge_index = torch.zeros(2, 2 * each.num_nodes).long()
@@ -188,7 +188,7 @@ def test_a_preflight_of_single_graphs_has_one_to_look_at():
 
 
 class Rings(Data):
-    """As many edges as nodes; triplets are pairs of edges, and ``ends`` a node and an edge."""
+    """As many edges as nodes; ``triplets`` pairs edges, and ``ends`` pairs a node with an edge."""
 
     def __inc__(self, key, value, *args, **kwargs):
         if key == "triplets":
@@ -203,7 +203,7 @@ class Rings(Data):
 
 
 def ring(nodes: int, kind=Rings, **more) -> Data:
-    """Edges that are not by destination, so that the store renumbers them."""
+    """A ring whose edges are not sorted by destination, so that the store renumbers them."""
     at = torch.arange(nodes)
     back = at.flip(0)
     return kind(
@@ -220,7 +220,7 @@ def ring(nodes: int, kind=Rings, **more) -> Data:
 
 @pytest.mark.parametrize("sizes", [(4,), (3, 5, 4)])
 def test_rings_are_asked_again_what_their_index_counts(sizes):
-    """Every graph has as many nodes as edges, so that the numbers alone tell nothing."""
+    """Every graph has as many nodes as edges, so the numbers alone do not tell them apart."""
     graphs = [ring(nodes) for nodes in sizes]
     levels = {"triplets": "triplets", "triplet_index": "edge", "ends": "edge"}
     store = sg.GraphStore.from_pyg(graphs, levels=levels, progress=False)
@@ -249,7 +249,7 @@ def test_rings_are_asked_again_what_their_index_counts(sizes):
     [("num_links", "links"), ("bond_count", "edge"), ("atom_count", "node"), ("", None)],
 )
 def test_rings_whose_class_counts_by_a_number_of_its_own(number, counted):
-    """Neither an edge nor a node more moves it: its name tells, or nothing does."""
+    """One more node or edge does not change the number: only its name can tell what it counts."""
 
     class Mute(Rings):
         def __inc__(self, key, value, *args, **kwargs):
@@ -291,8 +291,8 @@ def test_one_node_one_edge_and_one_cluster():
     ],
 )
 def test_classes_without_nodes_and_of_one_node_hold_their_own_rows(sizes):
-    """A class without nodes has a capacity for graphs of one, whose rows it does not have to hold
-    where their edges are too many for it."""
+    """A class without nodes has a capacity for graphs of one node, but need not hold the rows of
+    those that have too many edges for it."""
     graphs = [
         Triplets(
             x=torch.rand(nodes, 2),

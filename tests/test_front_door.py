@@ -1,4 +1,4 @@
-"""The names a user imports: few, all there, and cheap until used."""
+"""The names a user imports: few, all present, and cheap until used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_name_is_there_and_has_one_home():
 
 
 def test_a_name_that_left_the_front_door_says_where_it_is():
-    """What was imported from it once is found by its module, and the error says which."""
+    """A name that the front door once exported is found in the module that the error names."""
     for name, home in sg._MOVED.items():
         with pytest.raises(AttributeError, match=rf"staticgraph\.{name} .* {re.escape(home)}"):
             getattr(sg, name)
@@ -52,24 +52,24 @@ def test_the_stub_is_all_there_is():
     tree = ast.parse(Path(sg.__file__).with_suffix(".pyi").read_text())
     names = [a for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names]
     assert sorted(a.name for a in names) == sg.__all__ == sorted(set(sg.__all__))
-    assert all(a.asname == a.name for a in names)  # exported, to type checkers
+    assert all(a.asname == a.name for a in names)  # re-exported for type checkers
 
 
 def own_doc(value: Any) -> str:
-    """A docstring that is a member's own, of whatever kind the member is."""
+    """A member's own docstring, whatever kind of member it is."""
     if isinstance(value, property):
         value = value.fget
-    value = getattr(value, "func", getattr(value, "__func__", value))  # cached; of the class
+    value = getattr(value, "func", getattr(value, "__func__", value))  # cached; classmethod
     return (getattr(value, "__doc__", None) or "").strip()
 
 
 def undescribed(name: str, value: Any) -> Iterator[str]:
-    """What of a public name has no docstring: itself, or methods and properties that it has of
-    this library. What is none of these (a field's default, a constant) is described with its
+    """The names without a docstring: the public name itself, and its methods and properties that
+    this library defines. Anything else (a field's default, a constant) is described with its
     class."""
     if not (inspect.isclass(value) or inspect.isroutine(value)):
         return
-    # A dataclass's own docstring is its signature where nobody wrote one.
+    # A dataclass without a docstring of its own gets its signature as one.
     if not own_doc(value) or own_doc(value).startswith(f"{getattr(value, '__name__', '')}("):
         yield name
     for kind in value.__mro__ if inspect.isclass(value) else ():

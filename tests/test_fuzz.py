@@ -1,5 +1,5 @@
 """A few cases of every subject of ``tests/fuzz``, the same each time; ``python -m tests.fuzz`` runs
-as many as there is time for."""
+as many as time allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_few_cases(name):
     SUBJECTS[name].round(seed=1, examples=min(4, SUBJECTS[name].examples))
 
 
-# The compiled one takes long for each case: `make fuzz` has some of it every time.
+# The compiled subject takes long per case; `make fuzz` runs some of its cases every time.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SUBJECTS if name != "compiled"])
 def test_a_round_of_cases(name):
@@ -62,7 +62,7 @@ def test_a_crash_is_a_finding():
 
 @pytest.mark.parametrize("computing", [True, False])
 def test_a_case_without_an_end_is_a_finding(computing, monkeypatch):
-    """Told by the processor's time where it computes, by the clock where it waits."""
+    """Detected by processor time if it computes, by the clock if it waits."""
     monkeypatch.setattr(rounds, "PATIENCE_S", 0.3 if computing else 1e9)
     monkeypatch.setattr(rounds, "WAITING_S", 1e9 if computing else 0.3)
 

@@ -1,4 +1,4 @@
-"""Requests that come over a line from another process: each is answered once, as if alone."""
+"""Requests that come over a line from another process: each is answered once, as if sent alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from staticgraph.serving.processes import frames
     out=st.sampled_from(["graph", "edge"]),
 )
 def test_every_request_is_answered_once_and_as_if_alone(requests, out):
-    """Graphs of more than 30 nodes fit no bucket, and fail their request alone."""
+    """Graphs of more than 30 nodes fit no bucket, and fail only their own request."""
     line = Line(out)
     asked = [[graph(n, k) for k, n in enumerate(sizes)] for sizes in requests]
 
@@ -61,7 +61,7 @@ def test_every_request_is_answered_once_and_as_if_alone(requests, out):
 
 
 def test_requests_of_one_turn_go_over_together():
-    line = Line(max_wait_ms=1e9)  # nine fill a bucket
+    line = Line(max_wait_ms=1e9)  # nine graphs fill a bucket
 
     async def nine(remote):
         return await asyncio.gather(*(remote.ask(flat_of([graph(3, k)])) for k in range(9)))
@@ -73,7 +73,7 @@ def test_requests_of_one_turn_go_over_together():
 
 
 def test_who_asks_while_others_wait_is_sent_together_with_those_who_follow(monkeypatch):
-    """A frame for each turn of the loop cost both processes what some requests do."""
+    """One frame per turn of the event loop cost both processes as much as some requests do."""
     monkeypatch.setattr("staticgraph.serving.processes.remote.GATHER_S", 3600.0)
     sent, ask_frame = [], frames.ask_frame
     monkeypatch.setattr(
@@ -83,13 +83,13 @@ def test_who_asks_while_others_wait_is_sent_together_with_those_who_follow(monke
     held = Held(line.server)
 
     async def ask(remote):
-        asks = [remote.ask(flat_of([graph(3)]))]  # at once, since nobody waits
+        asks = [remote.ask(flat_of([graph(3)]))]  # sent at once, since nobody waits
         await asyncio.to_thread(held.reached.wait, PATIENCE_S)
         for k in range(3):
             asks.append(remote.ask(flat_of([graph(4, k)])))
             await asyncio.sleep(0)
         assert sent == [[1]]
-        remote._send()  # the moment is over
+        remote._send()  # the time to gather is over
         held.go.set()
         return await asyncio.gather(*asks)
 
@@ -158,7 +158,7 @@ def test_the_server_goes_on_when_who_asks_is_gone():
     held_server = line.server
     close = held_server.close
     held_server.close = lambda: None
-    line.run(ask)  # the line is closed while its batch runs
+    line.run(ask)  # the line closes while its batch runs
     held.go.set()
     future = held_server.submit([graph(4)])
     same(future.result(PATIENCE_S), line.runner.predict([graph(4)]))
@@ -167,7 +167,7 @@ def test_the_server_goes_on_when_who_asks_is_gone():
 
 
 def test_an_output_that_json_cannot_say_fails_its_requests_and_no_other():
-    """Complex numbers; it ended the thread that answers, and everybody waited for ever."""
+    """Complex numbers ended the thread that answers, and everybody waited forever."""
     line = Line(max_wait_ms=0)
 
     async def ask(remote):
@@ -187,7 +187,7 @@ def test_who_asks_just_as_the_model_goes_is_told():
 
     async def ask(remote):
         waiting = asyncio.ensure_future(remote.ask(flat_of([graph(3)])))
-        asyncio.get_running_loop().call_soon(remote._lose)  # after it asked, before that is sent
+        asyncio.get_running_loop().call_soon(remote._lose)  # after the request, before it is sent
         with pytest.raises(sg.ServerClosed, match="is gone"):
             await waiting
 

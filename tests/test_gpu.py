@@ -1,4 +1,4 @@
-"""Recordings happen, and replay equals eager: on a GPU, and the same bodies on the CPU."""
+"""Recordings are made, and replay equals eager: on a GPU, and with the same bodies on the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TWO = [(900, 1900, 33), (1400, 3000, 34)]
 
 
 def model_of(place, hiv, gps):
-    """On the CPU what records and how is rehearsed, not the arithmetic: small."""
+    """A small model on the CPU, which rehearses what is recorded and how, not the arithmetic."""
     torch.manual_seed(0)
     size = {} if place.cuda else {"hidden": 8, "layers": 1}
     return Molecules(hiv, gps, **size).to(place.device)
@@ -31,7 +31,7 @@ def runner_of(place, model, plan, mode, **options):
 
 
 def batches_of(place, hiv, plan, count):
-    """Buckets in turn: A, B, A, ..."""
+    """Batches of the buckets in turn: A, B, A, ..."""
     buckets = len(plan.capacities)
     return [
         sg.StaticBatch.of(
@@ -42,13 +42,13 @@ def batches_of(place, hiv, plan, count):
 
 
 def steps_of(place):
-    """On the CPU a few of each bucket show what twenty do."""
+    """The number of steps; on the CPU, a few per bucket show what twenty do."""
     return 20 if place.cuda else 4
 
 
 @pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
 def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
-    """Twenty steps over two buckets in turn; the graphs are counted, none skipped or made later."""
+    """Twenty steps over two buckets in turn; graphs are counted, none is skipped or made later."""
     plan = sg.BucketPlan.of(TWO, batch_size=32)
     model = model_of(place, hiv, gps)
     twin = copy.deepcopy(model)
@@ -75,7 +75,7 @@ def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
 @pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
 @pytest.mark.parametrize("scope", ["step", "forward_backward"])
 def test_cuda_graph_replays_like_eager(place, hiv, gps, scope):
-    """Our own recorder: twenty steps over two buckets in turn, then evaluation; one launch each."""
+    """This library's recorder: twenty steps over two buckets, then evaluation; one launch each."""
     plan = sg.BucketPlan.of(TWO, batch_size=32)
     model = model_of(place, hiv, gps)
     twin = copy.deepcopy(model)
@@ -102,7 +102,7 @@ def test_cuda_graph_replays_like_eager(place, hiv, gps, scope):
 
 
 def launches_of(call):
-    """Kernel launches and graph launches, from a profile."""
+    """The number of kernel launches and of graph launches in a profile."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -115,8 +115,8 @@ def launches_of(call):
 
 
 def test_closing_gives_the_memory_back(place, hiv):
-    """What is held after a teardown is what was held after the one before; the first leaves what a
-    process keeps for good, such as compiled code and libraries' workspaces."""
+    """A teardown leaves no more memory held than the one before; the first leaves what a process
+    keeps for good, such as compiled code and library workspaces."""
     plan = sg.BucketPlan.of(TWO, batch_size=32)
     runner = runner_of(place, model_of(place, hiv, gps=False), plan, "cuda-graph")
     open_, closed = [], []
@@ -143,7 +143,7 @@ def test_held_outputs_keep_their_values(place, hiv, mode):
 
 
 def test_auto_measures_and_stays_equal_to_eager(place, hiv):
-    """Every contender is timed or refused with a reason, and twenty steps follow eager."""
+    """Every contender is timed, none is refused, and the steps follow eager."""
     plan = sg.BucketPlan.of(TWO, batch_size=32)
     model = model_of(place, hiv, gps=False)
     twin = copy.deepcopy(model)

@@ -1,5 +1,5 @@
-"""The paths of attention on a GPU: each compiled, recorded, and equal to dense in float32; the same
-bodies on the CPU, as far as it has the paths."""
+"""The attention paths on a GPU: each compiled, recorded, and equal to dense in float32; the same
+test bodies on the CPU, as far as it has the paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from staticgraph.nn.context.document_mask import DocumentLayout
 
 CAPACITY = sg.Capacity(700, 20, 14, 160)
 SIZES = ([160, 3, 8, 1, 17, 50, 9, 2, 90], [30, 31, 7], [128, 128, 60, 1])
-# Sums of 160 products in another order, in float32: some 1e-6 of the largest; TF32 is off.
+# Sums of 160 products in another order, in float32: about 1e-6 of the largest; TF32 is off.
 TOLERANCE = 1e-4
 
 
@@ -45,7 +45,7 @@ def loss(out, batch):
 
 
 PATHS = ["size-classed", "flex", "varlen", "kernel", "auto"]
-# On a CPU torch records nothing, and both compiled modes run the same: once by each path.
+# On a CPU torch records nothing and both compiled modes run the same code: once per path.
 TRAINED = [
     *((DEVICES[0], path, mode) for path in PATHS for mode in ("default", "reduce-overhead")),
     *(("cpu", path, "default") for path in PATHS),
@@ -63,8 +63,8 @@ TRAINED = [
     indirect=["place"],
 )
 def test_training_by_each_path_equals_dense(place, path, mode):
-    """Losses and weights after six steps over batches of other shapes inside one bucket; of a plain
-    SGD, which the runner makes one that can be recorded."""
+    """Losses and weights after six steps over batches of different shapes in one bucket, with a
+    plain SGD, which the runner makes recordable."""
     torch.manual_seed(0)
     model = Attending().to(place.device)
     batches = [batch_of(sizes, CAPACITY, np.float32).to(place.device) for sizes in SIZES]
@@ -92,7 +92,7 @@ def test_training_by_each_path_equals_dense(place, path, mode):
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_kernels_equal_a_loop_over_graphs(sizes, dtype, device):
-    """Both ways, at most twice as far from float64 as torch's own attention of that dtype is."""
+    """Both directions, at most twice as far from float64 as torch's own attention of that dtype."""
     torch.manual_seed(0)
     batch = batch_of(sizes, CAPACITY).to(device)
     starts = torch.minimum(batch.ptr, batch.num_real_nodes).int()
@@ -143,7 +143,7 @@ def test_kernels_equal_a_loop_over_graphs(sizes, dtype, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("path", ["dense", "size-classed", "flex", "varlen", "kernel"])
 def test_memory_is_fitted_for_each_path(path, device, esol):
-    """The probe finds out the form; flex and varlen are not taken to be quadratic in ``M``."""
+    """The probe finds the form; flex and varlen are not assumed to be quadratic in ``M``."""
 
     class Model(Attending):
         def forward(self, x, batch):
@@ -155,7 +155,7 @@ def test_memory_is_fitted_for_each_path(path, device, esol):
     )
     if path in ("flex", "varlen", "kernel"):
         assert memory.fit.form == "linear"
-    if device == "cpu":  # read over fake tensors, where no allocator rounds
+    if device == "cpu":  # read from fake tensors, where no allocator rounds
         assert memory.fit.form == ("series" if path == "size-classed" else "linear")
         assert memory.checked is not None
         assert memory.fit.worst <= 0.01

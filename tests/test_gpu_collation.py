@@ -1,4 +1,4 @@
-"""Batches made from ids on a GPU, bit for bit the host's; and the same bodies on the CPU."""
+"""Batches made from ids on a GPU, bit for bit the host's; and the same test bodies on the CPU."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_loader_equals_the_host_while_the_device_is_busy(hiv, exact, place):
 
 
 def test_training_from_ids_equals_training_from_the_host(place, hiv):
-    """Losses of an epoch; and of a step, the ids are all that crosses the bus."""
+    """The losses of an epoch agree; and in a step, only the ids cross the bus."""
     plan = sg.BucketPlan.of([(900, 1900, 33), (1400, 3000, 34)], batch_size=32)
     torch.manual_seed(0)
     size = {} if place.cuda else {"hidden": 8, "layers": 1}
@@ -104,7 +104,7 @@ def test_training_from_ids_equals_training_from_the_host(place, hiv):
 
 
 def profile_of(call) -> tuple[int, int, int]:
-    """Graph launches, kernel launches, copies from host to device."""
+    """The number of graph launches, kernel launches, and copies from host to device."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -118,7 +118,7 @@ def profile_of(call) -> tuple[int, int, int]:
 
 
 def test_a_recording_of_collation_follows_its_ids(place, hiv):
-    """One graph, two kernels, other ids each time."""
+    """One graph, two kernels, different ids in each replay."""
     device = place.device
     moved = hiv.to(device)
     layout = layout_for(hiv, range(500))

@@ -1,5 +1,5 @@
 """Every operator on CUDA: the CPU's results and gradients, the same bits twice, as many launches as
-are counted for it, and layers that train as on the CPU."""
+the counter says; and layers that train as on the CPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import staticgraph as sg
 from staticgraph.dryrun.operations import OperationCounter, kernels_on_cuda
 from staticgraph.kernels.register import CUDA
 
-# torch's own kernel on CUDA, which promises no order of its sums.
+# torch's own kernel on CUDA, which does not promise the order of its sums.
 TORCHS = {"varlen_attention"}
-# Those whose launches are all of this library.
+# Operators whose launches are all this library's own.
 COUNTED = [
     "segment_max",
     "segment_softmax",
@@ -33,12 +33,12 @@ COUNTED = [
 
 
 def sizes_on(device: str, name: str) -> Sizes | None:
-    """On the CPU, which has no blocks to fill, fewer; None for what the case asks for."""
+    """Smaller sizes on the CPU, which has no thread blocks to fill; None for the case's own."""
     return None if device == "cuda" or name == "graph_attention dropout" else Sizes(600, 1400, 26)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.slow  # with an empty cache each compiles loops of its own
+@pytest.mark.sampled(5)
+@pytest.mark.slow  # with an empty cache, each compiles its own loops
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", NAMES)
@@ -54,7 +54,7 @@ def test_an_operator_equals_the_cpus_and_itself(name, dtype, device):
 
 @pytest.mark.slow
 def test_every_registered_operator_has_a_case():
-    """By what the cases call, forward and backward: whoever registers another adds a case."""
+    """Found by what the cases call, forward and backward: each new operator needs a case."""
     small = Sizes(60, 140, 6)
     with operators_called() as called:
         for name in NAMES:
@@ -63,12 +63,12 @@ def test_every_registered_operator_has_a_case():
     assert not missing, f"no case in tests/support/kernel_cases.py calls {', '.join(missing)}"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("collate", "fold_codes")])
 def test_a_wrong_result_is_seen(name, dtype):
-    """The largest result or gradient off by a twentieth, or not there."""
+    """The largest result or gradient is off by a twentieth, or one is missing."""
     sizes = sizes_on("cpu", name)
     exact, usual = on_cpu(name, dtype, kept_on(name, "cpu", sizes), sizes)
     assert not far(usual, exact, usual, dtype)
@@ -83,7 +83,7 @@ def test_a_wrong_result_is_seen(name, dtype):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", COUNTED)
 def test_as_many_launches_as_are_counted(name, device):
-    """Forward and back with all inputs ready; torch's own sum over the nodes may take two."""
+    """Forward and backward with all inputs ready; torch's own sum over the nodes may launch two."""
     values, graphs = operands(Sizes(), torch.float32, device), where(Sizes(), device)
 
     def forward():

@@ -1,5 +1,5 @@
-"""bench/gpu.sh without a GPU: every command line parses against the scripts as they are, a call
-keeps its limits whatever a part does, and what it could not run is said."""
+"""bench/gpu.sh without a GPU: every command line parses with the scripts as they are, a call keeps
+its limits whatever a part does, and what it could not run is reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 CALLS = ("first", "second", "third")
-# For a machine with several devices, which is lent nowhere: no other call waits for it.
+# For a machine with several devices, which is never lent: no other call waits for it.
 ALL_CALLS = (*CALLS, "ranks")
 BUDGET_S = 490
 VERSIONS_S = 10  # versions and imports, before the parts
@@ -54,11 +54,11 @@ def parts(call: str, tiny: int = 0) -> list[tuple[str, int, list[str]]]:
 
 
 class Parsed(Exception):
-    """A command line was accepted."""
+    """Raised once a command line is accepted."""
 
 
 def parse(command: list[str], monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
-    """As far as a script's own parser, which raises SystemExit where it refuses.
+    """Parse a command line with the script's own parser, without running the script.
 
     Raises:
         SystemExit: the script does not take these arguments.
@@ -101,7 +101,7 @@ def test_every_command_line_parses(call, tiny, monkeypatch):
 
 
 def test_pytest_takes_its_options(tmp_path):
-    """Those of a device and those of a rehearsal, with the plugins that they want."""
+    """The options for a device and those for a rehearsal, with the plugins that they need."""
     lines = re.findall(r"pytest=\((.*)\)", (ROOT / "bench" / "gpu.sh").read_text())
     assert len(lines) == 2
     for options in (shlex.split(line) for line in lines):
@@ -122,7 +122,7 @@ def test_a_command_line_that_a_script_refuses_is_seen(monkeypatch, capsys):
 
 @pytest.mark.parametrize("call", ALL_CALLS)
 def test_the_seconds_of_a_call_add_up_to_less_than_it_has(call):
-    """The last part may lose what versions take; a call ends before nine minutes are over."""
+    """The last part may lose the time that versions take; a call ends within nine minutes."""
     found = parts(call)
     assert sum(seconds for _, seconds, _ in found) <= BUDGET_S - VERSIONS_S
     assert len({name for name, _, _ in found}) == len(found), "names are results' keys"
@@ -147,7 +147,7 @@ def test_one_model_a_process():
 
 
 def test_every_file_with_tests_of_a_gpu_is_run():
-    """They take their device from support.places; no other file is collected."""
+    """Such files take their device from support.places; no other file is collected."""
     own = re.compile(r"import DEVICES\b|def test_\w+\([^)]*\bplace\b")
     wanted = {
         f"tests/{path.name}"
@@ -184,7 +184,7 @@ parts_first() {
 
 
 def slowed(script: str, times: int) -> str:
-    """A script whose parts have, and sleep for, so many times as long."""
+    """A script with the limits and the sleeps of its parts multiplied by ``times``."""
     return re.sub(
         r"(\bpart \w+|\bsleep) (\d+)",
         lambda found: f"{found[1]} {int(found[2]) * times}",
@@ -199,8 +199,9 @@ def test_a_slow_machine_gives_parts_longer():
 
 
 def test_a_call_keeps_its_limits_with_a_part_that_does_not_end(tmp_path):
-    """One part ignores that it is asked to end, one fails, one takes what others saved, one all
-    that is left: the others run or are named, results are joined, the call is over in its time."""
+    """One part ignores the request to end, one fails, one uses the time that others saved, one
+    takes all that is left: the others run or are named, results are joined, and the call ends in
+    time."""
     times = math.ceil(slowness())
     (tmp_path / "parts.sh").write_text(slowed(FAKE, times))
     out, budget = tmp_path / "out", 14 * times
@@ -272,13 +273,13 @@ def test_what_was_compiled_and_found_goes_on_to_the_next_call(tmp_path):
 
 @pytest.fixture(scope="module")
 def python() -> Iterator[str]:
-    """For what the script starts, where not the start is tested."""
+    """An interpreter for what the script starts, where its startup is not what is tested."""
     with forked_python() as command:
         yield command
 
 
 def test_nothing_runs_where_versions_fail(tmp_path, python):
-    """No GPU here: the first thing that is asked for."""
+    """There is no GPU here, which is the first check."""
     pytest.importorskip("torch")
     import torch
 
@@ -311,15 +312,14 @@ def test_another_word_than_a_call_is_refused():
 
 @pytest.mark.slow
 def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path, python):
-    """Two parts of the first call as they are, on the CPU: what they say is labelled, right, and
-    whole."""
+    """Two unchanged parts of the first call, on the CPU: labelled, correct and complete."""
     out = tmp_path / "out"
     done = gpu_sh(
         "first",
         PYTHON=python,
         OUT=out,
         CACHES=tmp_path / "caches",
-        NUMBA_CACHE_DIR="",  # where it is: each loop anew takes longer than all the rest
+        NUMBA_CACHE_DIR="",  # the usual one: compiling each loop takes longer than the rest
         KEEP_CACHES=0,
         TINY=1,
         PARTS="gine32 look-gine",

@@ -1,5 +1,5 @@
-"""Fifty recorded steps with every kernel in the step follow eager: GINE and GPS of the zoo, at
-sizes where the kernels' own paths are taken."""
+"""Fifty recorded steps with every kernel in the step follow eager: the zoo's GINE and GPS, at sizes
+where the kernels' own paths are taken."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ TWO = {
     "cuda": [(1400, 3000, 33), (1800, 3900, 34)],
     "cpu": [(500, 1100, 9), (600, 1300, 10)],
 }
-# Far above rounding: a bias before a norm has no gradient but noise, of which Adam with its usual
-# one makes whole steps.
+# Far above rounding: the gradient of a bias before a norm is noise only, which Adam with its usual
+# eps turns into whole steps.
 EPS = 1e-4
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["gine", "gps"])
 def test_fifty_recorded_steps_with_kernels_follow_eager(place, hiv, name, dtype):
-    """Against stock layers in eager, the same weights, batches and updates: each step's loss, and
-    where the parameters went."""
+    """Against stock layers in eager, with the same weights, batches and updates: each step's loss,
+    and how the parameters moved."""
     torch.manual_seed(0)
     layers, hidden = (3, 64) if place.cuda else (1, 16)
     stock = models.build(name, hiv, hidden=hidden, layers=layers, dropout=0.0).to(place.device)
@@ -64,8 +64,9 @@ def test_fifty_recorded_steps_with_kernels_follow_eager(place, hiv, name, dtype)
         batch = batch_of(place, hiv, plan, step)
         for runner, own in zip(runners, losses, strict=True):
             own.append(float(runner.step(batch)))
-    # Measured on a CPU with three layers of 64: 1e-4 and 2e-3 in float32, where a flipped ReLU is
-    # what parts them; 2e-2 and 0.2 in bfloat16, which rounds each of some dozens of operations.
+    # Measured on a CPU with three layers of 64: 1e-4 and 2e-3 in float32, where a flipped ReLU
+    # makes the difference; 2e-2 and 0.2 in bfloat16, which rounds each of some dozens of
+    # operations.
     loss_bound, path_bound = (2e-3, 0.05) if dtype is None else (0.1, 0.5)
     assert losses[0] == pytest.approx(losses[1], rel=loss_bound, abs=loss_bound)
     assert sum(losses[1][-4:]) < sum(losses[1][:4]), "it learns"
@@ -78,7 +79,7 @@ def test_fifty_recorded_steps_with_kernels_follow_eager(place, hiv, name, dtype)
 
 
 def batch_of(place, hiv, plan, step):
-    """Buckets in turn."""
+    """A batch of the step's bucket; the buckets take turns."""
     bucket = step % 2
     order = np.random.default_rng(0).permutation(len(hiv))
     graphs = GRAPHS[place.device]

@@ -1,5 +1,5 @@
-"""Blocks without gradients around a runner's calls: a step says so, and nothing that was made
-inside of one stands in the way of training afterwards."""
+"""Blocks without gradients around a runner's calls: a step refuses to run in one, and nothing made
+inside one prevents training afterwards."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_warm_up_without_gradients_records_steps_that_train(off, hiv):
 
 
 def test_a_loader_that_inference_used_first_serves_training(hiv):
-    """Its slots are made once, and kept."""
+    """Its slots are made once and kept."""
     runner = runner_of()
     loader = runner.loader(hiv, indices=range(64), exact=False)
     with torch.inference_mode():

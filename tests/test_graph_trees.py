@@ -1,4 +1,4 @@
-"""What torch's graph trees recorded is counted where they record: later than a first run."""
+"""What torch's graph trees record is counted at the run that records, which is not the first."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CUDA = torch.device("cuda", 0)
 
 
 class Trees:
-    """torch's, as far as they count: a key's function warms up at its first run and records at its
-    second; a backward is made with the first backward, and warms up once more beside it.
+    """Stand-in that counts as torch's graph trees do: a key's function warms up at its first run
+    and records at its second; a backward is made at the first backward and warms up once more.
 
     Attributes:
-        partitions: pieces that a function is cut into.
-        skips: declines what is to run backward.
+        partitions: number of pieces that a function is cut into.
+        skips: whether backward functions are declined and not recorded.
     """
 
     def __init__(self, monkeypatch):
@@ -84,12 +84,12 @@ def runner_of(hiv):
         allow_cpu=True,
         check_padding=False,
     )
-    runner.preparation._device = CUDA  # where the trees are
+    runner.preparation._device = CUDA  # where the trees record
     return runner
 
 
 def test_the_report_counts_the_runs_in_which_they_record(hiv, trees):
-    """A forward and a backward of each step, a forward of each evaluation: three a bucket."""
+    """A forward and a backward per step, a forward per evaluation: three per bucket."""
     runner = runner_of(hiv).warmup(hiv, progress=False)
     assert [bucket.recordings for bucket in runner.report().buckets] == [3, 3]
     assert not runner.report().fallbacks

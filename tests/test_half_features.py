@@ -1,4 +1,4 @@
-"""Features of float16 through everything that meets them: store, batch, checks, steps, probe."""
+"""Float16 features through everything that handles them: store, batch, checks, steps, probe."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def graphs(count: int = 12) -> list[Data]:
 
 
 class Net(nn.Module):
-    """In float32, or in float16 altogether."""
+    """Entirely in float32 or entirely in float16."""
 
     def __init__(self, half: bool = False) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def squared(out, batch):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_operator_on_a_cpu_takes_float16(name):
-    """NumPy has it and numba has not: near what float32 or float64 give of the same numbers."""
+    """NumPy has float16, numba does not: results are close to float32 or float64 on equal input."""
     wide = torch.float32 if name in NO_FLOAT64 else torch.float64
     kept = kept_on(name, "cpu")
     exact = results(name, wide, "cpu", given=torch.float16, kept=None)
@@ -74,7 +74,7 @@ IDS, CAPACITY = [3, 1, 8, 5], (40, 70, 8)
 
 
 AS_FLOAT32, THROUGHOUT = "read as float32", "float16 throughout"
-# Float16 throughout is what a compiler could refuse; where it is read as float32, one cast is left.
+# Only float16 throughout is compiled: a compiler could refuse it, reading as float32 is one cast.
 MODES = [(half, mode) for half in (AS_FLOAT32, THROUGHOUT) for mode in ("eager", "fused", "traced")]
 
 
@@ -95,7 +95,7 @@ def test_a_step_is_plain_pygs(mode, half, monkeypatch):
         loss=squared,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
     )
-    if mode != "default":  # Inductor need not compile an evaluation, which nobody asks for
+    if mode != "default":  # saves Inductor compiling an evaluation that never runs
         runner.warmup(store, progress=False)
     whole = Batch.from_data_list([data[i] for i in IDS])
     out = plain(whole.x, whole.edge_index, whole.edge_attr, whole.batch, len(IDS))
@@ -125,7 +125,7 @@ def test_checks_and_probe_take_them():
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_batches_hold_the_same_halves(on_device):
-    """A store on the device keeps them in compact types where all values allow it."""
+    """A store on the device keeps fields in compact dtypes where all values allow it."""
     data = graphs()
     store = sg.GraphStore.from_pyg(data, progress=False)
     plan = sg.plan_buckets(store, batch_size=4)

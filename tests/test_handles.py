@@ -1,4 +1,4 @@
-"""The handles of a PyG loader and batch that loops use."""
+"""The attributes of PyG's loaders and batches that training loops use."""
 
 from __future__ import annotations
 

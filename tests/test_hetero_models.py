@@ -1,7 +1,7 @@
-"""Several types: stock heterogeneous models over padding equal plain PyG without it.
+"""Several types: stock heterogeneous models on padded batches equal plain PyG without padding.
 
 The models are PyG's own (``to_hetero``, ``HeteroConv``, HGT, HAN), unedited. Each runs on the same
-molecules unpadded and in static batches, whose padding carries garbage of scale 1,000 in every row
+molecules unpadded and in static batches, whose padding holds garbage of scale 1,000 in every row
 of every type; outputs, loss, all gradients and all buffers are compared in float64.
 """
 
@@ -70,7 +70,7 @@ def batches(store):
 
 
 class Encoder(nn.Module):
-    """What ``to_hetero`` takes: a plain model of convolutions, norms and activations."""
+    """A plain model of convolutions, norms and activations, for ``to_hetero``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Encoder(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Any encoder of dictionaries, and a value a molecule from pools of all types."""
+    """Any encoder of dictionaries, and one value per molecule from pools of all types."""
 
     def __init__(self, encoder: nn.Module, types: list[str]) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Pooled(nn.Module):
 
 
 class Layered(nn.Module):
-    """Written by hand: HeteroConv with another convolution a relation, and a norm a type."""
+    """Written by hand: HeteroConv with different convolutions per relation, and a norm per type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Attention(nn.Module):
 
 
 class ByConcatenation(nn.Module):
-    """All types in one tensor, as RGCN has them: a norm over the nodes of all types."""
+    """All types in one tensor, as in RGCN: a norm over the nodes of all types."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ def test_one_graph_without_unbacked_symbols(batches, name):
 
 
 class PerAtom(nn.Module):
-    """A dictionary of outputs, one a type, from parameters called as ``to_hetero`` calls them."""
+    """A dictionary of outputs, one per type; ``forward`` has the signature of ``to_hetero``."""
 
     def __init__(self, metadata) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class PerAtom(nn.Module):
 
 
 def initialised(model: nn.Module, store) -> nn.Module:
-    """Lazy weights get their shape from one graph, as PyG asks of every ``to_hetero`` model."""
+    """Initialises lazy weights with a small batch, as PyG requires for ``to_hetero`` models."""
     data = Batch.from_data_list([store[0], store[1]])
     with torch.no_grad():
         model.eval()(data.x_dict, data.edge_index_dict)
@@ -255,7 +255,7 @@ def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
 
 
 def test_epochs_of_shuffled_batches_compile_once(store, molecules):
-    """Each bucket is captured once, before the first step, and three epochs capture nothing."""
+    """Each bucket is captured once, before the first step; three epochs capture nothing more."""
     model = initialised(PerAtom(molecules[0].metadata()).double(), store)
     plan = sg.plan_buckets(store, batch_size=8)
     captured = []

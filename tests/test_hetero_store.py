@@ -1,4 +1,4 @@
-"""Stores and batches of typed nodes: PyG's own ``Batch`` is the oracle, over real molecules."""
+"""Stores and batches of typed nodes, compared with PyG's own ``Batch`` on real molecules."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_physical_sizes_differ_by_type_and_in_sum(store):
 
 
 def test_a_rare_type_costs_the_others_no_rows(store):
-    """Two ring systems beside each other are rare: their number varies by more than its mean, and
-    no margin over the rows of atoms may come of it."""
+    """Adjacent ring systems are rare: their number varies by more than its mean, which must not
+    add a margin to the rows of atoms."""
     capacity = plans(store)["exact"].capacities[-1]
     mean = 16 * store.sizes.mean(axis=0)
     assert capacity.nodes < 1.2 * mean[0] + capacity.max_graph_nodes

@@ -1,6 +1,7 @@
-"""What Python does around a replay: few calls, and as many for a deep model as for a shallow one.
+"""Python's work around a replay: few calls, and no more for a deep model than for a shallow one.
 
-Counted, not timed: a count is the same on any machine. Times: ``bench/bench_host_time.py``.
+Calls are counted, not timed, since a count is the same on any machine. For times see
+``bench/bench_host_time.py``.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def plan(esol):
 
 
 def steady(runner, batch) -> int:
-    """Calls of one replayed step, after the first of its epoch, that does not look at the model: of
-    three in a row one does not."""
+    """Calls in one replayed step, after the first of its epoch, that does not check the model; of
+    three consecutive steps at least one does not."""
     runner.step(batch)
     runner.step(batch)
     return min(calls_of(lambda: runner.step(batch)) for _ in range(3)) - 1
@@ -33,7 +34,7 @@ def steady(runner, batch) -> int:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_replay_is_few_calls_for_any_number_of_layers(name, esol, plan):
-    """From the host's slot and from ids; the walk over modules and parameters is none of them."""
+    """For batches from a host slot and from ids; no call walks over modules and parameters."""
     found = set()
     for layers in (1, MODELS[name]):
         moved = esol.to("cpu")
@@ -69,7 +70,7 @@ def net_runner(hiv, **options):
 
 
 def test_gradients_taken_away_are_given_again(hiv):
-    """They are assigned anew only where they are not the recording's any more."""
+    """They are reassigned only where they are no longer the recording's tensors."""
     runner = net_runner(hiv)
     first, second = batches_of(hiv, 2)
     runner.step(first)
@@ -89,7 +90,7 @@ def test_gradients_taken_away_are_given_again(hiv):
 
 
 def test_an_optimizer_outside_reads_each_gradient_whatever_was_done_to_it(hiv):
-    """One alone set to None would otherwise be left out of every later update."""
+    """Otherwise a single gradient set to None would be skipped in every later update."""
     runner = net_runner(
         hiv,
         scope="forward_backward",

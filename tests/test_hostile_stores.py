@@ -1,5 +1,5 @@
-"""Stores and partitioned graphs whose checksums are right and whose contents are not: refused, with
-the array and the graph named, before a loop without bounds checks runs over them."""
+"""Stores and partitioned graphs with valid checksums and invalid contents: refused, naming the
+array and the graph, before a loop without bounds checks runs over them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from staticgraph.store.graph_store import GraphStore
 
 
 def clean_store() -> GraphStore:
-    """Graphs of 3, 2 and 4 nodes with 3, 2 and 5 edges, not in order, one index a node."""
+    """Graphs of 3, 2 and 4 nodes with 3, 2 and 5 unsorted edges, and one index per node."""
     src = np.array([1, 2, 0, 1, 0, 3, 0, 1, 2, 0])
     dst = np.array([2, 0, 1, 0, 1, 0, 3, 2, 1, 2])
     fields = {
@@ -39,7 +39,7 @@ def clean_store() -> GraphStore:
 
 
 def forge(folder: Path, name: str, array: np.ndarray) -> None:
-    """Puts another array into a saved store, and makes every checksum right."""
+    """Replaces an array of a saved store and updates every checksum."""
     path = folder / f"{name}.npy"
     manifest = document.load(folder / "manifest.json")
     arrays = {each: np.load(folder / f"{each}.npy") for each in manifest["files"]}
@@ -49,7 +49,7 @@ def forge(folder: Path, name: str, array: np.ndarray) -> None:
     blocks, known = arrays.pop("checks.blocks"), arrays.pop("checks.crc32")
     try:
         sums = checks.sums_of(schema, arrays, blocks)
-    except (IndexError, KeyError):  # of what cannot be read anyway
+    except (IndexError, KeyError):  # the array cannot be read anyway
         sums = known
     np.save(folder / "checks.crc32.npy", sums)
     manifest["files"].setdefault(name, {})
@@ -65,7 +65,7 @@ def forge(folder: Path, name: str, array: np.ndarray) -> None:
 
 
 def touch(store: GraphStore) -> None:
-    """Batches of all graphs, by every loop that trusts the arrays."""
+    """Reads and batches all graphs, through every loop that trusts the arrays."""
     for graph in range(len(store)):
         store[graph]
     plan = sg.plan_buckets(store, 2)
@@ -75,7 +75,7 @@ def touch(store: GraphStore) -> None:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A store whose graphs are a block each."""
+    """A saved store with one block per graph."""
     monkeypatch.setattr(checks, "BLOCK_BYTES", 1)
     clean_store().save(tmp_path / "s")
     return tmp_path / "s"
@@ -194,7 +194,7 @@ def test_manifests_that_were_sealed_again_are_refused(folder, change, message):
     lazily=st.booleans(),
 )
 def test_wild_values_are_refused_or_harmless(tmp_path_factory, name, places, lazily):
-    """What passes the checks runs through every loop, whose arrays end where they should."""
+    """A store that passes the checks runs through every loop without leaving its arrays."""
     store = clean_store()
     array = getattr(store, name).astype(np.int64)
     for place, value in places:
@@ -299,7 +299,7 @@ def graph(tmp_path) -> Path:
 
 
 def reseal(folder: Path) -> None:
-    """Makes every checksum of a partitioned graph that of what stands there."""
+    """Updates every checksum of a partitioned graph to its current contents."""
     manifest = document.load(folder / "manifest.json")
     offsets, row = np.load(folder / "offsets.npy"), 12
     sums = FileRecord.of(folder / "edges.bin", (offsets[:-1] * row).tolist()).crc32
@@ -385,7 +385,7 @@ def test_manifests_of_graphs_that_contradict_themselves_are_refused(graph, chang
 @pytest.mark.parametrize("key", ["bytes", "blocks", "crc32"])
 @pytest.mark.parametrize("value", [None, "1", 1.0])
 def test_records_of_files_are_whole_numbers(graph, key, value):
-    """A checksum of None was compared with the file's, and formatted for a message."""
+    """Regression: a checksum of None was compared with the file's and formatted for a message."""
     manifest = document.load(graph / "manifest.json")
     record = manifest["files"]["node_ids.npy"]
     record[key] = value if key == "bytes" else [value]

@@ -1,4 +1,4 @@
-"""A number and its noun agree, in every sentence that the package can say."""
+"""A number and its noun agree in every message of the package."""
 
 import ast
 from pathlib import Path
@@ -10,18 +10,18 @@ import staticgraph
 from staticgraph.text.how_many import how_many, how_many_of
 
 PACKAGE = Path(staticgraph.__file__).parent
-# What is counted. A plural of these behind a number in an f-string is a sentence that is wrong for
-# one of them.
+# Nouns that are counted. A hard-coded plural of these after a number in an f-string is wrong for
+# the number 1.
 NOUNS = {
     *("graphs", "nodes", "edges", "rows", "batches", "buckets", "steps", "epochs", "threads"),
     *("workers", "processes", "ranks", "kernels", "columns", "points", "partitions", "shards"),
     *("heads", "packs", "requests", "layers", "parameters", "devices", "states", "places"),
 }
-# Numbers that are never one, or no numbers: file, and the expression before the noun.
+# Values that are never 1 or are not numbers: the file, and the expression before the noun.
 PLAIN = {
     ("steps/state/recordable_optimizer.py", "kind"),
     ("batches/slots/real_counts.py", "len(ids)"),  # too many
-    ("nn/context/batch_context.py", "size"),  # one row belongs to nothing
+    ("nn/context/batch_context.py", "size"),  # a single row belongs to no level
     ("outofcore/disk/manifest.py", "n"),  # of two partitions
     ("outofcore/policies/node_policy.py", "self.near"),  # below 0
     ("outofcore/policies/policy.py", "num_partitions"),  # more than the buffer
@@ -57,12 +57,12 @@ def test_a_component_is_named_in_the_plural_and_one_of_it_is_not():
 
 
 def _rounded(value: ast.FormattedValue) -> bool:
-    """Whether it is a mean, such as {mean:.0f}, of which 1 is many still."""
+    """Whether the value is a mean, such as {mean:.0f}, which takes a plural even if it prints 1."""
     return value.format_spec is not None and "." in ast.unparse(value.format_spec)
 
 
 def _plurals_behind_numbers(path: Path):
-    """(expression, noun, line) of f-strings that write a plural behind a value themselves."""
+    """(expression, noun, line) of f-strings with a hard-coded plural after a value."""
     for string in ast.walk(ast.parse(path.read_text())):
         if isinstance(string, ast.JoinedStr):
             for value, after in zip(string.values, string.values[1:], strict=False):

@@ -1,7 +1,7 @@
 """User-defined index fields follow PyG's rules; the oracle is PyG's own ``Batch``.
 
-A batch of the store, padding left out, must hold what ``Batch.from_data_list`` holds of the same
-graphs, and its padding must point at nothing but padding.
+Without its padding, a batch of the store must equal ``Batch.from_data_list`` of the same graphs,
+and its padding must point only at padding.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def made(kind: str, seed: int, count: int = 12) -> list[Data]:
 
 
 def sorted_edges(data: Data) -> Data:
-    """Edges by destination, stable, and what counts them renumbered: the store's order."""
+    """The graph in the store's order: edges stably sorted by destination, indices renumbered."""
     if "edge_attr" not in data:
         return data
     data = data.clone()
@@ -176,7 +176,7 @@ def test_follow_batch_names_are_there():
 
 
 class Angular(torch.nn.Module):
-    """Messages along triplets: from edge to edge, with an angle, then to nodes and graphs."""
+    """Message passing along triplets: from edge to edge with an angle, then to nodes and graphs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ def test_a_plan_of_before_still_loads(esol):
     values = sg.plan_buckets(esol, batch_size=32).to_dict()
     assert set(values["capacities"][0]) == {"nodes", "edges", "graphs", "max_graph_nodes"}
     for field in values["schema"]["fields"]:
-        del field["cat_dim"], field["counts"]  # as written before there were index fields
+        del field["cat_dim"], field["counts"]  # as in files from before index fields
     assert sg.BucketPlan.from_dict(values).schema == esol.schema
 
 
@@ -294,7 +294,7 @@ def test_new_graphs_that_count_otherwise_are_refused():
 
 
 class Expander(Data):
-    """Further edges among the nodes, as in Exphormer: values that count nodes."""
+    """Additional edges among the nodes, as in Exphormer: an index field with node numbers."""
 
     def __inc__(self, key, value, *args, **kwargs):
         if key == "expander_edge_index":
@@ -316,8 +316,8 @@ class OverExpander(torch.nn.Module):
 
 
 def test_loops_among_edges_of_ones_own_are_removed_to_padding_nodes():
-    """The number of nodes that such edges connect is what they count, not the axis's graphs: a
-    loop that is removed must not become one of a real node, beside its neighbours."""
+    """Such edges index nodes, not the graphs of their axis: a removed self-loop must not become an
+    additional one on a real node."""
     rng = np.random.default_rng(0)
     graphs = []
     for n in (5, 3, 9, 2, 7):
@@ -336,7 +336,7 @@ def test_loops_among_edges_of_ones_own_are_removed_to_padding_nodes():
 
 
 def test_an_index_too_narrow_for_the_rows_of_a_batch_is_refused():
-    """PyG adds to it until it wraps; its padding would point at real rows even before that."""
+    """PyG increments it until it wraps; its padding would point at real rows even before that."""
     graphs = [
         Data(x=torch.ones(60, 1), edge_index=torch.empty(2, 0, dtype=torch.long)) for _ in range(8)
     ]

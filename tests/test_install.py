@@ -1,4 +1,4 @@
-"""The installer of the Makefile says what pip is at, and passes on how it ended."""
+"""The Makefile's installer reports pip's progress and passes on its exit status."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_each_line_of_pip_says_what_is_done_next():
 
 
 def pretending(folder: Path, status: int) -> list[str]:
-    """A pip that fetches one package and unpacks another; it waits until each was said."""
+    """A fake pip that fetches and unpacks one package and waits until each step is reported."""
     package = folder / "lib" / "python3.11" / "site-packages" / "tree-1.0.dist-info"
     code = f"""
 import os, sys, time
@@ -67,7 +67,7 @@ sys.exit({status})
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """The script, whose pip goes on once the script has said what it is at."""
+    """The script; the fake pip continues once the script has reported its progress."""
     module = install()
     monkeypatch.setattr(module, "EVERY_S", 0.02)
     say = module.say
@@ -96,7 +96,7 @@ def test_what_pip_said_is_shown_where_it_fails(module, tmp_path):
 
 
 def test_the_commands_that_the_makefile_names_are_commands():
-    """The demo, and the two that it ends with, as the parser reads them; their data is here."""
+    """The demo and the two commands it ends with parse, and their data exists."""
     text = (SCRIPT.parents[1] / "Makefile").read_text().replace("\\\n", " ")
     found = re.findall(r"(?:staticgraph\.cli|bin/staticgraph) ([^\"\n]+)", text)
     assert [words.split()[0] for words in found] == ["train", "train", "check"]

@@ -1,6 +1,6 @@
-"""What is used of torch that torch does not promise: none is said outside its room, and each name
-does what it is used for. On a new torch, what fails here and in the three files beside this one
-(fake tensors, tracing, Inductor) is what moved."""
+"""Private APIs of torch: none is used outside ``internals/``, and each name does what it is used
+for. With a new torch, failures here and in the ``test_internals_*`` files (fake tensors, tracing,
+Inductor, hooks) show what changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PRIVATE = re.compile(r"^torch(\.\w+)*\._[a-z]\w*|^torch\._[A-Z]\w*")
 
 
 def private_names(source: str) -> list[tuple[int, str]]:
-    """Lines and names of torch with an underscore: imported, or reached through dots."""
+    """Lines and names of private torch APIs, imported or reached by attribute access."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
@@ -74,7 +74,7 @@ torch._C._functions
 
 
 def test_every_name_of_the_room_has_a_test():
-    """By its name, in this file or one beside it that has its name too."""
+    """Each ``module.name`` appears in this file or in another ``test_internals*`` file."""
     text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_internals*.py"))
     for path in sorted((ROOT / "internals").glob("[a-z]*.py")):
         module = importlib.import_module(f"staticgraph.internals.{path.stem}")
@@ -127,7 +127,7 @@ def test_a_mode_sees_every_operation():
 
 
 class Told(torch.Tensor):
-    """Notes that a function was called on it."""
+    """Counts the functions called on it."""
 
     calls = 0
 
@@ -189,7 +189,7 @@ def test_a_value_that_returns_is_no_write_to_autograd():
 
 
 def test_a_trace_is_that_of_this_thread():
-    """torch's own question is answered with yes while any thread compiles."""
+    """torch's own check is True while any thread compiles."""
     compiling, seen = threading.Event(), threading.Event()
     found = []
 
@@ -250,7 +250,7 @@ def arguments(operator) -> list[tuple[str, str]]:
 
 
 def test_operators_take_what_they_are_given():
-    """Of those that run on CUDA alone: the arguments, in their order."""
+    """Operators that run only on CUDA are checked by their arguments' names and order."""
     names = [name for name, _ in arguments(operators.efficient_forward)]
     assert names[:11] == [
         *("query", "key", "value", "bias", "cu_seqlens_q", "cu_seqlens_k"),
@@ -319,5 +319,5 @@ def test_shapes_before_a_result_are_those_of_what_it_was_computed_from():
     out, row = torch.nn.Linear(3, 1)(torch.ones(4, 3)), torch.nn.Linear(3, 4)(torch.ones(4, 3))
     before = autograd_shapes.shapes_before
     assert before((out - torch.ones(4)).square().exp()) == {(4, 1)}
-    assert before((row - torch.ones(4)).square()) == {(3, 4)}  # the weight, turned
+    assert before((row - torch.ones(4)).square()) == {(3, 4)}  # the transposed weight
     assert before(torch.ones(4, 4)) is None

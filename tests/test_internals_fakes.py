@@ -1,5 +1,5 @@
-"""Tensors without memory, as torch has them and does not promise them: they have a device, and the
-quick mode gives what torch's own gives."""
+"""Fake tensors, a private API of torch: they have a device and no memory, and the quick mode gives
+the same results as torch's own mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_fakes_have_a_device_and_no_memory():
 
 
 class Noting(dispatch.TorchDispatchMode):
-    """Notes what is dispatched."""
+    """Records dispatched functions and their arguments."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Noting(dispatch.TorchDispatchMode):
 
 
 def test_a_look_at_a_fake_tensors_device_is_dispatched():
-    """From C++, as autograd does at every node."""
+    """The query comes from C++, as autograd makes it at every node."""
     with fakes.FakeTensorMode():
         made = torch.zeros(3, requires_grad=True)
         with Noting() as noting:
@@ -164,7 +164,7 @@ OF_ALL_KINDS = {
 
 @pytest.mark.parametrize("kind", OF_ALL_KINDS)
 def test_the_quick_mode_gives_what_torchs_own_gives(kind):
-    """Twice, since the second time it may be remembered; with a tape, there and back."""
+    """Twice, since the second result may be cached; with autograd, forward and backward."""
 
     def described(mode):
         with mode:
@@ -191,7 +191,7 @@ def test_the_quick_mode_gives_what_torchs_own_gives(kind):
 
 
 def test_the_quick_modes_fakes_are_made_as_torch_makes_them():
-    """Of several, so that those after the first are looked at, too."""
+    """Several fakes, so that those after the first are checked too."""
 
     def made(mode):
         with mode:

@@ -1,4 +1,4 @@
-"""Where torch and PyG keep hooks, and that every kind that they register is looked for."""
+"""Where torch and PyG store hooks; every kind that they can register is detected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_hook_of_this_library_is_no_users():
 
 
 def test_each_kind_of_hook_on_messages_is_seen():
-    """Of all that PyG can register."""
+    """Every kind that PyG can register."""
     names = [name for name in dir(MessagePassing) if name.endswith("_hook") and "_forward_" in name]
     names = [name for name in names if name.startswith("register_") and name[9:12] != "for"]
     assert len(names) == len(hooks.MESSAGE_HOOKS)

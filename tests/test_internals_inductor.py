@@ -1,4 +1,4 @@
-"""What is used of Inductor and its graph trees that torch does not promise."""
+"""Private APIs of Inductor and its CUDA graph trees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from staticgraph.internals import inductor, memory_pool
 
 
 def test_inductor_compiles_a_graph_for_a_mode(monkeypatch):
-    """The graph and its inputs reach Inductor's own entry, with the options of the mode."""
+    """The graph reaches Inductor's own entry point, with the options of the mode."""
     given = []
     monkeypatch.setattr(
         "torch._inductor.compile_fx.compile_fx",
@@ -59,7 +59,7 @@ def test_a_source_that_inductor_wrote_is_loaded():
 
 
 def test_a_pool_is_given_up_by_the_allocators_own_names(monkeypatch):
-    """Which a build with CUDA has."""
+    """A build with CUDA has these names."""
     called = []
     names = ("_cuda_endAllocateToPool", "_cuda_releasePool", "_cuda_clearCublasWorkspaces")
     for name in names:

@@ -1,5 +1,5 @@
-"""What is used of Dynamo that torch does not promise: what it notes, its guards, its stance, and a
-traced function that is called without it."""
+"""Private APIs of Dynamo: its counters and contexts, its guards, its stance, and calls of a traced
+function that bypass it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_checkpoint_is_told_as_it_begins(reentrant):
 
 
 def test_what_dynamo_notes():
-    """Its counters, the present trace, a constant's source, and an error of its own kind."""
+    """Its counters, the current trace, a constant's source, and its exception class."""
     tracing.forget_compiled()
     inside = []
 
@@ -52,7 +52,7 @@ def test_what_dynamo_notes():
 
 
 def test_guards_are_not_timed_inside_in_any_thread(monkeypatch):
-    """The number is torch's own; what stands for it goes when the last one leaves."""
+    """The timing is torch's own; its replacement is removed when the last user leaves."""
     timed = []
     monkeypatch.setattr(
         torch._dynamo.guards, "profile_guard_manager", lambda *_: timed.append(1) or 0.0
@@ -132,7 +132,7 @@ def test_a_traced_function_is_called_without_frame_evaluation_where_its_guards_h
     found = tracing.traced(scaled)
     assert isinstance(found, tracing.Traced)
     assert kept[0] > 0
-    assert found.holds({"factor": factor, "tensors": (torch.ones(4),)})  # shapes are dropped
+    assert found.holds({"factor": factor, "tensors": (torch.ones(4),)})  # shape guards are dropped
     assert not found.holds({"factor": [3], "tensors": (x,)})
     assert torch.equal(found.run(2 * x), 4 * x)
     tracing.forget_compiled()
@@ -161,7 +161,7 @@ def test_guards_are_looked_at_without_a_mode_that_watches():
 
 
 def test_hooks_of_a_mode_that_counts_are_away_and_come_back_in_their_order():
-    """Those of a user stay: torch guards that there are none, and so must a captured step."""
+    """A user's hooks stay: torch guards that there are no hooks, and so must a captured step."""
     kept = torch.nn.modules.module._global_forward_hooks
     own = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:

@@ -1,5 +1,5 @@
-"""Importing where nothing can be written: a home and a package that are read-only, a temporary
-folder or none. Root may write everywhere, so a child process refuses for it."""
+"""Importing with a read-only home and package, with or without a temporary folder. Root may write
+everywhere, so a child process simulates the refusals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ quiet.ensure = lambda: None
 
 
 def test_numba_itself_refuses_there(tmp_path):
-    """What the child stands for is what breaks, or the tests below would show nothing."""
+    """The simulated file system really breaks numba; otherwise the tests below show nothing."""
     done = child(tmp_path, "some", QUIET + WORKS)
     assert done.returncode != 0
     assert "no locator available" in done.stderr

@@ -1,4 +1,4 @@
-"""Attention among the nodes of each graph as one operator: CPU, interpreted, compiled for sm_90."""
+"""Attention among the nodes of each graph as one operator: on the CPU, and compiled for sm_90."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from staticgraph.steps.computation.computation import Computation
 
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
 NODES, REAL, HEADS = 23, 20, 2
-# At batch size 128, as ogbg-molhiv's: many molecules beside a few that are large.
+# As for ogbg-molhiv at batch size 128: many small molecules and a few large ones.
 MOLECULES = sg.Capacity(
     3288, 7078, 129, 222, order_statistics=((0, 222), (2, 117), (8, 59), (50, 28))
 )
@@ -39,7 +39,7 @@ CUDA = AttentionSetting("cuda", "float32", 16, 0.5, compiled=True, kernels=True)
 @pytest.mark.parametrize("size", [16, 64, 96])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiles_for_hopper(dtype, size, p):
-    """On the matrix unit, by wide loads, without spilling and without atomics; one launch a way."""
+    """Tensor cores, wide loads, no atomics and almost no spills; one launch per direction."""
     gpu = importlib.import_module("staticgraph.kernels.graph_attention.gpu")
     rows, seed = torch.zeros(NODES, 3 * 4 * size, dtype=dtype), torch.tensor([1]) if p else None
     out, lse = torch.zeros(NODES, 4 * size, dtype=dtype), torch.zeros(4, NODES)
@@ -52,7 +52,7 @@ def test_compiles_for_hopper(dtype, size, p):
         assert each.atomics == []
         assert each.matrix_instructions > 0
         assert each.widest("ld") >= 32 * dtype.itemsize
-        assert each.spilled <= 24  # bytes a thread: 16 where Triton 3.9 compiles, 24 with 3.8
+        assert each.spilled <= 24  # bytes per thread: 16 with Triton 3.9, 24 with 3.8
         assert each.shared <= 64 * 1024
 
 
@@ -62,8 +62,8 @@ def attend(rows, starts=STARTS, p=0.0, seed=None):
 
 @pytest.mark.parametrize("p", [0.0, 0.25])
 def test_equals_the_reference(p):
-    """Forward and gradients in float64, rows of no graph zero whatever stands there, and through
-    torch.compile in one graph."""
+    """Forward and gradients in float64, also through torch.compile in one graph; rows of no graph
+    give zero, whatever they hold."""
     torch.manual_seed(0)
     rows = torch.randn(NODES, 3 * HEADS * 4, dtype=torch.float64)
     rows[REAL:] = torch.nan
@@ -88,7 +88,7 @@ def test_equals_the_reference(p):
 
 @pytest.mark.parametrize("size", [16, 20])
 def test_graphs_of_several_blocks_of_queries(size):
-    """Rows that are whole vectors and rows that are not; more queries than the way back holds."""
+    """Rows of whole vectors and others; more queries than the backward pass holds at once."""
     starts = torch.tensor([0, 3, 3, 140, 157], dtype=torch.int32)
     assert starts[3] - starts[2] > 2 * cpu_backward.QUERIES
     torch.manual_seed(0)
@@ -129,7 +129,7 @@ def test_what_it_cannot_do_is_said():
 
 
 def test_auto_takes_the_kernel_on_cuda_with_kernels():
-    """Dropout and float32 included; and says why where it cannot."""
+    """Also with dropout and float32; where it cannot, the reason is given."""
     found = attention_path(MOLECULES, "auto", CUDA)
     assert found.name == "kernel"
     assert found.blocks == ()
@@ -148,7 +148,8 @@ def test_auto_takes_the_kernel_on_cuda_with_kernels():
 
 
 def test_blocks_are_charged_for_what_they_launch():
-    """Six blocks of 33 graphs have two thirds of the entries of one, and six times its launches."""
+    """Six blocks of 33 graphs have two thirds of the entries of one block, but six times its
+    launches."""
     small = sg.Capacity(439, 901, 33, 55)
     costs = dict(attention_path(small).costs)
     assert 100 * costs["size-classed"] < 75 * costs["dense"]
@@ -157,7 +158,7 @@ def test_blocks_are_charged_for_what_they_launch():
 
 @pytest.mark.parametrize("known", [True, False], ids=["counts known", "traced"])
 def test_a_fused_layer_equals_plain_pyg(known, monkeypatch):
-    """GPS with kernels under it, attention by the operator, garbage in the padding."""
+    """GPS with kernels and the attention operator, with garbage in the padding."""
     torch.manual_seed(0)
     batch = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60), np.float32)
     monkeypatch.setattr("support.parity.BATCH", batch)
@@ -180,7 +181,7 @@ def gps(store, **options):
 
 
 def test_a_model_drops_weights_anew_and_repeats_with_the_seed(esol):
-    """One seed a forward for all layers and dropouts; none of torch's own."""
+    """One seed per forward for all layers and dropouts; torch's own dropout is not used."""
     _, runner, batch = gps(esol, hidden=16, layers=2, dropout=0.5)
     outs = []
     for seed in (1, 1, 2):
@@ -196,7 +197,7 @@ def test_a_model_drops_weights_anew_and_repeats_with_the_seed(esol):
 
 
 def test_gps_counts_as_few_launches(esol):
-    """What a step gives a CUDA device, by what each operator launches there: 24 a layer."""
+    """The CUDA launches of a step, by the count of each operator: 24 per layer."""
     model, _, batch = gps(esol, hidden=64, layers=3)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     subject = sg.Subject(model, lambda out, batch: out.square())

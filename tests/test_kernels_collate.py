@@ -1,6 +1,6 @@
 """The Triton kernels of collation without a GPU: compiled for sm_90, and their launches counted.
 
-What they compute is tested in interpreted_collate.py.
+Their results are tested in interpreted_collate.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TYPES = {
 
 
 class Noted:
-    """Stands for a kernel, and keeps what it is launched with."""
+    """A stand-in for a kernel that records its launches."""
 
     def __init__(self, kernel, launches) -> None:
         self.kernel, self.launches = kernel, launches
@@ -87,7 +87,7 @@ def test_compiles_for_hopper_in_two_launches_without_atomics(name, pointers, mon
 
 
 def test_operations_of_the_reference(esol):
-    """What two launches stand for: published in docs/ondevice.md."""
+    """The number of operations that two launches replace, published in docs/ondevice.md."""
     layout = layout_for(esol, range(20))
     tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
     arguments = collate_arguments(esol.to("cpu"), layout, tensors)

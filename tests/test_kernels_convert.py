@@ -1,4 +1,4 @@
-"""convert(model, kernels=True): the same model as plain PyG, or a reason for the stock code."""
+"""convert(model, kernels=True): the results of plain PyG, or a reason for running stock code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reasons(model) -> set[str]:
 @pytest.mark.parametrize("pool", ["mean", "add"])
 @pytest.mark.parametrize("name", models.NAMES)
 def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, pool, esol):
-    """In float64, with garbage in the padding of the features that the padding may have."""
+    """In float64, on padded batches."""
     torch.manual_seed(0)
     stock = models.build(name, esol, hidden=16, layers=2, pool=pool).double()
     model = sg.convert(copy.deepcopy(stock), kernels=True)
@@ -56,7 +56,7 @@ def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, pool, eso
 
 
 def test_it_trains_to_the_same_losses(hiv):
-    """Twenty steps of float32 with real molecules, against the same runner without kernels."""
+    """Twenty float32 steps on real molecules, against the same runner without kernels."""
     plan = sg.plan_buckets(hiv, batch_size=64)
     losses = []
     for kernels in (False, True):
@@ -73,7 +73,7 @@ def test_it_trains_to_the_same_losses(hiv):
             hiv, plan, indices=range(1280), shuffle=True, seed=1, pointers=kernels
         )
         losses.append(torch.stack([runner.step(batch) for batch in loader]))
-    # SGD, not Adam: Adam turns a gradient that is rounding error into a step of full length.
+    # SGD, not Adam: Adam turns a gradient of pure rounding error into a full-size step.
     assert torch.allclose(*losses, rtol=1e-4, atol=1e-6)
     assert reasons(model) <= {"too small to gain"}
     assert losses[1][-5:].mean() < losses[1][:5].mean()
@@ -152,7 +152,7 @@ def test_predicting_carries_pointers_by_itself(esol):
 
 
 class OneConv(torch.nn.Module):
-    """A stock layer, called as a user might."""
+    """A stock layer, called as in user code."""
 
     def __init__(self, conv, change=lambda edge_index: edge_index):
         super().__init__()
@@ -225,7 +225,7 @@ def test_gine_with_a_projection_of_its_edges(esol):
 
 
 def test_encoders_of_ogb_are_known_by_name(esol):
-    """Without the package: a class of that name with tables in that attribute."""
+    """Tested without the package, by a class of that name with tables in that attribute."""
 
     class AtomEncoder(torch.nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Operations are counted one by one: golden numbers by hand, and the command that prints them."""
+"""Operations are counted one by one: numbers derived by hand, and the command that prints them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ESOL = str(Path(__file__).parents[1] / "examples" / "data" / "esol.npz")
 
 
 def test_a_step_counted_by_hand():
-    """Forward addmm, relu, mean; backward: the mean's ones and division, ReLU's mask, the product
-    for the weight, the bias's sum (no product for the input, which needs no gradient); one SGD."""
+    """Forward: addmm, relu, mean. Backward: the mean's ones and division, ReLU's mask, the weight's
+    product, the bias's sum (no product for the input, which needs no gradient). One SGD update."""
     layer, x = torch.nn.Linear(3, 4), torch.randn(5, 3)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
     counted = count_step(lambda: layer(x).relu().mean(), optimizer)

@@ -1,4 +1,4 @@
-"""The CPU kernels against their references in float64: results, gradients, edges of the domain."""
+"""The CPU kernels against their references in float64: results, gradients, edge cases."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_segment_sum(dtype, mean):
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(("rows", "real"), [(70, 1), (70, 70), (400, 333)])
 def test_batch_norm(dtype, relu, joined, rows, real):
-    """With a mean of three deviations, a single row, and more rows than a block."""
+    """With a mean of three standard deviations, a single real row, and more rows than a block."""
     torch.manual_seed(0)
     x = (torch.randn(rows, 6) + 3).to(dtype)
     count = torch.tensor(real)
@@ -126,7 +126,7 @@ SHAPES = [(2, 4), (1, 3)]
 
 
 def places() -> tuple[torch.Tensor, torch.Tensor]:
-    """Two blocks, of graphs of 4, 0 and 3 nodes, and two padding nodes."""
+    """Two blocks, for graphs of 4, 0 and 3 nodes, and two padding nodes."""
     place_of_node = torch.tensor([0, 1, 2, 3, 8, 9, 10, 11, 11])
     node_of_place = torch.full((12,), 9)
     node_of_place[place_of_node] = torch.arange(9)
@@ -229,8 +229,8 @@ def test_registration_is_sound(name):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_norms_addend_handed_on(dtype):
-    """What reads the addend later sends its gradient through the norm; also where nothing does, and
-    where nothing reads the norm."""
+    """Later readers of the addend send their gradient through the norm; also if there is no such
+    reader, and if nothing reads the norm."""
     count = torch.tensor(35)
 
     def kernel(x, addend, weight, bias):
@@ -266,7 +266,7 @@ def test_a_linear_layers_input_handed_on():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_operands_with_gaps_or_of_other_dtypes_are_read_as_what_they_are(dtype):
-    """A kernel that takes addresses knows nothing of strides."""
+    """A kernel that takes addresses does not see strides."""
     wide = torch.promote_types(dtype, torch.float32)
     weight, bias = torch.randn(6, 2, dtype=dtype).unbind(1)
     moved = Running(

@@ -1,4 +1,4 @@
-"""Dropout with its sum and ReLU: the reference's arithmetic, the right share, torch's seed."""
+"""Dropout with its sum and ReLU: the reference's arithmetic, the right rate, torch's seed."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_it_is_the_references_arithmetic(dtype, relu, added):
 
 
 def test_the_share_is_right_and_places_are_independent():
-    """Within five standard deviations of the binomial; neighbours in a row, in a column and at
-    another site agree as often as chance has it."""
+    """The rate is within five standard deviations of the binomial; neighbours in a row, in a column
+    and at another site agree as often as by chance."""
     p, shape = 0.25, torch.Size((400, 64))
     mask, other = (kept(torch.tensor([7]), site, shape, p) for site in (0, 1))
     share = mask.double().mean().item()
@@ -72,11 +72,11 @@ def test_a_share_of_one_is_refused():
 def test_a_model_drops_anew_every_step_and_repeats_with_the_seed(name, esol):
     torch.manual_seed(0)
     model = models.build(name, esol, hidden=16, layers=2, dropout=0.5)
-    for layer in model.modules():  # attention's own dropout is torch's
+    for layer in model.modules():  # attention uses torch's own dropout
         if isinstance(layer, GPSConv):
             layer.attn.dropout = 0.0
     sg.convert(model.train(), kernels=True)
-    # A trunk's own dropout is reached in the captured graph, a layer's by its class as well.
+    # A trunk's dropout is replaced only in the captured graph, a layer's also through its class.
     runner = sg.StaticGraphRunner(model, [CAPACITY], "fused" if name == "gine" else "eager")
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY, pointers=True)
     outs = []
@@ -96,7 +96,7 @@ def test_a_model_drops_anew_every_step_and_repeats_with_the_seed(name, esol):
 
 
 def test_a_compiled_step_draws_as_the_eager_one(esol):
-    """One graph; other values at every call, the same ones after the same seed."""
+    """One graph; different values on every call, the same values after the same seed."""
     torch.manual_seed(0)
     model = models.build("gine", esol, hidden=8, layers=1, dropout=0.5)
     context = context_of(sg.convert(model.train(), kernels=True))

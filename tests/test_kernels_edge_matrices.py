@@ -1,5 +1,5 @@
-"""Sums of neighbours' rows times a matrix an edge, on the CPU: as their reference in float64, the
-same bits on any number of threads, registered soundly."""
+"""Sums of neighbours' rows times one matrix per edge, on the CPU: equal to the float64 reference,
+the same bits on any number of threads, registered soundly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_edge_matrix_sum(graph, dtype, inputs, outputs, mean):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_matrices_handed_on_take_all_their_gradients(dtype):
-    """Of a layer that is called three times."""
+    """In a layer that is called three times."""
     torch.manual_seed(0)
     pointers = random_graph(40, 90)
     tensors = [torch.randn(40, 5).to(dtype), 0.3 * torch.randn(90, 5, 5).to(dtype)]

@@ -1,4 +1,4 @@
-"""``head_products``: a few numbers a node and head, beside a batched product of matrices."""
+"""``head_products``: a few values per node and head, compared with a batched matrix product."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NODES, HEADS, COLUMNS = 37, 3, 20
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_it_is_the_product_of_matrices(dtype):
-    """Forward and both gradients; vectors of full precision stay that where rows are halves."""
+    """Forward and both gradients; float32 vectors keep their precision with bfloat16 rows."""
     torch.manual_seed(0)
     rows = torch.randn(NODES, HEADS * COLUMNS).to(dtype).requires_grad_()
     kind = torch.float32 if dtype == torch.bfloat16 else dtype

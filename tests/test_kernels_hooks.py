@@ -1,6 +1,6 @@
-"""Hooks on a layer and its parts are called with kernels as they are without, or it is refused.
+"""Hooks on a layer and its parts are called with kernels as without, or the layer is refused.
 
-The oracle is plain PyG: what it calls in one forward and backward, each hook on each module.
+The oracle is plain PyG: how often it calls each hook on each module in one forward and backward.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MODELS = {**LAYERS, "gps": Gps}
 
 
 def places(model: nn.Module) -> list[tuple[str, str]]:
-    """Where a hook can be on the first layer and what is in it: the module's path, and its kind."""
+    """Possible hooks on the first layer and its submodules: the module's path, the hook's kind."""
     return [
         (path, kind)
         for path, module in model.named_modules()
@@ -61,7 +61,7 @@ def places(model: nn.Module) -> list[tuple[str, str]]:
 
 
 def calls(model: nn.Module, path: str, kind: str, static: bool) -> int:
-    """How often one hook is called in a forward and a backward."""
+    """The number of calls of one hook in a forward and a backward."""
     model, count = copy.deepcopy(model), 0
     if static:
         model = sg.convert(model, kernels="all")
@@ -76,7 +76,7 @@ def calls(model: nn.Module, path: str, kind: str, static: bool) -> int:
         run = sg.StaticGraphRunner(
             sg.Subject(model, forward=call, check_padding=False), [CAPACITY], "eager"
         )
-        run(BATCH)  # the first run has others before it
+        run(BATCH)  # the first run is preceded by check runs
         count = 0
     out = run(BATCH) if static else call(model, PLAIN)
     out.sum().backward()
@@ -100,7 +100,7 @@ def test_a_hook_is_called_as_in_plain_pyg(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_without_hooks_the_layers_are_fused(name):
-    """Else the comparison above would compare stock code with itself."""
+    """Otherwise the test above would compare stock code with itself."""
     model = sg.convert(MODELS[name](), kernels="all")
     sg.StaticGraphRunner(model, [CAPACITY], "eager", forward=call)(BATCH)
     reasons = {layer.name: layer.stock_reason for layer in fused_layers(model)}

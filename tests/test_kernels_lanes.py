@@ -1,4 +1,4 @@
-"""Rows by the vector unit's lanes: sums, maxima, products of a row and a matrix, beside NumPy."""
+"""Operations on rows in SIMD lanes, compared with NumPy: sums, maxima, row-matrix products."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_sums_of_rows_of_any_length(dtype):
 
 
 def test_the_order_of_a_sum_is_said_and_not_the_machines():
-    """Sixteen sums side by side, halves joined until one is left, what is behind them last."""
+    """One sum per lane, halves added until one is left, and the remaining elements last."""
     values = numbers(2 * LANES + 3, np.float32)
     sums = values[:LANES] + values[LANES : 2 * LANES]
     while len(sums) > 1:
@@ -74,8 +74,8 @@ def test_the_largest_of_a_row(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_a_row_of_weights_times_a_matrix(dtype, count):
-    """From the middle of arrays, weights apart from each other, on top of what was there; nothing
-    else is written."""
+    """From the middle of arrays, with strided weights, added to a start row; nothing else is
+    written."""
     stride, columns = 3 * LANES, 2 * LANES
     weights, matrix = numbers(40, dtype), numbers(8 * stride, dtype, seed=1)
     start, out = numbers(100, dtype, seed=2), np.full(100, 5, dtype)

@@ -1,6 +1,6 @@
 """GCN, GAT, GATv2, GraphConv, max and the pools with kernels: plain PyG's results, or a reason.
 
-The oracle is PyG itself on the unpadded batch (:mod:`support.parity`): graphs with loops and
+The oracle is PyG itself on the unpadded batch (:mod:`support.parity`): graphs with self-loops and
 isolated nodes, everything in float64, garbage in the padding.
 """
 
@@ -45,12 +45,12 @@ from staticgraph.kernels.neighbour_attention import neighbour_attention_referenc
 from staticgraph.kernels.pair_score import pair_score_reference
 from staticgraph.nn.fused import fused_layers
 
-# Sums of at most a hundred terms of size one, in another order.
+# For sums of at most a hundred terms of magnitude one, in a different order.
 TOLERANCE = 1e-10
 
 
 def compare(model: Model) -> nn.Module:
-    """One step with kernels equals plain PyG's; gives the converted model back."""
+    """Asserts that a step with kernels equals plain PyG's; returns the converted model."""
     expected = plain_step(model, call, BATCH)
     ours = sg.convert(copy.deepcopy(model), kernels="all")
     for batch in (BATCH, unknown_counts(poisoned(BATCH, 1e3))):
@@ -66,14 +66,14 @@ def compare(model: Model) -> nn.Module:
 
 
 def known(model: Model) -> sg.StaticGraphRunner:
-    """A runner that has no run left but those it is called for."""
+    """A runner whose one-time check runs are done, so that only the calls of the test run."""
     runner = sg.StaticGraphRunner(sg.Subject(model, forward=call, check_padding=False), [CAPACITY])
     runner.steps.computation.known(BATCH)
     return runner
 
 
 def reasons_of(model: Model, runner: sg.StaticGraphRunner | None = None) -> dict[str, str | None]:
-    """Why each layer ran its stock code, from a forward of the model itself, not of a copy."""
+    """Why each layer ran its stock code, after a forward of the model itself, not of a copy."""
     (runner or sg.StaticGraphRunner(model, [CAPACITY], forward=call))(BATCH)
     return {layer.name: layer.stock_reason for layer in fused_layers(model)}
 
@@ -180,7 +180,7 @@ def test_where_it_cannot_the_layer_says_why_and_is_still_right(name):
     out = runner(BATCH)[: len(NODES)]
     found = {layer.name: layer.stock_reason for layer in fused_layers(ours)}
     assert reason in found["first"]
-    if "dropout" not in name:  # which draws otherwise
+    if "dropout" not in name:  # dropout draws differently
         static = sg.StaticGraphRunner(copy.deepcopy(stock), [CAPACITY], forward=forward)
         assert torch.allclose(out, static(BATCH)[: len(NODES)], rtol=0, atol=1e-11)
 
@@ -210,7 +210,7 @@ def test_degrees_are_computed_once_for_all_layers():
 
 
 class OtherWeights(Model):
-    """The second layer has weights of its own."""
+    """The second layer has its own edge weights."""
 
     def forward(self, x, edge_index, edge_attr, edge_weight, batch):
         x = self.first(self.node_encoder(x), edge_index, edge_weight)
@@ -223,7 +223,7 @@ def test_layers_with_different_weights_do_not_share_degrees():
 
 
 class LearntWeights(OtherWeights):
-    """Weights of edges that get a gradient, one of two layers' twice."""
+    """Edge weights that get a gradient from both layers."""
 
     def __init__(self, conv):
         super().__init__(conv)
@@ -239,7 +239,7 @@ def test_weights_of_edges_are_learnt():
 
 
 def test_a_pool_by_another_vector_is_the_stock_one():
-    """A vector as long as the batch's own, which puts nodes into other graphs."""
+    """A vector as long as the batch's own that assigns nodes to other graphs."""
     model = nn.Sequential(SoftmaxAggregation())
 
     def forward(m, b):
@@ -249,7 +249,7 @@ def test_a_pool_by_another_vector_is_the_stock_one():
 
     expected = forward(model, BATCH)
     sg.convert(model, kernels="all")
-    # Padding nodes come into graph 2 as well, which the check would refuse.
+    # Padding nodes are assigned to graph 2 too, which the padding check would refuse.
     subject = sg.Subject(model, forward=forward, check_padding=False)
     runner = sg.StaticGraphRunner(subject, [CAPACITY])
     found = runner(BATCH)
@@ -290,7 +290,7 @@ def test_a_compiled_step_is_one_graph(name):
     "name", ["gcn weighted", "gat edges", "gatv2", "transformer edges", "sage max"]
 )
 def test_autocast_gives_the_stock_dtypes(name):
-    """And values to a few roundings of bfloat16: two layers of sums of at most ten terms."""
+    """And values within a few bfloat16 roundings: two layers of sums of at most ten terms."""
     torch.manual_seed(0)
     stock = LAYERS[name]().float()
     tensors = {k: v.float() for k, v in BATCH.tensors().items() if v.is_floating_point()}
@@ -317,8 +317,8 @@ def referenced_attention(rows, src, dst, *pointers, heads, edge, own, loops):
     return neighbour_attention_reference(rows, None, edge, own, src, dst, heads, 0.0, loops)
 
 
-# Of GATv2's two operators one is exchanged for eager torch at a time, which has second derivatives:
-# which of both autograd meets first is its own choice.
+# For GATv2, one of its two operators at a time is replaced by eager torch, which has second
+# derivatives: the order in which autograd reaches the two is not specified.
 @pytest.mark.parametrize(
     ("layer", "operator", "exchanged"),
     [

@@ -1,6 +1,5 @@
-"""The linear layer on CUDA, as far as a machine without one can see: what it calls, what it would
-compile to, and under autocast; values against the reference where torch's operators are the same on
-a CPU."""
+"""The linear layer on CUDA, as far as can be tested without a GPU: its calls, its compiled code,
+and autocast; values against the reference where torch's operators are the same on a CPU."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from staticgraph.nn.fused import linear as fused
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("biased", [True, False])
 def test_relu_is_part_of_the_product(dtype, biased):
-    """One operator of torch, which rounds once more than the reference at the most."""
+    """One operator of torch with a bias; at most one rounding more than the reference."""
     torch.manual_seed(0)
     x, weight = torch.randn(50, 30).to(dtype), torch.randn(20, 30).to(dtype)
     bias = torch.randn(20).to(dtype) if biased else None
@@ -47,7 +46,7 @@ def test_relu_is_part_of_the_product(dtype, biased):
 
 
 def on_cuda(dtype):
-    """As much of a tensor as the question reads."""
+    """A stand-in with the attributes of a tensor that the check reads."""
     return SimpleNamespace(device=torch.device("cuda"), dtype=dtype, dim=lambda: 2)
 
 
@@ -62,8 +61,8 @@ def test_autocast_on_cuda_is_no_obstacle(monkeypatch):
 
 
 def test_autocast_keeps_the_fused_layer(monkeypatch):
-    """Bias, ReLU and casts stay in our operators in bfloat16; gradients come back in float32. On a
-    CPU's autocast, by shapes and dtypes alone, as though our operators took bfloat16 there."""
+    """Bias, ReLU and casts stay in this library's operators in bfloat16; gradients are float32.
+    Tested with CPU autocast on fake tensors, as if the operators took bfloat16 there."""
     monkeypatch.setattr(fused, "linear_obstacle", lambda *_: None)
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):
         x, weight, bias = (
@@ -87,7 +86,7 @@ def test_autocast_keeps_the_fused_layer(monkeypatch):
 
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
 def test_operands_of_mixed_precision_are_rounded_as_autocast_rounds_them(given):
-    """On a CPU, where torch's own operators do it: bit for bit what casts and products give."""
+    """On a CPU, where torch's own operators do it: bit for bit equal to casts and products."""
     torch.manual_seed(0)
     x, into = torch.randn(2, 50, 30).to(given)
     x.requires_grad_()
@@ -101,15 +100,15 @@ def test_operands_of_mixed_precision_are_rounded_as_autocast_rounds_them(given):
     assert torch.equal(out, expected)
     assert [g.dtype for g in found] == [given, torch.float32, torch.float32]
     assert torch.equal(found[1], right[1])
-    for ours, theirs in zip(found, right, strict=True):  # the bias's is summed in float32 here
+    for ours, theirs in zip(found, right, strict=True):  # the bias's sum is in float32 here
         assert (ours - theirs).abs().max() <= 2 * torch.finfo(
             torch.bfloat16
         ).eps * theirs.abs().max()
 
 
 def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
-    """Few rows by one launch backward, more by two, many by the library; forward by ours where
-    something is cast. The count of operations knows it."""
+    """Backward, few rows take one launch, more take two, many go to the library; forward, this
+    library's kernel runs where something is cast. The count of operations agrees."""
     called = []
 
     def note(name, result):
@@ -136,8 +135,8 @@ def test_what_goes_by_which_kernels_is_decided_by_shapes(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("width", "columns"), [(300, 300), (64, 192), (300, 1)])
 def test_a_backward_is_one_launch_without_spills(dtype, width, columns):
-    """Compiled for sm_90 at the widths of common models: features by vectors, products on the
-    matrix unit, no atomics; 3,000 rows take a launch more, which joins the chunks."""
+    """Compiled for sm_90 at the widths of common models: vector loads of features, products on
+    tensor cores, no atomics; 3,000 rows take one more launch, which combines the chunks."""
     x, weight = torch.zeros(823, width, dtype=dtype), torch.zeros(columns, width)
     grad = torch.zeros(823, columns, dtype=dtype)
     weight = weight if dtype == torch.bfloat16 else weight.to(dtype)
@@ -165,7 +164,7 @@ def test_chunks_cover_all_rows_once(rows):
 
 @pytest.mark.skipif(not op.available(), reason="this torch has no oneDNN linear")
 def test_a_slice_of_a_wider_weight_goes_to_onednn_without_gaps(monkeypatch):
-    """With gaps oneDNN falls back to a loop that is a thousand times slower."""
+    """With gaps, oneDNN falls back to a loop that is a thousand times slower."""
     onednn, strides = op.ONEDNN, []
 
     def watched(a, b, *rest):
@@ -190,7 +189,7 @@ def test_a_slice_of_a_wider_weight_goes_to_onednn_without_gaps(monkeypatch):
 @pytest.mark.parametrize("columns", [3, 8, 20])
 @pytest.mark.parametrize("relu", [False, True])
 def test_gradients_on_a_cpu_with_more_and_fewer_columns_than_the_rows_have(columns, relu):
-    """The wider of the two is oneDNN's columns; the weight's gradient is laid out as the weight."""
+    """The wider of the two becomes oneDNN's columns; the weight's gradient is laid out like it."""
     torch.manual_seed(0)
     tensors = [torch.randn(40, 8), torch.randn(columns, 8), torch.randn(columns)]
     tensors = [t.requires_grad_() for t in tensors]

@@ -1,8 +1,8 @@
-"""What the kernels would load on an H100 at the width of a common model, 300, compiled for it here.
+"""The loads of the kernels on an H100 at 300 columns, a common width, from their compiled code.
 
-A row of 300 float32 is 75 times 16 bytes, one of bfloat16 75 times 8: so wide are the loads of
-features, where the compiler knows the width. A load number by number has four times as many
-instructions in flight for the same bytes.
+A row of 300 float32 values is 75 times 16 bytes, of bfloat16 75 times 8: loads of features are that
+wide where the compiler knows the width. Loading one value at a time takes four times as many
+instructions for the same bytes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ OFFSETS = torch.zeros(4, dtype=torch.int64)
 COUNT = torch.tensor(NODES)
 PER_EDGE = torch.ones(EDGES)
 ONES, SEED = torch.ones(WIDTH), torch.tensor([1])
-# Three blocks of 128 threads on a multiprocessor of 65,536 registers.
+# Three blocks of 128 threads per multiprocessor with 65,536 registers.
 MOST_REGISTERS = 168
 SCORES, OWN = torch.zeros(EDGES, HEADS), torch.zeros(NODES, HEADS)
 PAIR = torch.zeros(HEADS, NODES, 2)
 BY = torch.zeros(HEADS, WIDTH // HEADS)
 PLACES = torch.zeros(NODES, dtype=torch.int64)
 
-# x [23, 300], e [61, 300] -> what a kernel's file launches.
+# From x [23, 300] and e [61, 300], runs all launches of a kernel's module.
 BOTH_WAYS = {
     "neighbour_sum": lambda x, e: (
         neighbour.forward(x, e, None, ENDS, PTR, None, PER_EDGE, "relu_add", False),
@@ -110,7 +110,7 @@ BOTH_WAYS = {
         heads.to_rows([x.new_zeros(4, HEADS, 5, 60)], PLACES, 1),
     ),
 }
-# Kernels that load no rows of features, or one for the many that they store.
+# Kernels that load no rows of features, or one row for many that they store.
 NARROW = {("neighbour_attention", "targets_kernel"), ("segment_sum", "sum_backward_kernel")}
 
 
@@ -138,7 +138,7 @@ def test_a_tables_gradient_is_summed_on_the_matrix_unit(dtype):
 
 
 def test_a_norm_joins_its_chunks_at_once():
-    """64 chunks are one tile: the only loop of the second launch is the one over its own rows."""
+    """64 chunks fit one tile: the only loop of the second launch is over its own rows."""
     x = torch.zeros(64 * 64, WIDTH)
     rest = (ONES, ONES, COUNT, None, None, None, None, 1e-5, True)
     forward = launches(norm.forward, x, None, None, *rest)
@@ -164,7 +164,7 @@ def test_a_norm_of_few_rows_is_one_launch_without_a_loop(dtype):
 
 
 def test_few_rows_go_by_one_launch_many_by_two(monkeypatch):
-    """What the operator of CUDA calls, by rows; a cumulative mean by two in any case."""
+    """The calls of the CUDA operator, by rows; a cumulative mean always takes two forward."""
     called = []
     for module in (norm, small_norm):
         for way in ("forward", "backward"):

@@ -1,4 +1,4 @@
-"""Sums over neighbours on the CPU against their reference in float64, and by source."""
+"""Sums over neighbours on the CPU, by target and by source, against float64 references."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_neighbour_sum(graph, dtype, width, mean, eps, operand):
 
     x = torch.randn(nodes, width).to(dtype)
     terms = 4 + len(src) + width
-    if operand == "fixed":  # of weights without a gradient nothing goes back
+    if operand == "fixed":  # weights that need no gradient get none
         fixed = edge
         agree(lambda x: kernel(x, fixed), lambda x: reference(x, fixed.to(x)), [x], terms=terms)
     else:
@@ -73,7 +73,7 @@ def test_source_sum(graph, dtype, width):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["copy", "multiply", "relu_add"])
 def test_neighbour_sum_has_a_gradient_by_eps(dtype, kind):
-    """Of a parameter ``[1]``, as PyG's layers have it, in its own dtype."""
+    """For a parameter of shape ``[1]``, as in PyG's layers, in its own dtype."""
     src, dst = torch.tensor([1, 2, 0, 2, 1]), torch.tensor([0, 0, 1, 1, 2])
     row_ptr, col_ptr = torch.tensor([0, 2, 4, 5]).int(), torch.tensor([0, 1, 3, 5]).int()
     transpose = src.argsort(stable=True).int()
@@ -110,7 +110,7 @@ def test_neighbour_sum_keeps_a_nan_and_refuses_a_wrong_operand():
 @pytest.mark.parametrize("operand", ["none", "edge", "table", "each"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_operands_handed_on_take_all_their_gradients(operand, dtype):
-    """A chain of two layers with residuals: as autograd adds them up in float64."""
+    """A chain of two layers with residuals, compared with autograd's sums in float64."""
     torch.manual_seed(0)
     pointers, code = random_graph(40, 90), None
     x, edge = torch.randn(40, 5).to(dtype), None

@@ -1,4 +1,4 @@
-"""Row pointers of a batch, against a sort of its edges; nothing of them where not asked for."""
+"""Row pointers of a batch, compared with a sort of its edges; absent unless requested."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import staticgraph as sg
 
 
 def by_sorting(nodes: torch.Tensor, num_nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Order of the edges by one end, and where each node's edges begin in it."""
+    """The order of the edges by one end, and the start of each node's edges in it."""
     order = torch.argsort(nodes, stable=True)
     starts = torch.searchsorted(nodes[order].contiguous(), torch.arange(num_nodes + 1))
     return order, starts
@@ -32,7 +32,7 @@ def test_pointers_are_those_of_a_stable_sort(data, esol):
 
 
 def test_stale_pointers_are_overwritten(esol):
-    """The same slot, full, then nearly empty, equals a fresh batch."""
+    """A reused slot, full and then nearly empty, equals a fresh batch."""
     plan = sg.BucketPlan.of([(300, 700, 6)])
     loader = sg.StaticLoader(esol, plan, indices=range(40), exact=False, slots=1, pointers=True)
     for batch in loader:

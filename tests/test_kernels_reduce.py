@@ -1,5 +1,5 @@
-"""Messages of both ends and the edge, reduced several ways at once, and rows of both ends, on the
-CPU against their references in float64; the exponential against NumPy's in a wider dtype."""
+"""Messages from both ends and the edge under several reductions at once, and rows of both ends, on
+the CPU against float64 references; the exponential against NumPy's in a wider dtype."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENDS = [(True, True, True), (True, False, True), (True, True, False), (False, Fa
 
 
 def steps(*shape: int) -> torch.Tensor:
-    """Of few values, so that many are equal, zeros among them."""
+    """Values from a small set, so that many are equal, some of them zero."""
     return torch.randint(-3, 4, shape) / 2
 
 
@@ -52,7 +52,7 @@ def test_neighbour_reduce(graph, dtype, towers, which, coded, activation, reduct
     nodes, src, dst, *pointers = graph
     code = torch.arange(len(src)) % 3 if coded and which[2] else None
     tensors = given_operands(graph, 3 * towers, dtype, which, code is not None)
-    if activation in ("silu", "sigmoid"):  # whose rounding would part what is equal
+    if activation in ("silu", "sigmoid"):  # their rounding would break ties
         reductions = [one for one in reductions if one not in ("min", "max")] or ["mean"]
     options = {"reductions": reductions, "towers": towers, "activation": activation}
 
@@ -68,7 +68,7 @@ def test_neighbour_reduce(graph, dtype, towers, which, coded, activation, reduct
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_mean_and_spread_of_what_is_far_from_zero(dtype):
-    """A mean of squares would have lost the spread's digits; half precisions keep theirs."""
+    """A mean of squares would lose the digits of the spread; half precisions keep theirs."""
     torch.manual_seed(0)
     src, dst = torch.arange(40) % 4, torch.arange(40) // 10
     row_ptr = torch.arange(0, 41, 10).int()

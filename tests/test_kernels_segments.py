@@ -1,7 +1,7 @@
 """Max, softmax and attention over segments on the CPU, against their references in float64.
 
-The bounds are those of tests/test_kernels_cpu.py. Values come in steps of a half where there is a
-largest one to find, so that ties, zeros among them, are the rule.
+The bounds are those of tests/test_kernels_cpu.py. For maxima, values are multiples of a half, so
+that ties, also between zeros, are frequent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PTR = torch.tensor([0, 0, 3, 40, 41, 41])
 
 
 def steps(*shape: int) -> torch.Tensor:
-    """Of few values, so that many are equal; half of them below zero."""
+    """Values from a small set, so that many are equal; half of them are negative."""
     return torch.randint(-3, 3, shape) / 2
 
 
@@ -68,7 +68,7 @@ def test_segment_softmax(dtype):
 
 
 def test_row_pointers_serve_as_segments():
-    """The edges into a node are a segment, for sum, max and softmax, in the pointers' own dtype."""
+    """A node's incoming edges are a segment, for sum, max and softmax, in the pointers' dtype."""
     values = torch.randn(41, 3).double()
     for kernel, reference in (
         (segment_max, segment_max_reference),
@@ -102,7 +102,7 @@ def test_neighbour_max(graph, dtype, edged, width):
     loops=st.booleans(),
 )
 def test_gcn_sum_of_learnt_weights(graph, dtype, width, loops):
-    """By way of the degrees too; one of none has no gradient, in PyG it is NaN."""
+    """Also through the degrees; a degree of zero has no gradient, while PyG's is NaN."""
     nodes, src, dst, *pointers = graph
 
     def kernel(x, weight):
@@ -176,10 +176,10 @@ def test_neighbour_attention(graph, dtype, heads, width, operands, loops, slope)
 
     tensors = [torch.randn(nodes, heads * width).to(dtype)]
     tensors += [made[name].to(dtype) for name in chosen]
-    # A score's gradient adds up over width and edges; in bfloat16 it starts from a rounded result.
+    # A score's gradient sums over width and edges; in bfloat16 it starts from a rounded result.
     terms = 8 * (4 + len(src)) * (4 + width)
     if dtype == torch.bfloat16:
-        terms = 2**16 * (2 + width)  # in units of float32: two bits of bfloat16 a column
+        terms = 2**16 * (2 + width)  # in units of float32: two bits of bfloat16 per column
     agree(kernel, reference, tensors, terms)
 
 
@@ -248,7 +248,7 @@ def test_dot_products_are_so_far_apart_that_an_exponential_would_overflow():
     where = (torch.tensor([0, 1]), one, *(torch.tensor(v).int() for v in ([0, 2, 2], [0, 1, 2])))
     query, key = torch.full((2, 1), 100.0), torch.tensor([[90.0], [-90.0]])
     out = dot_attention(query, key, torch.tensor([[3.0], [5.0]]), *where, one.int(), heads=1)
-    assert out.tolist() == [[3.0], [0.0]]  # and a node without edges has zero
+    assert out.tolist() == [[3.0], [0.0]]  # a node without edges gets zero
 
 
 def test_dot_products_are_given_in_another_dtype():

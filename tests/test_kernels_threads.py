@@ -1,5 +1,4 @@
-"""CPU kernels on torch's threads: the same bits on any number of them, more than there are rows
-among them."""
+"""CPU kernels on torch's threads: the same bits on any number of threads, even more than rows."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ def every_loop_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def on_each_number(function) -> list[Tensor]:
-    """What ``function`` gives, the same bits on every number of threads."""
+    """The result of ``function``, after checking equal bits on every number of threads."""
     found = []
     for count in COUNTS:
         torch.set_num_threads(count)
@@ -158,9 +157,9 @@ def test_linear_layers(rows, inputs, outputs, relu):
 
 
 def rounding(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
-    """What float32 may be off by, of the result and its gradients: a sum of n products in any order
-    by n units of rounding of the sum of their sizes (Higham, Accuracy and Stability of Numerical
-    Algorithms, 2002, section 3.1)."""
+    """Error bounds in float32 for the result and its gradients: a sum of n products in any order is
+    off by at most n units of rounding times the sum of their magnitudes (Higham, Accuracy and
+    Stability of Numerical Algorithms, 2002, section 3.1)."""
     unit = torch.finfo(torch.float32).eps / 2
     rows, terms, columns = *x.shape, len(weight)
     sizes = [value.detach().abs() for value in (x, weight, bias)]
@@ -183,7 +182,7 @@ def test_tables(rows):
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
 def test_attention_in_graphs(p):
-    """Of none, one and many nodes."""
+    """Graphs of zero, one and many nodes."""
     torch.manual_seed(0)
     sizes = torch.tensor([0, 1, 30, 5, 7, 80])
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]).int()

@@ -1,4 +1,4 @@
-"""Small products on a CPU by tiles: whatever the sizes, as torch's."""
+"""Small matrix products by tiles on a CPU equal torch's for any sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from staticgraph.kernels.linear import cpu, op
 
-# Fewer rows than two tiles, rows that are left over, columns of wide tiles and narrow ones.
+# Fewer rows than two tiles, remaining rows, and columns for wide and narrow tiles.
 SIZES = [(4, 1, 16), (5, 9, 48), (7, 16, 64), (30, 20, 80), (258, 64, 144)]
 
 
@@ -30,7 +30,7 @@ def test_a_layer(relu, biased):
 
 
 def test_gradients():
-    """Of the input, and of the weight over fewer rows than are summed at a time, as many, more."""
+    """For the input, and for the weight with fewer, as many and more rows than one partial sum."""
     for rows, terms, columns in SIZES:
         torch.manual_seed(rows)
         grad, weight = torch.randn(rows, terms), torch.randn(terms, columns)
@@ -55,8 +55,8 @@ def test_a_nan_stays_one_and_spreads_no_further():
 
 @pytest.mark.parametrize("size", [(3, 8, 16), (8, 8, 20), (40000, 32, 32), (8, 96, 96)])
 def test_the_operator_gives_other_sizes_to_the_library(size, monkeypatch):
-    """Too few rows, columns that are no whole vectors, too many products, a weight that would take
-    longer to turn than to multiply by."""
+    """Too few rows, columns that are not whole vectors, too many products, a weight that takes
+    longer to transpose than to multiply by."""
     rows, terms, columns = size
     called = []
     monkeypatch.setattr(cpu, "linear", lambda *given: called.append("tiles"))

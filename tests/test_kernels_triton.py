@@ -32,8 +32,8 @@ PARAMETERS = {"weight", "bias", "dweight", "dbias", "running_mean", "running_var
 @pytest.mark.slow
 @needs_interpreter
 def test_interpreted_in_a_process_of_its_own():
-    """One for all: it loads torch once. The cases of the GPU come last, since they put the Triton
-    side of every operator in the place of the CPU's."""
+    """One process for all files, so that torch loads once. The GPU cases come last, since they
+    replace the CPU implementation of every operator by the Triton one."""
     run_interpreted(
         "interpreted_kernels.py",
         "interpreted_linear.py",
@@ -45,7 +45,7 @@ def test_interpreted_in_a_process_of_its_own():
 
 
 def signature(kernel, data: str) -> dict[str, str]:
-    """The types of a kernel's arguments; ``data`` is that of features."""
+    """The types of a kernel's arguments; ``data`` is the element type of features."""
     types = {}
     for parameter in kernel.params:
         name = parameter.name

@@ -1,4 +1,4 @@
-"""Max, softmax and attention in Triton without a GPU: interpreted, and compiled for sm_90."""
+"""Max, softmax and attention in Triton without a GPU: compiled for sm_90."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ KERNELS = [
 
 
 def cases():
-    """Every kernel with all of its options in both dtypes, and with none of them."""
+    """Every kernel with all its options in both dtypes, and with no options."""
     for kernel, special in KERNELS:
         name = f"{kernel.__module__.split('.')[-2]}.{kernel.__name__}"
         yield pytest.param(kernel, special, True, "fp32", id=name)

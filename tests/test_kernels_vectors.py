@@ -1,4 +1,4 @@
-"""Sums of vectors over neighbours on the CPU: as their reference in float64, the same bits on any
+"""Sums of vectors over neighbours on the CPU: equal to the float64 reference, the same bits on any
 number of threads, registered soundly."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from staticgraph.kernels import vector_sum
 from staticgraph.kernels.vector_sum import vector_sum_reference
 
 threads = importlib.import_module("staticgraph.kernels.threads")
-# Where gate, along and scalar begin, by how many widths.
+# Where gate, along and scalar begin, in multiples of the width.
 PARTS = [(0, None, None), (1, 2, 0), (2, 0, None), (0, None, 1), (0, 1, None)]
 
 
@@ -55,7 +55,7 @@ def test_vector_sum(graph, dtype, width, dims, parts, factors, fixed):
         flat = vectors.flatten(1)
         return flat if scalars is None else torch.cat([flat, scalars], 1)
 
-    # Vectors and directions that are given have no gradient: nothing is computed for them.
+    # Fixed vectors and directions need no gradient, so none is computed for them.
     tensors = rows[:1] if fixed else [rows[0], vectors, unit, *rows[1:]]
     agree(kernel, reference, tensors, terms=8 + len(src) * dims + width)
 

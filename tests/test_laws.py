@@ -1,4 +1,4 @@
-"""The page of laws: six of them, each held by tests that exist."""
+"""The page of laws: six laws, each guarded by tests that exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMED = re.compile(r"`(tests/[\w/.]+)::([\w:]+)`")
 
 
 def defined_in(path: Path) -> set[str]:
-    """The names that pytest would collect in a file, those in classes with their class."""
+    """The names that pytest would collect in a file; methods include their class."""
     found = set()
     for node in ast.parse(path.read_text()).body:
         inner = node.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test") else []

@@ -1,4 +1,4 @@
-"""Outputs of recordings: small ones are copies, large ones are lent and say when they are stale."""
+"""Outputs of recordings: small ones are copies, large ones are lent and raise once stale."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from staticgraph.recording.replays import Replays
 
 
 class Nodes(nn.Module):
-    """A row a node, and a row a graph beside it."""
+    """Outputs one row per node and one row per graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Nodes(nn.Module):
 
 @pytest.fixture
 def limit(monkeypatch):
-    """Between a row a graph (33 x 16 floats) and a row a node (900 x 16)."""
+    """Between one row per graph (33 x 16 floats) and one row per node (900 x 16)."""
     monkeypatch.setattr(lending, "CLONED_BYTES", 4096)
 
 
@@ -81,8 +81,8 @@ def test_an_output_held_over_a_step_is_an_error(hiv, limit):
 @pytest.mark.parametrize("role", ["eval", "step"])
 @pytest.mark.parametrize("bucket", [0, 1])
 def test_any_other_recording_may_write_there(hiv, limit, bucket, role):
-    """Two buckets, both roles, one pool: whichever ran since, the output is refused; and the
-    recordings that were made first do write where the last one's output stands."""
+    """Two buckets, both roles, one pool: whichever ran since, the output is refused; and earlier
+    recordings do write to the memory of the last recording's output."""
     model = Nodes()
     runner = made_runner(
         model,
@@ -122,7 +122,7 @@ def test_a_batch_that_is_made_by_a_recording_ends_a_loan(esol, limit):
 
 
 class TestArena:
-    """What the other tests rest on: memory is taken and given as in a pool of recordings."""
+    """The basis of the other tests: memory is allocated and reused as in a pool of recordings."""
 
     def test_what_is_dropped_is_taken_again_and_what_is_held_is_not(self):
         arena = Arena(1 << 12)
@@ -183,7 +183,7 @@ def test_predictions_of_nodes_read_each_output_in_time(hiv, limit):
 
 
 def test_losses_are_copies(hiv, monkeypatch):
-    """Whatever the limit, evaluation's loss is made of the output and belongs to the caller."""
+    """Whatever the limit, losses, also evaluation's, belong to the caller."""
     monkeypatch.setattr(lending, "CLONED_BYTES", 64)
     model = Net()
     runner = made_runner(

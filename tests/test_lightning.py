@@ -1,5 +1,5 @@
-"""A LightningModule's own steps over batches of fixed shape: what plain PyG gives, with Lightning's
-own checkpoints, resume, logging, precision and processes."""
+"""A LightningModule's own steps over batches of fixed shape: the results of plain PyG, with
+Lightning's own checkpoints, resume, logging, precision and processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def trainer_of(tmp_path, *callbacks, mode="eager", recording=None, **options):
 
 
 def by_hand(module, data, epochs=2):
-    """Plain PyG over the same graphs in the same order, in a loop that knows nothing of this."""
+    """Trains with plain PyG on the same graphs in the same order, in a hand-written loop."""
     module.train()
     optimizer = module.configure_optimizers()
     module.log = lambda *_, **__: None
@@ -124,7 +124,7 @@ def _weighted(losses, sizes):
 
 @pytest.mark.parametrize("step", [3, 7, 10])
 def test_a_checkpoint_resumes_in_mid_epoch(esol, tmp_path, step):
-    """The same losses as without a stop: after three batches, after an epoch, in the second."""
+    """The same losses as without a stop, whether after three batches, an epoch or in the second."""
     whole, first, second = made(Whole), made(Whole), made(Whole)
     options = {"limit_val_batches": 0}
     trainer_of(tmp_path, **options).fit(whole, datamodule=data_of(esol))
@@ -175,7 +175,7 @@ def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path
             self.both = Both()
 
         def training_step(self, batch, batch_idx):
-            h = self.both(batch.x, torch.ones(9, 8))  # rows of nothing in the batch
+            h = self.both(batch.x, torch.ones(9, 8))  # rows of no field of the batch
             out = self.head(global_add_pool(h, batch.batch) / 1000)
             loss = F.mse_loss(out, batch.y)
             self.losses.append(loss.detach())
@@ -190,7 +190,7 @@ def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path
 
 
 class Views(Whole):
-    """Two views of a batch, as contrastive learning makes them, by a clone and by a copy."""
+    """Two views of a batch, as in contrastive learning, made by a clone and by a copy."""
 
     def training_step(self, batch, batch_idx):
         first, second = batch.clone(), copy.copy(batch)
@@ -202,7 +202,7 @@ class Views(Whole):
 
 
 class FewerEdges(Whole):
-    """Bonds left out before the model is called: no bucket has so many."""
+    """Removes bonds before the model is called: no bucket has that number of edges."""
 
     def training_step(self, batch, batch_idx):
         kept = batch.edge_attr[:, 0] > 0
@@ -242,7 +242,7 @@ def test_what_is_set_on_a_type_is_what_a_model_gets():
 
 
 def test_a_table_with_as_many_rows_as_a_batch_has_graphs_is_no_rows_of_it(esol, tmp_path):
-    """The last of the batches has eight graphs, and so has the table rows."""
+    """The last batch has eight graphs, and the table has eight rows."""
 
     class Odd(Whole):
         def __init__(self):
@@ -266,7 +266,7 @@ def test_a_table_with_as_many_rows_as_a_batch_has_graphs_is_no_rows_of_it(esol, 
 
 
 def test_a_table_that_a_part_returns_keeps_its_rows(esol, tmp_path):
-    """In a bucket of as many graphs as the table has rows: by its size alone it would be cut."""
+    """The bucket has as many graphs as the table has rows: by size alone it would be cut."""
     data = data_of(esol)
     rows = data.plan.capacities[0].graphs
 
@@ -334,7 +334,7 @@ def test_without_a_plan_it_says_where_to_give_one(tmp_path):
 
 
 def test_a_copied_module_calls_itself(esol, tmp_path):
-    """What averages weights, or keeps the best model, copies it in the middle of training."""
+    """Callbacks that average weights or keep the best model copy it during training."""
     copies = []
 
     class Copy(pl.Callback):
@@ -354,7 +354,7 @@ def test_a_copied_module_calls_itself(esol, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_train_one_model(tmp_path):
-    """On gloo: the ranks take other graphs of each epoch, and end with the same parameters."""
+    """On gloo: the ranks take different graphs of each epoch and end with the same parameters."""
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent(

@@ -1,5 +1,5 @@
-"""A norm's statistics from the product before it: what it would compile to for an H100, where it is
-chosen, and that a model so rewritten computes what it did. Values: the interpreter's files."""
+"""A norm's statistics from the product before it: its code for an H100, where it is chosen, and
+equal results of a rewritten model. Values are tested by the interpreted files."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ COUNT = torch.tensor(5)
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [2048, 4096, 8192])
 def test_all_programs_fit_an_h100_at_once(rows, given):
-    """At 300 columns, whatever the height of a tile: a higher one has fewer programs, and none
-    waits for another. Compiled for sm_90: vectors, the matrix unit, no spills, no atomics."""
+    """At 300 columns, for every tile height: higher tiles mean fewer programs, and none waits for
+    another. Compiled for sm_90: vector loads, tensor cores, no spills, no atomics."""
     x, weight = torch.zeros(rows, 300, dtype=given), torch.zeros(300, 300)
     (one,) = launches(gpu.forward, x, weight, weight[0], COUNT, False, torch.bfloat16)
     assert (one.spilled, one.atomics, one.loops) == (0, [], 1)
     assert one.matrix_instructions > 0
     assert one.widest("ld") == 128
     threads = 256 if rows == 8192 else 128
-    registers = -(-one.registers // 8) * 8 * threads  # given out by eights
+    registers = -(-one.registers // 8) * 8 * threads  # allocated in units of eight
     blocks = min(REGISTERS // registers, SHARED // (one.shared + 1024))
-    # Triton 3.6 takes more registers for the highest tile: a few of its programs wait there.
+    # Triton before 3.9 takes more registers for the highest tile: a few of its programs wait.
     turns = 1 if rows < 8192 or Version(triton.__version__) >= Version("3.9") else 2
     assert turns * blocks * MULTIPROCESSORS >= partials.partials_of(rows) * 5
 
@@ -69,7 +69,7 @@ def test_tiles_cover_all_rows_once(rows):
 
 @pytest.mark.parametrize("rows", [50, 2100])
 def test_tiles_join_to_the_statistics_of_all(rows):
-    """A mean a thousand times the spread; what is not a number in the padding does not matter."""
+    """With a mean a thousand times the spread; NaN in the padding has no effect."""
     torch.manual_seed(0)
     x, count = torch.randn(rows, 3) + 1000, torch.tensor(rows - 17)
     real = x[: rows - 17].double()
@@ -115,7 +115,7 @@ IDS = list(range(60))
 
 
 class Net(nn.Module):
-    """Norms after a linear layer, of ones read twice, after ReLU, and of a sum; 8 columns."""
+    """Norms of linear layers (also with several readers or after ReLU) and of a sum; 8 columns."""
 
     def __init__(self, momentum: float | None = 0.1) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Net(nn.Module):
 
 
 def on_cuda(monkeypatch, module) -> None:
-    """Graphs are rewritten as though they ran there; the operators' CPU side runs."""
+    """Rewrites graphs as if for CUDA; the operators' CPU implementations run."""
     monkeypatch.setattr(
         module, "RewriteTarget", lambda device, compiled: RewriteTarget("cuda", compiled=compiled)
     )
@@ -159,9 +159,9 @@ def run(model, store, padding: float = 1.0, capacity=CAPACITY, dtype=torch.bfloa
 
 
 def test_a_rewritten_model_computes_what_it_did(esol, monkeypatch):
-    """Norms after a linear layer, ReLU or not, other readers or not, are given statistics; the
-    norm of a sum is not, and is named. Results as with statistics of their own, to the roundings of
-    bfloat16; padding reaches nothing, to the last bit."""
+    """Norms after a linear layer, with or without ReLU or other readers, get its statistics; the
+    norm of a sum does not, and is named. Results match norms that compute their own statistics, to
+    bfloat16 rounding; padding does not change a bit."""
     on_cuda(monkeypatch, compiled_function)
     torch.manual_seed(0)
     model = Net()
@@ -181,7 +181,7 @@ def test_a_rewritten_model_computes_what_it_did(esol, monkeypatch):
 
 
 def test_an_operand_is_handed_on_by_a_product_with_statistics(esol, monkeypatch):
-    """``second`` reads what the residual sum and ``third`` read after it."""
+    """The residual sum and ``third`` read the input of ``second`` after it."""
     on_cuda(monkeypatch, compiled_function)
     _, captured = run(Net(), esol)
     names = Counter(getattr(node.target, "__name__", "") for node in captured.graph.nodes)

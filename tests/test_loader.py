@@ -1,4 +1,4 @@
-"""The loader: every graph once an epoch, and the same seed gives the same batches."""
+"""The loader: every graph once per epoch, and the same seed gives the same batches."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_an_option_that_there_is_not_is_named_with_the_remedy(esol, plan, option
 
 
 def test_options_of_torchs_loader_are_all_answered(esol, plan):
-    """Each has a remedy of its own, or is an option here, too."""
+    """Each option either exists here too or has an error that names the alternative."""
     torchs = inspect.signature(torch.utils.data.DataLoader).parameters
     here = inspect.signature(sg.StaticLoader).parameters
     for option in [*torchs, "follow_batch", "exclude_keys"]:
@@ -209,7 +209,7 @@ def test_what_a_runner_says_itself_is_no_option_of_its_loader(esol, plan, option
 
 
 def test_a_device_that_is_not_there_is_told_in_a_line(esol, plan, monkeypatch):
-    """torch says so with an assertion, or of memory that cannot be pinned."""
+    """torch itself fails with an assertion, or an error about memory that cannot be pinned."""
     for count, message in ((0, "torch sees no CUDA device"), (1, "torch sees 1 CUDA devices")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda count=count: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)

@@ -1,4 +1,4 @@
-"""The five loops of the page on one's own run as they stand, and warn of nothing."""
+"""The five loops of ``docs/loops.md`` run as written, without warnings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A loss with weights, or with a term that is added once, is plain PyG's with torch's own means, in
-loss and gradients, whatever runs the step; where the two means differ in silence, it is said."""
+"""Losses with weights, or with a term added once, equal plain PyG with torch's own means, in value
+and gradients, in every mode; where the two means would differ silently, a warning says so."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def graphs() -> list[Data]:
 
 
 class Net(nn.Module):
-    """A row of three numbers a graph, and one a node."""
+    """Outputs a row of three values per graph, and one per node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Net(nn.Module):
 
 
 def real(batch):
-    """``[G]`` bool on either side; plain PyG has nothing but real graphs."""
+    """``[G]`` bool for static and plain batches; plain PyG has only real graphs."""
     return getattr(batch, "graph_mask", torch.ones(10, dtype=torch.bool))
 
 
@@ -101,7 +101,7 @@ def kl_term(out, batch):
 
 
 def contrastive(out, batch):
-    """Each graph against all others of the batch; padding is no other."""
+    """Each graph against all others of the batch, excluding padding."""
     alike = out[0] @ out[0].T
     others = real(batch)[None] & ~torch.eye(len(alike), dtype=torch.bool)
     return -alike.masked_fill(~others, -torch.inf).log_softmax(-1).amax(-1)
@@ -115,7 +115,7 @@ def ranking(out, batch):
 
 
 def plain_of(loss, out, data):
-    """The same as plain PyG has it, with torch's own means."""
+    """The same loss in plain PyG, with torch's own means."""
     if loss is class_weights:
         return F.cross_entropy(out[0], data.kind, weight=CLASSES)
     if loss is ignored:
@@ -218,7 +218,7 @@ def test_a_weight_of_zero_leaves_infinity_out_of_loss_and_gradient():
     assert runner.step(sg.StaticBatch.of(store, only, CAPACITY)).item() == 0.0
 
 
-# ---------------------------------------------------------------- what differs is said
+# ---------------------------------------------------------------- differences are reported
 
 
 def silent(out, batch):
@@ -286,7 +286,7 @@ def test_rows_chosen_by_a_mask_are_told_how_to_be_kept():
 
 
 def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
-    """``masked_mean`` and the real counts run over plain PyG, too, so that the rest is compared."""
+    """``masked_mean`` and the real counts also work on PyG's batches, so losses are compared."""
     store = sg.GraphStore.from_pyg(graphs())
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
 
@@ -315,7 +315,7 @@ def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
         runner_of(loss, Net()).step(batch)
 
     def beside_it(out, batch):
-        """Wrong beside a mean that is right: plain PyG is asked all the same."""
+        """Wrong values with a correct mean: they are compared with plain PyG all the same."""
         return squared(out) / batch.num_graphs, None, sg.masked_mean(squared(out), batch)
 
     with pytest.raises(sg.PaddingLeaks, match="number of padding rows changes the result"):
@@ -323,7 +323,7 @@ def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
 
 
 def test_a_mean_of_pairs_is_warned_of_and_a_width_that_is_the_number_of_rows_is_not():
-    """Ten targets of a graph in a bucket of ten graphs are ``[10, 10]``, and meant."""
+    """Ten targets per graph in a bucket of ten graphs are ``[10, 10]`` on purpose."""
     store = sg.GraphStore.from_pyg(
         [
             Data(x=torch.ones(3, 10), edge_index=torch.zeros(2, 1).long(), y=torch.ones(1, 10))
@@ -352,7 +352,7 @@ def test_a_mean_of_pairs_is_warned_of_and_a_width_that_is_the_number_of_rows_is_
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_mean_in_half_precision_is_torchs_where_its_sum_is_more_than_that_holds(dtype):
-    """1,200 values of 225 add up to four times what float16 has."""
+    """1,200 values of 225 add up to four times the maximum of float16."""
     many = [Data(x=torch.zeros(300, 1), edge_index=torch.zeros(2, 1).long()) for _ in range(4)]
     batch = sg.StaticBatch.of(sg.GraphStore.from_pyg(many), range(4), (1300, 20, 5))
     values = torch.where(batch.node_mask, 225, 0)[:, None].to(dtype).requires_grad_()

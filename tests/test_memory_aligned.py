@@ -1,4 +1,4 @@
-"""Steps that differ a little from capacity to capacity are matched by what they share."""
+"""Steps that differ slightly between capacities are matched by the operations they share."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_steps_that_cannot_be_matched_give_none(other):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_capacities_that_do_not_tell_layouts_apart_are_followed_by_one_that_does(esol, dropout):
-    """At 60 nodes a graph the blocks by size are one block; at twice that they are several, and
-    take a third. Attention is fused, or with explicit weights that are dropped."""
+    """At 60 nodes per graph, blocks by size are one block; at twice that, there are several that
+    take a third of the memory. Attention is fused, or has explicit weights with dropout."""
     torch.manual_seed(0)
     model = models.build("gps", esol, hidden=16, layers=1)
     for module in model.modules():
@@ -82,7 +82,7 @@ def test_more_is_read_only_where_blocks_matter_and_are_not_told_apart():
 
 
 def test_attention_in_blocks_by_size_is_found_and_predicted(hiv):
-    """The blocks are few or many with the capacity; the fit counts their places and not G * M."""
+    """The number of blocks depends on the capacity; the fit counts their places, not G * M."""
     model = models.build("gps", hiv, hidden=16, layers=1)
     task = Probed(Subject(model, lambda out, batch: (out - batch.y).square()), hiv.schema)
     capacities = [

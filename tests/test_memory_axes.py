@@ -1,7 +1,7 @@
-"""The memory of data with axes: typed nodes and index fields, against the profiler's peak.
+"""The memory of data with axes (typed nodes and index fields), against the profiler's peak.
 
 The molecules are real; their bonds are nodes of a second type, or pairs of bonds that share an atom
-are triplets. One relation has no edge in any graph: what is rare must be told from nothing, too.
+are triplets. One relation has no edge in any graph, since rare and absent must be told apart.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Solubility(nn.Module):
 
 
 class Directional(nn.Module):
-    """Messages along triplets to edges, along edges to nodes."""
+    """Message passing along triplets to edges, and along edges to nodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ PROBED = ("sage", "hgt", "triplets")
 
 @pytest.fixture(scope="module")
 def probed(stores):
-    """By name: the store, the subject and its memory, each probed when it is first asked for."""
+    """By name: the store, the subject and its memory model, probed on first use."""
 
     @functools.cache
     def of(name: str):
@@ -152,7 +152,7 @@ def measured(task: Probed, capacity: sg.Capacity):
 
 @pytest.mark.parametrize("name", PROBED)
 def test_the_prediction_is_what_the_cpu_allocates(probed, name):
-    """Twice the largest probed capacity and a real plan's, within 3% (no slack to hide)."""
+    """At twice the largest probed capacity and at a real plan's, within 3% and without slack."""
     store, task, memory = probed(name)
     fitted = memory.fit
     assert fitted.form == "linear"
@@ -167,8 +167,8 @@ def test_the_prediction_is_what_the_cpu_allocates(probed, name):
 
 
 def test_full_counts_are_read_over_types(probed):
-    """With ``path="counted"`` the norms run over the real rows of each type alone, which is less;
-    nothing else of the law changes."""
+    """With ``path="counted"`` the norms run over the real rows of each type only, which takes
+    less; nothing else of the law changes."""
     store, task, memory = probed("sage")
     counted = probe(
         task.subject.model, store, loss=squared, optimizer=task.subject.optimizer, path="counted"
@@ -227,7 +227,7 @@ def test_a_runner_probes_for_its_budget(probed):
 
 
 def test_axes_are_told_apart_and_extrapolate(stores):
-    """Numbers made up by a sum of every count come back coefficient by coefficient."""
+    """Synthetic readings, linear in every count, give back each coefficient."""
     for store in stores.values():
         hetero = store.schema.hetero
         capacities, held = probe_capacities(store.sizes, schema=store.schema)
@@ -284,7 +284,7 @@ def test_a_saved_model_is_the_same(probed, tmp_path):
 
 
 def test_many_columns_are_solved_as_few_are():
-    """The active set against all subsets, and against scipy's own."""
+    """The active-set method against all subsets, and against scipy's."""
     from scipy.optimize import nnls
 
     random = np.random.default_rng(0)
@@ -322,8 +322,8 @@ def test_the_command_refuses_types_with_the_way_out(stores, tmp_path, capsys):
 
 
 def test_the_nodes_of_all_types_are_no_edge_type_s_rows(stores):
-    """54 atoms and 55 bonds are 109 nodes, as many as ``ends`` has edges, and one less than
-    ``joins`` has: two more bonds, and no type grows without end."""
+    """54 atoms and 55 bonds are 109 nodes, as many as the edges of ``ends`` and one less than those
+    of ``joins``: two bonds are added, and growth ends there."""
     rows = {
         "atom": 54,
         "bond": 55,

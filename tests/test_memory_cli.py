@@ -31,7 +31,7 @@ def data(tmp_path_factory, esol) -> str:
 
 @pytest.fixture(scope="module")
 def memory(data, tmp_path_factory):
-    """The JSON of a probe, and the picture it drew."""
+    """The JSON of a probe, which also draws a picture."""
     folder = tmp_path_factory.mktemp("probe")
     out, picture = folder / "memory.json", folder / "memory.png"
     words = ["--out", str(out), "--plot", str(picture), "--max-memory", "70MiB"]
@@ -74,9 +74,9 @@ def test_an_error_of_zero_is_seen(memory):
 
 
 def test_the_curve_breaks_where_attention_goes_in_other_blocks(memory, monkeypatch):
-    """From one count of blocks to another bytes jump, to and fro at the border."""
+    """Bytes jump where the number of blocks changes, back and forth around the border."""
     found = MemoryModel.load(memory)
-    limits = [100, 200, 210, 220]  # 1 block, 2, 1, 2 and so on: the two short ones are no lines
+    limits = [100, 200, 210, 220]  # 1 block, 2, 1, 2, 1: two pieces are single points, no lines
     monkeypatch.setattr(
         memory_plots, "blocks_in",
         lambda c, *_: range(1 + sum(c.nodes > limit for limit in limits) % 2),
@@ -98,7 +98,7 @@ def test_a_plan_for_a_cap(data, memory, capsys, tmp_path):
 
 
 def given_to_probe(monkeypatch) -> list[dict]:
-    """What the command asks a probe for, instead of a probe."""
+    """Records the arguments with which the command would probe, and does not probe."""
     asked = []
 
     def note(model, store, **options):
@@ -125,14 +125,14 @@ def given_to_probe(monkeypatch) -> list[dict]:
     ],
 )  # fmt: skip
 def test_a_probe_is_of_the_model_that_train_trains(data, words, fused, how, monkeypatch):
-    """Kernels as ``staticgraph train`` takes them where the step is meant to run."""
+    """Kernels are chosen as ``staticgraph train`` would on the device the step is for."""
     asked = given_to_probe(monkeypatch)
     assert status_of(["probe", "--data", data, "--hidden", "8", "--layers", "1", *words]) == 2
     (found,) = asked
     assert found["fused"] == fused
     assert {name: found[name] for name in how} == how
     with io.BytesIO() as file:
-        torch.save(found["loss"], file)  # as another process is handed it
+        torch.save(found["loss"], file)  # as for another process
 
 
 def test_a_plan_has_the_options_of_a_probe(data, monkeypatch):
@@ -172,7 +172,7 @@ def test_compiled_is_for_a_gpu_that_is_not_here(data, words, capsys):
 
 
 def test_the_path_says_whose_shapes_are_read(data, capsys):
-    """Batch norm over the real rows alone takes less than over a mask."""
+    """Batch norm over only the real rows takes less memory than with a mask."""
     words = ["--model", "gine", "--hidden", "8", "--layers", "2", "--kernels", "off", "--json"]
     found = []
     for path in ("counted", "recorded"):
@@ -240,7 +240,7 @@ class Sets(nn.Module):
 
 @pytest.mark.parametrize("indexed", [True, False], ids=["no edges", "no edge_index"])
 def test_data_without_edges_is_probed(indexed, tmp_path, monkeypatch, capsys):
-    """A cloud of points before its edges, a set: exactly, and a plan takes the model."""
+    """For sets, such as point clouds without edges, the fit is exact and a plan can use it."""
     (tmp_path / "users_sets.py").write_text(SETS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

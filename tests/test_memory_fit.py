@@ -1,4 +1,4 @@
-"""Fits of memory: exact where the truth has the form, refused with a reason where it cannot be."""
+"""Fits of memory: exact where the truth has the form, refused with a reason where it has not."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_non_negative_least_squares_is_scipys(seed):
 
 
 def test_the_peak_moves_from_one_moment_to_another():
-    """Two moments, the first on top where there are many edges: one plane misses, two do not."""
+    """Two moments, the first higher with many edges: one plane does not fit them, two planes do."""
 
     def moments(c):
         return np.array([50.0 * c.nodes + 900.0 * c.edges, 2000.0 * c.nodes + 1.0, 7.0])

@@ -1,4 +1,4 @@
-"""Live storages against an obvious count, and against what the profiler saw a kernel take."""
+"""Live storages, compared with counts by hand and with the profiler's view of a kernel."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_blocks_round_up_and_resizing_is_followed():
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("inputs", [32, 300])
 def test_what_a_fused_linear_layer_takes_inside_is_what_the_profiler_saw(relu, inputs):
-    """Counted over fake tensors, whose operator takes nothing inside, and over real ones: of a
-    small layer, and of one whose weight's gradient is the library's. Of rows so many that the tiles
-    it sums in do not count: nothing with AVX-512, up to half a mebibyte on processors without."""
+    """Counted on fake tensors, where the operator allocates nothing inside, and on real ones: a
+    small layer, and one whose weight gradient the library computes. There are enough rows for the
+    library's tiles not to matter: nothing with AVX-512, up to 0.5 MiB without."""
     rows = 4096 if inputs == 32 else 32768
 
     def peak(count, mode):
@@ -82,7 +82,7 @@ def test_what_a_fused_linear_layer_takes_inside_is_what_the_profiler_saw(relu, i
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_what_the_way_from_blocks_to_rows_takes_inside_is_what_the_profiler_saw(apart):
-    """A copy of one block, and not of all of them, where heads lie apart."""
+    """Where heads are strided, one block at a time is copied, not all of them."""
 
     def peak(count, mode):
         with mode:
@@ -109,7 +109,7 @@ def test_what_the_way_from_blocks_to_rows_takes_inside_is_what_the_profiler_saw(
 
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_what_attentions_backward_takes_inside_is_what_the_profiler_saw(heads_first):
-    """A gradient that comes from blocks of heads is copied; PyG's own lies as it is wanted."""
+    """A gradient from blocks of heads is copied; PyG's own already has the required layout."""
 
     def peak(count, mode):
         with mode:
@@ -163,7 +163,7 @@ def test_a_limit_is_torchs_own_error():
 
 
 def test_a_linear_layer_alone_by_hand():
-    """One linear layer and SGD, every byte derived: an oracle with no model in it."""
+    """One linear layer and SGD, every byte derived by hand."""
     rows, width = 100, 8
 
     class Alone(nn.Module):
@@ -180,7 +180,7 @@ def test_a_linear_layer_alone_by_hand():
         model.linear(x).square().sum().backward()
     activation, weight = 4 * rows * width, 4 * width * width
     assert start == activation + weight
-    # At the peak: the layer's output kept for the square, the gradient of the square's output
-    # (expanded, no bytes of its own), two factors of its derivative.
+    # Live at the peak: the layer's output, saved for the square; the gradient of the square's
+    # output, which is expanded and has no storage; two factors of its derivative.
     assert live.peak_bytes - start >= 2 * activation
     assert live.live_bytes - start == weight, "only the gradient of the weight is left"

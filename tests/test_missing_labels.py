@@ -1,5 +1,5 @@
-"""Missing labels follow the fields that the loss reads, whatever they are called, and whether or
-not the data that a step was made for had any."""
+"""Missing labels are those of the fields that the loss reads, whatever their names, and whether or
+not the data that a step was made for had missing labels."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def kinds(out, batch):
 
 
 def known_of(name, data):
-    """The labelled entries, by another way: per graph, on the fields of PyG's batch."""
+    """The labelled entries, computed independently from the fields of PyG's batch."""
     if name == "two":
         return ~(data.energy.isnan() | data.gap.isnan())
     if name == "kinds":
@@ -103,8 +103,8 @@ def known_of(name, data):
     [(loss, mode) for loss in (energy, two, tasks, kinds) for mode in MODES] + [(two, "default")],
 )
 def test_any_field_that_the_loss_reads_may_lack_labels(loss, mode, monkeypatch):
-    """Loss and gradients are plain PyG's over what is labelled; the steps were made for data
-    without missing labels, whose schema says so."""
+    """Loss and gradients equal plain PyG's over labelled entries; the steps were made for data
+    whose schema says that no labels are missing."""
     complete = sg.GraphStore.from_pyg(graphs(missing=False))
     lacking = sg.GraphStore.from_pyg(graphs(missing=True), schema=complete.schema)
     model = Net()
@@ -129,8 +129,8 @@ def test_any_field_that_the_loss_reads_may_lack_labels(loss, mode, monkeypatch):
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("mode", MODES)
 def test_what_cannot_be_left_out_is_an_error(mode, known, monkeypatch):
-    """A loss of another shape than the field: refused where the data are known to lack labels,
-    else not finite, which names the graphs."""
+    """A loss with another shape than the field: refused if the data are known to lack labels,
+    otherwise not finite, with an error that names the graphs."""
 
     def weighted(out, batch):
         return out.square() * batch.gap[:, None]
@@ -156,7 +156,7 @@ def test_what_cannot_be_left_out_is_an_error(mode, known, monkeypatch):
 
 
 def test_a_field_that_the_loss_does_not_read_may_hold_nan():
-    """Nor does NaN that the model computes count as a missing label."""
+    """And a NaN that the model computes does not count as a missing label."""
     lacking = sg.GraphStore.from_pyg(graphs(missing=True))
     batch = sg.StaticBatch.of(lacking, range(10), CAPACITY)
     runner = runner_of(lambda out, batch: (out[:, 0] - batch.weight).square())
@@ -216,20 +216,20 @@ def test_labels_of_one_type_do_not_ask_for_those_of_another():
 
 
 def by_labels(out, batch):
-    """Tasks with few labels weigh more: correct in plain PyG, where a missing label is NaN."""
+    """Tasks with few labels get more weight: correct in plain PyG, where missing labels are NaN."""
     there = ~torch.isnan(batch.tasks) & batch.graph_mask[:, None]
     shares = there.sum() / there.sum(0).clamp(min=1)
     return F.mse_loss(out, torch.nan_to_num(batch.tasks), reduction="none") * shares
 
 
 def unlabelled_to_zero(out, batch):
-    """A term of its own for what has no label."""
+    """A separate term for entries without a label."""
     wrong = (out - torch.nan_to_num(batch.tasks)).square()
     return torch.where(torch.isnan(batch.tasks), out.square(), wrong)
 
 
 def equal_to_itself(out, batch):
-    """As OGB asks for labels."""
+    """The check for missing labels that OGB uses."""
     y = batch.tasks
     return torch.where(y == y, (out - torch.where(y == y, y, 0)).square(), 100 + out.square())
 
@@ -248,7 +248,7 @@ def above(out, batch):
 
 @pytest.mark.parametrize("loss", [by_labels, unlabelled_to_zero, equal_to_itself])
 def test_a_loss_that_asks_which_labels_are_missing_is_refused(loss):
-    """It reads zeros there, so its number would be another than plain PyG's, without a word."""
+    """It reads zeros there, so its value would silently differ from plain PyG's."""
     store = sg.GraphStore.from_pyg(graphs(True), progress=False)
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
     with pytest.raises(sg.PaddingLeaks, match=r"the loss is off.*needs a mask of its own"):
@@ -283,7 +283,7 @@ def test_a_mask_of_its_own_serves_a_loss_that_needs_to_know():
 
 
 def test_a_loss_that_asks_is_refused_though_the_first_batch_has_all_labels():
-    """What it does with a missing one is tried on the first batch, with a label taken away."""
+    """The loss is tried on the first batch with one label removed."""
     data = graphs(missing=False)
     data[9].tasks[0, 1] = NAN
     store = sg.GraphStore.from_pyg(data, progress=False)

@@ -1,4 +1,4 @@
-"""What commands say of a model or a loss of the user's that fails: one line with the place."""
+"""Commands report a failing model or loss of the user's in one line, with the place."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "users_import.py").write_text("import not_installed\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "users_models", raising=False)  # another test's
+    monkeypatch.delitem(sys.modules, "users_models", raising=False)  # left by another test
 
 
 def said(words, capsys):
@@ -190,7 +190,7 @@ def test_the_traceback_is_shown_where_asked_for(monkeypatch):
 
 
 def test_a_bug_of_this_library_is_none_of_the_model(monkeypatch):
-    """An error of a line of ours, which a model of the user's is further out of."""
+    """The error comes from a line of this library, not of the user's model."""
     from staticgraph.text.table import table
 
     def broken(*_, **__):
@@ -222,7 +222,7 @@ EAGER = "; --compile-mode eager runs it, staticgraph check says more"
     ],
 )
 def test_a_model_that_cannot_be_captured_is_one_line(model, words, capsys):
-    """And not the page that torch's tracer says."""
+    """And not the page-long message of torch's tracer."""
     before = words.partition(EAGER)[0]
     expected = f"staticgraph train: --model users_models:{model}: .*{before}"
     line = said([*FUSED, "--model", f"users_models:{model}"], capsys)
@@ -247,7 +247,7 @@ def test_a_model_named_in_a_config_is_named_alike(capsys):
 
 
 def test_a_model_that_fails_in_a_resumed_run_is_named(capsys):
-    """The command line does not name it, the run's settings do."""
+    """The run's settings name the model; the command line does not."""
     data = str(EXAMPLES / "esol.npz")
     assert status_of([*TRAIN, "--data", data, "--model", "users_models:Net"]) == 0
     Path("users_models.py").write_text(MODELS.replace("self.head(global", "self.heads(global"))

@@ -1,4 +1,4 @@
-"""The model zoo: plain PyG models, of the right shape, reading every feature, static or not."""
+"""The model zoo: plain PyG models with the right shapes that read every feature, static or not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_parameter_learns(name, esol):
 
 @pytest.mark.parametrize("name", models.NAMES)
 def test_static_batches_give_the_same(name, esol):
-    """Padded through the runner, against the same weights unpadded: outputs and gradients."""
+    """Outputs and gradients of padded batches through the runner equal those of unpadded ones."""
     torch.manual_seed(0)
     model = models.build(name, esol, hidden=16, layers=2).double()
     ids = [3, 1, 4, 1059]

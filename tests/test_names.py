@@ -1,7 +1,7 @@
-"""Names that a batch uses inside and names of a data set's fields never meet in silence.
+"""Names that a batch uses internally and names of a data set's fields never collide silently.
 
-Walks over every attribute of a batch and every array of a slot, so that a new one is either kept
-apart by its name or refused.
+The tests walk over every attribute of a batch and every array of a slot, so that a new one is
+either separated by its name or refused as a field.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ LAYOUTS = {
 
 
 def public(kind: type) -> list[str]:
-    """What ``value.name`` finds before any field."""
+    """The public names that ``value.name`` finds before any field."""
     return [name for name in dir(kind) if not name.startswith(PRIVATE)]
 
 
 def refused(names: list[str], axes: tuple[Axis, ...] = ()) -> list[str]:
-    """Those that a schema refuses by name."""
+    """The names that a schema refuses, naming the field."""
     said = []
     for name in names:
         try:
@@ -75,7 +75,7 @@ def test_every_array_of_a_slot_is_refused_or_a_name_that_no_field_has(kind):
 
 
 def test_an_axis_whose_arrays_are_taken_is_refused_by_its_own_name():
-    """No field has the name of the array: the error speaks of the rows and of what named them."""
+    """No field has the array's name: the error names the rows and whatever gave them their name."""
     for axis, said in (
         (
             Axis("graph"),
@@ -108,8 +108,8 @@ def test_the_list_holds_nothing_that_a_batch_does_not_use():
 @pytest.mark.parametrize("name", ["counts", "starts", "rows", "mask", "nodes", "size", "weight"])
 @pytest.mark.parametrize("kernels", [False, "all"], ids=["stock", "kernels"])
 def test_a_field_may_have_any_other_name(name, kernels):
-    """Arrays inside have names of their own, whatever a field is called: the loss is plain PyG's,
-    and the field reads back."""
+    """Internal arrays have separate names, whatever a field is called: the loss is plain PyG's, and
+    the field reads back."""
     torch.manual_seed(0)
     graphs = [
         Data(

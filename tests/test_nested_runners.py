@@ -1,5 +1,5 @@
-"""A runner inside another's forward, loss, warm-up or compiled step: what may run there, and what
-is refused."""
+"""A runner inside the forward, loss, warm-up or compiled step of another runner: allowed and
+refused calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from staticgraph.nn.context import present
 
 
 class Student(Net):
-    """Learns from another model's outputs as well, which it asks for in its middle."""
+    """Also learns from another model's outputs, which it computes in the middle of its forward."""
 
     def forward(self, x, edge_index, batch, teach):
         taught = []
@@ -59,7 +59,7 @@ def test_a_teacher_runs_inside_a_students_forward(mode, monkeypatch):
         )
 
     student = runner_of(Student(2), forward=forward)
-    for _ in range(2):  # the second asks what was compiled, or recorded, already
+    for _ in range(2):  # the second uses the compiled or recorded step
         torch.testing.assert_close(student.eval_step(batch_of()).loss, eval_loss(data))
     found = student.step(batch_of())
     assert torch.allclose(found, expected, rtol=0, atol=1e-10)
@@ -87,7 +87,7 @@ def test_a_model_evaluates_itself_inside_its_loss():
     found = holder.step(batch_of())
     assert model.training
     assert not torch.equal(model.norm.running_mean, norm["running_mean"])
-    # The predictions inside saw the statistics that this step's forward had updated.
+    # The predictions inside the loss use the statistics that this step's forward has updated.
     updated = {k: v for k, v in alone.state_dict().items() if "running" in k or "num_" in k}
     others.load_state_dict(updated, strict=False)
     inside = plain(others.eval(), GRAPHS[:3]).sum()
@@ -100,7 +100,7 @@ def test_a_step_inside_its_own_forward_is_refused():
     runner = runner_of(Net(middle=middle))
     with pytest.raises(RuntimeError, match=r"^step\(\) of a model inside a forward of its own"):
         runner.step(batch_of())
-    assert float(runner.step(batch_of())) > 0  # nothing is left behind
+    assert float(runner.step(batch_of())) > 0  # no state is left over
     assert present.present() is None
 
 
@@ -122,7 +122,7 @@ def test_a_runner_inside_a_compiled_step_is_refused():
 
 
 def test_models_that_wait_for_each_other_are_refused():
-    """Each runs the other inside its own forward, in two threads: one gets an error, none hangs."""
+    """Two threads each run the other's model inside a forward: one gets an error, none hangs."""
     ready = threading.Barrier(2)
     middles = [Once(), Once()]
     runners = [runner_of(Net(seed, middle=middles[seed])) for seed in range(2)]

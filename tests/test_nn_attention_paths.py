@@ -1,4 +1,4 @@
-"""Every path of attention gives what dense attention gives, forward and backward."""
+"""Every path of attention equals dense attention, forward and backward."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from staticgraph.nn.context.present import Restored
 from staticgraph.sizes.attention import PATHS, WORTH_IT, AttentionSetting, attention_path
 
 SIZES = [60, 3, 8, 1, 17, 5, 9, 2, 30]
-BOUNDS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks, as the sizes are: none has room to spare
+BOUNDS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks that fit SIZES without spare room
 BATCH = batch_of(SIZES, sg.Capacity(170, 20, 14, 60, order_statistics=BOUNDS))
-# Tiles of 128 that graphs lie across, a graph larger than a tile, and tiles of padding alone.
+# Graphs across borders of tiles of 128, a graph larger than a tile, and tiles of padding only.
 WIDE = batch_of([160, 3, 8, 1, 17, 50, 9, 2, 90], sg.Capacity(700, 20, 14, 160))
 
 
 def one_by_one(q, k, v, owner):
-    """Softmax attention pair by pair of graphs: the oracle. ``[N, heads, D]`` each."""
+    """The oracle: softmax attention by a mask over all pairs of nodes, ``[N, heads, D]`` each."""
     scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
     scores = scores.masked_fill(owner[:, None] != owner, -torch.inf)
     return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
@@ -45,7 +45,7 @@ def forward(model, data):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("batch", [BATCH, WIDE], ids=["small", "several tiles"])
 def test_a_compiled_step_is_one_graph_and_equals_plain_pyg(path, batch, monkeypatch):
-    """Outputs and gradients, float64, counts unknown and garbage in the padding."""
+    """Outputs and gradients in float64, with unknown counts and garbage in the padding."""
     torch.manual_seed(0)
     model = Attending().double()
     monkeypatch.setattr("support.parity.BATCH", batch)
@@ -91,7 +91,7 @@ class Pooling(nn.Module):
 @pytest.mark.parametrize("known", [True, False], ids=["counts known", "traced"])
 @pytest.mark.parametrize("path", ["dense", "size-classed", "flex"])
 def test_pools_by_attention_in_blocks_equal_plain_pyg(pool, known, path, monkeypatch):
-    """The graphs come back in their order, from blocks by size."""
+    """Blocks by size return the graphs in their order."""
     torch.manual_seed(0)
     model = Pooling(POOLS[pool]()).double()
     model(Batch.from_data_list(BATCH.to_data_list()))
@@ -108,7 +108,7 @@ def test_pools_by_attention_in_blocks_equal_plain_pyg(pool, known, path, monkeyp
 
 
 def test_a_pool_in_blocks_takes_fewer_places():
-    """Rows that its first projection computes: those of the blocks and no more."""
+    """Its first projection computes only the rows of the blocks."""
     model = sg.convert(Pooling(aggr.GraphMultisetTransformer(8, k=3)), attention="size-classed")
     rows = []
     model.pool.pma1.lin.register_forward_hook(lambda _, given, __: rows.append(given[0].shape))
@@ -123,7 +123,7 @@ def test_a_pool_in_blocks_takes_fewer_places():
 
 @pytest.mark.parametrize("path", ["flex", "varlen"])
 def test_a_layer_with_options_that_a_path_lacks_is_refused_by_name(path):
-    """And ``auto`` takes another path, for the reason that is told."""
+    """And ``auto`` takes another path and reports that reason."""
     dropping = AttentionSetting(dropout=0.5)
     with pytest.raises(sg.NotStatic, match=f"attention='{path}' is impossible here: it has no dr"):
         attention_path(BATCH.capacity, path, dropping)
@@ -139,7 +139,7 @@ def test_a_layer_with_options_that_a_path_lacks_is_refused_by_name(path):
     model.gps.attn.dropout = 0.5
     with pytest.raises(sg.NotStatic, match="no dropout"):
         static_step(model, forward, unknown_counts(BATCH))
-    static_step(model.eval(), forward, unknown_counts(BATCH))  # nothing is dropped there
+    static_step(model.eval(), forward, unknown_counts(BATCH))  # no dropout in evaluation
 
 
 CUDA = AttentionSetting("cuda", "float32", 16, compiled=True)
@@ -168,7 +168,7 @@ def test_auto_tells_why_a_path_was_not_compared(setting, path, reason):
 
 
 def test_auto_takes_the_fewest_entries():
-    """Molecules go in blocks; graphs of thousands of nodes, where a tile is little, do not."""
+    """Molecules take blocks; graphs of thousands of nodes, much larger than a tile, do not."""
     molecules = sg.Capacity(
         3288, 7078, 129, 222, order_statistics=((0, 222), (2, 117), (8, 59), (50, 28))
     )
@@ -182,7 +182,7 @@ def test_auto_takes_the_fewest_entries():
 @given(batches())
 @settings(max_examples=60, deadline=None)
 def test_the_counts_bound_every_batch(drawn):
-    """Pairs and tiles of a batch, counted one by one, against what was said they are at most."""
+    """Pairs and tiles of a batch, counted one by one, do not exceed the stated maximum."""
     sizes, capacity = drawn
     path = attention_path(capacity)
     assert sum(n * n for n in sizes) <= path.pairs
@@ -194,7 +194,7 @@ def test_the_counts_bound_every_batch(drawn):
 @given(batches())
 @settings(max_examples=60, deadline=None)
 def test_the_document_mask_lets_through_what_it_should(drawn):
-    """A real node sees its graph, a padding node itself, and the tiles in the list hold all."""
+    """A real node sees its graph, a padding node only itself; the listed tiles hold all pairs."""
     sizes, capacity = drawn
     batch = batch_of(sizes, capacity)
     layout = DocumentLayout.of(batch)
@@ -204,7 +204,7 @@ def test_the_document_mask_lets_through_what_it_should(drawn):
 
 
 def test_tiles_that_no_pair_needs_are_not_listed():
-    """Against all tiles, looked at one by one; so the cost follows the graphs."""
+    """Compared with a check of every tile; so the cost follows the graphs."""
     layout = DocumentLayout.of(WIDE)
     same = layout.document[:, None] == layout.document
     same = nn.functional.pad(same, (0, 768 - 700, 0, 768 - 700))
@@ -225,8 +225,8 @@ def lets_backward(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 def test_torchs_flex_attention_takes_the_mask_in_one_graph(lets_backward):
-    """What runs on CUDA, as far as a CPU can go: made and used inside a compiled step, both ways,
-    it equals the reference of the CPU."""
+    """The CUDA path as far as a CPU can run it: the mask is made and used inside a compiled step,
+    forward and backward, and equals the CPU reference."""
     tensors = WIDE.tensors()
 
     def attend(q, k, v, *values):
@@ -248,8 +248,8 @@ def test_torchs_flex_attention_takes_the_mask_in_one_graph(lets_backward):
 
 
 def test_varlen_by_its_loop_equals_attention_pair_by_pair():
-    """Forward and gradients, and through torch.compile in one graph; rows after the last graph
-    take no part."""
+    """Forward and gradients, also through torch.compile in one graph; rows after the last graph
+    are ignored."""
     torch.manual_seed(0)
     starts = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
     owner = torch.repeat_interleave(torch.arange(5), starts.diff())
@@ -268,7 +268,7 @@ def test_varlen_by_its_loop_equals_attention_pair_by_pair():
 
 @pytest.mark.parametrize("longest", [1, 31, 64])
 def test_torchs_kernel_of_float32_has_the_shapes_that_are_said(longest):
-    """The private operator takes these arguments, and gives what the fake of ours promises."""
+    """The private operator takes these arguments and returns the shapes that the fake promises."""
     q, k, v = torch.empty(40, 3, 2, 16, device="meta").unbind(1)
     starts = torch.empty(8, device="meta", dtype=torch.int32)
     out, lse = op.efficient_forward(q, k, v, starts, longest)
@@ -280,8 +280,8 @@ def test_torchs_kernel_of_float32_has_the_shapes_that_are_said(longest):
 
 
 def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatch):
-    """A kernel as on CUDA, by another hand: it leaves NaN where no graph is, both ways, and is
-    called with the starts of the real graphs and the bucket's longest."""
+    """A stand-in for the CUDA kernel leaves NaN outside of graphs, forward and backward, and is
+    called with the starts of the real graphs and the bucket's longest graph."""
     calls = []
 
     class Kernel(torch.autograd.Function):
@@ -331,7 +331,7 @@ def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatc
 
 
 def test_half_precision_on_cuda_goes_to_torchs_public_kernel(monkeypatch):
-    """Which kernel is called is told by device and dtype; the arguments are in its order."""
+    """Device and dtype select the kernel; the arguments are in its order."""
     called = []
     monkeypatch.setattr(
         "torch.nn.attention.varlen.varlen_attn", lambda *given: called.append(given) or given[0]
@@ -352,7 +352,7 @@ def test_half_precision_on_cuda_goes_to_torchs_public_kernel(monkeypatch):
 
 @pytest.mark.parametrize("path", ["flex", "varlen"])
 def test_a_batch_of_padding_alone_stays_finite(path):
-    """A step that a rank takes because another does."""
+    """Such a step runs on a rank that has no graphs left while another has."""
     model = sg.convert(Attending().double(), attention=path)
     batch = sg.StaticBatch.blank(BATCH.layout)
     with Restored():
@@ -373,7 +373,7 @@ def test_the_reference_stands_where_torch_has_no_backward():
 
 @pytest.mark.parametrize("path", ["flex", "varlen"])
 def test_a_path_without_blocks_is_fitted_without_pairs(path, esol):
-    """The probe finds the form out: no term in ``G * M * M`` where none is held."""
+    """The probe finds a form without a ``G * M * M`` term where no such tensor is allocated."""
 
     class Model(Attending):
         def forward(self, data):

@@ -1,4 +1,4 @@
-"""Second derivatives: a SchNet with forces trains in fixed shapes as plain PyG does without."""
+"""Second derivatives: a SchNet with forces trains in fixed shapes as it does in plain PyG."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from staticgraph.steps.tracing.trace import trace_step
 
 
 def molecules(count: int = 6) -> list[Data]:
-    """Random clouds of atoms with the edges below the cutoff, energies and forces."""
+    """Random clouds of atoms with edges below the cutoff, energies and forces."""
     random = np.random.default_rng(0)
     made = []
     for n in random.integers(2, 9, count):
@@ -89,8 +89,8 @@ def test_forces_and_their_gradients_equal_unpadded_ones(traced):
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_forces_in_evaluation(asks):
-    """Without gradients around it, as eval_step runs; whether the model asks for those it needs,
-    or leaves it to ``differentiable``."""
+    """With gradients disabled by eval_step; whether the model enables the ones it needs itself or
+    leaves that to ``differentiable``."""
 
     class Enabled(Forces):
         def forward(self, data):
@@ -124,7 +124,7 @@ def test_padding_edges_join_separated_padding_nodes():
 
 @pytest.mark.parametrize("batch_size", [1, 3, None])
 def test_a_plan_for_positions_keeps_two_padding_nodes_that_stand_apart(batch_size):
-    """A lone padding node's loops have no length, whose second derivative is NaN."""
+    """Self-loops of a single padding node have length zero, whose second derivative is NaN."""
     store = sg.GraphStore.from_pyg(molecules(12))
     plan = sg.plan_buckets(store, batch_size=batch_size, graphs=4, margin=0.0)
     assert all(capacity.node_reserve == 2 for capacity in plan.capacities)
@@ -147,7 +147,7 @@ def test_a_plan_for_positions_keeps_two_padding_nodes_that_stand_apart(batch_siz
 
 
 class Detached(nn.Module):
-    """The derivative by a copy that the forward makes, as many write it."""
+    """Differentiates by a detached copy made in the forward, a common way to write it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Detached(nn.Module):
 
 
 def test_a_derivative_by_a_copy_is_told_what_to_write():
-    """torch's own words name neither the line nor a remedy that applies."""
+    """torch's own error names neither the line nor an applicable remedy."""
     store = sg.GraphStore.from_pyg(molecules())
     model, capacity = Detached().double(), (40, 200, 5)
     assert 'differentiable=("pos",)' in str(sg.preflight(model, [capacity], store))

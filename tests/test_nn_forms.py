@@ -1,4 +1,4 @@
-"""What static forms refuse, what they keep, and what the table of layers cannot show."""
+"""Static forms: what they refuse, what they keep, and what the table of layers cannot show."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from staticgraph.nn.context.present import Restored
 
 
 def inside(model, call, batch=BATCH):
-    """``call(model, batch)`` as a runner would make it."""
+    """The result of ``call(model, batch)``, called as a runner would."""
     with Restored():
         context_of(model).enter(batch)
         return call(model, batch)
@@ -61,7 +61,7 @@ def test_a_function_without_a_static_form_is_refused_by_name():
     with pytest.raises(sg.NotStatic, match=r"^subgraph has no static form"):
         inside(model, lambda m, d: subgraph(d.node_mask, d.edge_index))
     index = torch.tensor([[0, 1], [1, 0]])
-    assert subgraph(torch.tensor([0, 1]), index)[0].shape == (2, 2)  # outside as it was
+    assert subgraph(torch.tensor([0, 1]), index)[0].shape == (2, 2)  # unchanged outside a step
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_converted_model_can_be_copied_and_pickled():
 
 
 def test_masks_and_sizes_are_of_the_rows_that_layers_make():
-    """Self-loops added and nodes pooled get row counts of their own, with the right masks."""
+    """Edges with added or removed self-loops get their own row counts, with the right masks."""
     context = context_of(nn.Identity())
     with Restored():
         context.enter(BATCH)
@@ -122,12 +122,12 @@ def test_masks_and_sizes_are_of_the_rows_that_layers_make():
         assert context.mask_of(without[0]).sum() == real.sum()
         assert context.mask_of(with_loops[0]).sum() == real.sum() + BATCH.node_mask.sum()
     assert without.shape == again.shape
-    assert without.shape[1] > BATCH.num_edges  # no other rows of the batch are as many
+    assert without.shape[1] > BATCH.num_edges  # a row count that nothing else in the batch has
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.5, 0.9, 1, 4])
 def test_pooling_keeps_the_nodes_and_edges_that_pyg_keeps(ratio):
-    """Node for node and edge for edge, in PyG's order, with padding behind."""
+    """Node for node and edge for edge, in PyG's order, followed by padding."""
     torch.manual_seed(0)
     pool = pyg.TopKPooling(8, ratio=ratio).double()
     data = Batch.from_data_list(BATCH.to_data_list())
@@ -191,7 +191,7 @@ def step_of(batch, **options):
 
 @pytest.mark.parametrize("garbage", [1.0, 1000.0, 1e30, float("nan"), float("inf")])
 def test_sanitize_keeps_any_garbage_out(garbage):
-    """Loss, weights after a step and running statistics; NaN and 1e30 only with sanitize."""
+    """Loss, weights after a step and running statistics; without sanitize only up to 1000."""
     expected, out = step_of(BATCH)
     batch = poisoned(BATCH, 1.0)
     floats = {f.name: batch[f.name] for f in batch.layout.schema if "float" in f.dtype}
@@ -252,7 +252,7 @@ def test_synchronised_batch_norm_counts_real_rows_of_all_ranks():
             assert torch.allclose(part[2][key], value, rtol=0, atol=1e-12)
 
 
-# ---------------------------------------------------------------- what models do with the forms
+# ---------------------------------------------------------------- models that use the forms
 
 
 class Images(nn.Module):
@@ -268,7 +268,7 @@ class Images(nn.Module):
 
 
 class Memory(nn.Module):
-    """The outputs and the auxiliary loss of a memory, which is a mean over graphs."""
+    """The outputs and the auxiliary loss of a memory layer; the loss is a mean over graphs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ class Memory(nn.Module):
 
 
 class Largest(nn.Module):
-    """The largest of a dense block that is filled with infinities."""
+    """The maximum over a dense block that is filled with negative infinity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ def test_a_subclass_of_a_refused_layer_is_refused():
 
 
 def test_convert_refuses_a_word_that_is_no_choice_of_kernels():
-    """It took any word for yes."""
+    """Regression: any string was taken as True."""
     for word in ("auto", "off"):
         with pytest.raises(ValueError, match=f"kernels='{word}'; choose one of False, True, 'all'"):
             sg.convert(torch.nn.Linear(2, 2), kernels=word)

@@ -1,4 +1,4 @@
-"""Every layer of the table: padded with garbage it equals plain PyG, and it is one graph."""
+"""Every layer of the table: padded with garbage it equals plain PyG, in one captured graph."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ POISONED = unknown_counts(poisoned(BATCH, 1000.0))
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_layer_is_one_graph_of_fixed_shapes(part):
-    """Captured as torch.compile would, those of a part together, and where that goes wrong each by
-    itself, so that it is named; the captured graph gives PyG's numbers as well."""
+    """Captured as by torch.compile, the layers of a part together and, if that fails, each alone,
+    so that the failing one is named; the captured graph gives PyG's results too."""
     wrong = {}
     refused = [case for case in CASES[part::PARTS] if case.eager_only]
     for case in refused:
@@ -90,7 +90,7 @@ def test_the_table_is_as_long_as_promised():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_outside_the_runner_nothing_changes(case):
-    """Converted, and used on PyG's own batch: the same numbers, and the same state_dict keys."""
+    """A converted model on PyG's own batch: the same results and the same state_dict keys."""
     model = model_of(case)
     converted = sg.convert(copy.deepcopy(model))
     assert list(converted.state_dict()) == list(model.state_dict())
@@ -101,8 +101,8 @@ def test_outside_the_runner_nothing_changes(case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_batch_of_padding_alone_changes_nothing(case):
-    """What a step is warmed up with, and what ranks without graphs run: no gradient, no NaN, and
-    running statistics as before."""
+    """Warm-up and ranks without graphs run such a batch: no gradient, no NaN, and unchanged running
+    statistics."""
     if case.eager_only:
         pytest.skip(case.eager_only)
     model = model_of(case)
@@ -120,7 +120,7 @@ def test_a_batch_of_padding_alone_changes_nothing(case):
 
 
 def poisoned_with(batch):
-    """Garbage everywhere, of graphs that are not there."""
+    """The batch with garbage in every field, as if it held graphs."""
     filled = poisoned(BATCH, 1000.0)
     return batch.replace(**{field.name: filled[field.name] for field in batch.layout.schema})
 
@@ -129,7 +129,7 @@ TRAINED = ("GATConv", "GPSConv", "GPSConv performer", "InstanceNorm", "Set2Set",
 
 
 class Together(nn.Module):
-    """Several models as one: half of what it takes to capture one is the same for all."""
+    """Several models as one: half of the cost of capturing is shared by all."""
 
     def __init__(self, models: list[nn.Module]) -> None:
         super().__init__()
@@ -143,8 +143,8 @@ class Together(nn.Module):
 
 
 def captured_while_it_trains(model: nn.Module) -> int:
-    """How many graphs batches of every filling take, an empty one among them, while the weights
-    move."""
+    """The number of captured graphs for batches of varying size, also empty, while weights
+    change."""
     torch._dynamo.reset()
     computation = Computation(sg.Subject(model, loss, forward=call))
     graphs = []
@@ -168,7 +168,7 @@ def captured_while_it_trains(model: nn.Module) -> int:
 
 
 def test_nothing_is_captured_again_while_it_trains():
-    """Layers whose work follows most what a batch holds, together; where that goes wrong, each."""
+    """The layers whose work depends most on the batch, together; if that fails, each alone."""
     models = {case.name: model_of(case) for case in CASES if case.name in TRAINED}
     assert models.keys() == set(TRAINED)
     if (count := captured_while_it_trains(Together([*models.values()]))) != 1:

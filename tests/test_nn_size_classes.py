@@ -21,7 +21,7 @@ from staticgraph.sizes.attention import PATHS, attention_path
 @given(batches(), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_every_batch_that_fits_the_bucket_fits_the_blocks(drawn, known):
-    """Each real node has one place, of its own, beside the nodes of its graph and no others."""
+    """Each real node has exactly one place, next to the nodes of its own graph only."""
     sizes, capacity = drawn
     batch = batch_of(sizes, capacity)
     batch = batch if known else unknown_counts(batch)
@@ -39,7 +39,7 @@ def test_every_batch_that_fits_the_bucket_fits_the_blocks(drawn, known):
 
 
 def test_the_bound_holds_for_the_sizes_it_was_made_for():
-    """Blocks and widths against the definition: n // (i + 1) at the first graph of each block."""
+    """Blocks and widths match the definition: n // (i + 1) at the first graph of each block."""
     capacity = sg.Capacity(3295, 7093, 129, 222)
     path = attention_path(capacity)
     assert path.name == "size-classed"
@@ -51,7 +51,7 @@ def test_the_bound_holds_for_the_sizes_it_was_made_for():
 
 
 def test_small_blocks_stay_in_one():
-    """Where all graphs are nearly as large as the largest, one block is best."""
+    """If all graphs are nearly as large as the largest, one block is best."""
     path = attention_path(sg.Capacity(18 * 32 + 1, 40 * 32, 33, 20))
     assert (path.name, len(path.blocks)) == ("dense", 1)
     for refuse in (

@@ -1,4 +1,4 @@
-"""A user's subclass of a layer takes the static form of its parent, and keeps what is its own."""
+"""A user's subclass of a layer takes the static form of its parent and keeps its own additions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_exchanged_class_takes_its_subclasses_along(stock):
     kind = subclass_of(stock)
     made = form_of(kind, table)
     assert made.__mro__[:3] == (made, kind, table[stock])
-    assert form_of(kind, table) is made  # once
+    assert form_of(kind, table) is made  # cached
     assert form_of(made, table) is None  # converted already
     assert form_of(subclass_of(kind), table).__mro__[3] is table[stock]
     assert made.__name__ == f"StaticMy{stock.__name__}"
@@ -79,7 +79,7 @@ def test_a_subclass_keeps_what_is_its_own_and_converts_once():
     assert (model[0].shift, model[1].mark) == (2.0, 7)
     assert isinstance(model[0], Fancy)
     x = BATCH.x[:7]
-    assert torch.equal(model(x), stock(x))  # outside the runner as before
+    assert torch.equal(model(x), stock(x))  # unchanged outside the runner
 
 
 def test_where_python_allows_no_class_of_both_the_layer_stays():

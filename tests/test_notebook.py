@@ -1,4 +1,4 @@
-"""Where a notebook shows the last value of a cell: reports are their own text, as on a terminal."""
+"""Reports as the last value of a notebook cell show their text, as on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that NumPy refuses has a reason of ours: NumPy itself advises to unpickle it."""
+"""A file that NumPy refuses gets the library's own reason: NumPy would advise unpickling it."""
 
 import numpy as np
 import pytest

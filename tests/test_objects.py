@@ -1,5 +1,5 @@
 """Strings and other objects of graphs stay on the host: batches, files and graphs read back have
-them as PyG does; what cannot be kept is named."""
+them as in PyG; attributes that cannot be kept are named."""
 
 from __future__ import annotations
 

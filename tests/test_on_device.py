@@ -74,8 +74,8 @@ class TestStore:
         assert labels == {"labels", "wide_labels"}, "a NaN of other bits stays a float"
 
     def test_molecules_take_so_many_bytes(self, hiv):
-        """x 9 bytes a node, edge_attr 3 an edge, ends and permutation 1 each (no molecule has more
-        than 256 atoms), two pointers of 2 bytes a node (a molecule has more than 255 edges)."""
+        """x takes 9 bytes per node, edge_attr 3 per edge; ends and permutation 1 each (no molecule
+        has more than 256 atoms), two pointers 2 bytes per node (some have more than 255 edges)."""
         graphs, nodes, edges = len(hiv), int(hiv.node_offsets[-1]), int(hiv.edge_offsets[-1])
         largest = int(hiv.sizes[:, 1].max())
         assert hiv.sizes[:, 0].max() <= 256 < largest
@@ -104,7 +104,7 @@ class TestStore:
 
 
 class TestCollation:
-    """The reference; test_kernels_triton.py holds the Triton kernels to the same."""
+    """The reference; test_kernels_triton.py runs the same comparisons for the Triton kernels."""
 
     @pytest.mark.parametrize("pointers", [True, False])
     @pytest.mark.parametrize("count", [0, 1, 50])
@@ -136,7 +136,7 @@ class TestCollation:
         moved = esol.to("cpu")
         ids, tensors = padded_ids(range(20), layout), filled(esol, range(20), layout)
         arguments = collate_arguments(moved, layout, tensors)
-        # Arrays of their own: AOTAutograd takes no views of another dtype to write to.
+        # Separate arrays, since AOTAutograd does not accept output views of another dtype.
         found = arguments._replace(out=[torch.zeros_like(value) for value in arguments.out])
         with OperationCounter() as counter:
             collate_reference(ids, *found)
@@ -162,7 +162,7 @@ class TestLoader:
     @pytest.mark.parametrize("exact", [True, False])
     @pytest.mark.parametrize("pointers", [True, False])
     def test_same_batches_as_from_the_host(self, esol, exact, pointers):
-        """Last, short batch and a second epoch included."""
+        """Including the short last batch and a second epoch."""
         plan = sg.plan_buckets(esol, batch_size=50)
         options = {"exact": exact, "shuffle": True, "seed": 3, "pointers": pointers}
         host = sg.StaticLoader(esol, plan, **options)
@@ -196,7 +196,7 @@ class TestLoader:
         assert sorted(chain(*whole)) == list(range(len(esol)))
 
     def test_batches_held_at_once_keep_their_values(self, esol):
-        """Arrays are made when read: in another order than the batches came."""
+        """Arrays are made when read, here in another order than the batches came."""
         loader = sg.StaticLoader(esol.to("cpu"), [(700, 1500, 33)], slots=4)
         stream = iter(loader)
         held = [next(stream) for _ in range(4)]

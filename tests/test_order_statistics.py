@@ -1,4 +1,4 @@
-"""What a bucket promises of its largest graphs is kept, and no graph is lost over it."""
+"""A bucket's bounds on its largest graphs hold in every batch, and no graph is lost by them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from staticgraph.sizes.attention import ENTRIES_A_BLOCK, MAX_BLOCKS, attention_p
 
 
 def kept(nodes: list[int], bounds: tuple[tuple[int, int], ...]) -> bool:
-    """The promise by its words: the k-th largest graph and all after it have at most the width."""
+    """The bounds by definition: sorted by falling size, graphs from k on have at most the width."""
     falling = sorted(nodes, reverse=True)
     return all(size <= width for k, width in bounds for size in falling[k:])
 
@@ -33,7 +33,7 @@ def entries(capacity: sg.Capacity) -> int:
 
 
 def test_the_plan_has_narrower_blocks_and_no_more_buckets(hiv):
-    """From 26% of the dense entries by the limits to about 5%: the figures of the docs."""
+    """Limits alone give 26% of the dense entries, bounds about 5%, the figures in the docs."""
     plain = sg.plan_buckets(hiv, 128)
     plan = sg.plan_buckets(hiv, 128, attention="auto")
     (tight,) = plan.capacities
@@ -66,7 +66,7 @@ def test_every_graph_is_in_one_batch_that_keeps_its_buckets_promise(hiv):
 @given(st.data())
 @settings(max_examples=80, deadline=None)
 def test_batches_that_break_a_promise_are_moved_or_divided_and_counted(data):
-    """Whatever the promise: nothing lost, nothing twice, all in buckets that hold them."""
+    """Whatever the bounds: every graph exactly once, in a bucket whose bounds hold."""
     nodes = np.array(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=24)))
     sizes = np.column_stack([nodes, nodes * 2])
     firsts = sorted(data.draw(st.sets(st.integers(1, 20), max_size=4)))
@@ -108,7 +108,7 @@ def test_a_batch_by_hand_that_breaks_the_promise_is_refused(esol):
 
 
 def test_capacities_of_older_files_are_read():
-    """Models of memory wrote every field, with pairs as lists."""
+    """Older memory models wrote every field, with pairs as lists."""
     written = {"nodes": 11, "edges": 20, "graphs": 5, "max_graph_nodes": 9, "edge_reserve": 1}
     written |= {"extra": [["triplets", 40]], "ranks": [[0, 9], [2, 3]], "node_reserve": 1}
     capacity = sg.Capacity(11, 20, 5, 9, (("triplets", 40),), 1, ((0, 9), (2, 3)))
@@ -126,7 +126,7 @@ def test_order_statistics_that_promise_nonsense_are_refused(bounds):
 
 
 def test_the_cuts_are_the_cheapest():
-    """Against every cut of a few sizes, tried one by one."""
+    """Compared with every possible cut of a few sizes."""
     widths = np.array([400, 390, 180, 178, 90, 40, 39, 38, 12, 11])
 
     def cost(firsts: tuple[int, ...]) -> int:
@@ -140,7 +140,7 @@ def test_the_cuts_are_the_cheapest():
 
 
 def test_nothing_is_promised_where_it_saves_little():
-    """Graphs all alike: the limits say as much as the data."""
+    """For graphs of equal size, the limits are as tight as the data."""
     assert likely_order_statistics(np.full(500, 20), 32, sg.Capacity(641, 1300, 33, 20), 0) == ()
 
 
@@ -150,7 +150,7 @@ def test_a_graph_too_many_is_exchanged_by_hand():
     batches = [(0, np.array([0, 1])), (0, np.array([2, 3, 4])), (0, np.array([5, 6]))]
     assert exchange_graphs(batches, sizes, [tight]) == 1
     assert [ids.tolist() for _, ids in batches] == [[0, 4], [2, 3, 1], [5, 6]]
-    # Where no batch may have it, nothing changes.
+    # If no other batch can take the graph, nothing changes.
     alone = [(0, np.array([0, 1]))]
     assert exchange_graphs(alone, sizes, [tight]) == 0
     assert alone[0][1].tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""A model on a device that is not the present one: its events, launches and times are its own."""
+"""A model on a device other than the current one: events, launches and times use the model's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER = torch.device("cuda", 1)
 
 
 class Event:
-    """``torch.cuda.Event``: without a stream it is recorded on that of the present device."""
+    """A fake ``torch.cuda.Event``: by default it records on the current device's stream."""
 
     recorded: list[str]
 
@@ -58,7 +58,7 @@ def test_a_step_is_timed_on_its_stream(recorded):
 
 
 def test_ids_are_written_again_after_the_copy_on_their_stream(recorded, monkeypatch):
-    """An event of another stream is over at once, and the host would write over what is copied."""
+    """An event on another stream is done at once: the host would overwrite ids being copied."""
     empty = torch.empty
     monkeypatch.setattr(
         torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more)
@@ -73,7 +73,7 @@ def test_ids_are_written_again_after_the_copy_on_their_stream(recorded, monkeypa
 
 
 class There(torch.Tensor):
-    """Says that it is on the other device."""
+    """A tensor that reports the other device as its own."""
 
     device = OTHER
 

@@ -1,5 +1,5 @@
-"""Out of memory: told from other errors by its text, and met at any stage of a probe without a
-trace; allocators that are read are left as they were."""
+"""Out of memory: recognised by its text, and handled at any stage of a probe without side effects;
+the allocators that are read are left as they were."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_real_failure_of_the_cpu_is_recognised():
 
 
 class FailingAllocator(LiveStorages):
-    """Counts real CPU tensors, keeps what is freed in reserve like CUDA's, fails on demand."""
+    """Counts real CPU tensors, keeps freed memory reserved like CUDA's, fails on demand."""
 
     name = "a test"
     by_operation = False
@@ -109,7 +109,7 @@ def prepared(store):
 
 
 def run(task, store, allocator, **options):
-    """Probes under the allocator; what is live and reserved, before and after."""
+    """Probes under the allocator; asserts that neither live nor reserved bytes grow."""
     with allocator:
         allocator.watch([*task.subject.model.parameters(), *task.subject.model.buffers()])
         allocator.trim()
@@ -168,7 +168,7 @@ def test_a_tight_limit_is_met_with_smaller_probes(esol):
 
 @pytest.mark.slow
 def test_the_allocators_reading_is_the_fake_tensors(esol):
-    """Two of the three ways over the same step: they must tell the same bytes."""
+    """Two of the three readers on the same step must report the same bytes."""
     task = prepared(esol)
     capacities = [
         Capacity(150 + 40 * k, 310 + 70 * (k % 3), 8 + k % 2, 60 - 9 * k) for k in range(6)
@@ -190,7 +190,7 @@ def test_the_allocators_reading_is_the_fake_tensors(esol):
 
 
 class Workspace(torch.nn.Module):
-    """Takes memory at its first use and keeps it, as cuBLAS does."""
+    """Allocates memory at its first use and keeps it, as cuBLAS does."""
 
     def __init__(self, model):
         super().__init__()
@@ -221,11 +221,11 @@ def test_what_a_library_takes_and_keeps_is_told_apart(esol):
 
 
 def test_the_cuda_allocator_is_read_and_left_as_it_was(esol, place):
-    """A second probe leaves nothing; the first leaves what libraries keep for the process."""
+    """A second probe leaves nothing; the first leaves the memory that libraries keep."""
     task = prepared(esol)
     task.subject.model.to(place.device)
     held = []
-    for _ in range(2 if place.cuda else 1):  # a CPU's keeps nothing
+    for _ in range(2 if place.cuda else 1):  # a CPU keeps nothing
         memory = probe(task.subject.model, esol, loss=squared, optimizer=task.subject.optimizer)
         held.append(place.held())
     assert memory.reader.startswith("the allocator of") == place.cuda

@@ -1,4 +1,4 @@
-"""``staticgraph partition`` and ``train-large``, and the data sets that they open."""
+"""``staticgraph partition`` and ``train-large``, and the data sets they open."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_links_train_report_and_go_on(triples, tmp_path, capsys):
     assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2]
     assert 0 < report["test"]["mrr"] < 1
     assert (tmp_path / "schedule.png").read_bytes()[:4] == b"\x89PNG"
-    # Two epochs are committed; a third goes on from them and equals three in one go.
+    # Two epochs are committed; a third continues from them and equals three epochs in one run.
     assert cli.main([*arguments, "--epochs", "3"]) == 0
     gone_on = json.loads((tmp_path / "report.json").read_text())
     assert [epoch["epoch"] for epoch in gone_on["epochs"]] == [1, 2, 3]
@@ -192,7 +192,7 @@ def test_embeddings_of_a_graph_that_was_partitioned_anew_are_refused(triples, tm
     shutil.rmtree(tmp_path / "graph")
     partition = ["partition", "--data", triples, "--partitions", "1", "--seed", "7"]
     assert cli.main([*partition, "--out", str(tmp_path / "graph")]) == 0
-    # Made to look as if the run's own seed had been used.
+    # The manifest claims that the run's own seed was used.
     manifest = tmp_path / "graph" / "manifest.json"
     document.save(manifest, {**document.load(manifest), "seed": 0})
     capsys.readouterr()
@@ -257,7 +257,7 @@ def test_links_of_a_plain_graph_are_held_out(graph):
     links = data.open_links(graph)
     with np.load(graph) as file:
         edges = file["edges"]
-    both = np.concatenate([edges, edges[::-1]], axis=1)  # each edge is true both ways
+    both = np.concatenate([edges, edges[::-1]], axis=1)  # each edge is true in both directions
     assert sorted(map(tuple, links.known.T.tolist())) == sorted(map(tuple, both.T.tolist()))
     assert links.test.shape[1] == links.valid.shape[1] == round(0.05 * edges.shape[1])
 

@@ -1,4 +1,4 @@
-"""DENSE equals its plain twin, is uniform without replacement, and survives empty inputs."""
+"""DENSE equals its plain reference, is uniform without replacement, and handles empty inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from staticgraph.outofcore.sampling.dense import DenseSampler
 
 
 def star(degree: int) -> Neighbours:
-    """Row 0 with incoming edges of rows 1 to ``degree``."""
+    """Row 0 with incoming edges from rows 1 to ``degree``."""
     return Neighbours.of(np.arange(1, degree + 1), np.zeros(degree, int), degree + 1)
 
 
@@ -35,7 +35,7 @@ def test_equals_the_plain_twin(rows, edges, fanouts, direction, seed, share):
     assert found.hops == expected.hops
     for drawn, twin in zip(found.draws, expected.draws, strict=True):
         np.testing.assert_array_equal(drawn, twin)
-    # Asked again the sampler has forgotten the first time.
+    # A second call does not depend on the first.
     again = sampler.sample(seeds, seed)
     np.testing.assert_array_equal(found.nodes, again.nodes)
 
@@ -55,7 +55,7 @@ def test_samples_are_real_distinct_edges_of_nodes_first_reached(rows, edges, see
             incoming = np.sort(source[destination == row])
             sampled = np.sort(found.nodes[taken[taken >= 0]])
             assert len(sampled) == min(fanout, len(incoming))
-            # As multisets: no edge is taken more often than it is there.
+            # As multisets: no edge is sampled more often than it exists.
             for value, times in zip(*np.unique(sampled, return_counts=True), strict=True):
                 assert times <= (incoming == value).sum()
         assert (drawn < found.hops[hop + 2]).all()

@@ -1,4 +1,4 @@
-"""Distances that TransE trains by keep their digits where rows are near."""
+"""The distances that TransE trains with keep their precision for nearby rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from staticgraph.outofcore.training.distances import distances
 
 
 def plain(query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """By differences, in float64."""
+    """The distances computed from differences, in the inputs' dtype."""
     apart = query.unsqueeze(-2) - candidates.unsqueeze(-3)
     return (apart.square().sum(-1) + 1e-12).sqrt()
 
@@ -28,7 +28,7 @@ def test_they_are_those_of_float64_however_near(near):
     # By logsumexp, as in training, where the nearest counts most.
     by_exact = torch.autograd.grad((-expected).logsumexp(-1).sum(), exact)
     by_ours = torch.autograd.grad((-found).logsumexp(-1).sum(), ours)
-    # What cancels are entries over the distance, which lose a few roundings of float32 each.
+    # The cancelling terms, entries over the distance, lose a few float32 roundings each.
     least = float(expected.detach().min())
     lost = 8 * 2**-24 * float(candidates.abs().max()) * max(1.0, 1.0 / least)
     for now, then in zip(by_ours, by_exact, strict=True):

@@ -1,5 +1,5 @@
-"""Embeddings that diverged stand last, are never committed, and the error names the epoch; and
-those of one numbering of the nodes are not taken for those of another."""
+"""Diverged embeddings rank last and are never committed, and the error names the epoch; embeddings
+for one numbering of the nodes are not used for another."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def plain(graph, folder, config=SMALL) -> LinkTrainer:
     return LinkTrainer(graph, Beta(2), config, folder)
 
 
-# ---------------------------------------------------------------------- places
+# ---------------------------------------------------------------------- ranks
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_true_end_whose_score_is_not_finite_stands_last(tmp_path, value):
-    """All of the 23 nodes but the true end are candidates: the last place is 23."""
+    """Candidates are all of the 23 nodes except the true end, so the last rank is 23."""
     tested = np.array([[0, 1], [1, 2], [2, 2]])
     graph = partition(generated(), N, 2, tmp_path / "g")
     trainer = LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e")
@@ -73,7 +73,7 @@ def test_a_true_end_whose_score_is_not_finite_stands_last(tmp_path, value):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_candidate_whose_score_is_not_finite_is_worse_than_a_finite_one(tmp_path, value):
-    """Only the true ends are finite, so they are first."""
+    """Only the true ends are finite, so they rank before all others."""
     graph = partition(generated(), N, 2, tmp_path / "g")
     trainer = LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e")
     tested = np.array([[0], [1], [2]])
@@ -86,7 +86,7 @@ def test_a_candidate_whose_score_is_not_finite_is_worse_than_a_finite_one(tmp_pa
         values[~np.isin(mine, new[[0, 1]])] = value
         trainer.file.write(k, values, sums)
     trainer.file.commit()
-    # The true end and, as a candidate, the other finite end: equal or not, at most one is better.
+    # The only other finite candidate is the other end: at most one candidate is better.
     assert (filtered_places(trainer, tested, tested)[0] <= 2).all()
     assert evaluate_links(trainer, tested, tested).not_finite == 0
     trainer.close()
@@ -100,7 +100,7 @@ def test_a_node_whose_outputs_are_nan_is_not_classified(graph_of_nodes, tmp_path
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(np.nan)
-    # All labels are 0, which is where argmax finds the first NaN.
+    # All labels are 0, the index at which argmax finds the first NaN.
     assert trainer.evaluate_whole(np.arange(8), labels) == 0.0
     with pytest.raises(Diverged, match=r"diverged in epoch 1: the loss is nan.*lower rate") as told:
         trainer.train_epoch()
@@ -134,7 +134,7 @@ def test_a_diverged_epoch_is_named_and_not_committed(graph, tmp_path, made):
 
 
 def test_embeddings_that_end_an_epoch_broken_are_not_committed(graph, tmp_path):
-    """The loss is that of before the last update, so it need not tell."""
+    """The loss is computed before the last update, so it need not show the failure."""
     trainer = plain(graph, tmp_path)
     trainer.train_epoch()
     write = trainer.file.write
@@ -168,7 +168,7 @@ def test_the_history_is_that_of_all_sittings_and_of_committed_epochs(graph, tmp_
 
 
 def test_a_commit_that_fails_is_forgotten(graph, tmp_path, monkeypatch):
-    """What is kept beside the embeddings goes back too, where the disk is full."""
+    """When the disk is full, the state kept next to the embeddings is rolled back too."""
     trainer = plain(graph, tmp_path)
     trainer.train_epoch()
     before = trainer.relations.clone()

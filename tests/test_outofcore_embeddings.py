@@ -101,7 +101,7 @@ def test_damage_is_named_with_file_and_offset(tmp_path):
 
 
 def test_a_commit_waits_for_the_data_before_it_counts(tmp_path, monkeypatch):
-    """A kill keeps the page cache, a power cut does not: what protects is the order of calls."""
+    """A kill keeps the page cache, a power cut does not: only the order of calls protects."""
     file = made(tmp_path)
     calls = []
     fsync, replace = os.fsync, os.replace
@@ -133,7 +133,7 @@ def trained(graph_folder, folder) -> None:
 
 @pytest.mark.parametrize(
     ("call", "numbers"),
-    # An epoch of this schedule writes 8 partitions, in two calls each.
+    # An epoch of this schedule writes 8 partitions, with two calls each.
     [("pwrite", (1, 2, 9, 16, 17, 25)), ("fsync", (2, 3, 4, 5, 6)), ("replace", (1, 2, 3))],
 )
 @pytest.mark.parametrize("partly", [False, True])
@@ -183,7 +183,7 @@ def test_reads_what_the_policy_says_and_trains_on_every_edge_once(graph, tmp_pat
         assert held.all()
         seen.append(edges)
         batch = fill(edges, resident, rng, place)
-        # Everything touched, the negatives too, stands in a slot of a resident partition.
+        # All rows used, including negatives, are in a slot of a resident partition.
         slots = resident.slot_of[list(resident.partitions)]
         assert np.isin(batch.rows // graph.partition_size, slots).all()
         return batch
@@ -202,7 +202,7 @@ def test_reads_what_the_policy_says_and_trains_on_every_edge_once(graph, tmp_pat
 
 
 def test_resident_rows_follow_their_nodes_through_all_swaps(graph, tmp_path):
-    """Each node's value is its number; every state adds one to what is resident."""
+    """Each node's value is its number; every state adds one to the resident rows."""
     size, p = graph.partition_size, graph.num_partitions
 
     def initial(k: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Links below an encoder: equal to PyG on the same sample, values follow their nodes."""
+"""Link prediction with an encoder: equal to PyG on the same sample, values follow their nodes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_batch_equals_pyg_on_the_same_sample_forward_and_backward(graph, kind,
     (resident,) = ResidentGraphs(graph, "both").run(InMemory().epoch(6, np.random.default_rng(0)))
     sampler = DenseSampler(resident.neighbours, [3, 2])
     links = LinkSampler(resident, sampler, 20, 24, exclude=True)
-    # The last batch of a state: fewer edges than it has places for.
+    # The last batch of a state, with fewer edges than the batch size.
     edges = resident.edges[:13]
     capacity = HopCapacity((40, 40, 40), sampler.widths)
     ((sample, rung, ends),) = links.fit(edges, np.random.default_rng(1), 5, HopLadder((capacity,)))
@@ -93,7 +93,7 @@ def test_a_batch_equals_pyg_on_the_same_sample_forward_and_backward(graph, kind,
     hidden = unpadded = values[sample.nodes].requires_grad_()
     for number, layer in enumerate(encoder.layers):
         hidden = reference(layer, hidden.relu() if number else hidden, sample, degrees)
-    # Position of a seed's row among the sample is its position among the seeds.
+    # A seed has the same position in the sample as among the seeds.
     at = {int(row): i for i, row in enumerate(sample.nodes)}
     total = hidden.new_zeros(())
     for e, (source, relation, destination) in enumerate(edges.tolist()):
@@ -123,7 +123,7 @@ def test_a_batch_equals_pyg_on_the_same_sample_forward_and_backward(graph, kind,
 
 @pytest.mark.parametrize("policy", [InMemory(), Beta(3), Comet(4, 3)])
 def test_values_follow_their_nodes_and_every_edge_comes_once(graph, tmp_path, policy):
-    """A plain table of all nodes, beside the buffer, has every value that a batch gathers."""
+    """A plain table of all nodes, kept in parallel, has every value that a batch gathers."""
     trainer = made(graph, policy, tmp_path)
     buffer, size = trainer.buffer, graph.partition_size
     table = everything(trainer)[0][:, 0].reshape(-1, SMALL.dimension).copy()
@@ -141,7 +141,7 @@ def test_values_follow_their_nodes_and_every_edge_comes_once(graph, tmp_path, po
             np.stack([batch.seeds[ends.source[real]], ends.relation[real],
                       batch.seeds[ends.destination[real]]])
         )  # fmt: skip
-        # Only what is resident: the thread reads ahead into the other slots meanwhile.
+        # Only resident partitions: the thread is reading ahead into the other slots.
         here = np.repeat(partition_in >= 0, size)
         before = buffer.values.copy()
         loss = train(batch)
@@ -166,7 +166,7 @@ def test_values_follow_their_nodes_and_every_edge_comes_once(graph, tmp_path, po
 
 
 def test_everything_resident_equals_pyg_in_memory(tmp_path):
-    """Full fan-outs: the trajectory of PyG's layer over the whole graph with dense Adagrad."""
+    """With full fan-outs, training follows PyG's layer on the whole graph with dense Adagrad."""
     edges = generated()
     graph = partition(edges, N, 6, tmp_path / "g")
     degree = int(np.bincount(edges[:2].ravel()).max())
@@ -197,7 +197,7 @@ def test_everything_resident_equals_pyg_in_memory(tmp_path):
         optimizer.step()
         found = train(batch)
         # float32 sums of some hundred terms in another order; Adagrad's first steps divide a
-        # gradient by itself, so a row's error is that of its gradients, not of their size.
+        # gradient by its own size, so a row's error is relative to its gradients.
         torch.testing.assert_close(found, loss.detach(), rtol=1e-3, atol=1e-3)
         return found
 
@@ -252,7 +252,7 @@ def test_recorded_steps_equal_eager_ones_and_a_rung_records_once(graph, tmp_path
     assert sum(replays.values()) == sum(statistics.batches)
     for now, then in zip(everything(recorded), everything(eager), strict=True):
         np.testing.assert_array_equal(now, then)
-    # A parameter that was exchanged is not trained on behind the caller's back.
+    # A parameter whose storage was replaced is not trained silently.
     recorded.encoder.layers[0].lin.weight.data = recorded.encoder.layers[0].lin.weight.data.clone()
     with pytest.raises(NotStatic, match="has another address"):
         recorded.train_epoch()
@@ -275,7 +275,7 @@ def test_a_rung_records_once_on_a_gpu_and_gives_what_the_cpu_gives(graph, tmp_pa
         on_gpu.runner = HopRunner(on_gpu.model, "default")
     on_cpu = made(graph, Comet(4, 3), tmp_path / "cpu")
     for _ in range(3):
-        # float32 in another order over an epoch of Adagrad.
+        # float32 in another order of operations, over an epoch of Adagrad.
         assert on_gpu.train_epoch().loss == pytest.approx(on_cpu.train_epoch().loss, rel=1e-2)
     counts = [f.counts for f in on_gpu.runner.compiled.values()]
     assert counts or not (place.cuda or mode == "reduce-overhead"), "an arena compiles nothing"
@@ -289,7 +289,7 @@ def test_a_rung_records_once_on_a_gpu_and_gives_what_the_cpu_gives(graph, tmp_pa
 
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
 def test_training_learns_two_communities(tmp_path, kind):
-    """Edges within two halves of 40 nodes: the true end must stand far above chance."""
+    """Edges within two halves of 40 nodes: the true end must rank far above chance."""
     rng = np.random.default_rng(0)
     ends = np.unique(rng.integers(0, 20, (2, 300)), axis=1)
     edges = np.concatenate([ends, ends + 20], axis=1)
@@ -300,7 +300,7 @@ def test_training_learns_two_communities(tmp_path, kind):
     trainer = EncodedLinkTrainer(graph, Comet(2), config, encoder, [5], tmp_path / "e")
     losses = [trainer.train_epoch().loss for _ in range(15)]
     assert losses[-1] < losses[0]
-    # Filtered of all other true ends: chance is the mean of 1/r over about 25 candidates, 0.15.
+    # With all other true ends filtered, chance is the mean of 1/r over about 25 candidates, 0.15.
     assert evaluate_links(trainer, edges, edges).mrr > 0.3
     trainer.close()
 

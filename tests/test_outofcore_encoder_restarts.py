@@ -1,4 +1,4 @@
-"""Training an encoder over a graph on disk, killed or interrupted, goes on from its last epoch."""
+"""Training an encoder over a graph on disk resumes at its last epoch after a kill or interrupt."""
 
 from __future__ import annotations
 

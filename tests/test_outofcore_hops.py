@@ -1,4 +1,4 @@
-"""Static hops: nothing dropped, padding inert, layers equal PyG on the same sample, one compile."""
+"""Static hops: nothing lost, padding inert, layers equal PyG on the same sample, one compile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from staticgraph.outofcore.training.layers import (
 def test_every_node_and_edge_of_a_sample_is_in_its_batch_once(rows, edges, extra, fanouts, seed):
     sampler, seeds, sample = sampled(rows, edges, fanouts, max(1, rows // 3), seed)
     batch = HopBatch(roomy(sample, extra), 0)
-    # A slot that held something else before.
+    # As if the slot had held another sample before.
     for tensor in (batch.rows, batch.degree, batch.whole, batch.mask, *batch.draws):
         tensor.fill_(1)
     batch.fill(sample, sampler.neighbours.degrees())
@@ -79,7 +79,7 @@ def test_layers_equal_pyg_on_the_same_sample_forward_and_backward(kind, garbage,
     features = torch.randn(40, 5, dtype=torch.float64)
     batch = HopBatch(roomy(sample), 0).fill(sample, degrees)
     x = features[batch.rows]
-    # Whatever finite values stand in the padding.
+    # The padding may hold any finite values.
     x[~batch.mask] = garbage
     x.requires_grad_()
     weights = torch.randn(len(seeds), 3, dtype=torch.float64)
@@ -96,7 +96,7 @@ def test_layers_equal_pyg_on_the_same_sample_forward_and_backward(kind, garbage,
     torch.testing.assert_close(out, expected)
     for now, then in zip(found, gradients(loss, model), strict=True):
         torch.testing.assert_close(now, then)
-    # hidden was freed by neither: retain for the inputs.
+    # A second forward, for the gradient of the inputs.
     hidden = unpadded
     for number, layer in enumerate(model.layers):
         hidden = reference(layer, hidden.relu() if number else hidden, sample, degrees)
@@ -130,7 +130,7 @@ def test_full_fan_out_equals_the_whole_graph(kind):
 
 
 def test_gcn_over_a_part_is_the_mean_of_what_is_resident_with_degrees_of_the_whole():
-    """By loops: sqrt((1 + d_i) / (1 + d_j)) x_j, over the resident closed neighbourhood."""
+    """By loops: mean of sqrt((1 + d_i) / (1 + d_j)) x_j over the resident closed neighbourhood."""
     rows, resident = 30, 18
     ends = simple_edges(rows, 140, 4)
     whole = np.bincount(ends[1], minlength=rows)
@@ -243,7 +243,7 @@ def test_a_state_without_seeds_cannot_be_profiled():
 def test_loops_and_repeated_edges_are_as_pyg_has_them(kind, direction):
     rows = 25
     ends = np.random.default_rng(2).integers(0, rows, (2, 90))
-    # Some nodes have two loops, some edges stand three times; node 24 has nothing but a loop.
+    # Some nodes have two self-loops, some edges occur three times; node 24 has only a self-loop.
     ends = np.concatenate([ends[:, (ends != 24).all(axis=0)], ends[:, :20], ends[:, :9]], axis=1)
     ends = ends[:, (ends != 24).all(axis=0)]
     loops = np.array([[0, 1, 1, 24]] * 2)

@@ -1,4 +1,4 @@
-"""What a caller has, in whatever dress, is what stands on the disk; anything else is refused."""
+"""Inputs of any supported type are written to disk unchanged; anything else is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def edges_of(graph: PartitionedGraph) -> list[list[int]]:
 
 
 def features_of(graph: PartitionedGraph) -> np.ndarray:
-    """By the caller's numbers, as a loader gives them."""
+    """The features from a loader, in the order of the caller's node numbers."""
     loader = SampledLoader(graph, InMemory(), [2], 7)
     found = np.empty((N, 3))
     for batch in loader:
@@ -130,7 +130,7 @@ def test_what_is_no_graph_is_said(tmp_path, edges, numbers, said):
 
 @pytest.mark.parametrize("features", [None, np.ones((N, 4096), np.float32)])
 def test_a_full_disk_is_said_as_such(tmp_path, monkeypatch, features):
-    # A device that is full at the first byte, as a file of the partitioned graph.
+    # A file of the partitioned graph is a device that is full at the first byte.
     name = "spill-0" if features is None else "features.bin"
     made = tmp_path.__class__.mkdir
 

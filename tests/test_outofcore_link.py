@@ -1,4 +1,4 @@
-"""Link prediction: loss and updates against plain PyTorch, places against loops, static shapes."""
+"""Link prediction: loss and updates against plain PyTorch, ranks against loops, static shapes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def generated(e: int = 90, seed: int = 0) -> np.ndarray:
 
 
 def plain_score(decoder: str, known, relation, other) -> torch.Tensor:
-    """One score, from the papers' formulas."""
+    """One score, by the papers' formulas."""
     if decoder == "distmult":
         return sum(known[d] * relation[d] * other[d] for d in range(len(known)))
     if decoder == "complex":
@@ -41,7 +41,7 @@ def plain_score(decoder: str, known, relation, other) -> torch.Tensor:
 
 
 class Everything:
-    """All nodes resident, a row each."""
+    """All nodes resident, one row each."""
 
     def __init__(self, edges):
         self.edges = edges
@@ -91,14 +91,14 @@ def test_a_step_equals_loops_and_dense_adagrad_in_float64(decoder, count, whole)
     dense = torch.zeros(N, 6)
     dense[batch.rows] = gradient[: len(batch.rows)]
     torch.testing.assert_close(dense.double(), exact.grad, rtol=tolerance, atol=tolerance)
-    # Padding has no part in it.
+    # Padding gets no gradient.
     assert (gradient[len(batch.rows) + 1 :] == 0).all()
 
     values, sums = table.numpy().copy(), np.zeros((N, 6), np.float32)
     adagrad_rows(values, sums, batch.rows, dense.numpy()[batch.rows], np.float32(0.1))
     exact.grad = dense.double()
     optimizer.step()
-    # The gradient of a row that is not touched is zero, so a dense Adagrad leaves it alone too.
+    # An unused row has gradient zero, so dense Adagrad leaves it unchanged too.
     np.testing.assert_allclose(values, exact.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
@@ -119,7 +119,7 @@ def test_negatives_by_degree_are_ends_of_edges():
     nodes = batch.gather[batch.negatives].numpy()
     by_degree = nodes[..., :200].ravel()
     assert set(by_degree.tolist()) == {0, 1, 2, 3}
-    # Node 0 is half of all ends: 800 draws, deviation sqrt(800) / 2.
+    # Node 0 is half of all ends: 800 draws, standard deviation sqrt(800) / 2.
     assert abs((by_degree == 0).sum() - 400) < 5 * np.sqrt(800) / 2
     assert len(set(nodes[..., 200:].ravel().tolist())) == N
 
@@ -163,7 +163,7 @@ def test_filtered_places_equal_loops(tmp_path, decoder, p):
 
 
 def test_ranks_on_an_undirected_graph_leave_out_neighbours_by_either_way(tmp_path):
-    """A ring of 12 nodes: each has one neighbour by either way in which edges stand in the file."""
+    """A ring of 12 nodes: each has one neighbour per direction in which edges are in the file."""
     file, nodes = tmp_path / "ring.npz", np.arange(12)
     ring = np.stack([nodes, (nodes + 1) % 12])
     np.savez(file, edges=ring, num_nodes=12)
@@ -189,7 +189,7 @@ def test_ranks_on_an_undirected_graph_leave_out_neighbours_by_either_way(tmp_pat
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("dimension", [6, 50])
 def test_rows_that_are_all_the_same_stand_in_the_middle(tmp_path, decoder, dimension):
-    """Whatever the rounding of a product of that width: embeddings that collapsed gain nothing."""
+    """Whatever the rounding of a product of that width, collapsed embeddings gain nothing."""
     graph = partition(generated(), N, 3, tmp_path / "g")
     config = LinkConfig(decoder, dimension=dimension, batch_size=10, chunks=2, negatives=8)
     trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
@@ -231,7 +231,7 @@ def test_a_model_that_scores_everything_alike_stands_in_the_middle(tmp_path):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_training_learns_a_graph_with_and_without_relations(tmp_path, decoder):
-    """A ring of 60 nodes: neighbours must stand far above chance."""
+    """A ring of 60 nodes: neighbours must rank far above chance."""
     ring = np.stack([np.arange(60), (np.arange(60) + 1) % 60])
     for columns in (ring, np.concatenate([ring, np.zeros((1, 60), int)])):
         graph = partition(columns, 60, 3, tmp_path / f"g{len(columns)}")
@@ -245,7 +245,7 @@ def test_training_learns_a_graph_with_and_without_relations(tmp_path, decoder):
 
 
 def test_a_step_compiles_once_in_static_shapes():
-    """The last, smaller batch of a state has the same shapes as all others."""
+    """The smaller last batch of a state has the same shapes as all others."""
     config = LinkConfig(dimension=4, batch_size=6, chunks=2, negatives=3)
     graphs = []
 
@@ -288,7 +288,7 @@ def test_complex_needs_halves():
 
 @pytest.mark.parametrize("policy", [Beta(4), Comet(8, 8)])
 def test_states_cost_little_more_than_their_edges(tmp_path, policy, monkeypatch):
-    """Rows of edges that a pass over many states computes, beside one over everything at once."""
+    """The edge rows computed over many states, compared with those over everything at once."""
     rows = []
     run = LinkStep.__call__
 
@@ -308,7 +308,7 @@ def test_states_cost_little_more_than_their_edges(tmp_path, policy, monkeypatch)
     computed, real, chunks = (sum(column) for column in zip(*rows, strict=True))
     assert real == found.edges == 8_700
     assert computed == 10 * chunks
-    # In memory 87 batches of 100; with each state's last batch padded to 100, over 100 of them.
+    # In memory 87 batches of 100; with states, each of which ends a batch, over 100.
     assert found.batches > 100
     assert computed <= real + 9 * found.states
     assert computed <= 1.05 * 8_700

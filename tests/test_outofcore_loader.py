@@ -1,4 +1,4 @@
-"""Each seed once, resident neighbours alone, same seed same batches; one compile."""
+"""Each seed node once, only resident neighbours, reproducible batches; one compile per rung."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LABELS = np.arange(N) % 7
 
 @pytest.mark.parametrize("name", ["cora", "citeseer"])
 def test_with_half_resident_training_nodes_see_nearly_all_that_they_would_see(tmp_path, name):
-    """Edges of the two hops from the training nodes with both ends resident, of all of them."""
+    """The share of the edges in two hops from the training nodes that have both ends resident."""
     nodes = data.open_nodes(name)
     shares = {}
     for near in (0, 2):
@@ -70,7 +70,7 @@ def test_with_half_resident_training_nodes_see_nearly_all_that_they_would_see(tm
         reached[nodes.edges[0][reached[nodes.edges[1]]]] = True
         wanted = reached[nodes.edges[1]]
         shares[near] = (here[nodes.edges[0]] & here[nodes.edges[1]])[wanted].mean()
-    # At random: half of the neighbours of those training nodes and neighbours that are there.
+    # In random order, only about half of the neighbours of resident nodes are resident.
     assert shares[0] < 0.5
     assert shares[2] > 0.9
 
@@ -90,7 +90,7 @@ def test_a_state_sees_exactly_the_edges_between_resident_nodes(graph, policy, di
         original = graph.node_ids[resident.node_of[here]]
         assert sorted(set(resident.node_of[here] // graph.partition_size)) == list(state.partitions)
         np.testing.assert_array_equal(resident.features[here], features[original])
-        # Degrees are of the whole graph, whatever is resident; a node is no neighbour of its own.
+        # Degrees are those of the whole graph, whatever is resident; self-loops do not count.
         joined = edges[:, edges[0] != edges[1]]
         both = {"in": joined[1:], "out": joined[:1], "both": joined}[direction]
         degrees = np.bincount(both.ravel(), minlength=N)
@@ -243,7 +243,7 @@ def test_at_most_one_compile_a_rung_and_the_same_result_as_eager(graph, kind):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_recorded_training_equals_eager_training(graph, dropout):
-    """Two rungs, many batches: stale inputs, gradients and exchanged rungs would show."""
+    """Two rungs and many batches would reveal stale inputs, stale gradients and mixed-up rungs."""
     graph, _ = graph
     tape, runs = ArenaRecorder(torch.device("cpu")), []
     for recorder in (None, tape):
@@ -258,7 +258,7 @@ def test_recorded_training_equals_eager_training(graph, dropout):
         assert all(ladder.statistics.batches)
         loader.close()
     assert tape.recorded == 2
-    # The same operations, and the same draws of dropout, on the same numbers.
+    # The same operations and the same dropout draws on the same values.
     assert runs[0] == runs[1]
 
 
@@ -278,7 +278,7 @@ def test_recorded_training_on_a_gpu_equals_the_cpu(graph, place):
         loader.close()
     replays = trainer.runner.recorded.replays
     assert sum(replays.values()) == sum(loader.ladder.statistics.batches)
-    # float32 in another order over some dozens of Adam's steps, whose first divide by themselves.
+    # float32 in another order over dozens of Adam steps; the first divide gradients by their size.
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2)
 
 
@@ -291,7 +291,7 @@ def test_every_rung_compiles_once_on_a_gpu_and_equals_the_cpu(graph, place):
     on_gpu.load_state_dict(model.state_dict())
     ladder = HopLadder((HopCapacity((8, 16, 16), (3, 2)), HopCapacity((8, 24, 48), (3, 2))))
     loader = SampledLoader(graph, Dispersed(3), [3, 2], 8, labels=LABELS, ladder=ladder)
-    # A CPU has no mode that records; what it compiles is traced alike.
+    # A CPU has no recording mode; its compiled code is traced in the same way.
     recorded = HopRunner(on_gpu, "reduce-overhead" if place.cuda else "default")
     eager = HopRunner(model)
     with torch.no_grad():
@@ -332,7 +332,7 @@ def test_training_on_the_whole_graph_equals_pyg_in_full_batch(graph):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        # float32, five steps of Adam whose first divides small gradients by themselves.
+        # float32, five steps of Adam; the first divides small gradients by their own size.
         assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=1e-4)
     with torch.no_grad():
         out = second(first(x, edge_index).relu(), edge_index)

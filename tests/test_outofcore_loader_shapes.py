@@ -1,4 +1,4 @@
-"""A loader keeps to the shapes, the task and the one iteration that it was made for."""
+"""A loader serves only the shapes and the task it was made for, and one iteration at a time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_iteration_that_another_one_ended_says_so(graph, policy):
     loader = SampledLoader(graph, policy, [3], 8)
     first = iter(loader)
     next(first)
-    # As after an interrupt whose traceback holds the iterator: the next epoch is whole and right.
+    # As after an interrupt whose traceback keeps the iterator: the next epoch is whole and correct.
     seen = []
     for batch in loader:
         seen += batch.nodes.tolist()

@@ -1,4 +1,4 @@
-"""Nodes are named by numbers or by a mask, classes are whole numbers, and some nodes have none;
+"""Nodes are given by numbers or by a mask, classes are integers, and some nodes have no class;
 anything else is refused."""
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_loss_and_accuracy_are_those_of_the_labelled_seeds(graph):
 
 
 def test_a_batch_without_a_label_makes_no_step(graph):
-    # Of 30 batches 24 have no label; their mean loss is NaN, and so were all weights.
+    # 24 of the 30 batches have no label; their mean loss is NaN, which once made all weights NaN.
     trainer = trainer_of(graph, None, SOME, 1)
     steps, step = [], trainer.optimizer.step
     trainer.optimizer.step = lambda: steps.append(step())
@@ -159,7 +159,7 @@ def test_evaluation_looks_where_training_looked(tmp_path, kind, direction):
     (batch,) = loader
     with torch.no_grad():
         sampled = model(batch.hops.x, batch.hops).argmax(1).numpy()[:N]
-    # Labelled as the model over the sampled neighbourhoods says, everything is right.
+    # With the model's sampled predictions as labels, accuracy is 1.
     said = np.empty(N, np.int64)
     said[batch.nodes] = sampled
     assert len(set(said.tolist())) > 1

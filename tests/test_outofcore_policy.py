@@ -1,4 +1,4 @@
-"""Policies: each cell once, both ends resident, as few swaps as published, random where said."""
+"""Policies: each cell once, both ends resident, the published number of swaps, random where due."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def assert_is_an_epoch(schedule: Schedule, p: int, c: int, group: int) -> None:
-    """By hand, without the library's own check."""
+    """Checks a schedule independently of the library's own check."""
     used = Counter(cell for state in schedule.states for cell in state.cells)
     assert used == Counter((i, j) for i in range(p) for j in range(p))
     for state in schedule.states:
@@ -42,7 +42,7 @@ def assert_is_an_epoch(schedule: Schedule, p: int, c: int, group: int) -> None:
 
 
 def beta_swaps(p: int, c: int) -> int:
-    """Swaps of BETA after the first fill; the closed form of Marius, section 4.2."""
+    """Swaps of BETA after the first fill, by the closed form of Marius, section 4.2."""
     d = p - c
     if d <= 0:
         return 0
@@ -76,7 +76,7 @@ def test_comet_is_an_epoch_of_grouped_moves(logical, group, fitting, seed):
 @pytest.mark.parametrize("logical", [3, 4, 8, 13])
 def test_two_groups_need_the_lower_bound_of_swaps(logical):
     schedule = Comet(4, logical).epoch(2 * logical, rng())
-    # Every pair of l groups must meet; a swap brings one new pair, the first fill the first.
+    # Every pair of groups must meet; the first fill gives the first pair, each swap one more.
     bound = math.comb(logical, 2) - 1
     assert schedule.swaps == bound == (logical - 2) * (logical + 1) // 2
 
@@ -98,7 +98,7 @@ def test_comet_gives_a_cell_to_every_state_that_holds_it_alike():
         found = [chosen[(count, place)] for place in range(count)]
         expected = sum(found) / count
         chi2 = sum((f - expected) ** 2 / expected for f in found)
-        # The mean of chi-square is its degrees of freedom, its deviation sqrt(2 df).
+        # Chi-square has mean df and standard deviation sqrt(2 df).
         assert chi2 < (count - 1) + 5 * math.sqrt(2 * max(1, count - 1))
 
 
@@ -168,7 +168,7 @@ def test_dispersed_uses_each_training_partition_once(p, c, train, step, seed):
     schedule.check(training)
     assert {k for state in schedule.states for k in state.partitions} == set(range(p))
     assert all(len(state.partitions) == min(c, p) for state in schedule.states)
-    # Each partition stays while the window is over it, so it is read once.
+    # A partition stays resident while the window covers it, so it is read once.
     assert schedule.reads == p
 
 
@@ -203,10 +203,10 @@ def test_node_cache_keeps_training_partitions_and_draws_the_others():
 
 
 def test_bias_by_hand():
-    # Partition 0 meets (0,0) of its three cells first, partition 1 none: 1/3 apart.
+    # The first state has one of the three cells of partition 0, none of partition 1: 1/3 apart.
     first, second = State((0, 1), ((0, 0),)), State((0, 1), ((0, 1), (1, 0), (1, 1)))
     assert edge_permutation_bias(Schedule(2, (first, second))) == pytest.approx(1 / 3)
-    # With 8 edges in (0,0) and 1 in each other it is 8/10.
+    # With 8 edges in (0,0) and 1 in every other cell it is 8/10.
     sizes = [[8, 1], [1, 1]]
     assert edge_permutation_bias(Schedule(2, (first, second)), sizes) == pytest.approx(0.8)
     assert edge_permutation_bias(InMemory().epoch(5, rng())) == 0.0

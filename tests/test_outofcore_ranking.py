@@ -1,4 +1,4 @@
-"""What is ranked is what was asked: edges in columns, of nodes and relations that there are."""
+"""Only valid edges are ranked: in columns, between existing nodes and with existing relations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The room for large graphs stays a room: who imports what, read from the source."""
+"""The subpackage for large graphs stays separate: its imports, read from the source."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "staticgraph"
 ROOM = PACKAGE / "outofcore"
 POLICIES = sorted((ROOM / "policies").glob("*.py"))
-# Rooms of the library that the room may use.
+# Subpackages of the library that ``outofcore`` may use.
 SHARED = {"errors", "files", "packing", "recording", "steps", "text"}
 
 
 def imported(path: Path) -> set[str]:
-    """Modules that a file imports anywhere, in full."""
+    """Full names of the modules that a file imports anywhere."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

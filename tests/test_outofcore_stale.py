@@ -1,4 +1,4 @@
-"""Batches of a sampled loader are lent: whoever keeps one is told, and never reads another's."""
+"""Batches of a sampled loader are lent: reading one too late raises, and never gives other data."""
 
 from __future__ import annotations
 

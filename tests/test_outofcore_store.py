@@ -1,4 +1,4 @@
-"""Partitioned graphs on disk: nothing lost, order right, memory bounded, damage named."""
+"""Partitioned graphs on disk: nothing lost, correct order, bounded memory, damage named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def all_cells(p: int) -> list[tuple[int, int]]:
 
 
 def original(graph: PartitionedGraph) -> np.ndarray:
-    """All edges, back in the caller's numbers, in the file's order."""
+    """All edges in the caller's node numbers, in the file's order."""
     rows = graph.read_cells(all_cells(graph.num_partitions))
     columns = [graph.node_ids[rows[:, 0]], graph.node_ids[rows[:, -1]], *rows[:, 1:-1].T]
     return np.stack(columns)
@@ -69,7 +69,7 @@ def test_any_choice_of_cells_is_what_reading_one_by_one_gives(tmp_path):
     one_by_one = np.concatenate([graph.read_cells([cell]) for cell in sorted(wanted)])
     np.testing.assert_array_equal(graph.read_cells(wanted), one_by_one)
     assert graph.read_cells([]).shape == (0, 2)
-    # What stands together is read at once: (0,0) and (0,1), the end of row 3 and 4's beginning.
+    # Adjacent cells are read at once: (0,0) with (0,1), the end of row 3 with the start of row 4.
     before = graph.edge_file.reads
     graph.read_cells(wanted)
     assert graph.edge_file.reads - before == 3
@@ -121,8 +121,8 @@ def test_training_nodes_fill_the_first_partitions(tmp_path):
 @pytest.mark.parametrize("chunk", [7, 1000])
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, hops, chunk):
-    """Visits by powers of the matrix of steps, from a node to where its incoming edges come from.
-    They are compared in float32, so neighbours in the order may differ by its rounding."""
+    """Expected visits by powers of the transition matrix, from a node to the sources of its
+    incoming edges. The order is by float32 values, so neighbours may differ by its rounding."""
     edges, training = generated(60, 150, seed=4), np.array([7, 3, 40])
     graph = partition(
         lambda: iter(np.array_split(edges, 4, axis=1)), 60, 5, tmp_path / "g",
@@ -203,7 +203,7 @@ def test_damage_is_found_and_named(tmp_path):
     graph = partition(generated(40, 300), 40, 4, folder, features=np.ones((40, 2), np.float32))
     PartitionedGraph(folder, verify=True)
     contents = bytearray((folder / "edges.bin").read_bytes())
-    # The last edge belongs to the last source partition, whose block begins where its row does.
+    # The last edge belongs to the last source partition; its block is that row of cells.
     begins = int(graph.offsets[12]) * 8
     contents[-1] ^= 1
     (folder / "edges.bin").write_bytes(contents)
@@ -213,7 +213,7 @@ def test_damage_is_found_and_named(tmp_path):
     (folder / "edges.bin").write_bytes(contents[:-8])
     with pytest.raises(StoreCorrupt, match="partition it again"):
         PartitionedGraph(folder)
-    # Cut after it was opened: the read itself says where.
+    # If the file is truncated after opening, the read itself names the place.
     with pytest.raises(StoreCorrupt, match=rf"edges.bin ends at byte {len(contents) - 8}"):
         graph.read_cells([(3, 3)])
 
@@ -243,14 +243,14 @@ def test_blocks_of_a_file_have_their_own_checksums(tmp_path):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_edges(tmp_path):
-    """Peak of the process, less what it had before: the same for four times the edges."""
+    """The peak memory of the process stays the same for four times the edges."""
     peaks = _peaks(tmp_path, 1_500_000, 6_000_000)
     assert peaks[1] - peaks[0] < 30, peaks
 
 
 def _peaks(folder: Path, *edges: int) -> list[int]:
-    """MiB at most resident so far, in one process, after partitioning so many generated edges in
-    chunks of a quarter million, and so many more."""
+    """Peak resident MiB of one process after each partitioning of the given numbers of generated
+    edges, in chunks of a quarter million."""
     code = f"""
 import numpy as np
 from staticgraph.outofcore import partition
@@ -268,7 +268,7 @@ for number in {edges}:
     return [int(line) for line in done.stdout.split()]
 
 
-# ---------------------------------------------------------------------- beside the page cache
+# ---------------------------------------------------------------------- without the page cache
 
 
 def test_without_a_cache_blocks_are_given_back_once_read_or_durable(tmp_path, monkeypatch):
@@ -307,7 +307,7 @@ def test_without_a_cache_blocks_are_given_back_once_read_or_durable(tmp_path, mo
     calls.clear()
     values, sums = np.ones((2, 3, 2), np.float32)
     file.write(1, values, sums)
-    # The second place of partition 1 is the fourth record of 48 bytes.
+    # The second place of partition 1 is the fourth record, each of 48 bytes.
     assert calls == ["durable", ("embeddings.bin", 144, 48)]
     file.close()
 

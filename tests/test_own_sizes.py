@@ -1,5 +1,5 @@
-"""Models that read the number of graphs or nodes off the batch's own indices are static, unedited,
-and give plain PyG's numbers."""
+"""Unedited models that compute the number of graphs or nodes from the batch's indices are static
+and give plain PyG's results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scatter_of_old(src, index, dim: int = 0):
 
 
 def last_item(model, data):
-    """OGB's virtual node: a row of its own for each graph."""
+    """OGB's virtual node: one row per graph."""
     rows = torch.zeros(data.batch[-1].item() + 1, device=data.x.device).to(data.edge_index.dtype)
     virtual = model.virtual(rows)
     h = model.lin(data.x) + virtual[data.batch]
@@ -69,7 +69,7 @@ def old_scatter(model, data):
 
 
 def first_nodes(model, data):
-    """upfd: the news item is the first node of each graph."""
+    """UPFD: the news item is the first node of each graph."""
     root = (data.batch[1:] - data.batch[:-1]).nonzero(as_tuple=False).view(-1)
     root = torch.cat([root.new_zeros(1), root + 1], dim=0)
     h = model.lin(data.x)
@@ -77,7 +77,7 @@ def first_nodes(model, data):
 
 
 def both(model, data):
-    """Sizes and rows, for one Inductor."""
+    """Sizes and rows together, so that Inductor compiles once."""
     return nodes_of_edges(model, data) + first_nodes(model, data)
 
 
@@ -187,7 +187,7 @@ def test_layers_of_pyg_take_a_marked_batch():
 
 
 def to_targets(x, edge_index, ways):
-    """The sum over the sources of each target, its number of rows read off the index."""
+    """The sum over the sources of each target; the number of targets is computed from the index."""
     source, target = ways(edge_index)
     size = int(target.max()) + 1
     return x.new_zeros(size, x.size(1)).index_add(0, target, x[source])
@@ -266,7 +266,7 @@ class OfTargets(torch.nn.Module):
     ],
 )
 def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode, monkeypatch):
-    """More targets than sources, and another number of padding rows of each."""
+    """More targets than sources, and different numbers of padding rows."""
     mode = mode_of(mode, monkeypatch)
     data = types() if typed else sides()
     store = sg.GraphStore.from_pyg(data, progress=False)

@@ -1,4 +1,4 @@
-"""What is installed: extras that cover every import, one version, and a wheel that trains where
+"""What gets installed: extras that cover every import, one version, and a wheel that trains where
 there is no source tree."""
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 METADATA = PROJECT["project"]
 EXTRAS: dict[str, list[str]] = METADATA["optional-dependencies"]
-# Extras of those who work on the library: nothing in it imports them.
+# Extras for developers: nothing in the library imports these packages.
 TOOLS = ("dev", "docs")
-# What a wheel is made of, and nothing else of the repository.
+# A wheel is built from these and nothing else in the repository.
 SOURCES = ("staticgraph", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 TEXTS = [
     path
@@ -39,12 +39,12 @@ TEXTS = [
 
 
 def names(requirements: list[str]) -> set[str]:
-    """Packages of a list of requirements, as they are imported."""
+    """The import names of the packages in a list of requirements."""
     return {Requirement(each).name.replace("-", "_") for each in requirements}
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The outermost packages that a file imports, wherever in it."""
+    """The top-level packages that a file imports, at any depth."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -58,14 +58,14 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_every_import_is_covered_by_a_dependency_or_an_extra():
-    """Each package that is imported anywhere is asked for, and each that is asked for is used."""
+    """Every package imported anywhere is required, and every required package is imported."""
     needed = {name for path in (ROOT / "staticgraph").rglob("*.py") for name in imported(path)}
-    # numba comes with llvmlite, whose types its extensions are written in.
+    # numba depends on llvmlite, whose types numba extensions use.
     needed -= {*sys.stdlib_module_names, "staticgraph", "llvmlite"}
     users = {extra: names(listed) for extra, listed in EXTRAS.items() if extra not in TOOLS}
     offered = names(METADATA["dependencies"]).union(*users.values())
     assert needed - offered == set(), "imported, and neither a dependency nor in an extra"
-    # uvicorn takes these where they are there.
+    # uvicorn uses these if they are installed.
     assert offered - needed == {"httptools", "uvloop"}, "asked for, and never imported"
 
 
@@ -83,12 +83,12 @@ def test_every_extra_that_is_named_anywhere_exists():
 
 def test_developers_have_every_extra_that_tests_need():
     own = next(each for each in EXTRAS["dev"] if each.startswith("staticgraph"))
-    # ogb pins packages of years ago; its reader is tested with a stand-in.
+    # ogb pins packages from years ago; its reader is tested with a stand-in.
     assert Requirement(own).extras == set(EXTRAS) - {"dev", "ogb", "docs"}
 
 
 def test_the_pinned_versions_are_those_that_are_asked_for():
-    """What `make` installs lies within what a user may install."""
+    """The versions that `make` installs lie within those a user may install."""
     pinned = dict(
         line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
     )
@@ -117,7 +117,7 @@ def test_classifiers_name_the_pythons_that_are_allowed():
 
 
 def seen_to_run() -> list[dict[str, str]]:
-    """The table of docs/versions.md, a row a run."""
+    """The table in docs/versions.md, one row per run."""
     lines = [
         [cell.strip() for cell in line.strip("| ").split("|")]
         for line in (ROOT / "docs" / "versions.md").read_text().splitlines()
@@ -131,7 +131,7 @@ def seen_to_run() -> list[dict[str, str]]:
     ("name", "column"), [("torch", "torch"), ("torch_geometric", "PyG"), ("python", "Python")]
 )
 def test_versions_that_are_allowed_are_those_that_were_run(name, column):
-    """The oldest and the newest that a user may install each stand in docs/versions.md."""
+    """The oldest and the newest version a user may install are both in docs/versions.md."""
     ran = [Version(row[column]) for row in seen_to_run()]
     wanted = [Requirement(each) for each in METADATA["dependencies"]]
     found = [each.specifier for each in wanted if each.name == name]
@@ -143,7 +143,7 @@ def test_versions_that_are_allowed_are_those_that_were_run(name, column):
 
 
 def span(column: str) -> str:
-    """``X to Y``, without the patch level; the oldest and the newest of a column that were run."""
+    """``X to Y``, without the patch level: the oldest and newest version of a column that ran."""
     ran = {Version(row[column]).release[:2] for row in seen_to_run()}
     ends = [f"{major}.{minor}" for major, minor in (min(ran), max(ran))]
     return " to ".join(dict.fromkeys(ends))
@@ -156,7 +156,7 @@ def test_a_page_that_names_versions_names_those_that_were_run(page):
 
 
 def test_what_was_skipped_was_not_run():
-    """A version is in one of the two: the table, or the list of what was skipped."""
+    """A version is either in the table or in the list of skipped versions, not in both."""
     text = (ROOT / "docs" / "versions.md").read_text()
     listed = text.partition("## What was skipped")[2].partition("\n## ")[0]
     for column, name in (("Python", "Python"), ("torch", "torch"), ("PyG", "PyG")):
@@ -209,10 +209,10 @@ print(sg.__file__, sg.__version__, *sys.path)
 
 
 def run(*command: str | Path, cwd: Path, site: Path | None = None) -> str:
-    """Runs a command, and gives its last line."""
+    """Runs a command and returns the last line of its output."""
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(cwd)}
     if site is not None:
-        # Its loops as Python: to compile them takes longer than all else, and is tested elsewhere.
+        # Loops run as plain Python: compiling them takes longest and is tested elsewhere.
         environment |= {"PYTHONPATH": str(site), "NUMBA_DISABLE_JIT": "1"}
     done = subprocess.run(
         [str(each) for each in command], capture_output=True, text=True, env=environment, cwd=cwd
@@ -223,7 +223,7 @@ def run(*command: str | Path, cwd: Path, site: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel, from the source distribution alone, as ``python -m build`` makes both."""
+    """The wheel, built from the source distribution alone, as ``python -m build`` does."""
     pytest.importorskip("setuptools", minversion=str(77))
     folder = tmp_path_factory.mktemp("package")
     source = folder / "source"

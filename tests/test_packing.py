@@ -1,4 +1,4 @@
-"""Packing: every graph once, nothing over a limit, never below a proven bound."""
+"""Packing: every graph exactly once, no limit exceeded, never below a proven bound."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def test_fill_packs_every_graph_once_within_limits(problem):
     ],
 )
 def test_a_wrong_packing_is_seen(wrong, said):
-    """Of sizes 3 and 6, three graphs: 3 and 6 in a pack, 6 alone. By its own check and by ours."""
+    """Three graphs of sizes 3, 6, 6: one pack of 3 + 6, one of 6. Both the packing's own check and
+    the tests' check find the error."""
     histogram = SizeHistogram(np.array([[3, 1], [6, 1]]), np.array([1, 2]))
     right = {"limits": [9, 9], "max_graphs": None, "starts": [0, 2, 3], "types": [0, 1, 1]}
     right |= {"copies": [1, 1, 1], "counts": [1, 1]}
@@ -100,7 +101,7 @@ def test_the_named_heuristics_and_weights():
 
 
 def test_best_fit_and_worst_fit_by_hand():
-    """Sizes 6, 5, 3 at a limit of 10: best fit puts 3 beside 6 (room 4), worst fit beside 5."""
+    """Sizes 6, 5, 3 at a limit of 10: best fit adds 3 to 6 (room 4), worst fit adds it to 5."""
     histogram = SizeHistogram(np.array([[3], [5], [6]]), np.array([1, 1, 1]), ("nodes",))
 
     def loads(fit):
@@ -113,7 +114,7 @@ def test_best_fit_and_worst_fit_by_hand():
 
 
 def fewest_of_the_listing(histogram, limits, max_graphs):
-    """Packs of the published listing in plain Python, by the best of its heuristics."""
+    """Number of packs of the published listing in plain Python, with its best heuristic."""
     names = [*HEURISTICS] if histogram.sizes.shape[1] > 1 else ["node"]
     return min(
         pack_paper(histogram, limits, heuristic=name, max_graphs=max_graphs).num_packs
@@ -142,7 +143,7 @@ def test_never_more_packs_than_the_listing_at_two_graphs_a_pack(name, graphs):
 
 @pytest.mark.parametrize(("name", "limits"), [("qm9", (46, 89)), ("zinc", (59, 137))])
 def test_fast_is_near_the_bound_at_two_graphs_a_pack(name, limits):
-    """Without the runs that learn ZINC's is 2.4% above."""
+    """Without the correction runs, ZINC's packing is 2.4% above the bound."""
     pytest.importorskip("scipy")
     histogram = alike(name, 40_000)
     proven = pack_histogram(histogram, limits, effort="best", time_limit=1000.0).proven
@@ -167,14 +168,14 @@ def test_fill_is_never_worse_than_the_best_heuristic_of_the_paper(name):
     histogram = load(name)
     ours = pack_histogram(histogram, histogram.maxima, max_graphs=256)
     ours.check()
-    heuristics = ["prod", "node"] if name == "tu_COLLAB" else HEURISTICS  # 1.5 s for each other
+    heuristics = ["prod", "node"] if name == "tu_COLLAB" else HEURISTICS  # others take 1.5 s each
     for heuristic in heuristics:
         paper = pack_paper(histogram, histogram.maxima, heuristic=heuristic, max_graphs=256)
         assert ours.num_packs <= paper.num_packs
 
 
 def test_packs_at_the_limits_of_the_paper():
-    """3,789 and 31,063 packs there; the linear program proves 3,744, the volume 30,529."""
+    """The paper has 3,789 and 31,063 packs; linear programming proves 3,744, the volume 30,529."""
     molhiv = pack_histogram(load("ogbg-molhiv_train"), (222, 502), max_graphs=256)
     assert molhiv.num_packs == 3744
     molpcba = pack_histogram(load("ogbg-molpcba_train"), (313, 636), max_graphs=256)
@@ -190,15 +191,15 @@ def test_packs_at_the_limits_of_the_paper():
     ],
 )
 def test_places_for_graphs_run_out_with_the_nodes(name, graphs, packs):
-    """Near the bound where both are short, in packs of a few graphs."""
+    """Near the bound when graphs per pack and nodes are both scarce, with few graphs per pack."""
     histogram = load(name)
     packing = pack_histogram(histogram, histogram.maxima, max_graphs=graphs)
     assert packing.num_packs <= packs
 
 
 def test_a_few_huge_graphs_among_many_small_ones_leave_no_places_empty():
-    """As syntax trees are, 256 a pack of which the largest fits once: largest first alone takes a
-    fifth more packs than the bound."""
+    """Sizes like those of syntax trees, hundreds per pack, where the limits hold the largest graph
+    just once: largest first alone takes a fifth more packs than the bound."""
     rng = np.random.default_rng(0)
     nodes = np.clip(rng.lognormal(4.55, 0.72, 40_000), 11, 1400).astype(np.int64)
     nodes[:83] = np.geomspace(1400, 36_123, 83)
@@ -235,7 +236,7 @@ def test_a_graph_over_the_limit_is_named():
 
 
 class TestHostile:
-    """Input that breaks packers."""
+    """Inputs that break packers."""
 
     def test_nothing_to_pack(self):
         nothing = SizeHistogram.from_sizes(np.empty((0, 2), dtype=np.int64))
@@ -278,7 +279,7 @@ class TestHostile:
         sizes = np.array([[10, 9]] * 5000 + [[9000, 8999]])
         packing = pack_histogram(SizeHistogram.from_sizes(sizes), (9000, 9000), max_graphs=256)
         packing.check()
-        assert packing.num_packs == 21  # 5000 at 256 a pack, and one alone
+        assert packing.num_packs == 21  # 5000 at 256 per pack, plus one alone
 
 
 streams = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=0, max_size=60)
@@ -350,8 +351,8 @@ def test_drawing_deals_every_graph_to_the_sizes_that_go_together():
 
 
 def test_loops_over_many_components_are_compiled_once():
-    """However many there are, and with the same swaps as where there are two: those that no limit
-    binds change nothing."""
+    """One compilation whatever the number of components, and the same swaps as with two: components
+    that no limit binds change nothing."""
     random = np.random.default_rng(0)
     sizes = random.integers(5, 40, (200, 2))
     bounds = exact.exact_bounds(200, 10)

@@ -1,4 +1,4 @@
-"""``effort="best"``: never more packs than fast, at the proven bound where it can be reached."""
+"""``effort="best"``: never more packs than ``fast``, at the proven bound where it is reachable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from staticgraph.packing.sample import fewer_by_sample
 from staticgraph.packing.swap import as_packing
 from staticgraph.sizes.histogram import SizeHistogram
 
-# The result must not depend on the machine: no search here takes a hundredth of this.
+# The result must not depend on the machine: no search here takes a hundredth of this time.
 ENOUGH = 1000.0
 
 
@@ -73,7 +73,7 @@ def test_at_the_bound_with_two_to_four_graphs_a_pack(name, limits):
     [("qm9", 3.0), ("qm9", 3.1), ("zinc", 2.8), ("zinc", 2.95), ("pcqm", 2.65), ("pcqm", 2.9)],
 )
 def test_fast_is_within_one_percent_of_the_bound_with_two_or_three_graphs_a_pack(name, graphs):
-    """1.1 to 3% over it without exchanges in a sample of the packs."""
+    """Without exchanges in a sample of the packs it is 1.1 to 3% above the bound."""
     histogram = load("pcqm4mv2_train_APPROX") if name == "pcqm" else alike(name, 100_000)
     limits = np.ceil(graphs * histogram.totals / histogram.num_graphs).astype(np.int64)
     limits = np.maximum(limits, histogram.maxima)
@@ -94,7 +94,7 @@ def test_a_sample_of_packs_loses_no_graph_and_makes_none_more(problem, times):
 
 
 def test_what_a_sample_gains_is_repeated():
-    """Pairs of 3 and 7, and of 5 and 5, though each pack holds a 7 and a 5 by itself."""
+    """Pairs of 3 + 7 and of 5 + 5 are found, although every graph starts in a pack of its own."""
     histogram = SizeHistogram(np.array([[3, 0], [5, 0], [7, 0]]), np.full(3, 10_000))
     alone = np.arange(4), np.array([0, 1, 2]), np.ones(3, np.int64), np.full(3, 10_000)
     start = Packing(histogram, np.array([10, 0]), None, *alone)
@@ -105,7 +105,7 @@ def test_what_a_sample_gains_is_repeated():
 
 @pytest.mark.parametrize("graphs", [2, 2.5, 3, 5])
 def test_at_the_bound_on_pcqm4mv2(graphs):
-    """At three graphs a pack one relaxation leaves 63 packs of 1,116,683 too many."""
+    """At three graphs per pack, a single relaxation leaves 63 packs too many out of 1,116,683."""
     histogram = load("pcqm4mv2_train_APPROX")
     limits = np.ceil(graphs * histogram.totals / histogram.num_graphs).astype(np.int64)
     limits = np.maximum(limits, histogram.maxima)
@@ -124,7 +124,7 @@ def test_at_the_bound_on_pcqm4mv2(graphs):
     ],
 )
 def test_at_the_bound_with_ten_graphs_a_pack(name, packs):
-    """NCI1's 411 packs are full to the last edge; IMDB-BINARY's bound is that of its cliques."""
+    """NCI1's 411 packs are full to the last edge; IMDB-BINARY's bound is set by its cliques."""
     histogram = load(name)
     limits = np.ceil(10 * histogram.totals / histogram.num_graphs).astype(np.int64)
     limits = np.maximum(limits, histogram.maxima)
@@ -132,7 +132,7 @@ def test_at_the_bound_with_ten_graphs_a_pack(name, packs):
     repaired = fewer_by_repair(start, packs, np.inf)
     repaired.check()
     assert repaired.num_packs == packs
-    if name != "ogbg-molhiv_train":  # linear programs of ten seconds prove that 3,296 is least
+    if name != "ogbg-molhiv_train":  # linear programs of ten seconds prove 3,296 minimal
         best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
         assert best.num_packs == best.proven == packs
 
@@ -149,7 +149,7 @@ def test_mended_packs_are_valid_and_never_more(problem, spare):
 
 
 def test_packs_with_no_room_at_all_are_repaired():
-    """Twelve full packs of four, taken apart into pairs: only the full packs are few enough."""
+    """Twelve full packs of four graphs, taken apart into pairs: only full packs are few enough."""
     rng = np.random.default_rng(3)
     cuts = np.sort(rng.choice(np.arange(1, 97), (12, 3)), axis=1)
     nodes = np.diff(np.column_stack([np.zeros(12), cuts, np.full(12, 97)]), axis=1).ravel()
@@ -166,7 +166,7 @@ def test_packs_with_no_room_at_all_are_repaired():
 
 
 def test_a_pack_that_cannot_go_costs_a_bounded_number_of_steps(monkeypatch):
-    """Three graphs of 34 fill no pack of 100, so the bound by volume is out of reach."""
+    """No pack of 100 holds three graphs of 34, so the volume bound is out of reach."""
     histogram = SizeHistogram(np.array([[34, 2]]), np.array([3000]))
     start = pack_histogram(histogram, (100, 100))
     steps, real = [], repair._exchange
@@ -190,25 +190,25 @@ def test_what_giants_leave_empty_is_never_more_than_the_truth(problem):
 
 
 def test_a_clique_that_takes_all_edges_leaves_its_pack_empty_of_nodes():
-    """Six packs of 100 nodes by volume; four hold a clique beside which nothing has room."""
+    """Six packs of 100 nodes by volume, but four of them hold a clique that leaves no room."""
     histogram = SizeHistogram(np.array([[20, 30], [40, 380]]), np.array([22, 4]))
     limits = np.array([100, 380])
     assert -(-histogram.totals[0] // 100) == 6
-    # 440 nodes of paths fill 4.4 packs, and 160 of cliques stand alone in 4.
+    # The 440 nodes of paths fill 4.4 packs; the 160 nodes of cliques take 4 packs alone.
     assert giants_bound(histogram, limits) == 9
     best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
     assert best.num_packs == best.proven == 9
 
 
 def test_thousands_of_sizes_have_a_bound_above_the_volume():
-    """COLLAB: too many sizes for a linear program, and cliques of nearly all edges."""
+    """COLLAB has too many sizes for a linear program, and cliques with nearly all the edges."""
     histogram = load("tu_COLLAB")
     packing = pack_histogram(histogram, (745, 80238))
     assert packing.volume_bound < giants_bound(histogram, packing.limits) <= packing.num_packs
 
 
 def test_thousands_of_sizes_are_at_the_bound_with_ten_graphs_a_pack():
-    """COLLAB: 39 cliques leave no room for the edges of what would fill their packs by nodes."""
+    """In COLLAB, 39 cliques leave too few edges for graphs to fill their packs' nodes."""
     histogram = load("tu_COLLAB")
     best = pack_histogram(histogram, (745, 80238), effort="best", time_limit=ENOUGH)
     best.check()
@@ -216,7 +216,7 @@ def test_thousands_of_sizes_are_at_the_bound_with_ten_graphs_a_pack():
 
 
 def test_companions_fill_what_a_giant_leaves_and_leave_sparse_graphs_to_the_next():
-    """Two cliques beside which one mix each is full: rooms of 60 and 50 nodes, 60 and 200 edges."""
+    """Two cliques, each filled by exactly one mix: room for 60 and 50 nodes, 60 and 200 edges."""
     sizes = [[10, 10], [20, 20], [20, 200], [25, 90], [25, 110], [40, 940], [50, 800]]
     histogram = SizeHistogram(np.array(sizes), np.array([2, 2, 10, 1, 1, 1, 1]))
     made, left = packed_giants(histogram, np.array([100, 1000]), None)
@@ -241,7 +241,7 @@ def test_packs_of_giants_are_valid_and_lose_no_graph(problem):
 
 
 def test_an_exact_fit_that_filling_misses():
-    """Packs of 10 from 5+5, 4+6, 3+7 and 4+3+3: every number is used up, so nothing is open."""
+    """Packs of 10 made of 5+5, 4+6, 3+7 and 4+3+3 use up every graph and leave no room."""
     sizes = np.array([[3, 1], [4, 1], [5, 1], [6, 1], [7, 1]])
     histogram = SizeHistogram(sizes, np.array([300, 200, 200, 100, 100]))
     best = pack_histogram(histogram, (10, 9), effort="best", time_limit=ENOUGH)
@@ -267,7 +267,7 @@ def test_a_time_limit_that_is_over_at_once_leaves_a_valid_packing():
 
 
 def test_patterns_are_the_best_that_contain_each_size():
-    """The knapsack against all combinations of two limits."""
+    """The knapsack against every combination of graphs within two limits."""
     sizes = np.array([[2, 4], [3, 2], [4, 6], [5, 0]])
     histogram = SizeHistogram(sizes, np.array([9, 9, 9, 9]))
     grid = grid_of(histogram, np.array([12, 14]))

@@ -1,4 +1,4 @@
-"""The certificate: valid wherever it stops, tight where it is solved."""
+"""The certificate: valid wherever the solver stops, tight where it is solved to the end."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_the_bound_is_never_above_the_true_minimum(problem):
 
 
 def test_far_above_the_volume_where_sizes_do_not_add_up():
-    """Three graphs of 6 in packs of 10: by volume two packs, in truth three."""
+    """Three graphs of 6 in packs of 10: two packs by volume, three in fact."""
     histogram = SizeHistogram(np.array([[6, 1]]), np.array([3]))
     bound = packing_bound(histogram, (10, 100))
     assert (bound.volume, bound.packs) == (2, 3)
 
 
 def test_fractions_by_hand():
-    """Sizes 5, 4, 4 at a limit of 9, five and nine graphs: 5+4 five times, 4+4 twice: 7 packs."""
+    """Five graphs of 5 and nine of 4 at a limit of 9: 5+4 five times and 4+4 twice, 7 packs."""
     histogram = SizeHistogram(np.array([[4, 0], [5, 0]]), np.array([9, 5]))
     bound = packing_bound(histogram, (9, 0))
     assert bound.linear == pytest.approx(7.0)

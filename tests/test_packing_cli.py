@@ -1,4 +1,4 @@
-"""``staticgraph plan``: what it prints is what the library finds."""
+"""``staticgraph plan`` prints what the library finds."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_errors_are_one_line(capsys, tmp_path):
     "words", [("--batch-size", "32"), ("--efficiency", "0.9"), ("--limits", "67", "137")]
 )
 def test_a_cost_by_buckets_is_of_varying_numbers_of_graphs(capsys, tmp_path, words):
-    """An exact batch has one price; the picture would be of other batches than the plan's."""
+    """Exact batches have a single cost; the plot would show other batches than the plan's."""
     knee = tmp_path / "knee.png"
     assert status_of(["plan", "--histogram", ESOL, *words, "--knee", str(knee)]) == 2
     assert "--knee draws what varying numbers of graphs cost" in capsys.readouterr().err

@@ -1,5 +1,5 @@
-"""Very many distinct sizes: rounded up to a few thousand, nothing lost, no limit exceeded, and the
-work bounded by counting it, not by a clock."""
+"""Very many distinct sizes are rounded up to a few thousand: no graph is lost, no limit is
+exceeded, and the work is bounded by counting it, not by a clock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FEW = 400
 
 @pytest.fixture
 def many(monkeypatch) -> SizeHistogram:
-    """Ten times as many sizes as are packed as they are."""
+    """Ten times as many distinct sizes as are packed without rounding."""
     monkeypatch.setattr(coarse_module, "MOST_SIZES", FEW)
     return SizeHistogram.from_sizes(spread(10 * FEW))
 
@@ -111,7 +111,7 @@ def test_many_sizes_pack_within_the_stated_loss(many):
 def test_a_hundred_thousand_sizes_lose_little(columns):
     even = coarsened(SizeHistogram.from_sizes(spread(100_000)))
     assert 0 < even.loss < 0.015
-    # And those of a heavy tail.
+    # Sizes with a heavy tail.
     rng = np.random.default_rng(0)
     sizes = (rng.lognormal(3, 1.5, (50_000, columns)) * 10).astype(np.int64)
     found = coarsened(SizeHistogram.from_sizes(sizes, ("nodes", "edges", "rows")[:columns]))
@@ -120,7 +120,7 @@ def test_a_hundred_thousand_sizes_lose_little(columns):
 
 
 def test_the_packer_never_sees_more_sizes_than_that(many, monkeypatch):
-    """The work is the square of the sizes, so their number is what must be bounded."""
+    """The work grows with the square of the number of sizes, so that number must be bounded."""
     seen = []
     inner = fill._fill
     monkeypatch.setattr(
@@ -135,7 +135,7 @@ def test_the_packer_never_sees_more_sizes_than_that(many, monkeypatch):
 
 
 def test_choosing_buckets_reads_the_sizes_a_few_times_however_many_classes(many, monkeypatch):
-    """Once a cut and once a bucket, not once for each of 800 pairs of cuts."""
+    """Once per cut and once per bucket, not once for each of 800 pairs of cuts."""
     seen = []
     inner = several._between
     monkeypatch.setattr(several, "_between", lambda *args: seen.append(1) or inner(*args))

@@ -1,4 +1,4 @@
-"""Packing a stream: best fit in the order of the draw, with so many packs open."""
+"""Packing a stream: best fit in the order of the draw, with a bounded number of open packs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from staticgraph.sizes.histogram import SizeHistogram
 
 
 def slow_stream(sizes, limits, window, max_graphs):
-    """Best fit with bounded space, in the plainest way."""
+    """Best fit with bounded space, written as plainly as possible."""
     opened, packs, number = [], [], 0
     for size in sizes:
         fitting = []
@@ -64,7 +64,7 @@ def test_stream_is_best_fit_with_so_many_open_packs(sizes, window, max_graphs, n
 @settings(max_examples=60, deadline=None)
 @given(streams.filter(len))
 def test_a_window_over_everything_is_offline_best_fit(sizes):
-    """Offline best fit keeps all packs open: a larger window changes nothing more."""
+    """Offline best fit keeps all packs open, so a larger window changes nothing."""
     rows = np.array(sizes, dtype=np.int64)
     whole = pack_stream(rows, [12, 12], window=len(rows))
     assert whole.tolist() == pack_stream(rows, [12, 12], window=10 * len(rows)).tolist()
@@ -77,7 +77,7 @@ def grouped(packs):
 
 
 def test_next_fit_by_hand():
-    """Sizes 1, 0, 2 fill 3 of 4; 3 does not fit and opens a pack; 2 does not fit next to 3."""
+    """Sizes 1, 0, 2 fill 3 of 4; 3 does not fit and opens a pack; 2 does not fit with 3."""
     sizes = np.array([[1], [0], [2], [3], [2]])
     packs = grouped(pack_stream(sizes, [4], window=1))
     assert [[int(sizes[i, 0]) for i in pack] for pack in packs] == [[1, 0, 2], [3], [2]]

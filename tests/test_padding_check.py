@@ -1,4 +1,4 @@
-"""No model trains on padding in silence: its loss is plain PyG's, or an error names the layer."""
+"""No model silently trains on padding: its loss equals plain PyG's, or an error names the layer."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_random_numbers_are_drawn_alike_and_a_leak_beside_them_is_found():
 
 
 def test_a_table_that_a_forward_writes_to_is_compared():
-    """An embedding with max_norm rescales the rows that it is asked for, those of padding too."""
+    """An embedding with max_norm rescales the rows that are looked up, those of padding as well."""
 
     class Table(nn.Module):
         def __init__(self):
@@ -139,7 +139,7 @@ def test_a_table_that_a_forward_writes_to_is_compared():
 
 
 def test_whole_floats_and_integers_stay_categories():
-    """Garbage outside a table's range would be an error of its own, on a device a fatal one."""
+    """Garbage outside a table's range would raise an error of its own, fatal on a device."""
 
     class Table(nn.Module):
         def __init__(self):

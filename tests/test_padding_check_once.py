@@ -30,7 +30,7 @@ import staticgraph as sg
 
 
 class Counts(Probe):
-    """Touches whatever a forward may: attributes, buffers bound anew, random numbers."""
+    """Touches all that a forward may touch: attributes, rebound buffers, random numbers."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ def test_it_runs_once_and_not_over_padding_alone(known):
     blank = sg.StaticBatch.of(STORE, [], CAPACITY)
     if not known:
         blank.real = None
-    runner.steps.computation.known(blank)  # which results are rows is found by a run of its own
+    runner.steps.computation.known(blank)  # an extra run finds which results are rows
     calls = []
     model.register_forward_hook(lambda *_: calls.append(1))
     runner.step(blank)
@@ -126,8 +126,8 @@ def test_it_runs_once_and_not_over_padding_alone(known):
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_what_the_warm_up_checked_is_not_checked_again(mode):
-    """An evaluation is one, whether the warm-up or a batch asks for it, and whatever mode the model
-    was left in; calling the model while it trains is something else."""
+    """An evaluation counts as such whether the warm-up or a batch starts it, and whatever mode the
+    model was left in; calling the model in training mode is a separate case."""
     model = getattr(made(Counts), mode)()
     runner = sg.StaticGraphRunner(model, PLAN, mode="eager").warmup(STORE, progress=False)
     calls = []
@@ -162,7 +162,7 @@ def test_a_model_without_a_loss_is_checked_at_its_first_forward():
 
 
 def test_an_evaluation_first_does_not_spare_the_step():
-    """In evaluation BatchNorm takes its own statistics: only the step shows what padding does."""
+    """In evaluation mode BatchNorm uses its running statistics: only the step shows the padding."""
     model = made(with_norm(ByName))
     runner = runner_of(model)
     runner.eval_step(BATCH)
@@ -184,7 +184,7 @@ def test_a_loss_that_mixes_rows_is_found():
 
 
 def test_a_gradient_that_padding_breaks_is_found():
-    """The loss is right, and the first update would make every weight NaN."""
+    """The loss is right, but the first update would make every weight NaN."""
 
     class Divides(Probe):
         def forward(self, x, edge_index, batch):

@@ -1,5 +1,4 @@
-"""The page at ``/`` in a real browser: a SMILES is typed, drawn and predicted, and nothing comes
-from elsewhere."""
+"""The page at ``/`` in a real browser: it draws and predicts a SMILES and fetches nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ pytestmark = needs_browser
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory) -> Iterator[str]:
-    """Where a model answers."""
+    """The address of a server with a model."""
     folder = trained_run(tmp_path_factory.mktemp("runs") / "esol")
     app = app_of_run(folder, mode="eager", max_wait_ms=0)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))

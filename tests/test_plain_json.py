@@ -1,4 +1,4 @@
-"""JSON that a compiled loop reads: what Python's reader makes of it, or nothing."""
+"""JSON read by a compiled loop: it gives what Python's parser gives, or nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def same(found: np.ndarray, expected: object) -> None:
 
 
 def check(body: bytes) -> bool:
-    """Whether it was read."""
+    """Whether the loop read the body; what it read must equal the result of Python's parser."""
     found = plain_graphs(body)
     if found is None:
         return False
@@ -70,7 +70,7 @@ def test_changed_text_is_read_as_python_does_or_not_at_all(places, cut):
     for place, value in places:
         if place < len(body):
             body[place] = value
-    check(bytes(body))  # where Python's reader refuses it, json.loads fails this test
+    check(bytes(body))  # json.loads fails this test if Python rejects a body that was read
 
 
 READ = [

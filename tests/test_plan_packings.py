@@ -1,4 +1,4 @@
-"""Packs that a plan keeps: made once, in its file, dealt by whoever has the same graphs."""
+"""Packs kept in a plan: made once, saved in its file, and dealt to anyone with the same graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizing: the plan fits and the next larger does not; what set the limit is said."""
+"""Sizing by memory: the plan fits, the next larger one does not, and the limiting term is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a run: drawn for every shape of run, and its running mean is one."""
+"""The picture of a run: it is drawn for every shape of run, and its running mean is weighted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_is_drawn_is_what_was_measured():
 
 
 def test_a_short_run_has_one_line_of_losses_by_its_name():
-    """Its running mean is of one batch: the same line again, under a name that says nothing."""
+    """Its running mean would cover one batch: the same line again under a meaningless label."""
     axes = Figure().add_subplot()
     plots.draw_loss(axes, report_of(0.6), steps_of(1))
     names = [line.get_label() for line in axes.lines]
@@ -161,7 +161,7 @@ def test_matplotlibs_global_state_is_left_alone(tmp_path: Path):
 
 
 def test_losses_that_are_equal_are_drawn_as_one_and_all_lines_show():
-    """Of one step, too, where matplotlib would draw the last digits over the whole height."""
+    """With one step, too, where matplotlib would stretch the last digits over the full height."""
     equal = [SideReport("PyG", losses=(14.48984,)), SideReport("fused", losses=(14.489847,))]
     axes = Figure().add_subplot()
     draw_losses(axes, equal, SimpleNamespace(random=False))
@@ -179,7 +179,7 @@ def test_losses_that_are_equal_are_drawn_as_one_and_all_lines_show():
 
 @pytest.mark.parametrize(("most", "shown"), [(9, {"1", "2", "5"}), (900, {"1", "10", "100"})])
 def test_counts_of_graphs_are_written_as_numbers(most, shown):
-    """Not as powers of ten, of which few graphs have one at most."""
+    """Not as powers of ten: with few graphs, at most one of them is within range."""
     sizes, packing = np.array([[3, 4], [5, 8], [9, 16]]), SimpleNamespace(limits=(30, 60))
     figure = Figure(layout="constrained")
     axes = figure.add_subplot()

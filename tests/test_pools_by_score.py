@@ -1,5 +1,5 @@
-"""Pools that keep every node above a score, as PyG's example of attention with labels uses them:
-nodes that are kept index fields of all nodes, and how many they are is known to the data alone."""
+"""Pools that keep every node above a score, as in PyG's example of attention with labels: the kept
+nodes index fields of all nodes, and only the data determine how many there are."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def graphs(count: int = 12) -> list[Data]:
 
 
 class Net(nn.Module):
-    """``examples/colors_topk_pool.py`` of PyG: the score of the kept is drawn to ``attn``."""
+    """``examples/colors_topk_pool.py`` of PyG: scores of the kept nodes are fitted to ``attn``."""
 
     def __init__(self, pool) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def loss(out, batch):
     return (value - batch.y).square().view(-1) + 0.1 * apart
 
 
-# What is kept is decided in the graph that is traced; Inductor's code for one of them will do.
+# The traced graph decides which nodes are kept, so running Inductor's code for one pool suffices.
 MODES = [(pool, mode) for pool in POOLS for mode in ("eager", "traced")]
 
 
@@ -105,7 +105,7 @@ def test_what_is_kept_indexes_the_fields_of_all_nodes(pool, mode, monkeypatch):
     for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
         if theirs.grad is not None:
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-9, msg=name)
-    if mode != "default":  # as many kernels again, of the same forward
+    if mode != "default":  # would compile as many kernels again for the same forward
         kept = runner.eval_step(batch).out[2][: len(IDS)]
         assert torch.equal(kept, plain(whole)[2]), "as many nodes of each graph"
 

@@ -1,5 +1,5 @@
-"""Autocast around a runner's calls computes what it does around plain torch, in a loop of any form;
-a step that is recorded or compiled keeps its own, and says so."""
+"""Autocast around a runner's calls computes what it does around plain torch, in any form of loop; a
+recorded or compiled step keeps the precision it was made in, and a mismatch is reported."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def around(enabled=True):
 
 
 def plain_losses(precisions):
-    """Of plain torch, with an autocast around each forward and its loss."""
+    """Losses of plain torch, with an autocast context around each forward and its loss."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     found = []
@@ -162,7 +162,7 @@ def test_a_captured_step_follows_an_autocast_that_comes_and_goes(autocast):
             losses.append(runner.step(batch).item())
     by_turns = plain_losses([around(bool(number % 2)) for number in range(len(IDS))])
     expected = torch.tensor(IN_HALF if autocast else by_turns)
-    # Of bfloat16 another order of sums is seen.
+    # In bfloat16 a different order of summation is visible.
     torch.testing.assert_close(torch.tensor(losses), expected, rtol=5e-3, atol=5e-3)
     assert len(runner.steps.compiled) == (1 if autocast else 2)
 
@@ -188,7 +188,7 @@ def test_another_autocast_is_refused_when_the_subject_is_made(given, error):
 
 
 def test_a_loss_of_an_evaluation_is_in_the_precision_of_a_step():
-    """Where a cross entropy is float32, as it is under autocast."""
+    """A cross entropy is float32, as it is under autocast."""
     model = nn.Linear(9, 3)
     runner = sg.StaticGraphRunner(
         model,

@@ -1,5 +1,5 @@
-"""The short way of ``POST /predict``: it answers what uvicorn answers, in the order of the
-requests, and whoever holds a connection up is let go."""
+"""The fast path of ``POST /predict``: it answers as uvicorn does, in the order of the requests, and
+drops connections that stall."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_it_answers_what_uvicorn_answers(ports, name):
 
 
 def test_however_the_bytes_are_cut(ports):
-    """Three requests on one connection, in pieces at random places."""
+    """Three requests on one connection, cut at random places."""
     chance = random.Random(0)
     whole = request(body_of(3)) + request(body_of(4, 5)) + request(b"{") + LAST
     expected = talk(ports[1], [whole])
@@ -153,12 +153,12 @@ def test_stopping_answers_what_was_asked():
 
 
 def test_stopping_does_not_wait_for_a_body_that_does_not_come(monkeypatch):
-    """It waited as long as the other side liked."""
+    """It used to wait as long as the client liked."""
     monkeypatch.setattr(uvicorn_config, "LAST_S", 0.2)
     with served(Nodes()) as (port, _):
         line = connected(port)
         line.sendall(request(body_of(3))[:-5])
-        time.sleep(0.1)  # it should be there; where it is not, there is less to hold up
+        time.sleep(0.1)  # the bytes should have arrived; if not, there is less to wait for
     line.close()
 
 
@@ -178,7 +178,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch, sent):
 
 
 def flood(port: int, head: bytes, piece: bytes, most: int) -> int:
-    """How many bytes are taken of a request that has no end; all of ``most`` at the most."""
+    """How many bytes of a request without end are accepted, at most ``most``."""
     sent = 0
     with connected(port) as line:
         try:
@@ -202,7 +202,7 @@ def flood(port: int, head: bytes, piece: bytes, most: int) -> int:
     ids=["fields", "a field", "a path", "chunks", "fields at the end"],
 )
 def test_a_request_without_an_end_is_read_no_further(ports, head, piece, most):
-    """uvicorn's parser kept whatever came."""
+    """uvicorn's own parser keeps buffering whatever arrives."""
     assert flood(ports[0], head, piece, most) < most
     assert talk(ports[0], [LAST])[0][0] == 200
 

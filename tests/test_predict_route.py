@@ -1,5 +1,5 @@
-"""What is said of outputs beside them: probabilities as deep as the logits stand, names of classes,
-and nothing of what is no number."""
+"""What a reply adds to the outputs: probabilities nested like the logits, class names, and nothing
+for values that are not numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy.special import expit, softmax
 from staticgraph.serving.http.predict_route import _reply
 
 ROWS = [[0.5, -2.0, 3.0], [1.0, 1.0, -400.0]]
-# Of two graphs: three nodes and none.
+# Two graphs, one with three nodes and one with none.
 NODES = [[*ROWS, [0.0, 0.0, 0.0]], []]
 
 
@@ -39,7 +39,7 @@ def test_a_number_a_graph_or_a_node_is_a_yes_no_question_and_no_classes():
     one = said([0.5, None, -1.0], "binary")["probabilities"]
     assert one[1] is None
     np.testing.assert_allclose([one[0], one[2]], expit([0.5, -1.0]), rtol=1e-12)
-    nodes = [[0.5, -1.0], [2.0]]  # as many as each graph has
+    nodes = [[0.5, -1.0], [2.0]]  # one value per node of each graph
     for row, found in zip(nodes, said(nodes, "binary")["probabilities"], strict=True):
         np.testing.assert_allclose(found, expit(row), rtol=1e-12)
     assert "probabilities" not in said([0.5, -1.0], "classes")

@@ -1,5 +1,5 @@
-"""Whatever structure a model returns comes back from predict and unpad in it, each tensor by the
-level of its rows, as plain PyG has it; and data without edges are looked at like any other."""
+"""predict and unpad return the structure that the model returns, each tensor split by the level of
+its rows as in plain PyG; data without edges are checked like any other."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_points_without_edges_are_looked_at(model):
 
 
 class Answers(torch.nn.Module):
-    """Yes or no a graph, a node and an edge, by a mask among the fields."""
+    """A yes/no answer per graph, node and edge, computed with a mask among the fields."""
 
     def forward(self, x, edge_index, good, batch, batch_size):
         assert good.dtype == torch.bool
@@ -130,7 +130,7 @@ class Answers(torch.nn.Module):
 
 @pytest.mark.parametrize("sanitize", [False, True])
 def test_truth_values_stay_truth_values(sanitize):
-    """As whole numbers they would index rows 0 and 1 where a mask is meant."""
+    """As integers they would index rows 0 and 1 where a mask is meant."""
     data = graphs()
     for graph in data:
         graph.good = graph.x[:, 1] > 0
@@ -147,7 +147,7 @@ def test_truth_values_stay_truth_values(sanitize):
 
 
 def test_new_graphs_say_which_edges_they_have():
-    """Whoever forgets them, or calls them otherwise, would get numbers of another graph."""
+    """If they were missing or misnamed, the numbers would be those of another graph."""
     data = graphs()
     store = sg.GraphStore.from_pyg(data, progress=False)
     plan = sg.plan_buckets(store, batch_size=5)

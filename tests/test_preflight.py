@@ -1,4 +1,4 @@
-"""Obstacles put in on purpose are found and named with their line; static models have none."""
+"""Obstacles built in on purpose are found and named with their line; static models have none."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_what_a_recording_can_hold_is_not_blamed(kind):
 
 
 def test_a_mean_over_the_width_of_a_dense_block_is_found():
-    """Also where the first graphs of a store hold the largest, beside which it would be right."""
+    """Also if the first graphs of a store include the largest, where the result would be right."""
 
     class Wide(Net):
         def forward(self, x, edge_index, batch):
@@ -176,7 +176,7 @@ def test_a_mean_over_the_width_of_a_dense_block_is_found():
 
 
 def test_hooks_that_a_compiled_step_would_leave_out_are_refused():
-    """PyG calls hooks on messages in eager only, so that the numbers would differ in silence."""
+    """PyG calls message hooks in eager mode only, so the numbers would silently differ."""
     model = Net().double()
     model.conv.register_message_forward_hook(lambda module, given, out: 1.5 * out)
     (obstacle,) = preflight(model, PLAN, STORE).obstacles
@@ -187,7 +187,7 @@ def test_hooks_that_a_compiled_step_would_leave_out_are_refused():
 
 
 def test_a_model_that_does_not_run_is_told_and_not_raised():
-    (obstacle,) = preflight(Net(), PLAN, STORE).obstacles  # float32, of data in float64
+    (obstacle,) = preflight(Net(), PLAN, STORE).obstacles  # a float32 model on float64 data
     assert obstacle.kind == "the model raises"
     assert obstacle.where.startswith(obstacle_models.__file__)
     assert "model.double()" in obstacle.remedy
@@ -228,7 +228,7 @@ def differing(number: int) -> int:
 
 
 def single(number: int) -> int:
-    """One by one they are refused: a norm over the one row of a batch is an error in plain PyG."""
+    """Batches of one such graph are refused: a norm over a single row is an error in plain PyG."""
     return 1
 
 
@@ -238,8 +238,8 @@ def single(number: int) -> int:
      (single, 3, 2)],
 )  # fmt: skip
 def test_batches_of_few_graphs_that_fill_their_bucket(nodes, edges, batch_size, monkeypatch):
-    """Sets and point clouds have no edges; where all have one size every batch is full, and the
-    padding is that of the reserve."""
+    """Sets and point clouds have no edges; if all have one size, every batch is full and the only
+    padding is the reserve."""
     graphs = [
         Data(
             x=torch.randn(nodes(k), 3),
@@ -267,7 +267,7 @@ def test_an_example_that_fits_no_bucket_is_refused_by_its_numbers():
 
 
 def test_no_layer_of_the_table_is_blamed():
-    """Watched as preflight does, none of the static forms shows an obstacle."""
+    """Watched as preflight does it, none of the static forms shows an obstacle."""
     blamed = {}
     for case in CASES:
         if case.eager_only:
@@ -321,7 +321,7 @@ def test_the_command_says_what_it_cannot_import(capsys):
 
 
 def test_a_gradient_that_padding_breaks_is_told():
-    """Forward is fine: a padding graph has no nodes, and the norm of nothing no derivative."""
+    """The forward is fine: a padding graph has no nodes, and an empty norm has no derivative."""
 
     class Norms(Net):
         def forward(self, x, edge_index, batch):
@@ -350,7 +350,7 @@ def test_a_model_that_writes_on_its_batch_is_checked_on_the_batch_as_it_came():
 
 
 def test_a_width_that_only_a_compiled_step_has_is_told():
-    """Read backwards, a padded sequence begins in its padding: the width of the block counts."""
+    """Read backwards, a padded sequence begins with padding, so the width of the block matters."""
 
     class Backwards(torch.nn.Module):
         def __init__(self):
@@ -366,7 +366,7 @@ def test_a_width_that_only_a_compiled_step_has_is_told():
 
 
 def test_a_layer_that_keeps_the_first_batch_is_refused():
-    """In fixed shapes nothing would notice that the edges are another batch's."""
+    """With fixed shapes, nothing would notice that the edges belong to another batch."""
     model = Net()
     model.conv = GCNConv(C, C, cached=True)
     (obstacle,) = preflight(model.double(), PLAN, STORE).obstacles

@@ -1,4 +1,4 @@
-"""What a preflight concludes, and the advice that it gives."""
+"""What a preflight concludes, and the advice it gives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from staticgraph.checking.preflight import preflight
 
 
 def lines_of(report, number=1):
-    """The lines of one obstacle."""
+    """The lines of the report about one obstacle."""
     text = str(report).splitlines()
     first = next(i for i, line in enumerate(text) if line.startswith(f"{number}. "))
     end = next(i for i in range(first + 1, len(text)) if not text[i].startswith("   "))
@@ -34,7 +34,7 @@ def lines_of(report, number=1):
 
 
 def verdicts(report):
-    """The two, as they are printed."""
+    """The two verdicts, as printed."""
     said = dict(
         line.split(": ", 1)
         for line in str(report).splitlines()
@@ -140,7 +140,7 @@ def test_a_first_node_has_a_fixed_form():
 
 
 class Tied(nn.Module):
-    """Chooses among equal rows, and rounds otherwise where there are more of them."""
+    """Chooses among equal rows, and rounds differently when there are more of them."""
 
     def __init__(self, off=0.0):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A number that a loss read when it was recorded, and that has changed since, is named."""
+"""A number that a loss read when recorded, and that has changed since, is named in an error."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Weighted(nn.Module):
 OWNER = Owner()
 MODULE = Weighted()
 BOUND = partial(by_default, beta=1.0)
-# The loss, what changes it, and what the message says of it.
+# The loss, the change, and what the error message says about it.
 CHANGES = {
     "global": (by_global, lambda: set_global("SCALE", 2.0), "loss: SCALE was 1.0, is 2.0"),
     "function": (reader(lambda: helper()), lambda: set_global("SCALE", 2.0), "SCALE was 1.0"),

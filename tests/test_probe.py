@@ -1,4 +1,4 @@
-"""The probe against what the profiler saw the CPU allocate."""
+"""The probe's predictions against what the profiler saw the CPU allocate."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_explicit_attention_comes_out_quadratic_in_the_largest_graph(esol):
 
 
 class DenseAttention(nn.Module):
-    """PyG's own way: ``to_dense_batch``, attention with explicit weights, back by the mask; some
-    edges dropped before."""
+    """Attention as written for PyG: drops some edges, then ``to_dense_batch``, attention with
+    explicit weights, and back by the mask."""
 
     def __init__(self, width: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class DenseAttention(nn.Module):
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("counted", [False, True])
 def test_a_mask_that_is_an_index_is_probed_and_its_attention_predicted(esol, dropout, counted):
-    """Also at twice the probed largest graph, and at more and smaller graphs."""
+    """Also at twice the largest probed graph, and with more, smaller graphs."""
     model = DenseAttention(8, dropout)
     optimizer = torch.optim.Adam(model.parameters())
     subject = Probed(Subject(model, squared, optimizer), esol.schema, counted=counted)
@@ -110,7 +110,7 @@ def test_a_mask_that_is_an_index_is_probed_and_its_attention_predicted(esol, dro
 
 @pytest.mark.parametrize("kernels", [False, True])
 def test_attention_that_follows_real_counts_is_predicted(esol, kernels):
-    """Its blocks are without the padding graph, which is an eighth of the smallest probe's."""
+    """Its blocks exclude the padding graph, which is an eighth of the smallest probe's block."""
     torch.manual_seed(0)
     model = models.build("gps", esol, hidden=32, layers=1, dropout=0.1)
     model = sg.convert(model, kernels=True) if kernels else model
@@ -120,8 +120,8 @@ def test_attention_that_follows_real_counts_is_predicted(esol, kernels):
     assert memory.fit.counted
     assert memory.fit.residual < 0.03
     assert MemoryModel.from_dict(memory.to_dict()).fit == memory.fit
-    # Wider and larger batches have several blocks, which real counts clip; a block that is computed
-    # has its gradients beside it, whatever the square of its width.
+    # Wider and larger batches have several blocks, clipped to the real counts; the block being
+    # computed also holds its gradients, whatever the square of its width.
     for capacity in (HELD_OUT, Capacity(900, 1_850, 24, 120), Capacity(200, 420, 12, 40)):
         found = measured(subject, capacity).step
         assert memory.fit.predict(capacity) == pytest.approx(found, rel=0.03), capacity
@@ -139,7 +139,7 @@ def test_evaluation_is_probed_without_a_loss(esol):
 
 
 class Asked(LiveStorages):
-    """An allocator of real tensors of the CPU that can be asked after every operation."""
+    """An allocator of real CPU tensors that can be read after every operation."""
 
     name = "a count"
     by_operation = True
@@ -163,8 +163,8 @@ class AskedOnce(Asked):
 
 @pytest.mark.parametrize("counted", [False, True])
 def test_real_steps_are_predicted_by_their_moments(esol, counted):
-    """Explicit weights are on top where graphs are large, the way back elsewhere: one mark a step
-    is the largest of both, which no one sum explains at other capacities."""
+    """Explicit weights set the peak for large graphs, the backward pass elsewhere: a single mark
+    per step is the maximum of both, which no single sum explains at other capacities."""
     torch.manual_seed(0)
     model = DenseAttention(8, 0.1)
     optimizer = torch.optim.Adam(model.parameters())
@@ -204,7 +204,7 @@ def test_what_is_resident_is_counted_exactly(esol):
 
 
 def test_the_recorded_path_is_read_unless_asked_otherwise(esol):
-    """Batch norm over a mask keeps more than over the real rows: the two paths differ."""
+    """Batch norm over a mask keeps more than over the real rows alone, so the two paths differ."""
     readings = {}
     for counted in (False, True):
         with FakeTensorReader().open(task_of(esol, counted=counted)) as read:
@@ -213,7 +213,7 @@ def test_the_recorded_path_is_read_unless_asked_otherwise(esol):
 
 
 def test_counted_as_on_cuda(esol):
-    """Every storage in blocks, so never less; and the workspaces of cuBLAS are charged."""
+    """Storages are rounded up to blocks, so never less, and cuBLAS workspaces are included."""
     readings = {}
     for like in ("cpu", "cuda"):
         with FakeTensorReader(like).open(task_of(esol)) as read:

@@ -1,4 +1,4 @@
-"""Blocks that are at least so wide, whatever the graphs: either side of that width has a sum."""
+"""Blocks with a minimum width, whatever the graphs: each side of that width has its own sum."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def read(*capacities_and_widths):
 
 @pytest.mark.parametrize("kept", [(7,), (20,), (5, 16)], ids=str)
 def test_a_model_of_ones_own_is_predicted_on_either_side_of_the_width_that_it_keeps(kept):
-    """Graphs of 3 to 12 nodes are probed; asked are some of 1 to 48, also as wide as a floor and
-    one wider, where the block is cut for the first time."""
+    """Graphs of 3 to 12 nodes are probed; predictions cover 1 to 48 nodes, including each floor and
+    one node more, where the block is cut for the first time."""
     torch.manual_seed(0)
     model = Ranked(*kept)
     memory = probe(model, STORE, loss=loss)
@@ -100,7 +100,7 @@ def test_pieces_are_saved_and_shown(tmp_path):
 
 
 def test_where_memory_ends_before_the_floor_what_was_read_is_fitted_and_said():
-    """Blocks of 20 places; a graph of more nodes than that cannot be read."""
+    """Blocks have 20 places, and a graph with more nodes than that cannot be read."""
 
     def read_at(capacity: Capacity) -> Reading:
         if capacity.max_graph_nodes > 20:

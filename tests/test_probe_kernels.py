@@ -1,5 +1,5 @@
-"""The memory of models with kernels under them: one way for all capacities of a probe, which is the
-way of large batches, and on the device that is meant."""
+"""The memory of models that run on kernels: every capacity of a probe takes the same path, that of
+large batches on the target device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from staticgraph.probing.reading import Probed
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 
-# At 32 columns a layer of the nodes is too small to gain below 1,024 rows; one of the graphs here.
+# At 32 columns a layer gains from 1,024 rows on: layers over nodes have that many here, layers over
+# graphs do not.
 AT = (Capacity(1276, 2626, 160, 41), Capacity(9356, 18382, 640, 41))
 
 
@@ -33,8 +34,8 @@ def task_of(store, name: str, **options) -> Probed:
 
 @pytest.mark.parametrize("name", ["gine", "gps"])
 def test_fused_layers_are_probed_and_predicted(esol, name, monkeypatch):
-    """Against real steps whose layers choose by their own sizes; the probes lie on both sides of
-    the size from which the CPU's fused product gains."""
+    """Compared with real steps whose layers choose by their own sizes; the probes lie on both sides
+    of the size from which the CPU's fused product gains."""
     task = task_of(esol, name)
     memory = sg.probe(task.subject, esol)
     assert memory.fit.residual < 0.01
@@ -47,7 +48,7 @@ def test_fused_layers_are_probed_and_predicted(esol, name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["gine", "gps", "gat", "sage"])
 def test_counted_as_on_cuda_layers_choose_as_they_do_there(esol, name):
-    """GPS attends by a kernel over rows of nodes there, in blocks here; GAT has its only there."""
+    """On CUDA GPS attends by a kernel over node rows, on the CPU in blocks; GAT's is for CUDA."""
     memory = sg.probe(task_of(esol, name).subject, esol, like="cuda")
     assert memory.fit.form == "linear"
     assert memory.fit.residual < 0.01
@@ -58,7 +59,7 @@ def test_counted_as_on_cuda_layers_choose_as_they_do_there(esol, name):
 @pytest.mark.parametrize("converted", [False, True])
 @pytest.mark.parametrize("like", ["cpu", "cuda"])
 def test_kernels_are_put_under_a_model_for_as_long_as_it_is_probed(esol, like, converted):
-    """What is read is a converted model's step, and what is left is the model as it was."""
+    """The probe reads the step of a converted model and leaves the model as it was."""
 
     def made():
         torch.manual_seed(0)

@@ -1,6 +1,6 @@
-"""Layers of the support table are probed: a fit that predicts a batch of twice the size, or a
-refusal that says what to do. A third of the table, and all that is of a kind of its own; with
-``EVERY_CASE=1`` the whole table, twice the time of any other file."""
+"""Layers of the support table are probed: the fit predicts a batch of twice the size, or the
+refusal says what to do. By default a third of the table runs, including every layer of a special
+kind; ``EVERY_CASE=1`` runs it all, in twice the time of any other file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITHIN = 0.03
 
 
 class KeptOpen(FakeTensorReader):
-    """A reader whose steps can be asked for further capacities once the probe is done."""
+    """A reader that can read steps at further capacities after the probe is done."""
 
     @contextmanager
     def open(self, probed: Probed) -> Iterator[Read]:
@@ -33,7 +33,7 @@ class KeptOpen(FakeTensorReader):
 
 
 # Layers that lay nodes out in blocks, attend, select nodes or add edges, where a probe has failed
-# before; of all others every 24th. The rest is of the same kinds.
+# before, plus every 24th of the others. The remaining layers are of the same kinds.
 APART = (
     "Sort",
     "SetTransformer",
@@ -52,7 +52,7 @@ ALL = [pytest.param(case, marks=() if case.name in FAST else OTHERS) for case in
 
 
 def times(capacity: Capacity, size: float, widest: float = 1.0) -> Capacity:
-    """A capacity of so many times the rows, and of a largest graph of so many times the nodes."""
+    """A capacity with ``size`` times the rows and a largest graph of ``widest`` times the nodes."""
     largest = max(1, round(capacity.max_graph_nodes * widest))
     return Capacity.distinct(
         max(round(capacity.nodes * size), largest + 1),
@@ -64,9 +64,9 @@ def times(capacity: Capacity, size: float, widest: float = 1.0) -> Capacity:
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
-    """At half the smallest probe, and at four times the largest with a largest graph of twice the
-    nodes, counted by the same reader. Twice the largest alone the probe itself reads and leaves out
-    of the fit; what lies between is no further than these."""
+    """Checked at half the smallest probe and at four times the largest with a largest graph of
+    twice the nodes, using the same reader. The probe itself reads twice the largest and leaves it
+    out of the fit; what lies between is no further away than these."""
     model = model_of(case)
     optimizer = torch.optim.Adam(model.parameters())
     if case.eager_only:

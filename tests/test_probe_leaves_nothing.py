@@ -1,5 +1,5 @@
-"""A probe reads a step, and one where that tells the same as several; it leaves the model, its
-optimizer and the random state as they were."""
+"""A probe reads one step where that tells as much as several, and leaves the model, its optimizer
+and the random state as they were."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from staticgraph.probing.profiler import ProfilerAllocator
 
 
 def leaving(kept):
-    """A forward that counts its calls and may keep its result: in place of the last, or of none."""
+    """A forward that counts its calls and may keep its results: the last one, all, or none."""
     calls = []
 
     def forward(model, batch):
@@ -36,8 +36,9 @@ def leaving(kept):
     ("kept", "steps"), [("none", (2, 3, 4)), ("the last", (2, 4, 6)), ("all", (2, 5, 8))]
 )
 def test_a_step_is_read_once_where_that_tells_the_same(esol, kept, steps):
-    """The first capacity warm, others by one step, unless it leaves behind what a later step would
-    find: byte for byte what a reader tells that reads every capacity warm."""
+    """The first capacity is read after a warm-up step and the others with one step, unless a step
+    leaves behind something that a later step would find; the bytes equal those of a reader that
+    warms up at every capacity."""
     forward, count = leaving(kept)
     task = task_of(esol, forward=forward)
     once, counts, warm = [], [], []
@@ -105,7 +106,7 @@ def test_a_probe_changes_nothing(esol, reader, trained):
 
 
 def test_a_scheduler_is_not_stepped(esol):
-    """Schedulers take hold of ``step``; the twin must not reach the real optimizer through it."""
+    """Schedulers wrap ``step``; the twin must not reach the real optimizer through the wrapper."""
     task = task_of(esol)
     torch.optim.lr_scheduler.StepLR(task.subject.optimizer, 10)
     before = snapshot(task)

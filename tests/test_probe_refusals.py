@@ -78,7 +78,7 @@ def test_any_other_error_passes_unchanged(esol):
 
 
 def test_a_model_that_reads_data_is_not_answered_with_a_number(esol):
-    """Only the optimizer's step count is answered; a size read off data would be made up."""
+    """Only the optimizer's step count is provided; a size read from data would be made up."""
 
     def forward(model, batch):
         return model(batch.x, batch.edge_index, None, batch.batch, int(batch.batch.max()) + 1)
@@ -121,7 +121,7 @@ def test_the_table_tells_measured_fitted_and_error(esol):
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
 def test_an_optimizer_made_for_recording_is_read_without_its_device(esol, kind):
-    """Fused, capturable, its learning rate in a tensor: none of it changes the bytes on a CPU."""
+    """Fused, capturable, learning rate in a tensor: none of these change the bytes on a CPU."""
     model = task_of(esol).subject.model
     made = [kind(model.parameters(), lr=0.1) for _ in range(2)]
     make_recordable(made[1])

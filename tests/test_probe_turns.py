@@ -1,4 +1,4 @@
-"""Blocks one after another: whose turn it is, and bytes as sums of those before and after."""
+"""Blocks computed in turn: whose turn it is, and bytes as sums over earlier and later blocks."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_loops_are_numbered_and_nothing_is_told_where_nobody_watches():
 
 
 def made(capacity: Capacity, held: float, grows: float) -> FitPoint:
-    """A step of one loop: each block leaves ``held`` bytes a place behind and takes ``grows`` a
-    pair while its turn lasts; outside 50 a node."""
+    """A step with one loop: each block leaves ``held`` bytes per place allocated and takes
+    ``grows`` bytes per pair during its turn; outside the loop, 50 bytes per node."""
     turns = turns_of(capacity, "auto")
     outside = np.array([50.0 * capacity.nodes, 50.0 * capacity.nodes + 5])
     loop = tuple(
@@ -159,8 +159,8 @@ def test_steps_of_unlike_many_blocks_match_iteration_by_iteration():
 
 @pytest.mark.parametrize("name", POOLS)
 def test_pools_are_predicted_where_graphs_are_larger_than_any_probed(name, tmp_path):
-    """One block at all capacities that the data asks for; several at twice and four times the
-    largest graph, with rows and graphs varied apart."""
+    """One block at all capacities that the data need; several at twice and four times the largest
+    graph, with rows and graphs varied independently."""
     torch.manual_seed(0)
     model = Pooled(8, 2, POOLS[name]())
     memory = probe(model, STORE, loss=loss)
@@ -179,7 +179,7 @@ def test_pools_are_predicted_where_graphs_are_larger_than_any_probed(name, tmp_p
 
 @pytest.mark.slow
 def test_pools_are_predicted_where_some_probes_have_several_blocks(esol):
-    """ESOL's probes are of both kinds, which no one sum explains at twice the largest graph."""
+    """Some of ESOL's probes have several blocks; no single sum explains twice the largest graph."""
     torch.manual_seed(0)
     model = Pooled(9, 1, POOLS["multiset"]())
     memory = probe(model, esol, loss=squared)
@@ -189,8 +189,8 @@ def test_pools_are_predicted_where_some_probes_have_several_blocks(esol):
 
 
 def test_explicit_weights_of_several_blocks_are_predicted(esol):
-    """A layer that drops weights keeps those of each block; the probes have blocks of both kinds,
-    and the order statistics of a plan make others."""
+    """A layer with dropout keeps the weights of each block; the probes have one block or several,
+    and the order statistics of a plan change the blocks."""
     torch.manual_seed(0)
     model = models.build("gps", esol, hidden=16, layers=1)
     for module in model.modules():
@@ -204,7 +204,7 @@ def test_explicit_weights_of_several_blocks_are_predicted(esol):
 
 
 def test_one_block_is_read_where_graphs_are_wider_than_the_data_too():
-    """A mask padded to eights looks like a square at widths of 3, 6 and 12."""
+    """A mask padded to multiples of eight looks quadratic at widths of 3, 6 and 12."""
     base = Capacity(2_176, 5_824, 320, 12)
     first = apart(base, [base])
     wider = [c for c in first if ONE.holds(c) and c.max_graph_nodes > base.max_graph_nodes]
@@ -214,7 +214,7 @@ def test_one_block_is_read_where_graphs_are_wider_than_the_data_too():
 
 
 def test_a_reader_that_tells_no_turns_is_asked_for_more_capacities():
-    """Explicit weights in one block at all probes, several beyond; only peaks are told."""
+    """Explicit weights in one block at all probes and several beyond; only peaks are reported."""
 
     def peak(capacity: Capacity) -> int:
         counts = counts_of(capacity, "auto")

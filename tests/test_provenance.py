@@ -1,4 +1,4 @@
-"""What is a row of the batch is known from where it came, never from its number of rows alone."""
+"""Whether a tensor has rows of the batch follows from its origin, never from its size alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mse(out, batch):
 
 
 class Several(nn.Module):
-    """A row a graph and a row a node, beside tensors of its own with as many rows as a bucket."""
+    """One row per graph and one per node, plus tensors of its own with as many rows as a bucket."""
 
     def __init__(self, kind: type = dict) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode, monk
     torch.manual_seed(0)
     model = Several(kind)
     options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
-    # The products and the sum take padding in, as a model's own may.
+    # The products and the sum include padding, as a model's own tensors may.
     runner = made_runner(model, [CAPACITY], mode, loss=mse, check_padding=False, **options)
     runner.warmup(store, phases=("eval",), progress=False)
     out = runner.eval_step(batch).out
@@ -113,7 +113,7 @@ def test_predict_names_the_output_without_rows(store):
 
 
 class WithTable(nn.Module):
-    """A norm over a table of parameters with as many rows as the bucket has graphs, and one over
+    """One norm over a table of parameters with as many rows as the bucket has graphs, and one over
     the nodes."""
 
     def __init__(self, shared: bool = False) -> None:
@@ -165,8 +165,8 @@ def test_a_norm_over_both_is_refused_by_name(batch):
 
 
 def test_a_layer_over_a_tensor_of_the_models_own_is_refused_by_name(batch):
-    """Another layer than a norm, whose form goes by rows: what it would do to the table's rows
-    beyond the real graphs is not known."""
+    """A layer other than a norm whose static form works by rows: its effect on the table's rows
+    beyond the real graphs is unknown."""
     from torch_geometric.nn import MeanSubtractionNorm
 
     class Model(nn.Module):
@@ -184,7 +184,7 @@ def test_a_layer_over_a_tensor_of_the_models_own_is_refused_by_name(batch):
 
 
 class Fixed(nn.Module):
-    """The plan's number is written into the model, so that it runs in this bucket alone."""
+    """The plan's number of graphs is written into the model, so it runs in this bucket only."""
 
     def forward(self, x, batch):
         out = global_add_pool(x @ torch.ones(3, 4), batch, GRAPHS)
@@ -222,7 +222,7 @@ def test_what_is_said_is_checked(batch):
 
 
 def test_a_loss_that_does_not_change_with_the_batch_is_refused(batch):
-    """One value a class, of as many classes as graphs, in which padding is averaged already."""
+    """One value per class, with as many classes as graphs, where padding is already in the mean."""
     model = nn.Linear(3, GRAPHS)
     runner = sg.StaticGraphRunner(
         model,
@@ -235,8 +235,8 @@ def test_a_loss_that_does_not_change_with_the_batch_is_refused(batch):
 
 
 def test_the_run_over_other_sizes_leaves_no_trace(batch):
-    """Buffers, random state, flags and hooks' owners are as before, and a graph of autograd that
-    waits for its backward stays valid."""
+    """Buffers, random state, flags and hook owners are as before, and an autograd graph that waits
+    for its backward stays valid."""
 
     class Random(WithTable):
         def forward(self, x, batch, batch_size):
@@ -261,7 +261,7 @@ def test_the_run_over_other_sizes_leaves_no_trace(batch):
 
 
 def test_buckets_that_come_by_turns_end_the_runs_over_other_sizes(store):
-    """The first run's sizes may be a later bucket's, and the second's the first bucket's again."""
+    """The first run's sizes may be those of a later bucket, and the second's those of the first."""
     buckets = [(4 * scale, 16 * scale, 40 * scale) for scale in (1, 2)]
     model, forwards = WithTable(), []
     probe = sg.StaticGraphRunner(sg.Subject(model, loss=mse, check_padding=False), [CAPACITY])
@@ -288,7 +288,7 @@ AXES = (
 
 @pytest.mark.parametrize("axes", [(), (Axis("t"),), AXES], ids=["plain", "axis", "types"])
 def test_the_other_sizes_are_distinct_and_new(axes):
-    """Also the sums over types, of which some layers make rows."""
+    """Including the sums over types, which some layers use as a number of rows."""
     for base in (3, 13, 29, 41):
         extra = tuple((axis.name, base + 4 * i + 2) for i, axis in enumerate(axes))
         given = sg.Capacity.distinct(base + 30, base + 1, base, extra=extra)

@@ -1,4 +1,4 @@
-"""Which public names count as typed: all but classes whose bases PyG leaves without a type."""
+"""Which public names count as typed: all except classes whose PyG bases are untyped."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def symbol(
     ("name", "extends"),
     [
         ("staticgraph.nn.conv.gps.StaticGPSConv", True),
-        ("staticgraph.nn.fused.gps.FusedGPSConv", True),  # through the other
+        ("staticgraph.nn.fused.gps.FusedGPSConv", True),  # through StaticGPSConv
         ("staticgraph.store.pyg.assembled.RuledData", True),
-        ("staticgraph.nn.norm.batch_norm.MaskedBatchNorm1d", False),  # torch's, which has types
+        ("staticgraph.nn.norm.batch_norm.MaskedBatchNorm1d", False),  # torch's base is typed
         ("staticgraph.runner.runner.StaticGraphRunner", False),
         ("staticgraph.runner.runner.Nothing", False),
         ("staticgraph.no_module.Nothing", False),

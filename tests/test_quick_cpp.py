@@ -1,4 +1,4 @@
-"""The tests' compiler is g++ that optimizes less; what the caller's environment says stays."""
+"""The tests' compiler is g++ with less optimization; the caller's environment takes precedence."""
 
 from __future__ import annotations
 

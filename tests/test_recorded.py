@@ -1,5 +1,5 @@
-"""Our own recorder, over noted calls repeated on noted tensors: one recording a key, and replay
-equals eager."""
+"""The library's own recorder, which repeats noted calls on noted tensors: one recording per key,
+and replay equals eager."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import staticgraph as sg
 @pytest.mark.parametrize("scope", ["step", "forward_backward", "forward"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_twenty_steps_over_two_buckets_equal_eager(hiv, scope, clip):
-    """Losses, parameters, buffers and optimizer state, bit for bit: the same calls in the same
-    order. (``forward`` compiles its training step, so it is left to round differently.)"""
+    """Losses, parameters, buffers and optimizer state match bit for bit: the same calls in the same
+    order. (``forward`` compiles its training step, which may round differently.)"""
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
@@ -61,7 +61,7 @@ def test_recording_changes_nothing(hiv):
 
 
 def test_every_input_field_reaches_its_address(hiv):
-    """Changing one field moves the output; a skipped copy would not (stale inputs)."""
+    """Changing one field changes the output; with a skipped copy (stale input) it would not."""
     torch.manual_seed(0)
     runner = runner_of(Net(), hiv)
     batch = batches_of(hiv, 1)[0]
@@ -135,8 +135,7 @@ def test_one_recording_a_key_and_none_later(hiv):
 
 
 def test_garbage_in_the_padding_of_a_recorded_step_changes_nothing(hiv):
-    """Poison: the same losses and the same trajectory over two buckets, whatever stands in padding
-    rows of every field."""
+    """Losses and trajectory over two buckets do not depend on any field's padding rows."""
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
@@ -150,7 +149,7 @@ def test_garbage_in_the_padding_of_a_recorded_step_changes_nothing(hiv):
             garbage[field.name] = value
         poisoned = batch.replace(**garbage)
         assert not torch.equal(poisoned.x, batch.x)
-        # The sums over padding and over zeros differ in nothing but their order.
+        # Sums over padding and over zeros differ only in their order.
         assert torch.allclose(runner.step(poisoned), clean.step(batch), rtol=1e-5), step
         real = batch.graph_mask
         one, other = runner.eval_step(poisoned).out, clean.eval_step(batch).out
@@ -188,7 +187,7 @@ def test_a_learning_rate_is_followed(hiv):
 @pytest.mark.parametrize("made_first", ["scheduler", "recordings"])
 @pytest.mark.parametrize("as_tensor", [True, False])
 def test_a_scheduler_costs_no_host_read_a_step(hiv, made_first, as_tensor):
-    """A scheduler keeps its first rate in the group, a tensor where the rate is one; comparing it
+    """A scheduler keeps the initial rate in the group, as a tensor if the rate is one; comparing it
     would make every step wait for the device."""
 
     class NoReads(TorchDispatchMode):
@@ -235,7 +234,7 @@ def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
 
 
 def test_without_warmup_a_key_is_recorded_at_its_first_batch(hiv):
-    """And that changes nothing either: the steps are those of eager."""
+    """That recording changes nothing either: the steps equal those of eager."""
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)

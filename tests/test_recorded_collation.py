@@ -1,4 +1,4 @@
-"""Replay equals eager where a recording makes the batch from its ids: ids in, step out."""
+"""Replay equals eager when the recording makes the batch from its ids: ids in, step out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def runner_of(model, example, **options):
 
 
 def loader_of(store):
-    """In the order of the data, whose batches of 30 go to both buckets; the last has 18."""
+    """Batches of 30 in the order of the data, over both buckets; the last one has 18 graphs."""
     plan = sg.BucketPlan.of(CAPACITIES, batch_size=30)
     return sg.StaticLoader(store, plan, indices=range(12 * 30 + 18))
 
@@ -68,9 +68,9 @@ def models():
 
 
 def test_an_epoch_from_ids_equals_one_from_the_host(esol, moved, models, monkeypatch):
-    """Losses and parameters bit for bit, and training makes no batch but in the recordings.
+    """Losses and parameters match bit for bit; training makes batches inside the recordings only.
 
-    (Evaluation reads the batch for its loss, which stands outside the recording.)
+    (Evaluation reads the batch for its loss, which is outside the recording.)
     """
     ours, theirs = runner_of(models[0], moved), runner_of(models[1], esol)
     seen = set()
@@ -103,7 +103,7 @@ def test_ids_that_were_not_copied_show(esol, moved, models, monkeypatch):
 
 
 def test_batches_of_every_origin_share_the_recordings(esol, moved, models):
-    """From ids, from the host, from ids of another store, with a field exchanged: in turn."""
+    """In turn: from ids, from the host, from ids of another store, and with a field replaced."""
     ours, theirs = runner_of(models[0], moved), runner_of(models[1], esol)
     again = esol.to("cpu")
     streams = zip(*map(loader_of, (moved, esol, again, moved)), strict=True)
@@ -139,7 +139,7 @@ def test_pointers_that_were_not_moved_are_missed_before_the_first_step(esol, mod
 
 
 def test_the_reference_is_recordable_as_it_is(esol, moved):
-    """Its own operations, one by one, repeated on their tensors with other ids."""
+    """Its own operations are repeated one by one on the same tensors with other ids."""
     layout = layout_for(esol, range(40))
     tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
     ids = padded_ids([], layout)
@@ -154,7 +154,7 @@ def test_the_reference_is_recordable_as_it_is(esol, moved):
 
 
 class Counted(ArenaRecorder):
-    """Counts the replays of all recordings together: launches, of a step."""
+    """Counts the replays of all recordings together, that is, the launches of a step."""
 
     def __init__(self, device=None) -> None:
         super().__init__(device)
@@ -174,10 +174,13 @@ class Counted(ArenaRecorder):
 
 
 class TestOneLaunch:
-    """Batch, forward, backward and optimizer of a step are one recording; see the laws it keeps."""
+    """Batch, forward, backward and optimizer of a step form a single recording."""
 
     def trajectory(self, store, model, **options):
-        """Losses and evaluations of two epochs, ragged last batches included, and the recorder."""
+        """Runs two epochs, including the ragged last batches.
+
+        Returns the losses and evaluations, the launches per step, the recorder and the runner.
+        """
         runner = runner_of(model, store, recorder=Counted, **options)
         losses, launches = [], []
         for _ in range(2):
@@ -223,7 +226,7 @@ class TestOneLaunch:
         assert replays[f"bucket 0 step (scope {scope})"] == 0
 
     def test_ids_are_written_to_their_place_and_nowhere_else(self, moved, models, monkeypatch):
-        """A recorded step neither makes the batch in its slot nor has ids of the slot's own."""
+        """A recorded step neither makes the batch in its slot nor keeps ids in the slot."""
         from staticgraph.batches.loading.from_device import SlotIds
 
         runner = runner_of(models[0], moved)
@@ -242,7 +245,7 @@ class TestOneLaunch:
         assert len(sent) == 4
 
     def test_garbage_where_the_input_stands_is_written_over(self, moved, models):
-        """Every fill rewrites the whole input: nothing of the last batch, nor NaN, is left."""
+        """Every fill rewrites the whole input: nothing of the last batch, and no NaN, is left."""
         runner = runner_of(models[0], moved)
         twin = runner_of(models[1], moved)
         for batch in loader_of(moved):
@@ -274,7 +277,7 @@ class TestOneLaunch:
             runner.step(next(iter(loader)))
 
     def test_gradients_are_those_of_the_recording_that_ran(self, esol, moved, models):
-        """From ids and from the host in turn."""
+        """Batches alternate between ids and the host."""
         ours, theirs = runner_of(models[0], moved), runner_of(models[1], esol)
         for number, (one, other) in enumerate(zip(loader_of(moved), loader_of(esol), strict=True)):
             ours.step(one if number % 2 else one.clone())
@@ -285,7 +288,7 @@ class TestOneLaunch:
                 break
 
     def test_a_failed_recording_of_both_tears_all_down(self, moved, models):
-        """The first half was recorded; the second cannot be."""
+        """The first key is recorded; the second cannot be."""
 
         class Failing(ArenaRecorder):
             def record(self, body):

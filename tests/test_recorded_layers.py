@@ -1,5 +1,5 @@
-"""Every layer of the support table can be recorded: on the tape, where a host read is an error and
-an address that is not written gives wrong numbers."""
+"""Every layer of the support table can be recorded: on the tape, a host read is an error and an
+address that is not written gives wrong numbers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import staticgraph as sg
 
 @pytest.mark.slow
 def test_every_layer_replays_like_eager():
-    """Loss, gradients and outputs of a replay over data that were not recorded, in float64 bit by
-    bit the same calls; and an input field that is changed moves the output."""
+    """Loss, gradients and outputs of a replay on data that were not recorded match in float64,
+    since the calls are the same bit for bit; and changing an input field changes the output."""
     wrong = {}
     for case in CASES:
         if case.eager_only:
@@ -27,7 +27,7 @@ def test_every_layer_replays_like_eager():
             loss,
             torch.optim.SGD(model.parameters(), lr=0.0),
             forward=call,
-            check_padding=False,  # which test_padding_check.py has of each
+            check_padding=False,  # test_padding_check.py covers each layer
         )
         recording = sg.Recording(scope="forward_backward", recorder=TapeRecorder)
         runner = sg.StaticGraphRunner(subject, [CAPACITY], "cuda-graph", recording=recording)
@@ -45,8 +45,8 @@ def test_every_layer_replays_like_eager():
 
 @pytest.mark.parametrize("phases", [("step",), ("eval", "step")])
 def test_what_a_look_at_the_model_registers_is_recorded(phases):
-    """A norm over rows that nobody counts gets its flag when the model is looked at, which without
-    a check of padding is right before it is recorded."""
+    """A norm over rows of unknown number gets its flag when the model is inspected; without a
+    padding check that happens right before recording."""
     (case,) = (case for case in CASES if case.name == "PPFConv")
     model = model_of(case)
     subject = sg.Subject(

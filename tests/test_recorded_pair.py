@@ -1,5 +1,5 @@
-"""Loops of one's own over recordings: the output of ``runner(batch)`` has gradients, forward and
-backward replayed, and a trajectory is that of eager."""
+"""Custom training loops over recordings: the output of ``runner(batch)`` has gradients, forward and
+backward are replayed, and the trajectory is that of eager."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def assert_same_state(model, other):
 @pytest.mark.parametrize("recorder", RECORDERS)
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_loop_of_ones_own_follows_eager(hiv, recorder, accumulate):
-    """Losses, parameters and statistics bit for bit, gradients accumulated over buckets."""
+    """Losses, parameters and statistics match bit for bit; gradients accumulate over buckets."""
     model, twin = twins()
     runners = recorded(model, hiv, recorder), eager(twin)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, twin)]
@@ -184,7 +184,7 @@ def test_evaluation_with_gradients_and_training_without(hiv):
 
 
 def test_a_backward_after_another_replay_is_refused(hiv):
-    """Whichever recording ran: it wrote into the memory that this forward kept."""
+    """Whichever recording ran has overwritten memory that this forward kept."""
     model, _ = twins()
     runner = recorded(model, hiv)
     first, second, *_ = batches_of(hiv, 2)
@@ -211,7 +211,7 @@ def test_gradients_that_were_not_recorded_are_refused(hiv):
     batch = batches_of(hiv, 1)[0]
     loss_of(runner, batch).backward()
     assert model.head.weight.grad is None
-    model.conv.requires_grad_(False)  # less than recorded is fine
+    model.conv.requires_grad_(False)  # fewer than recorded is fine
     model.zero_grad()
     loss_of(runner, batch).backward()
     assert all(p.grad is None for p in model.conv.parameters())
@@ -222,7 +222,7 @@ def test_gradients_that_were_not_recorded_are_refused(hiv):
 
 
 def test_a_model_that_was_changed_is_refused(hiv):
-    """A pair runs no Python of the model either; which parameters want gradients it asks itself."""
+    """A pair does not run the model's Python either; it checks which parameters need gradients."""
     model, _ = twins(dropout=0.5)
     runner = recorded(model, hiv)
     loader = sg.StaticLoader(hiv, sg.BucketPlan.of(CAPACITIES, batch_size=30))
@@ -236,12 +236,12 @@ def test_a_model_that_was_changed_is_refused(hiv):
     with pytest.raises(sg.NotStatic, match="training was True, is False"):
         runner(next(iter(loader)))
     dropout.train()
-    model.head.requires_grad_(False)  # less than recorded is fine
+    model.head.requires_grad_(False)  # fewer than recorded is fine
     loss_of(runner, next(iter(loader))).backward()
 
 
 def test_batches_made_from_ids(hiv, monkeypatch):
-    """The recording fills its input from the ids; nothing is made outside of it."""
+    """The recording fills its input from the ids; no batch is made outside of it."""
     model, twin = twins()
     moved = hiv.to("cpu")
     runners = recorded(model, moved), recorded(twin, hiv)
@@ -270,7 +270,7 @@ def test_a_forward_without_recording_is_refused_after_warmup(hiv):
 
 
 class Wide(nn.Module):
-    """Its output is large: lent, and not copied."""
+    """Its output is large, so it is lent instead of copied."""
 
     def __init__(self):
         super().__init__()

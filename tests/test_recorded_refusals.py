@@ -1,4 +1,4 @@
-"""What cannot be recorded, or was changed since, is an error that says why."""
+"""Whatever cannot be recorded, or was changed after recording, is an error that says why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from staticgraph.steps.state.recordable_optimizer import make_capturable
 
 
 class TestRefusals:
-    """What cannot be inside a recording is refused with reason and remedy."""
+    """Whatever cannot be part of a recording is refused with a reason and a remedy."""
 
     def test_an_optimizer_that_has_counted_on_the_host(self, hiv):
         model = Net()
@@ -50,7 +50,7 @@ class TestRefusals:
             runner.step(batches_of(hiv, 1)[0])
 
     def test_a_setting_that_a_scheduler_changes(self, hiv):
-        """``OneCycleLR`` turns the momentum as well, which a recording has as it was."""
+        """``OneCycleLR`` also changes the momentum, which a recording holds as it was."""
         model = Net()
         optimizer = adam(model)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)

@@ -1,8 +1,7 @@
-"""What documents and docstrings refer to is there: modules, what they hold, files and folders.
+"""Everything that pages and docstrings refer to exists: modules, their members, files and folders.
 
-A rename that an editor makes leaves text behind, so text is read as code is: dotted names in
-references of docstrings and in the documents' pages, imports of scripts that no test runs, and
-paths of files.
+A rename done by an editor leaves text untouched, so text is checked as code is: dotted names in
+docstring references and on pages, imports of scripts that no test runs, and file paths.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    # A changelog tells what was before.
+    # A changelog describes earlier versions.
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "changelog.md"),
 ]
 SOURCES = [
@@ -33,14 +32,14 @@ SOURCES = [
 SCRIPTS = sorted((ROOT / "bench").rglob("*.py"))
 REFERENCE = re.compile(r":(?:mod|func|class|meth|attr|data|exc):`~?(staticgraph\.[\w.]+)`")
 DOTTED = re.compile(r"\bstaticgraph(?:\.[A-Za-z_]\w*)+")
-# A path in backticks: a file with its ending, or a folder with its last stroke.
+# A path in backticks: a file with its extension, or a folder with its trailing slash.
 PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|sh|csv|json|npz))?)`")
-# Rooms of a room, in the page that tells where things stand, and what commands and users make.
+# Folders that paths on the pages may be relative to.
 WITHIN = ("", "staticgraph", "staticgraph/store", "staticgraph/nn", "staticgraph/outofcore")
 
 
 def resolved(name: str) -> bool:
-    """Whether a dotted name is a module, or something that a module holds."""
+    """Whether a dotted name is a module or a member of one."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         module = ".".join(parts[:length])
@@ -104,10 +103,10 @@ def test_imports_of_the_benchmarks_resolve(script):
 
 
 def test_modules_that_the_check_looks_through_exist():
-    """Their lines are no model's; a module that moved would be taken for one."""
+    """Their lines are not a model's; if a module moved, its lines would be taken for a model's."""
     assert not unresolved(set(watching._MACHINERY))
 
 
 def test_loops_that_are_compiled_ahead_exist():
-    """They are listed by name, for functions that no import reaches."""
+    """They are listed by name, because no import reaches the functions."""
     assert not unresolved({loop.name for loop in training_loops()})

@@ -1,4 +1,4 @@
-"""Whoever watches modules is told of what they are given, once each, for as long as they live."""
+"""Every listener on a module hears of each registration on it, once, for as long as it lives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from staticgraph.nn.registrations import watch
 
 
 class Heard:
-    """What one listener was told."""
+    """What one listener heard."""
 
     def __init__(self) -> None:
         self.layers: list[bool] = []

@@ -12,12 +12,12 @@ from support.command import status_of
 import staticgraph as sg
 
 SMALL = ["--model", "gin", "--hidden", "8", "--layers", "1", "--batch-size", "32", "--epochs", "2"]
-# What a browser would fetch.
+# Attributes that make a browser fetch something.
 FETCHED = {"src", "href", "xlink:href", "data", "poster", "srcset", "action"}
 
 
 class Page(HTMLParser):
-    """The words, the tags and what is fetched."""
+    """The words and tags of a page, and what it fetches."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

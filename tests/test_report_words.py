@@ -1,4 +1,4 @@
-"""Reports for people: no word without its meaning, no digits that say nothing, no empty columns."""
+"""Reports for people: every word has a meaning, no digits without information, no empty columns."""
 
 from __future__ import annotations
 

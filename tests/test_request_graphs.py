@@ -1,5 +1,5 @@
-"""Graphs in the bodies of requests, shaped as PyG has them: indices stay within their graph and
-mean the edges that they were sent with, and what does not say all is refused, not guessed."""
+"""Graphs in request bodies, shaped as in PyG: indices stay within their graph and keep referring to
+the edges they were sent with, and incomplete graphs are refused, not guessed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from staticgraph.serving.bodies.reader import Reader
 
 
 class Bonds(Data):
-    """``back`` is each edge's other direction, ``root`` a node, ``ends`` two nodes for each node,
-    side by side; ``frame`` is stacked."""
+    """``back`` is the index of each edge's reverse, ``root`` a node, ``ends`` two nodes per node,
+    concatenated along dimension 1; ``frame`` is stacked."""
 
     def __inc__(self, key, value, *args):
         if key == "back":
@@ -65,7 +65,7 @@ def json_of(*graphs: dict) -> bytes:
 
 
 def arrays_of(graphs: list[Bonds]) -> dict[str, np.ndarray]:
-    """Of all graphs, as PyG would concatenate them but for numbers within each graph."""
+    """Fields of all graphs, concatenated as PyG does, but with indices local to each graph."""
     found = {
         name: np.concatenate([g[name].numpy() for g in graphs], axis=int(name in SIDE_BY_SIDE))
         for name in ("x", "edge_attr", "back", "root", "u", *SIDE_BY_SIDE)

@@ -29,12 +29,12 @@ from staticgraph.rewrites.layers import gradient_sums
 
 
 def layers_of(name: str) -> int:
-    """Two, of which one hands things on to the next; one where another name has the same two,
-    written otherwise."""
+    """Two layers, so that one passes results on to the next; one for variants of a name that
+    already runs two."""
     return 1 if "," in name or name == "attention by hand" else 2
 
 
-# What must fire in each, by layer and by model; the rest is free to.
+# Rewrites that must fire, by layer and by model; others are free to fire as well.
 FIRES = {
     "gine": {"tables": 2, "neighbour_sum": 2, "batch_norm": 4, "segments": 1},
     "gine, trained eps": {"tables": 2, "neighbour_sum": 1, "batch_norm": 2},
@@ -99,7 +99,7 @@ def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
 
 @pytest.mark.parametrize("name", ["gine", "gps"])
 def test_gradients_handed_on_edge_by_edge_as_on_cuda(name, esol, monkeypatch):
-    """Layers that read one table of edges add its gradients up by entry once."""
+    """Layers that read one table of edges sum its gradients by entry only once."""
     monkeypatch.setattr(gradient_sums, "edge_by_edge", lambda target: True)
     runner = assert_as_in_plain_pyg(seeded(MODELS[name]), esol)
     for rewrite, times in FIRES[name].items():
@@ -112,8 +112,8 @@ def test_gradients_handed_on_edge_by_edge_as_on_cuda(name, esol, monkeypatch):
 
 @pytest.mark.parametrize(("aggr", "coded"), [("add", True), ("max", False)])
 def test_tables_of_each_layer_are_read_by_one_code_where_a_sum_takes_it(aggr, coded, esol):
-    """Also where the model adds a neighbour's row to what its tables give; what nothing reads by a
-    code is one lookup again, and nothing of the code is left."""
+    """Also where the model adds a neighbour's row to the tables' sum. If nothing reads by code, the
+    tables are one lookup again and no trace of the code is left."""
 
     def largest(hidden):
         conv = MoleculeGIN(hidden)
@@ -132,7 +132,7 @@ def test_tables_of_each_layer_are_read_by_one_code_where_a_sum_takes_it(aggr, co
 
 
 class SumOfLayers(Trunk):
-    """OGB's network with JK="sum", whose last layer is in no sum, or with that layer detached."""
+    """OGB's network with JK="sum", with the last layer left out of the sum or detached."""
 
     def __init__(self, conv, detached):
         super().__init__(conv, edges=conv is gine)
@@ -151,7 +151,7 @@ class SumOfLayers(Trunk):
 
 @pytest.mark.parametrize(("conv", "detached"), [(gine, True), (MoleculeGIN, False)])
 def test_a_layer_that_no_loss_reads_has_no_gradient_rather_than_zeros(conv, detached, esol):
-    """An optimizer decays the weights of a layer whose gradient is zero."""
+    """With a zero gradient, an optimizer would still decay the layer's weights."""
     model = seeded(lambda: SumOfLayers(conv, detached))
     runner = assert_as_in_plain_pyg(model, esol)
     assert fired(runner)["neighbour_sum"] == 2
@@ -169,7 +169,7 @@ def test_evaluation_is_that_of_plain_pyg(name, esol):
 
 
 def test_it_trains_to_the_losses_of_eager(hiv):
-    """Twenty steps of float32 with SGD, over a loader that carries no row pointers."""
+    """Twenty float32 steps with SGD, with a loader that provides no row pointers."""
     plan = sg.plan_buckets(hiv, batch_size=64)
     losses = []
     for mode in ("eager", "fused"):
@@ -198,7 +198,7 @@ def test_dropout_draws_anew_each_step_and_repeats_with_the_seed(esol):
 
 
 def test_a_frozen_layer_and_a_changed_flag_are_seen(esol):
-    """Gradients are torch's own affair; what was traced by its value is guarded."""
+    """torch handles gradients itself; values that tracing read are guarded."""
     model = Trunk(gine)
     runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
@@ -213,7 +213,7 @@ def test_a_frozen_layer_and_a_changed_flag_are_seen(esol):
 
 
 class OnWeights(nn.Module):
-    """GCN with weights that a layer makes of the edges."""
+    """GCN with edge weights computed by a layer."""
 
     def __init__(self):
         super().__init__()
@@ -225,7 +225,7 @@ class OnWeights(nn.Module):
 
 
 def test_a_layer_below_a_rewrite_may_be_trained_later(esol):
-    """The weights of GCN's edges: its operator was put in while no gradient by them was wanted."""
+    """The GCN operator was inserted while the edge weights needed no gradient."""
     model = OnWeights()
     model.weigh.requires_grad_(False)
     plain = copy.deepcopy(model)
@@ -242,7 +242,7 @@ def test_a_layer_below_a_rewrite_may_be_trained_later(esol):
 
 
 class Gate(MessagePassing):
-    """Messages of a ReLU, each times a number."""
+    """Messages of a ReLU, each scaled by a number."""
 
     def forward(self, x, edge_index, e, w):
         return self.propagate(edge_index, x=x, e=e, w=w)
@@ -262,7 +262,7 @@ class Gated(nn.Module):
 
 
 def test_a_layer_below_what_has_no_derivative_is_seen_when_it_is_trained_later(esol):
-    """The operator has none by these weights; on torch 2.11 it says so itself."""
+    """The operator has no derivative by these weights; on torch 2.11 it says so itself."""
     model = Gated()
     model.weigh.requires_grad_(False)
     runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")

@@ -1,4 +1,4 @@
-"""Self-loops added to the edges, and GCN's normalisation written out, as tutorials do."""
+"""Self-loops added to the edges, and GCN's normalisation written out, as in tutorials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import staticgraph as sg
 
 
 class Tutorial(MessagePassing):
-    """The layer of PyG's tutorial on message passing, to the letter."""
+    """The layer of PyG's message passing tutorial, verbatim."""
 
     def __init__(self, aggr="add"):
         super().__init__(aggr=aggr)
@@ -52,14 +52,14 @@ class Largest(Tutorial):
 
 
 class Mixing(Tutorial):
-    """A norm over all messages, which is no message of its own for a loop."""
+    """A norm over all messages together, so that a self-loop has no message of its own."""
 
     def message(self, x_j, norm):
         return F.layer_norm(x_j, x_j.shape) * norm.view(-1, 1)
 
 
 class ByHand(nn.Module):
-    """Loops concatenated by hand, both ends and an attribute of the edges in the message."""
+    """Self-loops concatenated by hand, with one end and the difference of both in the message."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class ByHand(nn.Module):
 
 
 class Filled(nn.Module):
-    """Loops that carry a number, by source."""
+    """Self-loops that carry a number, summed by source."""
 
     def forward(self, x, edge_index):
         weight = torch.sigmoid(x[edge_index[0], 0] - x[edge_index[1], 1])
@@ -85,7 +85,7 @@ class Filled(nn.Module):
 
 
 class Remaining(nn.Module):
-    """A loop where there is none, and what edges weigh is learnt."""
+    """A self-loop only on nodes without one, with learnt edge weights."""
 
     def forward(self, x, edge_index):
         weight = torch.sigmoid(x[edge_index[0], 0] - x[edge_index[1], 1])
@@ -103,7 +103,7 @@ class RemainingUnweighed(nn.Module):
 
 
 class Without(nn.Module):
-    """GCN's normalisation without loops, by ``rsqrt`` and as columns, and edges weighed."""
+    """GCN's normalisation without self-loops: ``rsqrt``, column tensors and edge weights."""
 
     def forward(self, x, edge_index):
         src, dst = edge_index
@@ -141,7 +141,7 @@ FIRE = {
 
 
 def with_loops():
-    """Graphs of which some edges are loops already, once or twice."""
+    """Graphs in which some edges are already self-loops, once or twice."""
     graphs = []
     for number in range(1060):
         ends = [[0, 1, 1, 2, 2, 2], [1, 0, 1, 1, 2, 2]]

@@ -1,4 +1,4 @@
-"""Where entries stand, told by :class:`Axes` and by torch's own views of numbered entries."""
+"""Where entries are, as described by :class:`Axes` and by torch's own views of numbered entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRIDES = {"graph": 96, "place": 24, COLUMN: 1, "": 0}
 
 
 def entries(axes: Axes) -> torch.Tensor:
-    """The number of every entry, as the description says."""
+    """The number of every entry, according to the description."""
     total = torch.tensor(axes.start)
     for dim in axes.dims:
         numbers = torch.zeros((), dtype=torch.int64)
@@ -32,7 +32,7 @@ def source() -> tuple[Axes, torch.Tensor]:
 
 
 def shapes_of(number: int, draw: random.Random) -> list[int]:
-    """Sizes whose product is a number."""
+    """Sizes whose product is ``number``."""
     sizes = []
     while number > 1:
         size = draw.choice([k for k in range(1, number + 1) if number % k == 0])

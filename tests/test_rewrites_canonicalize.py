@@ -1,4 +1,4 @@
-"""One function in its several forms: a word is one of them, and the others keep their meaning."""
+"""Functions in all their forms: one form is canonical, and the others keep their meaning."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Columns(Base):
 
 
 class ColumnsBySource(Base):
-    """A gather from a matrix with a column per node."""
+    """A gather from a matrix with one column per node."""
 
     def nodes(self, h, edge_index):
         rows = torch.index_select(h.T, 1, edge_index[0]).T
@@ -83,7 +83,7 @@ class SelectByName(Base):
 
 
 class StackedEnds(Base):
-    """The pair of ends is taken apart, put together, and taken apart again."""
+    """Both ends of the edges are unpacked, stacked and unpacked again."""
 
     def nodes(self, h, edge_index):
         row, col = edge_index
@@ -92,7 +92,7 @@ class StackedEnds(Base):
 
 
 class StackedAgain(Base):
-    """The same over the other direction of each edge: no pair of the batch's own."""
+    """The same with each edge reversed, which is not the batch's own pair."""
 
     def nodes(self, h, edge_index):
         row, col = edge_index
@@ -101,7 +101,7 @@ class StackedAgain(Base):
 
 
 class StackedPair(Base):
-    """A layer of PyG's is given what was put together."""
+    """A PyG layer receives the stacked pair."""
 
     def __init__(self):
         super().__init__()
@@ -112,7 +112,7 @@ class StackedPair(Base):
 
 
 class StackedSum(Base):
-    """Tables by column, added up as a stack; along another dimension it is no sum of its parts."""
+    """Tables by column, summed as a stack; along another dimension it is not a sum of its parts."""
 
     def __init__(self):
         super().__init__()
@@ -125,7 +125,7 @@ class StackedSum(Base):
 
 
 class ExpandedGather(Base):
-    """Rows by ``gather``, whose index is the ends of the edges in every column."""
+    """Rows by ``gather``, with the ends of the edges expanded to every column as index."""
 
     def nodes(self, h, edge_index):
         src, dst = edge_index.unbind(0)
@@ -136,7 +136,7 @@ class ExpandedGather(Base):
 
 
 class MeanOfOthers(Base):
-    """A mean that leaves out what it goes into, and one that does not."""
+    """One mean that excludes the tensor it is written into, and one that includes it."""
 
     def nodes(self, h, edge_index):
         rows = h[edge_index[0]]
@@ -228,7 +228,7 @@ def test_what_is_stacked_is_read_through_the_stack(build, rewrite, times, esol):
 
 
 class TablesStacked(Base):
-    """As above, the sum alone."""
+    """As above, with the sum alone."""
 
     def __init__(self):
         super().__init__()
@@ -257,7 +257,7 @@ def test_a_mean_without_what_it_goes_into_is_one_over_neighbours(esol):
 
 
 class Cast(Base):
-    """A part of the forward in bfloat16, its activation outside of it."""
+    """Part of the forward in bfloat16, with its activation outside that region."""
 
     def nodes(self, h, edge_index):
         h = h.float()
@@ -284,7 +284,7 @@ NEW_DIMENSIONS = {
 
 @pytest.mark.parametrize("name", NEW_DIMENSIONS)
 def test_a_new_dimension_stands_where_the_index_puts_it(name):
-    """``x[..., None]`` is spelled as ``unsqueeze``; what it gives is what it was."""
+    """``x[..., None]`` is spelled as ``unsqueeze`` and gives the same result."""
     found = []
 
     def backend(graph, inputs):

@@ -1,4 +1,4 @@
-"""Attention by hand over ``to_dense_batch`` goes graph by graph, and gives what plain PyG gives."""
+"""Hand-written attention over ``to_dense_batch`` runs graph by graph, as plain PyG computes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIDDEN, HEADS = 16, 4
 
 
 class Attending(nn.Module):
-    """Embedded atoms, two attentions among the nodes of a graph, a sum."""
+    """Embedded atoms, two attention layers among the nodes of a graph, and a sum."""
 
     def __init__(self, attention, layers=2, **options):
         super().__init__()
@@ -37,7 +37,7 @@ class Attending(nn.Module):
 
 
 class Projected(nn.Module):
-    """Three linear layers, and one on the way back; subclasses say the rest."""
+    """Linear layers for queries, keys, values and the output; subclasses define the rest."""
 
     dropout = 0.0
 
@@ -51,7 +51,7 @@ class Projected(nn.Module):
 
 
 class BlockFirst(Projected):
-    """The block is laid out before it is projected; attention by torch's operator."""
+    """The dense block is made before the projections; attention uses torch's operator."""
 
     def forward(self, x, batch):
         h, mask = to_dense_batch(x, batch)
@@ -70,7 +70,7 @@ class Dropping(BlockFirst):
 
 
 class RowsFirst(Projected):
-    """Rows are projected, laid out one by one, and projected again."""
+    """Rows are projected, laid out one projection at a time, and projected again."""
 
     def forward(self, x, batch):
         q, mask = to_dense_batch(self.q(x).view(-1, HEADS, HIDDEN // HEADS), batch)
@@ -83,7 +83,7 @@ class RowsFirst(Projected):
 
 
 class Packed(nn.Module):
-    """One linear layer for queries, keys and values, split by ``chunk``; a scale of its own."""
+    """One linear layer for queries, keys and values, split by ``chunk``; with its own scale."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +100,7 @@ class Packed(nn.Module):
 
 
 class Named(Projected):
-    """Every argument by its name."""
+    """Every argument is passed by name."""
 
     def forward(self, x, batch):
         h, mask = to_dense_batch(x, batch)
@@ -116,7 +116,7 @@ class Named(Projected):
 
 
 class Softmaxed(Projected):
-    """The softmax written out, with minus infinity."""
+    """The softmax is written out, with minus infinity."""
 
     def forward(self, x, batch):
         h, mask = to_dense_batch(x, batch)
@@ -129,7 +129,7 @@ class Softmaxed(Projected):
 
 
 class OneHead(Projected):
-    """No heads, no scale, a large number instead of minus infinity, pairs of places."""
+    """No heads, no scale, a large negative number for minus infinity, a mask of pairs."""
 
     def forward(self, x, batch):
         h, mask = to_dense_batch(x, batch)
@@ -140,7 +140,7 @@ class OneHead(Projected):
 
 
 class Summed(Projected):
-    """Einstein's sums; queries scaled before the product, the mask by ``== 0``."""
+    """``einsum``; queries are scaled before the product, and the mask is built by ``== 0``."""
 
     def forward(self, x, batch):
         h, mask = to_dense_batch(x, batch)
@@ -152,7 +152,7 @@ class Summed(Projected):
 
 
 class Module(nn.Module):
-    """torch's own module, its weights read by nobody."""
+    """torch's own module, whose weights nothing reads."""
 
     def __init__(self, weights=False):
         super().__init__()
@@ -166,7 +166,7 @@ class Module(nn.Module):
 
 
 class ModuleOfWeights(Module):
-    """As above, with the weights that torch gives where nothing is said."""
+    """As above, with the weights that torch returns by default."""
 
     def __init__(self):
         super().__init__(weights=True)
@@ -185,7 +185,7 @@ FORMS = [
 
 
 def parity(model, esol):
-    """Against plain PyG in float64, with garbage in the padding; the runner."""
+    """Compares with plain PyG in float64, with garbage in the padding, and returns the runner."""
     stock = model.double()
     model = copy.deepcopy(stock)
     runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
@@ -205,7 +205,7 @@ def parity(model, esol):
 def test_arguments_by_name_are_read_or_left_alone(esol):
     torch.manual_seed(0)
     runner = parity(Attending(Named), esol)
-    assert fired(runner)["graph_attention"] == 2  # of four; the softmax's operand has no place
+    assert fired(runner)["graph_attention"] == 2  # of four: the softmax's operand is not positional
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -228,7 +228,7 @@ def test_dropped_weights_are_drawn_anew_and_repeat_with_the_seed(esol):
 
 
 def test_dropout_keeps_the_mean(esol):
-    """Over many draws the output is that without dropout."""
+    """Averaged over many draws, the output is the one without dropout."""
     torch.manual_seed(0)
     model = Attending(Dropping, layers=1).double()
     runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
@@ -247,7 +247,7 @@ class Unmasked(Projected):
 
 
 class Biased(Softmaxed):
-    """A bias of distance in the scores."""
+    """A distance bias in the scores."""
 
     def forward(self, x, batch):
         h, mask = to_dense_batch(x, batch)
@@ -269,7 +269,7 @@ class KeptWeights(OneHead):
 
 
 class WeaklyMasked(OneHead):
-    """A number that forbids nothing."""
+    """A mask value too weak to exclude anything."""
 
     def forward(self, x, batch):
         h, mask = to_dense_batch(x, batch)
@@ -279,7 +279,7 @@ class WeaklyMasked(OneHead):
 
 
 class QueriesMasked(OneHead):
-    """The mask on the wrong side: padded keys take part."""
+    """The mask is on the wrong side, so padded keys take part."""
 
     def forward(self, x, batch):
         h, mask = to_dense_batch(x, batch)
@@ -289,7 +289,7 @@ class QueriesMasked(OneHead):
 
 
 class Pooled(BlockFirst):
-    """What attention gives is summed over the block, and not read back."""
+    """The attention output is summed over the block and not read back."""
 
     def forward(self, x, batch):
         h, mask = to_dense_batch(x, batch)
@@ -300,7 +300,7 @@ class Pooled(BlockFirst):
 
 
 class HeadsMixed(BlockFirst):
-    """Heads are joined in another order than they were split."""
+    """Heads are joined in a different order than they were split."""
 
     def forward(self, x, batch):
         h, mask = to_dense_batch(x, batch)
@@ -310,7 +310,7 @@ class HeadsMixed(BlockFirst):
 
 
 class Cut(BlockFirst):
-    """Graphs of more than four nodes lose some."""
+    """Graphs with more than four nodes lose some."""
 
     def forward(self, x, batch):
         h, mask = to_dense_batch(x, batch, max_num_nodes=4)

@@ -1,5 +1,5 @@
-"""Dot-product attention among neighbours in mode ``fused``, however it is written: what plain PyG
-computes, as one operator, and left to torch where it is another attention."""
+"""Dot-product attention among neighbours in mode ``fused``, however it is written, gives what plain
+PyG computes as one operator; other attention is left to torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch_geometric.utils import scatter, softmax
 
 import staticgraph as sg
 
-HEADS = 3  # as many as columns a head, so that a sum over the other has the same shape
+HEADS = 3  # as many as columns per head, so a sum over the other has the same shape
 WIDTH = HEADS**2
 
 
 class Model(nn.Module):
-    """An encoder of nodes, one of edges by categories, the layers, and a sum."""
+    """A node encoder, an encoder of edge categories, the layers, and a sum."""
 
     def __init__(self, conv, edges=True, layers=2):
         super().__init__()
@@ -39,7 +39,7 @@ class Model(nn.Module):
 
 
 def layer(**options):
-    """PyG's own; of ``concat=False`` its heads are as wide as all of it."""
+    """PyG's own layer; with ``concat=False`` each head has the full width."""
     columns = HEADS if options.get("concat", True) else WIDTH
     return lambda: TransformerConv(WIDTH, columns, **{"heads": HEADS, **options})
 
@@ -81,7 +81,7 @@ def test_dropped_weights_keep_it_as_it_was_in_training_alone(esol):
 
 
 class OneHead(MessagePassing):
-    """In two dimensions, as textbooks write it."""
+    """Two-dimensional, as in textbooks."""
 
     def __init__(self):
         super().__init__(aggr="add")
@@ -103,7 +103,7 @@ class KeptDimension(OneHead):
 
 
 class Flattened(OneHead):
-    """Heads in the message alone."""
+    """Heads in the message only."""
 
     def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
         q, k, v = (one.view(-1, HEADS, HEADS) for one in (q_i, k_j + edge_attr, v_j))
@@ -112,7 +112,7 @@ class Flattened(OneHead):
 
 
 class Multiplied(OneHead):
-    """The product as that of matrices, its operand scaled."""
+    """The product as a matrix product, with a scaled operand."""
 
     def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
         q, k = (one.unflatten(-1, (HEADS, HEADS)) for one in (q_i / math.sqrt(HEADS), k_j))
@@ -122,7 +122,7 @@ class Multiplied(OneHead):
 
 
 class NoLayer(OneHead):
-    """Gathers and sums written out, of one projection."""
+    """Gathers and sums written out, from a single projection."""
 
     def __init__(self):
         super().__init__()
@@ -139,7 +139,7 @@ class NoLayer(OneHead):
 
 
 class FromTheOtherEnd(OneHead):
-    """Keys of a node, queries of its neighbours: the same product."""
+    """Keys of the node, queries of its neighbours: the same product."""
 
     def message(self, q_j, k_i, v_j, edge_attr, index, ptr, size_i):
         alpha = (q_j * k_i).sum(-1)
@@ -159,7 +159,7 @@ def test_a_layer_written_by_hand_is_one_operator(conv, esol):
 
 
 class OverHeads(NoLayer):
-    """Adds up the wrong one of two dimensions of one size."""
+    """Sums over the wrong one of two dimensions of equal size."""
 
     def forward(self, x, edge_index, edge_attr):
         src, dst = edge_index
@@ -172,7 +172,7 @@ class OverHeads(NoLayer):
 
 
 class ByColumns(OverHeads):
-    """A weight a column, which all heads share."""
+    """One weight per column, shared by all heads."""
 
     def forward(self, x, edge_index, edge_attr):
         src, dst = edge_index
@@ -182,7 +182,7 @@ class ByColumns(OverHeads):
 
 
 class Biased(OneHead):
-    """Something of the edge added to its scores."""
+    """A value of the edge is added to the scores."""
 
     def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
         alpha = (q_i * k_j).sum(-1) / WIDTH**0.5 + edge_attr.mean(-1)
@@ -190,7 +190,7 @@ class Biased(OneHead):
 
 
 class Gated(OneHead):
-    """Keys multiplied by what the edge says."""
+    """Keys are multiplied by an edge feature."""
 
     def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
         alpha = (q_i * (k_j * edge_attr)).sum(-1)
@@ -198,7 +198,7 @@ class Gated(OneHead):
 
 
 class TwoEdges(OneHead):
-    """Other rows of the edges for keys than for values."""
+    """Keys and values use different rows of the edges."""
 
     def message(self, q_i, k_j, v_j, edge_attr, index, ptr, size_i):
         alpha = (q_i * (k_j + edge_attr)).sum(-1)
@@ -206,7 +206,7 @@ class TwoEdges(OneHead):
 
 
 class OwnValues(OneHead):
-    """Values that a node makes with its neighbour."""
+    """Values computed from a node and its neighbour."""
 
     def message(self, q_i, k_j, v_i, v_j, edge_attr, index, ptr, size_i):
         alpha = (q_i * k_j).sum(-1)
@@ -258,7 +258,7 @@ def test_another_attention_is_left_and_says_why(conv, esol):
 
 
 def test_half_precision_gives_the_dtype_of_the_trace(esol):
-    """Under autocast sums are made in float32, and the result is as near as PyG's own."""
+    """Under autocast, sums are in float32 and the result is as accurate as PyG's own."""
     torch.manual_seed(0)
     model = Model(layer(edge_dim=WIDTH))
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)

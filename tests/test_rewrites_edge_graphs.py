@@ -1,4 +1,4 @@
-"""Edges pooled by their graph, ``batch[edge_index[0]]``: served, and never taken for nodes."""
+"""Edges pooled by their graph, ``batch[edge_index[0]]``: supported, never mistaken for nodes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_preflight_names_the_line_and_the_remedy(esol):
 
 
 class Nodes(Edges):
-    """A copy of the destinations names nodes."""
+    """A copy of the destinations still names nodes."""
 
     def forward(self, x, edge_index, batch):
         out = scatter(self.scores(x, edge_index), edge_index[1].clone(), 0)

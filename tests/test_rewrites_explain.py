@@ -1,4 +1,4 @@
-"""Where a condition fails the graph is left alone, and ``explain`` names the one thing."""
+"""Where a condition fails, the captured graph is left alone and ``explain`` names the reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Layered(nn.Module):
 
 
 class Summing(MessagePassing):
-    """Subclasses say what is summed."""
+    """Subclasses define what is summed."""
 
     def __init__(self, hidden):
         super().__init__(aggr="add")
@@ -56,7 +56,7 @@ class Reversed(Summing):
 
 
 class Learnt(Summing):
-    """A message times a number that is learnt."""
+    """A message times a learnt number."""
 
     def __init__(self, hidden):
         super().__init__(hidden)
@@ -97,7 +97,7 @@ class Kept(Summing):
 
 
 class KeptLeast(Kept):
-    """The least of messages that are read again."""
+    """The minimum of messages that are read again."""
 
     def __init__(self, hidden):
         super().__init__(hidden)
@@ -105,7 +105,7 @@ class KeptLeast(Kept):
 
 
 class Halved(Summing):
-    """What is gathered is no neighbour's row of the batch."""
+    """The gathered rows are not a neighbour's rows of the batch."""
 
     def message(self, x_j, edge_attr):
         return F.relu(x_j[:, :1] + edge_attr)
@@ -120,7 +120,7 @@ def reasons(found) -> dict[str, str]:
 
 
 def parity(model, esol):
-    """Outputs and gradients in mode ``fused`` and in eager."""
+    """Compares outputs and gradients of mode ``fused`` with those of eager."""
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     results = []
     for mode in ("eager", "fused"):
@@ -218,7 +218,7 @@ def test_attention_of_large_graphs_stays_in_blocks(esol, monkeypatch):
 
 
 class Forces(nn.Module):
-    """Energies, and their derivative by the node features, which training differentiates again."""
+    """Energies and their derivative by the node features, which training differentiates again."""
 
     def __init__(self, conv, hidden=8):
         super().__init__()
@@ -235,7 +235,7 @@ class Forces(nn.Module):
 
 
 class IndexAdd(nn.Module):
-    """A sum in torch's own word, which becomes another node of the graph."""
+    """A sum with torch's own function, which becomes a different node of the captured graph."""
 
     def __init__(self, hidden):
         super().__init__()
@@ -248,7 +248,7 @@ class IndexAdd(nn.Module):
 
 @pytest.mark.parametrize("conv", [Summing, OwnConv, EdgeMLP, IndexAdd])
 def test_where_the_forward_differentiates_the_graph_stays(conv, esol):
-    """No operator here has a second derivative; told from the graph."""
+    """No operator here has a second derivative, and the captured graph shows that one is needed."""
     found = sg.explain(Forces(conv), [CAPACITY], esol)
     operators = {"neighbour_sum", "neighbour_reduce", "edge_rows"}
     assert not operators & {place.rewrite for place in found.done}

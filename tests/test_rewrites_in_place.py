@@ -1,4 +1,4 @@
-"""A tensor that is changed in place after it was read: what was read is what was there then."""
+"""A tensor changed in place after it was read: the earlier read still gives the earlier value."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class OwnOperand(Base):
 
 
 class Degrees(Base):
-    """What PyG's older layers do with nodes that have no neighbour."""
+    """What PyG's older layers do for nodes without neighbours."""
 
     def nodes(self, h, edge_index):
         degree = summed(torch.ones_like(edge_index[0], dtype=h.dtype), edge_index, h)
@@ -154,7 +154,7 @@ class Input(Base):
 
 
 class Harmless(Base):
-    """Every change in place that people write without a second reader."""
+    """Every common in-place change of a tensor that nothing else reads."""
 
     def nodes(self, h, edge_index):
         h = self.second(h)

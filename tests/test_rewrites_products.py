@@ -1,4 +1,4 @@
-"""Products of matrices that a model writes itself, and those in a GRU cell, by oneDNN on a CPU."""
+"""Matrix products that a model writes itself, and those in a GRU cell, run by oneDNN on a CPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from support.rewritten import CAPACITY, difference, fired
 from torch import nn
 from torch_geometric.nn import GatedGraphConv, global_add_pool
 
-WIDTH = 1 + (1 << 20) // (CAPACITY[0] * 9)  # its products with nine columns are just large enough
+WIDTH = 1 + (1 << 20) // (CAPACITY[0] * 9)  # just large enough for products with nine columns
 
 
 class Written(nn.Module):
-    """``head(relu(x @ weight + bias))``, summed by graph."""
+    """``head(relu(x @ weight + bias))``, summed per graph."""
 
     def __init__(self, width=WIDTH, dtype=torch.float32, spelled=operator.matmul):
         super().__init__()
@@ -29,7 +29,7 @@ class Written(nn.Module):
 
 
 class Gated(nn.Module):
-    """PyG's GatedGraphConv, or a cell alone, over one linear layer."""
+    """PyG's GatedGraphConv, or a GRU cell alone, on top of one linear layer."""
 
     def __init__(self, width=WIDTH, bias=True, conv=False):
         super().__init__()
@@ -75,11 +75,11 @@ def test_a_gru_cell_computes_what_torchs_does(bias, esol):
     torch.manual_seed(0)
     largest, runner = difference(Gated(bias=bias), esol)
     assert largest < 2e-5
-    assert fired(runner)["linear"] == 2  # the encoder, and both of the cell at its line
+    assert fired(runner)["linear"] == 2  # the encoder, and both products of the cell at its line
 
 
 def test_pygs_gated_graph_convolution_is_served(esol):
     torch.manual_seed(0)
     largest, runner = difference(Gated(conv=True), esol)
     assert largest < 2e-5
-    assert fired(runner)["linear"] == 5  # the encoder, and a product and a cell a round
+    assert fired(runner)["linear"] == 5  # the encoder, and per round one product and one cell

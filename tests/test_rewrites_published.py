@@ -1,5 +1,5 @@
-"""Mode ``fused`` over models in the manner of published code: what plain PyG computes, and what of
-each is rewritten."""
+"""Mode ``fused`` over models in the style of published code: it computes what plain PyG computes,
+and the expected parts of each are rewritten."""
 
 from __future__ import annotations
 

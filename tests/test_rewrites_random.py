@@ -1,5 +1,5 @@
-"""Random forwards in mode ``fused`` against plain PyG: gathers, sums, norms, changes in place,
-views and regions without gradients, in every form that torch has for them."""
+"""Random forwards in mode ``fused`` against plain PyG: gathers, sums, norms, in-place changes,
+views and regions without gradients, in all of torch's spellings."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from support.random_forward import RandomForward, runs
 from support.rewritten import difference, in_plain_pyg, seeded
 
-# Forwards that once gave other numbers: a shared norm whose statistics were updated out of turn, a
-# dropout that drops nothing and so is its operand, a change in place dropped as unread.
+# Forwards that once gave other numbers: a shared norm with statistics updated out of order, a
+# dropout that drops nothing and so returns its operand, an in-place change removed as unread.
 FOUND = (67, 73, 76, 203, 263, 274, 284, 292, 305, 368, 381, 392)
 
 

@@ -1,4 +1,4 @@
-"""Attention whose scores nearly are those of GAT or GATv2: left to torch, or right all the same."""
+"""Attention whose scores are nearly those of GAT or GATv2: left to torch, or still correct."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 from torch_geometric.nn import global_add_pool
 from torch_geometric.utils import scatter, softmax
 
-HEADS = 3  # as many as columns a head, so that a sum over the other has the same shape
+HEADS = 3  # as many as columns per head, so a sum over the other has the same shape
 
 
 class Attending(nn.Module):
-    """Softmax over neighbours of a score that ``score`` makes of rows at both ends."""
+    """Softmax over neighbours of a score that ``score`` computes from rows at both ends."""
 
     def __init__(self, score):
         super().__init__()

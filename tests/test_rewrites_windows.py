@@ -1,5 +1,5 @@
-"""Windows of time, ``[N, T, F]``: rows of more than one dimension, and their norms; sums by source;
-one network of the edges that a loop calls again."""
+"""Time windows, ``[N, T, F]``: rows with more than one dimension and their norms; sums by source;
+one edge network that a loop calls repeatedly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Window(Base):
 
 
 class Normed(Base):
-    """Over the channels of ``[N, C, T]``, as temporal convolutions are followed by."""
+    """A norm over the channels of ``[N, C, T]``, as it follows temporal convolutions."""
 
     def nodes(self, h, edge_index, edge_attr):
         return F.relu(self.norm(h.transpose(1, 2) * 3 + 1))
@@ -49,7 +49,7 @@ class BySource(Base):
 
 
 class Called(Base):
-    """Three rounds of one layer, which asks the network of the edges every time."""
+    """Three rounds of one layer, which calls the edge network every time."""
 
     def nodes(self, h, edge_index, edge_attr):
         h = h.flatten(1)
@@ -84,5 +84,5 @@ def test_what_is_computed_again_of_the_same_is_computed_once(esol):
     (function,) = runner.steps.compiled._functions.values()
     captured = function.captured
     of_edges = [node for node in captured.graph.nodes if "tanh" in str(node.target)]
-    assert len(of_edges) == 1 + 3 + 1  # of the first layer, of each round, of the edges once
+    assert len(of_edges) == 1 + 3 + 1  # the first layer, each round, and the edge network once
     assert fired(runner)["neighbour_sum"] == 3

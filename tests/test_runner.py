@@ -1,4 +1,4 @@
-"""The runner: padded equals unpadded PyG, whatever stands in the padding and whichever bucket."""
+"""The runner: padded equals unpadded PyG, whatever the padding holds and in whichever bucket."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def plan(hiv):
 
 
 def graphs_of(store, batch) -> list[Data]:
-    """The same graphs, edges in their first order."""
+    """The same graphs, with edges in their original order."""
     return [store[i] for i in batch.graph_ids[batch.graph_mask].tolist()]
 
 
 def unpadded(store, batch) -> Batch:
-    """As PyG batches them."""
+    """The same graphs as a PyG batch."""
     return Batch.from_data_list(graphs_of(store, batch))
 
 
@@ -37,7 +37,7 @@ def pyg_loss(model, data):
 
 
 def poisoned(batch: sg.StaticBatch, scale: float) -> sg.StaticBatch:
-    """Garbage in every padding row: noise in float fields, another category in integer ones."""
+    """Garbage in every padding row: noise in float fields, another category in integer fields."""
     generator = torch.Generator().manual_seed(0)
     changed = {}
     for field in batch.layout.schema:
@@ -59,7 +59,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor, largest: float) -> flo
 
 @pytest.mark.parametrize(
     ("gps", "scale", "real_known"),
-    [  # each value with each of another axis
+    [  # each value of an axis with each value of another axis
         pytest.param(True, 0.0, True, id="gps-0-free"),
         pytest.param(False, 0.0, False, id="gine-0-fixed"),
         pytest.param(False, 1.0, True, id="gine-1-free"),
@@ -115,7 +115,7 @@ def list_of(loader, count):
 
 
 def test_a_bucket_does_not_matter(hiv):
-    """The same graphs in a larger bucket: the same loss and gradients."""
+    """The same graphs in a larger bucket give the same loss and gradients."""
     ids = hiv.splits["train"][:20]
     plan = sg.BucketPlan.of([(700, 1500, 33), (2000, 4500, 70)])
     torch.manual_seed(0)
@@ -140,9 +140,9 @@ def test_a_bucket_does_not_matter(hiv):
 def test_fifty_steps_in_float32_follow_pyg(hiv, plan, gps):
     """The trajectory departs from the float64 one no further than PyG's own does in float32.
 
-    How far that is depends on luck: a ReLU that a rounding error flips moves the loss by 1e-5. So
-    PyG runs four times over the same batches, graphs and edges in another order each time, which
-    rounds differently and changes nothing else; twice the largest departure is the tolerance.
+    The amount depends on luck: a ReLU flipped by a rounding error moves the loss by 1e-5. So PyG
+    runs four times over the same batches with graphs and edges in a different order each time,
+    which changes only the rounding; twice the largest departure is the tolerance.
     """
     torch.manual_seed(0)
     model = Molecules(hiv, gps)
@@ -163,8 +163,8 @@ def test_fifty_steps_in_float32_follow_pyg(hiv, plan, gps):
 
 
 class Stock:
-    """Plain PyG training, with the graphs of every batch, and the edges of every graph, in an order
-    of its own: the same sums, rounded differently."""
+    """Plain PyG training with its own order of the graphs of every batch and of the edges of every
+    graph: the same sums, rounded differently."""
 
     def __init__(self, model: nn.Module, seed: int | None) -> None:
         self.model = model

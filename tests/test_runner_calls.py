@@ -1,4 +1,4 @@
-"""How a runner is called: as models are written, with new graphs, in each mode, and wrongly."""
+"""How a runner is called: as models are written, with new graphs, in each mode, and incorrectly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plan(hiv):
 
 
 class WholeBatch(Linear):
-    """The same, given the batch."""
+    """The same model, called with the batch."""
 
     def forward(self, data):
         return super().forward(data.x, data.edge_index, data.batch, data.num_graphs)
@@ -66,7 +66,7 @@ def test_models_are_called_as_they_are_written(hiv, plan):
 
 @pytest.mark.parametrize("level", ["graph", "node", "edge"])
 def test_predict_gives_back_the_input_order(hiv, plan, level):
-    """Per graph, node or edge, against the model on each graph alone, edges as they were given."""
+    """Per graph, node or edge, compared with the model on each graph alone, with edges as given."""
     torch.manual_seed(0)
     model = Linear(level)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Compiled steps: one graph a key, none after the warm-up, and eager's results."""
+"""Compiled steps: one graph per key, none after the warm-up, and the results of eager."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def plan(hiv):
 
 @pytest.fixture(scope="class")
 def traced_alone():
-    """torch.compile takes what it traced as it is: what Inductor would make of it is another's
-    concern, and the C++ of ten graphs is half a minute."""
+    """torch.compile runs the traced graph as it is: Inductor is not under test here, and compiling
+    the C++ of ten graphs takes half a minute."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "_TorchCompileInductorWrapper", AsTraced)
         yield
@@ -31,9 +31,9 @@ def traced_alone():
 
 @pytest.fixture(scope="class")
 def trained(hiv, traced_alone):
-    """A model that was compiled for two buckets, trained for three epochs: made once.
+    """A model compiled for two buckets and trained for three epochs, made only once.
 
-    Last, how often Dynamo broke a graph meanwhile: its counters are the process's, so they are
+    The last value is the number of graph breaks: Dynamo's counters are per process, so they are
     cleared before and read here.
     """
     counters.clear()
@@ -57,7 +57,7 @@ def trained(hiv, traced_alone):
 
 @pytest.mark.slow
 class TestCompiled:
-    """One compiled graph a bucket and phase, none after warm-up."""
+    """One compiled graph per bucket and phase, none after warm-up."""
 
     def test_one_graph_a_key_and_none_later(self, trained):
         runner, _, _, graph_breaks = trained
@@ -97,7 +97,7 @@ class TestCompiled:
 
 @pytest.mark.slow
 def test_compiled_equals_eager(hiv):
-    """By Inductor's own C++, with statistics that a step of training moved."""
+    """With Inductor's own C++, and running statistics that a training step changed."""
     torch.manual_seed(0)
     model = Molecules(hiv, gps=False, hidden=8, layers=1)
     batch = sg.StaticBatch.of(hiv, range(30), (830, 1800, 33))
@@ -112,14 +112,14 @@ def test_compiled_equals_eager(hiv):
 
 
 class Reader(nn.Module):
-    """Takes the number of graphs from the data."""
+    """Reads the number of graphs from the data."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(9, 1)
 
     def forward(self, x, batch):
-        graphs = int((batch + 0).max()) + 1  # of an index of its own, which nobody knows
+        graphs = int((batch + 0).max()) + 1  # of a new tensor that the library does not know
         return torch.zeros(graphs, 1).index_add(0, batch, self.linear(x.float()))
 
 
@@ -133,7 +133,7 @@ def test_a_host_read_is_named_with_its_line(hiv, plan):
 
 @pytest.mark.slow
 def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol):
-    """As GraphGym's layers do: the second step must not see what the first one set."""
+    """As GraphGym's layers do: the second step must not see what the first one assigned."""
 
     class Writes(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""A runner is of its model and its process: what is said to whoever copies or pickles one."""
+"""A runner belongs to its model and process; copying or pickling one says what to do instead."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_runner_says_what_to_copy_and_what_to_save(runner, copied):
 
 
 def test_what_it_says_to_do_works(runner, esol):
-    """A runner of the copied model answers the same, and shares no weight."""
+    """A runner of the copied model gives the same answers and shares no weights."""
     other = sg.StaticGraphRunner(copy.deepcopy(runner.model), runner.plan, "eager")
     before = runner.predict(esol[:40])
     torch.testing.assert_close(other.predict(esol[:40]), before, rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""The loss of a runner: a value a row, the mean over real and labelled rows."""
+"""The loss of a runner: one value per row, averaged over real and labelled rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_loss_is_the_mean_over_real_rows(hiv, plan, level):
 
 
 def labelled(graphs, missing):
-    """Graphs with two targets of which some are NaN."""
+    """Graphs with two targets, some of them NaN."""
     rng = np.random.default_rng(0)
     out = []
     for graph in graphs:
@@ -96,7 +96,7 @@ def losing(loss, plan, mode="eager"):
 
 
 def test_what_torch_cannot_compile_is_said_in_few_lines(hiv, plan):
-    """Torch's own text is a page, and is kept."""
+    """Torch's own message fills a page and is kept as the exception's context."""
 
     def loss(out, batch):
         return out[:, 0] if out.sum() > 0 else out[:, 1]  # the line
@@ -137,7 +137,7 @@ def test_a_loss_that_is_none_a_row_is_named(hiv, plan):
 
 
 def test_rows_of_one_level_against_targets_of_another(esol):
-    """[G, 1] less [N] is [G, N]: a number like any other, were it averaged."""
+    """[G, 1] minus [N] has shape [G, N], whose mean would look like any other number."""
     graphs = [esol[i] for i in range(40)]
     for graph in graphs:
         graph.y = graph.x[:, 0].float()  # a target per node
@@ -147,13 +147,13 @@ def test_rows_of_one_level_against_targets_of_another(esol):
     out = torch.zeros(len(batch.graph_mask), 1)
     with pytest.raises(ValueError, match="a row per graph, and the target has a row per node"):
         mean_loss(lambda out, batch: (out - batch.y).square(), out, batch)
-    # Several numbers per row, be they from one output, are no such thing.
+    # Several numbers per row, even from a single output, are fine.
     levels = torch.linspace(0, 1, 5)
     assert mean_loss(lambda out, batch: (out - levels).abs(), out, batch) == levels.mean()
 
 
 def test_a_mean_of_pairs_is_warned_of(esol):
-    """In a loop of one's own nothing else tells that an output was broadcast."""
+    """In a custom training loop nothing else reveals that an output was broadcast."""
     plan = sg.plan_buckets(esol, batch_size=8)
     batch = next(iter(sg.StaticLoader(esol, plan)))
     out, y = torch.zeros(len(batch.graph_mask), 1), torch.zeros(len(batch.graph_mask))

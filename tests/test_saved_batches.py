@@ -1,4 +1,4 @@
-"""A batch that was saved, pickled or copied stays what it was, whatever its slot holds later."""
+"""A batch that was saved, pickled or copied keeps its content, whatever its slot holds later."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What has no second derivative says so by name, wherever one is asked for: no operator of this
-library gives a number, or an error from inside of its kernel, in its place."""
+"""Operators without a second derivative say so by name wherever one is requested: none returns a
+number or fails inside its kernel instead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_geometric.nn import GCNConv, GINConv, global_add_pool
 
 import staticgraph as sg
 
-# Integers and bytes have no derivative, and torch's own attention has both.
+# Integers and bytes have no derivative; torch's own attention has a first and a second.
 ASKED = {**CASES, **{name: dropped.run for name, dropped in DROPPED.items()}}
 DIFFERENTIABLE = sorted(ASKED.keys() - {"collate", "fold_codes", "varlen_attention"})
 

@@ -1,4 +1,4 @@
-"""A trained model over HTTP: the answers of ``predict``, and one line for whatever is wrong."""
+"""A trained model over HTTP: the answers of ``predict``, and one line for every error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from support.served_app import app_of_run  # noqa: E402
 from staticgraph.serving.http.predict_route import _body, reads_at_once  # noqa: E402
 from staticgraph.serving.service import fits_molecules, has_molecules  # noqa: E402
 
-# Float32, sums of some hundreds of terms in another order.
+# Float32 sums of some hundreds of terms in a different order.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -70,7 +70,7 @@ def trained(run_folder) -> Trained:
 
 
 def expected(trained: Trained) -> np.ndarray:
-    """From the data set's own way of reading SMILES, in plain PyG."""
+    """The model's outputs in plain PyG, with SMILES read as the data set reads them."""
     from torch_geometric.data import Batch, Data
 
     graphs = []
@@ -144,11 +144,11 @@ def test_a_hostile_body_is_one_line(client, name):
 
 
 def test_texts_take_no_more_memory_than_their_body(trained):
-    """An array of texts has the longest one's room for each: here 300 MB for 40 KB."""
+    """A NumPy array of strings reserves the longest one's size for each: here 300 MB for 40 KB."""
     reader = Reader(trained.schema, trained.categories, True, 20, 100_000)
     body = changed(x=["a" * 30_000, *["b"] * 2500])
     with pytest.raises(BadBody, match="no array of numbers"):
-        reader.json(body)  # what is made once is made
+        reader.json(body)  # objects that are created only once exist from here on
     tracemalloc.start()
     try:
         with pytest.raises(BadBody, match="no array of numbers"):
@@ -160,7 +160,7 @@ def test_texts_take_no_more_memory_than_their_body(trained):
 
 
 def test_what_takes_long_to_read_holds_up_no_other_request():
-    """RDKit took a tenth of a second for molecules of some kilobytes, and all others waited."""
+    """RDKit needs a tenth of a second for molecules of some kilobytes; all others used to wait."""
     molecules = json.dumps({"smiles": SMILES * 100}).encode()
     assert not reads_at_once(molecules)
     assert reads_at_once(json.dumps({"smiles": SMILES}).encode())
@@ -181,7 +181,7 @@ def test_a_body_without_a_length_is_read_no_further_than_the_limit(client):
 
 
 def test_a_body_in_many_pieces_is_put_together_once():
-    """A byte at a time, each piece had all before it copied: seconds a megabyte."""
+    """One byte at a time, every piece used to copy all bytes before it: seconds per megabyte."""
 
     class Counted(bytes):
         copied = 0
@@ -196,7 +196,7 @@ def test_a_body_in_many_pieces_is_put_together_once():
     async def receive():
         piece = next(sent, None)
         if piece is None:
-            return {"type": "http.request"}  # neither has to be there
+            return {"type": "http.request"}  # `body` and `more_body` are optional
         return {"type": "http.request", "body": piece, "more_body": True}
 
     body = asyncio.run(_body(receive, 5000))
@@ -235,7 +235,7 @@ def test_the_page_draws_and_predicts(client):
     assert drawn.headers["content-type"] == "image/svg+xml"
     assert "<svg" in drawn.text
     assert client.get("/draw", params={"smiles": "<script>"}).status_code == 422
-    large = client.get("/draw", params={"smiles": "C" * 300})  # 4,000 held up everybody
+    large = client.get("/draw", params={"smiles": "C" * 300})  # 4,000 atoms held up every request
     assert (large.status_code, large.json()["detail"][:22]) == (422, "a molecule of 300 atom")
 
 
@@ -271,7 +271,7 @@ def test_stopping_closes_the_server(run_folder, monkeypatch):
 
 
 def test_what_stays_for_a_while_is_taken_apart_at_the_end():
-    """Or Triton's extension tells of leaks when the process ends."""
+    """Otherwise Triton's extension reports leaks when the process ends."""
     script = (
         "import atexit, gc; from staticgraph.serving.processes.own_process import settle\n"
         "atexit.register(lambda: print(gc.get_freeze_count()))\n"
@@ -282,7 +282,7 @@ def test_what_stays_for_a_while_is_taken_apart_at_the_end():
 
 
 def test_which_data_is_read_from_smiles(trained, hiv):
-    """The data says so of itself: PyG's molecules have other features in the same fields."""
+    """The data itself says so: PyG's molecules have other features in the same fields."""
     assert has_molecules(trained.schema), "esol comes with the package, as an .npz"
     assert has_molecules(hiv.schema)
     again = sg.GraphStore.from_pyg([hiv[i] for i in range(3)]).schema

@@ -1,4 +1,4 @@
-"""An exported folder over HTTP: the answers of its model, and what an export cannot say, said."""
+"""An exported folder over HTTP: its model's answers, and a message for what an export lacks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from staticgraph.serving.smaller_buckets import for_serving  # noqa: E402
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
 JSON = {"Content-Type": "application/json"}
-# Float32, sums of some hundreds of terms in another order.
+# Float32 sums of some hundreds of terms in a different order.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 MANIFEST = {"versions": {}, "machine": {}, "output": "tensor", "pointers": False, "device": "cpu"}
 
@@ -56,8 +56,8 @@ def graph_of(smiles: str) -> dict:
 
 
 class Loaded:
-    """What ``load_exported`` gives, with a runner where compiled code would be: compiling takes
-    half a minute, and what is asked here is what is around it."""
+    """The result of ``load_exported`` with a runner in place of compiled code: compiling takes half
+    a minute, and only the code around it is tested here."""
 
     def __init__(self, runner: sg.StaticGraphRunner, categories: dict) -> None:
         self.runner, self.plan = runner, runner.plan
@@ -188,9 +188,9 @@ def test_a_manifest_keeps_categories_and_an_older_one_has_none(tmp_path, loaded)
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """One compilation for both ways of serving: a folder, its digest and the runner."""
+    """A folder, its digest and the runner, compiled once for both ways of serving."""
     runner = runner_of()
-    plan = for_serving(runner.plan)  # for packs of any number of graphs
+    plan = for_serving(runner.plan)  # for packs with any number of graphs
     few = replace(plan, capacities=plan.capacities[-1:])
     runner = sg.StaticGraphRunner(runner.model, few, mode="eager")
     folder = tmp_path_factory.mktemp("exports") / "esol"

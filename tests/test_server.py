@@ -43,7 +43,7 @@ def server_of(out: str = "graph", **options) -> sg.Server:
 )
 def test_every_request_gets_what_predict_gives(requests, out):
     asked = [[graph(n, k) for k, n in enumerate(sizes)] for sizes in requests]
-    with server_of(out, max_wait_ms=1e9) as server:  # only a full bucket, or the end, is a reason
+    with server_of(out, max_wait_ms=1e9) as server:  # only a full bucket or closing starts a batch
         futures = [server.submit(graphs) for graphs in asked]
     assert all(future.done() for future in futures)
     for graphs, future in zip(asked, futures, strict=True):
@@ -72,8 +72,8 @@ def test_every_request_gets_what_predict_gives(requests, out):
     drain=st.booleans(),
 )
 def test_every_request_ends_once_however_it_ends(requests, drain):
-    """Graphs that fit nothing, batches that fail, callers that go, a server that is closed: each
-    future ends, for a reason of its own, and the server's counts are those of the ends."""
+    """Graphs that fit no bucket, failing batches, cancelled requests, a closed server: each future
+    ends for its own reason, and the server's counts match the outcomes."""
     server = server_of(max_wait_ms=1e9)
     futures, ends = [], []
     for k, (sizes, kind, flat) in enumerate(requests):
@@ -164,7 +164,7 @@ def test_at_the_deadline_at_the_latest():
 
 
 def test_what_waited_while_a_batch_ran_goes_with_the_next_one():
-    """The device stood still until its oldest graph was as old as a graph may be."""
+    """The device used to idle until the oldest waiting graph reached its maximum wait."""
     with server_of(max_wait_ms=1e9) as server:
         held = Held(server)
         full = server.submit([graph(3, k) for k in range(9)])
@@ -230,7 +230,7 @@ def test_a_failure_of_the_model_fails_its_batch_and_no_other():
 
 
 class Shaped(nn.Module):
-    """Gives what a test says of its pooled rows."""
+    """Returns what a test makes of the pooled rows."""
 
     def __init__(self, shape) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ def test_one_number_for_the_graphs_of_all_callers_is_refused():
 
 
 def test_outputs_of_batches_that_do_not_go_together_fail_their_request_alone():
-    """Gathering them ended the server's thread, and left who asked waiting for ever."""
+    """Concatenating them used to end the server's thread and leave the callers waiting forever."""
     widths = iter(range(1, 100))
     with shaped_server(lambda rows: rows[:, :1].expand(-1, next(widths))) as server:
         with pytest.raises(sg.BatchFailed, match=r"40 graphs ran in .*not go together"):
@@ -285,7 +285,7 @@ def test_outputs_of_batches_that_do_not_go_together_fail_their_request_alone():
 
 
 def test_a_model_that_exits_fails_its_batch_and_no_other():
-    """SystemExit ends a thread in silence, and those whose batch ran waited for ever."""
+    """SystemExit ends a thread silently; the callers of that batch used to wait forever."""
     with server_of(max_wait_ms=0) as server:
         server.runner.model.before = lambda: sys.exit("enough")
         with pytest.raises(sg.BatchFailed, match="SystemExit: enough"):

@@ -1,4 +1,4 @@
-"""A server among callers and models that do what they should not: nobody waits for ever."""
+"""A server with misbehaving callers and models: no request waits forever."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def server_of(**options) -> sg.Server:
 
 
 class Mute(RuntimeError):
-    """Cannot say what it is."""
+    """Raises when it is printed."""
 
     def __str__(self) -> str:
         raise AttributeError("words")
@@ -35,7 +35,7 @@ def raises(error: BaseException):
 
 
 def test_an_error_that_cannot_be_printed_fails_its_batch_and_no_other():
-    """Making the callers' error raised in turn, ended the thread, and they waited for ever."""
+    """Building the callers' error used to raise too and end the thread; they waited forever."""
     with server_of(max_wait_ms=0) as server:
         server.runner.model.before = lambda: raises(Mute())
         with pytest.raises(sg.BatchFailed, match="Mute: it cannot say what it is"):
@@ -46,7 +46,7 @@ def test_an_error_that_cannot_be_printed_fails_its_batch_and_no_other():
 
 @pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])
 def test_a_callback_that_exits_leaves_nobody_else_waiting(fails):
-    """SystemExit passes through a future, and ended the thread amid the answers of a batch."""
+    """SystemExit passes through a future; it used to end the thread amid a batch's answers."""
     with server_of() as server:
         if fails:
             server.runner.model.before = lambda: raises(RuntimeError("no"))
@@ -81,7 +81,7 @@ def test_a_caller_who_ends_his_future_himself_ends_nobody_elses(end):
 
 @pytest.mark.parametrize("wait", [1e18, float("inf")])
 def test_waiting_without_an_end_is_a_wait_like_others(wait):
-    """The thread ended by an OverflowError."""
+    """The thread used to end with an OverflowError."""
     with server_of(max_wait_ms=wait) as server:
         first = server.submit([graph(3)])
         rest = [server.submit([graph(3, k)]) for k in range(1, 9)]
@@ -89,7 +89,7 @@ def test_waiting_without_an_end_is_a_wait_like_others(wait):
 
 
 def test_a_request_of_no_graphs_is_answered():
-    """A store without graphs added nothing to the queue, and nothing answered it."""
+    """A store without graphs used to add nothing to the queue, so nothing answered it."""
     with server_of() as server:
         none = store_of([FlatSpan(flat_of([graph(3)]), 0, 0)], server.schema)
         assert (type(none), len(none)) == (sg.GraphStore, 0)
@@ -101,7 +101,7 @@ def test_a_request_of_no_graphs_is_answered():
 
 
 def test_a_fork_is_told_that_nobody_answers_there():
-    """Its futures waited for a thread that only the parent has."""
+    """Its futures used to wait for a thread that only the parent process has."""
     with server_of(max_wait_ms=0) as server:
         read, write = os.pipe()
         child = os.fork()
@@ -133,7 +133,7 @@ def test_a_fork_is_told_that_nobody_answers_there():
 
 
 def test_a_thread_that_fails_leaves_nobody_waiting(monkeypatch, caplog):
-    """Whatever goes wrong in the server itself: those whose graphs were taken are told, too."""
+    """If the server itself fails, the callers whose graphs were already taken get an error too."""
     server = server_of(max_wait_ms=0)
     monkeypatch.setattr(
         "staticgraph.serving.engine.statistics.Counts.ran",
@@ -181,7 +181,7 @@ def test_two_servers_of_one_runner_answer_their_own():
 
 
 def test_answers_that_cannot_be_sent_end_the_line(monkeypatch):
-    """A thread without memory for its answers ended in silence; all that came later waited."""
+    """A thread without memory for its answers used to end silently; all later requests waited."""
     line = Line()
 
     async def ask(remote):

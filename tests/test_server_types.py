@@ -1,4 +1,4 @@
-"""A server of graphs with several types: what a request lacks is none of it, or is named."""
+"""A server of graphs with several types: a missing type has no rows, or is named in an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RING = [("atom", "within", "ring"), ("ring", "has", "atom"), ("ring", "beside", 
 
 
 class Typed(nn.Module):
-    """A convolution a relation, and the sum of each type's rows."""
+    """One convolution per relation, and the sum of each type's rows."""
 
     def __init__(self, relations) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def runner(molecules) -> sg.StaticGraphRunner:
 
 
 def alone(runner: sg.StaticGraphRunner, graph: HeteroData) -> torch.Tensor:
-    """What plain PyG gives for one graph."""
+    """Plain PyG's output for one graph."""
     with torch.no_grad():
         return runner.model(Batch.from_data_list([graph]))
 
@@ -59,7 +59,7 @@ def without(graph: HeteroData, *names) -> HeteroData:
 
 
 def emptied(graph: HeteroData, *names) -> HeteroData:
-    """With no rows of these types, rather than without the types."""
+    """The graph with no rows of these types, rather than without the types."""
     found = graph.clone()
     for name in names:
         for key, value in list(found[name].items()):
@@ -86,7 +86,7 @@ def test_types_that_a_request_lacks_have_no_rows(runner, molecules):
 
 
 def test_edges_to_a_type_that_a_request_lacks_are_named_and_it_is_left_alone(runner, molecules):
-    """PyG made the type, and the message was of ``__inc__``, which nobody had written."""
+    """PyG used to create the type, and the message was about ``__inc__``, unknown to the user."""
     graph = ringed(molecules)
     odd = without(graph, "ring")
     with sg.Server(runner, max_wait_ms=0) as server:

@@ -1,4 +1,4 @@
-"""What goes together in a batch, and when: graphs that wait for a server, by an injected clock."""
+"""Which waiting graphs go together in a batch, and when, with an injected clock."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_nothing_runs_before_the_deadline_and_all_at_it():
 
 def test_a_full_bucket_does_not_wait():
     waiting = waiting_of(1.0)
-    waiting.add(request(*[4] * 9))  # as many graphs as the large bucket takes
+    waiting.add(request(*[4] * 9))  # as many graphs as the large bucket holds
     taken = waiting.take(0.0)
     assert (len(taken.pieces), taken.bucket) == (9, 1)
 
 
 def test_a_pack_is_ripe_once_a_graph_did_not_fit():
     waiting = waiting_of(1.0)
-    waiting.add(request(*[8] * 5))  # 40 nodes: all that the large bucket takes
+    waiting.add(request(*[8] * 5))  # 40 nodes: all that the large bucket holds
     assert waiting.take(0.0) is None
     waiting.add(request(2))
     taken = waiting.take(0.0)

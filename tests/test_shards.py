@@ -1,4 +1,4 @@
-"""Stores in several folders: however divided, the same store; what is damaged is named."""
+"""Stores in several folders: the same store however it is divided, and damage is named."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from staticgraph.store.writer import StoreWriter, parts_folder
 
 
 def in_shards(folder: Path, graphs: list[Data], lengths: list[int]) -> None:
-    """One store a length beside each other, as parts of a writer."""
+    """Writes one store per length into sibling folders, as parts of a writer."""
     writer = StoreWriter(folder, part_graphs=len(graphs) + 1, levels=LEVELS, name="all")
     begin = 0
     for length in lengths:
@@ -39,7 +39,7 @@ def in_shards(folder: Path, graphs: list[Data], lengths: list[int]) -> None:
 
 
 def assert_same_batches(ours, theirs) -> None:
-    """Every array of every batch, and which graphs it is of."""
+    """Every array of every batch is equal, and so are the graphs it holds."""
     for mine, other in zip(ours, theirs, strict=True):
         assert (mine.bucket, mine.real) == (other.bucket, other.real)
         for name in mine._tensors:
@@ -47,14 +47,14 @@ def assert_same_batches(ours, theirs) -> None:
 
 
 def drained(loader) -> int:
-    """The graphs of an epoch."""
+    """The number of graphs in an epoch."""
     return sum(batch.real.graphs for batch in loader)
 
 
 @settings(max_examples=10, deadline=None)
 @given(graphs=graph_lists(min_size=1, max_size=9), data=st.data())
 def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
-    """Graphs, arrays, sizes, schedule and batches; sorted or not, however each shard keeps them."""
+    """Graphs, arrays, sizes, schedule and batches; sorted or not, in whatever dtypes shards use."""
     cuts = data.draw(st.lists(st.integers(0, len(graphs)), max_size=4))
     lengths = [k for k in np.diff(sorted({0, len(graphs), *cuts})).tolist() if k]
     folder = tmp_path_factory.mktemp("s") / "all"
@@ -79,12 +79,11 @@ def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
             for each in (whole, store)
         ]
         assert_same_batches(*loaders)
-    assert len(found) == len(whole)  # opened before its folder moved
+    assert len(found) == len(whole)  # opened before its folder was moved
 
 
 def test_splits_that_all_stores_have_are_put_together(tmp_path):
-    """As positions in the whole; one that only some have would be a part of the data without a
-    word."""
+    """As positions in the whole; a split that only some stores have would silently be partial."""
     graphs = graphs_of(16)
     first, second = graphs[:10], graphs[10:]
     sg.GraphStore.from_pyg(first, progress=False).with_splits(
@@ -125,7 +124,7 @@ def test_nodes_of_several_types_and_objects(tmp_path):
 
 
 def test_strings_survive_being_put_together(tmp_path):
-    """Where each begins is counted on from part to part."""
+    """The offsets of each part's strings continue from the part before."""
     graphs = graphs_of(7)
     for number, graph in enumerate(graphs):
         graph.smiles = "C" * (number + 1)
@@ -147,14 +146,14 @@ def test_parts_with_other_strings_are_refused(tmp_path):
 
 @pytest.fixture
 def listed(tmp_path) -> Path:
-    """Thirty graphs in three shards with a list."""
+    """Thirty graphs in three shards, with a list of the shards."""
     in_shards(tmp_path / "all", graphs_of(30), [10, 12, 8])
     StoreWriter(tmp_path / "all").finish(merged=False, splits={"train": np.arange(25)})
     return tmp_path / "all"
 
 
 def test_a_flipped_byte_anywhere_is_found_and_named(listed):
-    """Whichever file it is in, by the first that reads it."""
+    """In whichever file it is, the first read of that file finds it."""
     for path in sorted(listed.rglob("*")):
         if not path.is_file():
             continue
@@ -210,7 +209,7 @@ def test_another_store_in_a_shards_place_is_refused(listed, tmp_path):
 
 
 def test_opening_reads_no_column(listed, monkeypatch):
-    """Of a list not even the shards' manifests."""
+    """With a list, not even the shards' manifests are read."""
     monkeypatch.setattr(OpenShards, "__getitem__", lambda self, number: 1 / 0)
     store = sg.GraphStore.load(listed, verify=False)
     assert len(store) == 30
@@ -219,7 +218,7 @@ def test_opening_reads_no_column(listed, monkeypatch):
 
 
 def test_more_shards_than_files_may_be_open(listed, monkeypatch):
-    """The oldest are closed, and what was compared is not compared again."""
+    """The oldest shards are closed, and content already verified is not verified again."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
     in_shards(listed.with_name("many"), graphs_of(30), [3] * 10)
     store = sg.GraphStore.load(listed.with_name("many.parts"), verify=False)
@@ -287,7 +286,7 @@ def test_a_store_in_shards_is_copied_into_one_folder(listed, tmp_path):
 
 
 def test_by_rank_each_reads_its_own_shards_and_all_take_the_same_steps(listed):
-    """Rank 1's host has only rank 1's shards; the plan is made over all."""
+    """Rank 1's host has only rank 1's shards; the plan covers all of them."""
     everywhere = sg.GraphStore.load(listed, shards="by-rank")
     plan = sg.plan_buckets(everywhere, 4)
     for epoch in (0, 1):
@@ -331,7 +330,7 @@ def test_ranks_get_whole_shards_as_evenly_as_they_go(tmp_path):
 
 
 def test_a_batch_takes_as_many_calls_whatever_the_number_of_shards(listed, monkeypatch):
-    """A call a shard and array took ten times as long as the copying."""
+    """One call per shard and array used to take ten times as long as the copying itself."""
     calls: list[int] = []
     copy = addresses._copy
 
@@ -351,7 +350,7 @@ def test_a_batch_takes_as_many_calls_whatever_the_number_of_shards(listed, monke
 
 
 def test_what_shards_keep_in_different_dtypes_is_widened(tmp_path):
-    """Values of one shard fit a byte, of the next they do not; row pointers of any width."""
+    """Values of one shard fit into a byte, those of the next do not; row pointers of any width."""
     graphs = graphs_of(30)
     for number, graph in enumerate(graphs):
         graph.z = torch.full((graph.num_nodes,), 10 ** (number // 10 * 4))
@@ -375,7 +374,7 @@ def test_what_shards_keep_in_different_dtypes_is_widened(tmp_path):
 
 
 def test_shards_stay_open_while_they_are_read(listed, monkeypatch):
-    """Of more than are kept open: an address in one that was closed leads nowhere."""
+    """With more shards than are kept open: an address in a closed shard would be invalid."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
     in_shards(listed.with_name("many"), graphs_of(30), [3] * 10)
     store = sg.GraphStore.load(listed.with_name("many.parts"), verify=False)

@@ -1,4 +1,4 @@
-"""What was changed in a model after it was recorded is named before a replay goes on without it."""
+"""What was changed in a model after recording is named before a replay would ignore it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def runner_of(model, hiv, phases=None, **options):
 
 
 def loader_of(hiv):
-    """Two batches of one bucket, again and again."""
+    """Two batches of one bucket, repeatedly."""
     return sg.StaticLoader(hiv, sg.BucketPlan.of(CAPACITIES[:1], batch_size=30), indices=range(60))
 
 
@@ -64,7 +64,7 @@ def message_hook(model):
     model.conv.register_message_forward_hook(lambda *_: None)
 
 
-# What no hook of torch tells of.
+# Changes that no torch hook reports.
 QUIET = {
     "frozen": (
         lambda model: model.bonds.requires_grad_(False),
@@ -95,7 +95,7 @@ def more(model):
     model.bonds.register_parameter("extra", nn.Parameter(torch.ones(1)))
 
 
-# What torch tells of.
+# Changes that torch reports.
 TOLD = {
     "hook": (hooked, r"atoms\.hooks was 0, is 1"),
     "hook of a parameter": (
@@ -150,13 +150,13 @@ def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_cha
     with pytest.raises(sg.NotStatic, match=message):
         runner.step(batch)
     if what in ("hook", "deleted"):
-        return  # the one is refused by every compiled or recorded step, the other by the layer
+        return  # a hook is refused by every compiled or recorded step, the deletion by the layer
     runner.warmup(hiv, progress=False)
     runner.step(batch)
 
 
 def test_batches_of_no_loader_are_looked_at_every_so_often(hiv, monkeypatch):
-    """At the first, second, third, fifth, ninth ... replay, and every so many."""
+    """Checked at the first, second, third, fifth, ninth ... replay, then at fixed intervals."""
     monkeypatch.setattr(recorded_model, "EVERY", 7)
     model = Net()
     runner = runner_of(model, hiv)
@@ -180,7 +180,7 @@ def test_batches_of_no_loader_are_looked_at_every_so_often(hiv, monkeypatch):
 
 
 def test_flags_matter_for_the_recording_that_they_were_made_with(hiv):
-    """A frozen layer is no change of an evaluation; a norm that trains in one is."""
+    """A frozen layer does not matter in an evaluation; a module in training mode does."""
     model = Net()
     runner = runner_of(model, hiv)
     batch = batches_of(hiv, 1)[0]
@@ -208,7 +208,7 @@ def test_a_model_in_evaluation_mode_at_the_warm_up_is_not_changed(hiv):
 
 
 def test_what_the_forward_writes_is_no_premise(hiv):
-    """A counter, a kept tensor, a private attribute; what else is public and plain is one."""
+    """Counters, kept tensors and private attributes are not; other public, plain attributes are."""
 
     class Counting(Net):
         def __init__(self) -> None:
@@ -234,7 +234,7 @@ def test_what_the_forward_writes_is_no_premise(hiv):
 
 
 def test_a_key_recorded_later_does_not_hide_a_change(hiv):
-    """Without a warm-up the second bucket's recording would note the change as what was there."""
+    """Without a warm-up, the second bucket's recording would take the changed value as original."""
     model = Net()
     runner = made_runner(
         model, CAPACITIES, "cuda-graph", loss=bce, optimizer=adam(model), recorder=ArenaRecorder
@@ -247,7 +247,7 @@ def test_a_key_recorded_later_does_not_hide_a_change(hiv):
 
 
 def test_a_model_that_nobody_records_is_not_watched_for_long():
-    """Nor does a model that is built later find anybody to tell."""
+    """And no listener is left for registrations on models that are built later."""
     import gc
     import weakref
 

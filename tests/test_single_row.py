@@ -1,5 +1,5 @@
-"""BatchNorm over one real row: refused where the count is known, as torch does; elsewhere running
-statistics stay, since the variance of one value says nothing of others."""
+"""BatchNorm over one real row is refused, as in torch, where the count is known; elsewhere the
+running statistics stay, because one value says nothing about the variance of others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store():
 
 
 class Net(nn.Module):
-    """A norm over graphs, or over nodes."""
+    """A norm over graphs or over nodes."""
 
     def __init__(self, level: str, norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -51,7 +51,8 @@ def loss_of(out, batch):
 
 
 def runner_of(store, model, mode="eager", kernels=False):
-    """Warmed up, but where Inductor would compile an evaluation, too, which nobody asks for."""
+    """A warmed-up runner, except in mode ``default``, where Inductor would also compile an
+    evaluation that no test needs."""
     sg.convert(model, kernels=kernels)
     options = {"recorder": TapeRecorder, "scope": "forward_backward"}
     runner = made_runner(
@@ -89,7 +90,7 @@ def test_one_real_row_is_refused_as_torch_refuses_it(store, level, mode, kernels
     for name, value in before.items():
         assert torch.equal(value, dict(model.named_buffers())[name]), name
     runner.step(batch_of(store, [0, 1]))
-    runner.eval_step(batch_of(store, [0]))  # the running statistics serve any number of rows
+    runner.eval_step(batch_of(store, [0]))  # the running statistics work for any number of rows
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["stock", "kernels"])
@@ -113,11 +114,11 @@ def test_where_the_count_is_not_known_statistics_stay(store, mode, kernels):
     runner.step(batch)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        runner.check_finite()  # once
+        runner.check_finite()  # warns only once
 
 
 class Chosen(nn.Module):
-    """A norm over the nodes that a pool chose: one of a graph of one or two."""
+    """A norm over the nodes that a pool selects: one node from a graph of one or two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +132,7 @@ class Chosen(nn.Module):
 
 @pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 def test_rows_that_a_pool_chose_are_flagged_on_the_device(store, mode, monkeypatch):
-    """How many nodes there are is known of the batch, not how many of them were chosen."""
+    """The batch knows its number of nodes, but not how many of them a pool selects."""
     mode = mode_of(mode, monkeypatch)
     model = Chosen()
     runner = runner_of(store, model, mode)

@@ -1,4 +1,4 @@
-"""The site, opened as files: it can be searched, and nothing comes from elsewhere."""
+"""The site, opened as files: it can be searched, and nothing is fetched from elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGES = ("index.md", "padding.md", "notes/index.md")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """Built as ``mkdocs.yml`` says, of a few pages alone."""
+    """Built from ``mkdocs.yml`` with a few pages only."""
     folder = tmp_path_factory.mktemp("site")
     for page in (*PAGES, "site.css", "iframe-worker.js"):
         (folder / "docs" / page).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Slots: who holds them is said, and a batch whose slot went back is caught, not read."""
+"""Slots: the error names who holds them, and reading a batch whose slot was returned raises."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Commands answer at once: what needs no torch is told without it, and before it is imported a line
-says so."""
+"""Commands answer at once: what needs no torch is answered without it, and its import announced."""
 
 import json
 import subprocess
@@ -14,7 +13,7 @@ from staticgraph.training.history import EpochRecord
 from staticgraph.training.report import TrainReport
 
 ESOL = str(Path(__file__).parents[1] / "examples" / "data" / "esol.npz")
-# Each runs in one process of its own in which torch cannot be had: importing it ends the command.
+# The commands run in a process of their own in which importing torch ends the command.
 WITHOUT_TORCH = """
 import contextlib, io, json, sys
 
@@ -45,7 +44,7 @@ json.dump(found, sys.stdout)
 
 
 def without_torch(*commands):
-    """Status, stdout and stderr of each command, where torch is not to be had."""
+    """Status, stdout and stderr of each command, in a process where torch cannot be imported."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, json.dumps(commands)],
         capture_output=True, text=True, check=True,

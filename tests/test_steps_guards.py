@@ -1,4 +1,4 @@
-"""A fused step's later calls: few guards, no frame evaluation, and every change still seen."""
+"""Later calls of a fused step: few guards, no frame evaluation, and every change still noticed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def doubled(x):
 
 
 class Model(nn.Module):
-    """Reads what a user may change: attributes, flags, a global, a function, layers."""
+    """Reads all that a user may change: attributes, flags, a global, a function, layers."""
 
     def __init__(self):
         super().__init__()
@@ -116,7 +116,7 @@ def one_for_all(esol):
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_user_changes_is_refused(change, one_for_all):
-    """And once it is as it was, the step runs again."""
+    """Once the change is undone, the step runs again."""
     runner, batch = one_for_all
     with CHANGES[change](runner.model), pytest.raises(sg.NotStatic, match="compiled again"):
         runner(batch)
@@ -147,8 +147,8 @@ def test_a_setting_of_torch_that_changed_is_told_by_the_function_that_sets_it(se
 
 
 def test_a_number_that_changes_is_told_to_be_a_tensor_and_serves_as_one(esol):
-    """As the weight of a term of the loss that is annealed; a fused step may be the choice of
-    ``auto``, so the user need not have asked for one."""
+    """Such as an annealed weight of a loss term; ``auto`` may have chosen the fused step, so the
+    user need not have requested one."""
     beta = {"number": 1.0, "tensor": torch.tensor(1.0)}
 
     def runner_with(kind):
@@ -220,7 +220,7 @@ def test_an_exchanged_parameter_is_read_at_the_next_call(esol):
 
 
 def test_no_frame_is_evaluated_after_the_first_call(esol):
-    """Where all guards hold, torch.compile's own wrapper is not called."""
+    """While all guards hold, torch.compile's own wrapper is not called."""
     runner, batch = captured(Model().eval(), esol)
     expected, function = runner(batch), function_of(runner)
 
@@ -232,7 +232,7 @@ def test_no_frame_is_evaluated_after_the_first_call(esol):
 
 
 def test_torchs_stance_is_kept(esol):
-    """Asked to leave functions alone, a step runs as eager does."""
+    """With the stance ``force_eager``, a step runs as eager does."""
     runner, batch = captured(Model().eval(), esol)
     expected, calls = runner(batch), []
     function = function_of(runner)
@@ -244,7 +244,7 @@ def test_torchs_stance_is_kept(esol):
 
 
 def test_guards_of_what_cannot_change_are_gone(esol, monkeypatch):
-    """Less than half of what Dynamo noted is left, built once, none of a library's own names."""
+    """Less than half of Dynamo's guards are left, built once, none on the library's own names."""
     noted, kept, built = [], [], []
     drop, build = guards.drop_guards, CheckFunctionManager.build_guards
 
@@ -274,13 +274,13 @@ def test_guards_of_what_cannot_change_are_gone(esol, monkeypatch):
 
 
 def test_no_guard_is_answered_by_an_error(esol):
-    """One on an attribute that is not there costs as much as fifty others."""
+    """A guard on a missing attribute costs as much as fifty others."""
     runner, batch = captured(Trunk(gine), esol)
     (entry,) = _debug_get_cache_entry_list(function_of(runner)._function.__code__)
     built = str(entry.guard_manager)
     assert "DICT_CONTAINS" in built
     assert "NO_HASATTR" not in built
-    runner.model.norms[1].__dict__[APART] = True  # what the attribute is for is still seen
+    runner.model.norms[1].__dict__[APART] = True  # setting the attribute is still noticed
     with pytest.raises(sg.NotStatic, match="compiled again"):
         runner(batch)
 
@@ -299,14 +299,14 @@ def test_a_capture_is_one_trace_without_a_look_for_garbage(esol):
         function(*batch.tensors().values())
     finally:
         gc.callbacks.remove(seen)
-    assert set(found) <= {0}  # what was due before and after
+    assert set(found) <= {0}  # collections due before and after the capture
     assert len(found) <= 4
     assert gc.isenabled()
     assert function.counts.compiles == 1
 
 
 class Deletes(nn.Module):
-    """Hands a tensor from one method to another by an attribute, as GatedGCN does."""
+    """Passes a tensor from one method to another through an attribute, as GatedGCN does."""
 
     def __init__(self, before):
         super().__init__()
@@ -322,7 +322,7 @@ class Deletes(nn.Module):
 
 
 def test_an_attribute_that_a_forward_deletes(esol):
-    """Set in __init__ it stands there before the first step and never again."""
+    """If it is set in __init__, it exists before the first step and never again."""
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     runner = sg.StaticGraphRunner(Deletes(before=False), [CAPACITY], "fused")
     assert torch.equal(runner(batch), runner(batch))

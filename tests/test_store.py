@@ -1,4 +1,4 @@
-"""GraphStore: what goes in comes out, order is right, files are checked, errors name the graph."""
+"""GraphStore: data round-trip, order is right, files are checked, errors name the graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NONE = np.empty(0, np.int64)
 
 @st.composite
 def flat_graphs(draw):
-    """Node counts, edge counts and local endpoints of a few graphs, empty ones among them."""
+    """Node counts, edge counts and local endpoints of a few graphs, some of them empty."""
     sizes = draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=8))
     nodes = np.array([n for n, _ in sizes])
     edges = np.array([e if n else 0 for n, e in sizes])
@@ -377,7 +377,7 @@ def test_no_store_is_not_a_corrupt_one(tmp_path, saved):
 
 @pytest.mark.parametrize("values", [np.arange(12), np.arange(12.0), np.arange(12.0) + 0.5])
 def test_columns_are_in_c_order(values):
-    """A transposed field would otherwise be copied whole for every batch: 5 ms of 5.1 a batch."""
+    """Otherwise a transposed field would be copied whole for every batch: 5 of its 5.1 ms."""
     field = np.asfortranarray(values.reshape(4, 3))
     none = np.empty(0, np.int64)
     store = GraphStore.from_arrays(

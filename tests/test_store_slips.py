@@ -1,4 +1,4 @@
-"""What is easily given in place of what a store takes: splits, batches, paths with a tilde."""
+"""Inputs that are easily mistaken for what a store takes: splits, batches, paths with a tilde."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_batches_are_no_graphs(graphs, given, message):
 
 
 def test_a_path_may_begin_with_the_home_folder(graphs, tmp_path, monkeypatch):
-    """As datasets.open has always taken it; a shell leaves --out=~/runs as it is."""
+    """As datasets.open has always accepted; a shell does not expand --out=~/runs."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     store = sg.GraphStore.from_pyg(graphs, progress=False)

@@ -1,4 +1,4 @@
-"""Stores written a part at a time: the same bytes as at once, and what was committed is kept."""
+"""Stores written in parts: the same bytes as when written at once, and committed parts are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from staticgraph.store.writer import StoreWriter, parts_of
 @settings(max_examples=12, deadline=None)
 @given(graphs=graph_lists(min_size=1, max_size=9), part=st.integers(1, 4))
 def test_in_parts_is_at_once(graphs, part, tmp_path_factory):
-    """Whatever each part's values would have been kept in, sorted or not."""
+    """Whatever dtype each part alone would use, sorted or not."""
     folder = tmp_path_factory.mktemp("w") / "store"
     with StoreWriter(folder, part_graphs=part, levels=LEVELS, name="all") as writer:
         writer.extend(graphs)
@@ -92,7 +92,7 @@ def test_several_types_of_nodes(tmp_path):
 
 def test_shards_of_several_writers_are_one_store(tmp_path):
     graphs = graphs_of(30)
-    for shard in (1, 0, 2):  # whoever is first
+    for shard in (1, 0, 2):  # in any order
         mine = graphs[shard * 10 : shard * 10 + 10]
         with StoreWriter(tmp_path / "s", shard=shard, part_graphs=4, levels=LEVELS) as writer:
             writer.extend(mine)
@@ -120,17 +120,17 @@ def test_stores_and_arrays_are_appended(tmp_path, esol):
 
 
 def test_a_kill_anywhere_leaves_what_was_committed(tmp_path):
-    """A writer made again goes on behind it, and the store is the one of no kill."""
+    """A new writer continues after the committed parts; the store is the same as without a kill."""
     graphs = _with([1, 300, 2])
     expected = sg.GraphStore.from_pyg(graphs, levels=OF_NODES, name="s")
     folder, k, killed, partly = tmp_path / "s", 0, True, set()
     while killed:
         killed = killed_before(k, lambda: _write_from(folder, graphs))
-        k += 9  # of some 250 calls
+        k += 9  # out of some 250 calls
         if not folder.exists():
             partly.add(StoreWriter(folder).committed)
             _write_from(folder, graphs)
-        # Parts that a kill left beside the finished store are not taken for new ones.
+        # Parts that a kill left next to the finished store are not taken for new ones.
         assert StoreWriter(folder, overwrite=True).committed == 0
         assert_same_files(sg.GraphStore.load(folder), expected)
         shutil.rmtree(tmp_path)
@@ -144,7 +144,7 @@ def _write_from(folder, graphs) -> None:
 
 
 def test_parts_for_another_store_are_kept_beside_the_old_one(tmp_path):
-    """An older store that is to be replaced is not what the parts became."""
+    """The older store, which is to be replaced, is not mistaken for the result of the parts."""
     folder = tmp_path / "s"
     _write_from(folder, _with([1, 2, 3]))
     with StoreWriter(folder, shard=0, part_graphs=2, levels=OF_NODES) as writer:

@@ -1,4 +1,4 @@
-"""Batches that cross on a stream of their own: no use of a slot overtakes the one before it."""
+"""Batches copied on a stream of their own: no use of a slot overtakes the previous use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def streams(monkeypatch):
 
 @pytest.fixture
 def loader(esol, streams, monkeypatch):
-    """Makes loaders that copy to a device; what fills a slot writes to it as the host."""
+    """Makes loaders that copy to a device; filling a slot is logged as a write by the host."""
     fill = loading.fill
 
     def filled(store, ids, layout, arrays):
@@ -36,7 +36,7 @@ def loader(esol, streams, monkeypatch):
 
 @pytest.mark.parametrize("slots", [1, 2, 4])
 def test_no_copy_overtakes_what_stands_in_its_slot(loader, streams, slots):
-    """Neither the zeros of a new slot, nor the step that reads the batch before."""
+    """It overtakes neither the zeroing of a new slot nor the step that reads the previous batch."""
     with streams:
         for batch in loader(slots=slots):
             assert bool(batch.node_mask.any())
@@ -47,8 +47,8 @@ def test_no_copy_overtakes_what_stands_in_its_slot(loader, streams, slots):
 
 
 def test_a_loader_made_while_the_device_is_busy_waits_for_its_zeros_alone(loader, streams):
-    """The copy waits for an event that was recorded behind the zeros, so work that is queued after
-    the loader was made does not hold it up."""
+    """The copy waits for an event recorded after the zeroing, so work that is queued after the
+    loader was made does not delay it."""
     with streams:
         made = loader(slots=2)
         before = len(streams.log)
@@ -64,7 +64,7 @@ def test_a_loader_made_while_the_device_is_busy_waits_for_its_zeros_alone(loader
 
 
 class Moved:
-    """A store of the host that says it is on the device."""
+    """A host store that reports to be on the device."""
 
     device = CUDA
 
@@ -76,7 +76,7 @@ class Moved:
 
 
 def test_ids_wait_for_the_memory_they_are_written_to(esol, streams):
-    """The memory of the ids is new, so the allocator may have taken it from queued work."""
+    """The memory of the ids is new, so the allocator may have reused memory of queued work."""
     store = Moved(esol.to("cpu"))
     capacity = sg.BucketPlan.of(PLAN).capacities[0]
     layouts = [SlotLayout(0, capacity, esol.schema)]
@@ -86,7 +86,7 @@ def test_ids_wait_for_the_memory_they_are_written_to(esol, streams):
         slot = pool.lend()
         freed = torch.zeros(feed._most, dtype=torch.int32, device=CUDA)
         empty_like = torch.empty_like
-        freed.add_(1)  # queued work, whose memory the allocator gives away
+        freed.add_(1)  # queued work whose memory the allocator reuses
 
         def reused(like, **options):
             return freed if options.get("device") == CUDA else empty_like(like, **options)
@@ -105,7 +105,7 @@ def esol_ids(first):
 
 
 def test_the_log_finds_a_race(streams):
-    """A stream that does not wait for another's write is caught, one that does is not."""
+    """A stream that does not wait for another stream's write is caught; one that does is not."""
     with streams:
         side = torch.cuda.Stream(CUDA)
         value = torch.zeros(4, device=CUDA)

@@ -1,8 +1,8 @@
 """Two thousand steps with everything that happens in between: evaluations, predictions, losses that
 raise, interrupts at any point of a step, and resumes from files.
 
-The oracle is the same training left in peace. Losses and parameters must be those of it bit for
-bit; slots must all be back, and what the process holds must not grow with the steps.
+The oracle is the same training without disturbance. Losses and parameters must match it bit for
+bit; all slots must be returned, and what the process holds must not grow with the steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from staticgraph.training import checkpoint
 
 
 class Net(nn.Module):
-    """All that has a state: a norm, dropout's random numbers, momentum."""
+    """Everything that has state: a norm, dropout's random numbers, momentum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 class Loss:
-    """Raises once where it is told to."""
+    """Raises once when ``error`` is set."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -55,7 +55,7 @@ class Loss:
 
 
 class Sitting:
-    """A process that trains: a model, an optimizer, a runner and a loader, made anew or resumed."""
+    """A process that trains: a model, an optimizer, a runner and a loader, new or resumed."""
 
     def __init__(
         self, store: sg.GraphStore, mode: str, workers: int, folder: Path | None = None
@@ -138,7 +138,7 @@ def in_peace(store: sg.GraphStore, mode: str, steps: int) -> tuple[list[float], 
 def interrupted_at(
     sitting: Sitting, random: Random
 ) -> tuple[torch.utils.hooks.RemovableHandle, ...]:
-    """Something of the next step raises KeyboardInterrupt: a layer, the loss, backward, the
+    """Makes a part of the next step raise KeyboardInterrupt: a layer, the loss, backward, or the
     optimizer before or after its update."""
     gone = []
 
@@ -163,7 +163,7 @@ def interrupted_at(
 
 
 def look_around(sitting: Sitting, store: sg.GraphStore, random: Random) -> None:
-    """Evaluations and predictions, some of them broken off."""
+    """Evaluations and predictions, some of them cut short."""
     kind = random.randrange(3)
     if kind == 0:
         loader = sg.StaticLoader(store, sitting.runner.plan, exact=False)
@@ -180,25 +180,27 @@ def look_around(sitting: Sitting, store: sg.GraphStore, random: Random) -> None:
             sitting.runner.eval_step(batch)
 
 
-# A leak at every step is an object at least: half of one a step is none. Nor is half the memory of
-# one batch a step, over so many steps that an arena of the allocators (a MiB) is lost among them.
+# A leak in every step adds at least one object per step, so half an object is no leak. Neither is
+# half the memory of one batch per step, over enough steps that an allocator arena (a MiB) does not
+# matter.
 OBJECTS_A_STEP, BATCHES_A_STEP = 0.5, 0.5
 ARENAS = 2 << 20
 SAMPLES = 40
 
 
 def held() -> tuple[int, int]:
-    """Objects that Python's collector tracks (tensors, frames, closures, dictionaries), and bytes
-    of the process, torch's own memory included."""
+    """Objects that Python's collector tracks (tensors, frames, closures, dictionaries), and the
+    resident bytes of the process, torch's own memory included."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return len(gc.get_objects()), pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def grown(steps: np.ndarray, levels: np.ndarray) -> tuple[float, int]:
-    """By how much a level rose a step, and over how many steps: between the medians of the first
-    and of the last quarter of what was seen after the first quarter of all steps, in which caches
-    fill. A median, since a sample may meet a worker more or less, or another process's pressure."""
+    """Growth of a level per step, and the number of steps it was measured over: between the medians
+    of the first and the last quarter of the samples taken after the first quarter of all steps, in
+    which caches fill. Medians, because a sample may include a worker more or less, or pressure from
+    another process."""
     later = steps > steps[-1] // 4
     steps, levels = steps[later], levels[later]
     quarter = len(steps) // 4
@@ -217,7 +219,7 @@ def test_growth_is_told_from_noise():
 
 @pytest.fixture
 def young_alone():
-    """What other tests left is not looked at: the collector goes through this test's objects."""
+    """The collector only goes through this test's objects, not those that other tests left."""
     gc.collect()
     gc.freeze()
 
@@ -229,10 +231,10 @@ def test_two_thousand_steps_and_all_that_comes_between(tmp_path, mode, steps):
     store, random = small_store(), Random(5)
     expected, model = in_peace(store, mode, steps)
     gc.collect()
-    gc.freeze()  # of what was compiled there is more than of all that the collector looks for
+    gc.freeze()  # the objects of compiled code outnumber those the collector should traverse
     sitting = Sitting(store, mode, workers=1)
     sitting.save(tmp_path)
-    # Made before, so that what this test keeps does not grow.
+    # Allocated up front, so that the memory of this test itself does not grow.
     losses = np.full(steps, np.nan)
     seen = np.zeros((SAMPLES, 3), dtype=np.int64)
     happened = {"looked": 0, "failed": 0, "interrupted": 0, "resumed anew": 0}

@@ -1,4 +1,5 @@
-"""The constructor: a model or a subject, what goes with it, and who says what once."""
+"""The constructor: a model or a subject, the arguments with it, and each of them given only
+once."""
 
 import inspect
 
@@ -149,7 +150,7 @@ def test_a_recording_records_with_cuda_graphs_unless_told():
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
 def test_an_optimizer_without_a_state_is_made_ready_for_its_recording(esol, kind):
-    """As users write it; the recorded steps are those of plain eager."""
+    """As users write it; the recorded steps equal those of plain eager."""
     results = []
     for mode in ("eager", "cuda-graph"):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What the labels of a table or a store are taken for: numbers, yes or no, classes."""
+"""How the labels of a table or a store are interpreted: as numbers, yes/no or classes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ TAKEN = {
 
 @pytest.mark.parametrize(("cells", "options", "dtype", "first", "names"), TAKEN.values(), ids=TAKEN)
 def test_what_a_column_is_taken_for(cells, options, dtype, first, names):
-    """Also in stretches, by several processes' shares."""
+    """Also when the table is converted in several parts."""
     path = table(cells)
     store = datasets.open(path, progress=False, **options)
     y = store.schema["y"]
@@ -196,7 +196,7 @@ def test_names_of_classes_reach_the_report_and_the_run(capsys):
 
 
 def test_the_task_is_a_setting_of_the_run(capsys):
-    """It is in the file of settings, resumes, and decides 0 and 1."""
+    """It is in the settings file, survives a resume, and decides how 0 and 1 are interpreted."""
     path = table(lambda k: k % 2)
     assert status_of([*TRAIN, "--data", path, "--task", "regression", "--out", "run"]) == 0
     assert "predicting 1 number, judged by RMSE" in capsys.readouterr().err
@@ -228,7 +228,8 @@ def test_a_store_made_of_smiles_is_served_smiles(options, capsys):
 
 
 def test_stores_of_other_classes_are_not_put_together():
-    """The same numbers would mean other things; what is no molecule makes a store of none."""
+    """The same numbers would mean different classes; with one store of non-molecules, the result is
+    not of molecules either."""
     datasets.open(table(words), target="y", progress=False).save("one")
     other = datasets.open(table(lambda k: "ab"[k % 2]), target="y", progress=False)
     other.save("two")

@@ -1,4 +1,4 @@
-"""The dtype of y tells the task; metrics against scikit-learn; missing labels count nowhere."""
+"""The dtype of y determines the task; metrics match scikit-learn; missing labels never count."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_targets_that_make_no_task(store, message):
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_roc_auc_is_scikit_learns_mean_over_targets_with_both_answers(scale):
-    """At scale 100 a sigmoid in float32 makes half of the scores equal."""
+    """At scale 100, a float32 sigmoid would make half of the scores equal."""
     rng = torch.Generator().manual_seed(0)
     out = scale * torch.randn(300, 3, generator=rng)
     out[:50] = out[50:100]  # ties
@@ -101,13 +101,13 @@ def test_classes_take_cross_entropy():
 
 
 def test_a_model_whose_outputs_are_nan_has_no_metric():
-    """Not the best one: a NaN would stand first in their order and be the largest of classes."""
+    """And not the best one: NaN would sort first and be the largest of the classes."""
     broken = torch.full((4, 1), math.nan)
     answers = torch.tensor([[0.0], [1.0], [1.0], [0.0]])
     assert math.isnan(tasks.roc_auc(broken, answers))
     assert math.isnan(tasks.rmse(broken, answers))
     assert math.isnan(tasks.accuracy(torch.full((4, 2), math.nan), torch.zeros(4, 1)))
-    # Where the answer is missing, the output does not matter.
+    # Where the label is missing, the output does not matter.
     answers[0] = math.nan
     broken[1:] = torch.tensor([[2.0], [3.0], [1.0]])
     assert tasks.roc_auc(broken, answers) == 1.0

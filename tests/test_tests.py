@@ -1,5 +1,5 @@
-"""The tests themselves: what several share is in tests/support, named by noun, and numbers of laws
-explain nothing."""
+"""The tests themselves: shared code is in tests/support, named by noun; laws are not cited by
+number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def named(path: Path) -> str:
 
 
 def imported(source: str) -> list[tuple[int, str]]:
-    """Line and module of each import, in functions as well; a name from a folder of tests too."""
+    """Line and module of each import, also inside functions, and names from a tests folder."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -66,7 +66,7 @@ def test_an_import_of_a_file_of_tests_is_seen():
 
 
 def test_what_is_shared_is_no_file_of_tests():
-    """Interpreted kernels are tests that a child process runs by their path."""
+    """Interpreted kernels are tests that a child process runs by path."""
     for path in SUPPORT.rglob("*.py"):
         assert not path.name.startswith("test_"), f"{named(path)} would be collected"
     beside = {path.name for path in TESTS.glob("*.py") if not path.name.startswith("test_")}
@@ -74,13 +74,13 @@ def test_what_is_shared_is_no_file_of_tests():
 
 
 def test_laws_are_called_by_what_they_say():
-    """docs/laws.md may number them; a test says what it holds."""
+    """docs/laws.md may number them; a test says what it checks."""
     said = {named(path): re.search(r"\b[Ll]aws? (and )?\d", path.read_text()) for path in FILES}
     assert {name: found[0] for name, found in said.items() if found} == {}
 
 
 def test_every_test_of_a_gpu_runs_on_the_cpu_too():
-    """A device comes from support.places, beside the CPU; nothing is marked by hand."""
+    """Devices come from support.places, along with the CPU; nothing is marked by hand."""
     by_hand = re.compile(r"mark\.gpu\b")
     assert by_hand.search((SUPPORT / "places.py").read_text())
     for path in FILES:
@@ -92,7 +92,7 @@ def test_every_test_of_a_gpu_runs_on_the_cpu_too():
 
 
 def report_of(name: str, seconds: float, keywords: Iterable[str] = ()) -> SimpleNamespace:
-    """What a test left: its name, its seconds of processor, twice as many on the wall."""
+    """A test's report: its name, its processor seconds, and twice as many seconds of wall time."""
     return SimpleNamespace(
         nodeid=name,
         duration=2 * seconds,
@@ -110,7 +110,7 @@ def test_the_slowest_twenty_are_told_with_the_sum_of_all():
 
 
 def limits(source: str) -> list[int]:
-    """Lines where something is given a number of seconds to end in: ``timeout=60``."""
+    """Lines where a call has a literal time limit in seconds: ``timeout=60``."""
     return [
         node.value.lineno
         for node in ast.walk(ast.parse(source))
@@ -122,7 +122,7 @@ def limits(source: str) -> list[int]:
 
 
 def test_limits_grow_with_a_slow_machine():
-    """A limit of the clock is for what hangs: it comes from support.patience."""
+    """A time limit only catches hangs, so it comes from support.patience."""
     found = [
         f"{named(path)}:{line} gives a number of seconds: patience(seconds)"
         for path in FILES
@@ -136,7 +136,7 @@ def test_a_limit_in_seconds_is_seen():
 
 
 def test_patience_follows_the_machine(monkeypatch):
-    """Four times as slow, four times as patient; never less than on a quiet one."""
+    """A machine four times as slow gets four times the patience, never less than a quiet one."""
     now = iter([0.0, 4 * patience.QUIET_S, 0.0, patience.QUIET_S / 2])
     monkeypatch.setattr(patience.time, "perf_counter", lambda: next(now))
     monkeypatch.setattr(patience, "_work", lambda: 0)
@@ -155,7 +155,7 @@ def test_slow_tests_without_the_marker_are_listed():
 
 
 def test_the_list_of_slow_tests_follows_a_run():
-    """Slow ones come in, quick ones go out, those between and those that did not run stay."""
+    """Slow tests are added and quick ones removed; those between or not run stay."""
     between = (LEAVES_S + QUICK_S) / 2
     seconds = {"new": 1.1 * QUICK_S, "quick": 0.2 * QUICK_S, "was slow": 0.9 * LEAVES_S}
     seconds |= {"still": 4.0, "about": between, "fast": 0.9 * QUICK_S}
@@ -164,7 +164,7 @@ def test_the_list_of_slow_tests_follows_a_run():
 
 
 def test_what_is_in_the_list_is_slow_here(request):
-    """In this very run; a name that is there no more is one to take out."""
+    """Checked in this very run; a name that no longer exists should be removed from the list."""
     names = listed()
     for item in request.session.items:
         if item.nodeid in names:
@@ -180,7 +180,7 @@ def cases_of(name: str, every: int | None, count: int) -> list[Any]:
 
 
 def test_every_third_case_of_a_family_is_drawn():
-    """Counted in each family by itself; what has no marker stays."""
+    """Each family is counted separately; cases without the marker stay."""
     a, b, plain = cases_of("a", 3, 5), cases_of("b", 2, 2), cases_of("plain", None, 3)
     out = sampled.left_out([*a[:2], *b, *plain, *a[2:]])
     assert [one.nodeid for one in out] == ["a[1]", "b[1]", "a[2]", "a[4]"]
@@ -207,7 +207,7 @@ def test_all_cases_run_where_they_are_named_or_asked_for(asked, every, gpu, run,
 
 
 def test_time_of_the_processor_is_noted(request):
-    """The plugin is at work in this very run: what ended before this test has its time."""
+    """The plugin is active in this run: it recorded the time of the tests before this one."""
     assert request.config.pluginmanager.has_plugin("support.processor_time")
 
 
@@ -218,7 +218,7 @@ def test_a_test_draws_the_same_alone_and_after_others():
 
 
 def test_drawn_examples_are_the_same_in_every_run(request):
-    """With settings of their own too: these have the profile's where they say nothing."""
+    """Also with settings of their own, which inherit from the profile what they do not set."""
     profile = settings.get_profile(settings.get_current_profile_name())
     drawn = [item for item in request.session.items if hasattr(item.obj, "hypothesis")]
     wrong = [

@@ -1,7 +1,7 @@
-"""Several threads, several runners, plain PyG beside them: everyone gets what he would get alone.
+"""Several threads, several runners and plain PyG at once: each gets the result it would get alone.
 
-Interleaving is made, not hoped for: a forward stops in its middle until the other thread has
-finished or waits for its turn, or all meet at a barrier there.
+Interleaving is forced, not left to chance: a forward stops halfway until the other thread has
+finished or waits for its turn, or until all meet at a barrier.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_three_threads_predict_with_one_runner():
 
 @pytest.mark.parametrize("ask", ["predict", "eval_step", "runner"])
 def test_a_step_is_not_disturbed_from_another_thread(ask):
-    """Neither by the flags that evaluation sets, nor by another batch."""
+    """Neither by the flags that evaluation sets nor by another batch."""
     middle = Once()
     alone, model = Net(), Net(middle=middle)
     expected = runner_of(alone).step(batch_of())
@@ -63,7 +63,7 @@ def test_a_step_is_not_disturbed_from_another_thread(ask):
     middle.work = other.start_and_let_run
     assert same(runner.step(batch_of()), expected)
     asked = other.result()
-    if ask != "runner":  # whose statistics are updated, in training mode
+    if ask != "runner":  # calling the runner in training mode updates the statistics
         for name, value in model.state_dict().items():
             assert same(value, alone.state_dict()[name]), name
         assert same(asked, work())
@@ -85,7 +85,7 @@ def test_two_runners_over_one_model_take_turns():
 
 
 def test_two_runners_and_plain_pyg_in_three_threads():
-    """All three stand in the middle of a forward at the same time."""
+    """All three are in the middle of a forward at the same time."""
     alone = [Net(seed) for seed in range(3)]
     with_kernels = sg.convert(alone[1], kernels="all")
     expected = [
@@ -118,7 +118,7 @@ def test_plain_pyg_does_not_wait_for_a_step():
 
 
 def test_modules_shared_with_a_later_model_stay_static_in_the_earlier():
-    """Runners over two models, then one over both: the layers see whichever batch is present."""
+    """Runners over two models, then one over both: the layers see whichever batch is current."""
     models = [Net(0), Net(1)]
     expected = [runner_of(Net(seed)).step(batch_of()) for seed in range(2)]
     runners = [runner_of(model) for model in models]

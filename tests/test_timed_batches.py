@@ -1,4 +1,4 @@
-"""``workers="auto"``: the first steps are timed, and nothing but the number of threads follows."""
+"""``workers="auto"``: the first steps are timed, and only the number of threads depends on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """Stands still until it is told."""
+    """Stands still until it is advanced."""
 
     now = 0.0
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 def run(fill_s: float, step_s: float, batches: int):
-    """What the times of batches that take so long ask for, and how many were handed on."""
+    """What ``timed`` derives from batches with these times, and how many batches it passed on."""
     clock, handed = Clock(), 0
 
     def filled():
@@ -70,7 +70,7 @@ def test_a_run_finds_its_workers_and_has_the_same_losses(tmp_path, monkeypatch):
 
     config = {"data": "examples/data/esol.npz", "model": "gin", "hidden": 4, "layers": 1}
     config |= {"batch_size": 32, "epochs": 1, "kernels": "off", "checkpoint_every": 3}
-    config["compile_mode"] = "eager"  # ways chosen by time may round apart
+    config["compile_mode"] = "eager"  # modes chosen by timing may round differently
     train.train(TrainConfig(**config), tmp_path / "none", progress=False)
     monkeypatch.setattr(StaticLoader, "__init__", noted)
     train.train(TrainConfig(**config, workers="auto"), tmp_path / "auto", progress=False)

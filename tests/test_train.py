@@ -1,4 +1,4 @@
-"""Training by name: it learns, counts every graph, and goes on after a stop as if none had been."""
+"""Training by name: it learns, counts every graph, and a stop and a resume change nothing."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from staticgraph.training.history import read_steps, summary
 from staticgraph.training.interrupt import Interrupt
 from staticgraph.training.report import TrainReport
 
-# What a checkpoint says of itself, whatever the run.
+# Entries that every checkpoint has, whatever the run.
 CHECKPOINTS_OWN = ("format", "version", "random")
 
 
 @pytest.fixture(scope="module")
 def molecules(tmp_path_factory, esol) -> Path:
-    """200 molecules of ESOL as a store with a split: 160 to train, 11 batches of 15 an epoch."""
+    """200 molecules of ESOL as a store with a split: 160 to train, 11 batches of 15 per epoch."""
     return few_molecules(esol, 200, tmp_path_factory, split=True)
 
 
 @pytest.fixture(scope="module")
 def config(molecules) -> TrainConfig:
-    """Dropout, so that a random state that is lost shows."""
+    """With dropout, so that a lost random state shows."""
     return TrainConfig(
         str(molecules),
         model="gps",
@@ -48,7 +48,7 @@ def config(molecules) -> TrainConfig:
         epochs=2,
         lr=0.01,
         checkpoint_every=4,
-        compile_mode="eager",  # two runs that choose by time may choose apart, and round apart
+        compile_mode="eager",  # two runs that choose by timing may differ in mode and rounding
     )
 
 
@@ -182,7 +182,7 @@ def test_ctrl_c_stops_between_steps_and_goes_on(
 
 
 def test_a_resumed_run_keeps_the_ways_that_were_chosen_by_time(config, tmp_path):
-    """Another choice would round otherwise: the file is read, not measured anew."""
+    """Another choice would round differently: the file is read, and nothing is measured again."""
     there = replace(config, compile_mode="auto", model="gin", epochs=1)
     train.train(there, tmp_path / "run", progress=False)
     file = tmp_path / "run" / "choices.json"
@@ -195,7 +195,7 @@ def test_a_resumed_run_keeps_the_ways_that_were_chosen_by_time(config, tmp_path)
 
 
 def test_a_second_signal_stops_at_once():
-    before = signal.getsignal(signal.SIGINT)  # a job in the background ignores it
+    before = signal.getsignal(signal.SIGINT)  # a background job ignores it
     with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:  # noqa: PT012
         os.kill(os.getpid(), signal.SIGTERM)
         assert interrupt.requested
@@ -267,7 +267,7 @@ def test_torch_reads_a_checkpoint_as_an_archive(uninterrupted):
 
 
 def test_a_run_does_not_go_on_with_other_labels(config, molecules, uninterrupted, tmp_path):
-    """Sizes, and so the plan's digest, are the same; only the labels are not."""
+    """Sizes, and therefore the plan's digest, are the same; only the labels differ."""
     few = sg.GraphStore.load(molecules)
     run = tmp_path / "run"
     shutil.copytree(uninterrupted, run)
@@ -317,7 +317,7 @@ def test_summary_weighs_by_graphs(uninterrupted):
 
 
 def test_a_diverged_run_writes_its_report_and_names_the_graphs(tmp_path, esol):
-    """The report holds the steps up to the one that was refused."""
+    """The report has all steps up to the one that was refused."""
     graphs = [esol[i] for i in range(80)]
     for graph in graphs:
         graph.x = graph.x.float()
@@ -341,7 +341,7 @@ def test_a_diverged_run_writes_its_report_and_names_the_graphs(tmp_path, esol):
 
 
 def test_overwriting_forgets_the_choices_of_the_run_before(tmp_path):
-    """What was fastest then was fastest of another plan, perhaps; what is not a run's stays."""
+    """They may have been the fastest for another plan; files that do not belong to a run stay."""
     for name in ("choices.json", "report.json", "notes.txt"):
         (tmp_path / name).write_text("{}")
     train._clear(tmp_path)

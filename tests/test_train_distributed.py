@@ -1,4 +1,4 @@
-"""``staticgraph train`` on several processes: one run, one folder, whoever stops or is killed."""
+"""``staticgraph train`` on several processes: one run, one folder, whichever rank stops or dies."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from staticgraph.training.tasks import task_of
 
 @pytest.fixture(scope="module")
 def molecules(tmp_path_factory, esol) -> Path:
-    """200 molecules of ESOL, 160 to train: on two ranks of 15 graphs 6 steps an epoch."""
+    """200 molecules of ESOL, 160 to train: with two ranks of 15 graphs, 6 steps per epoch."""
     return few_molecules(esol, 200, tmp_path_factory, split=True)
 
 
 @pytest.fixture(scope="module")
 def config(molecules) -> TrainConfig:
-    """Dropout, so that a random state that is lost shows. Ways that are chosen by time may round
-    apart; that ranks agree on them is tested beside the runner, and the example does it."""
+    """With dropout, so that a lost random state shows. Modes chosen by timing may round
+    differently; that ranks agree on them is tested with the runner and used by the example."""
     return TrainConfig(
         str(molecules), hidden=8, layers=2, dropout=0.2, batch_size=15, epochs=2, lr=0.01,
         checkpoint_every=4, compile_mode="eager",
@@ -59,7 +59,7 @@ def config(molecules) -> TrainConfig:
 
 
 def test_a_ranks_gpu_is_its_present_one(monkeypatch):
-    """Else each rank would hold a context on the first."""
+    """Otherwise each rank would hold a context on the first GPU."""
     chosen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -73,7 +73,7 @@ def test_a_ranks_gpu_is_its_present_one(monkeypatch):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_recordings_end_before_the_group_does(monkeypatch, fails):
-    """Which would wait for those that hold its sums, for ever."""
+    """Destroying the group would wait forever for CUDA graphs that contain its collectives."""
     ended = []
 
     def run(training):
@@ -131,7 +131,7 @@ def test_ranks_are_one_run(uninterrupted, config):
 
 
 def test_the_metric_is_of_all_ranks_graphs(uninterrupted, config):
-    """As one process finds it with the same weights."""
+    """A single process with the same weights finds the same metric."""
     folder, reports = uninterrupted
     store = sg.GraphStore.load(config.data)
     task = task_of(store)
@@ -151,7 +151,7 @@ def test_the_metric_is_of_all_ranks_graphs(uninterrupted, config):
 
 
 def _stopped_and_resumed(config: TrainConfig, folder: str) -> list:
-    """Rank 1 alone is asked to stop, in its 5th step."""
+    """Only rank 1 receives the signal to stop, in its 5th step."""
     step, calls = StaticGraphRunner.step, []
 
     @functools.wraps(step)
@@ -173,7 +173,7 @@ def test_ranks_stop_together_and_go_on_as_if_they_had_not(uninterrupted, config,
     folder, _ = uninterrupted
     total = len(read_steps(folder / "steps.csv"))
     for found in on_ranks(2, _stopped_and_resumed, config, str(tmp_path / "run")):
-        assert found == [8, total, 8]  # where they next ask each other: at a checkpoint
+        assert found == [8, total, 8]  # where the ranks next communicate: at a checkpoint
     assert_same_run(tmp_path / "run", folder)
 
 
@@ -212,13 +212,13 @@ def _busy(seconds: float) -> None:
 
 
 def test_what_other_processes_spend_is_counted():
-    """Ranks and forked programs are no children of this process."""
+    """Ranks and forked programs are not children of this process."""
     before = processor_s()
     on_ranks(2, _busy, 0.3)
     between = processor_s()
     words = "import time\nwhile time.process_time() < 0.3: pass"
     assert run_forked(["-c", words], timeout=patience(30)).returncode == 0
-    assert between - before > 0.5  # the system counts in hundredths
+    assert between - before > 0.5  # the system counts in hundredths of a second
     assert processor_s() - between > 0.2
 
 
@@ -226,7 +226,7 @@ def test_what_other_processes_spend_is_counted():
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A job of two processes."""
+    """Runs a job of two processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -254,7 +254,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 def test_torchrun_is_the_same_run(uninterrupted, config, tmp_path):
     done = torchrun(*command(config, tmp_path / "run", "--json"))
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["resumed_at"] == 0  # one report, by one rank
+    assert json.loads(done.stdout)["resumed_at"] == 0  # a single report, by one rank
     assert len(re.findall(r"epoch 1: loss", done.stderr)) == 1
     assert "of 2 processes" in done.stderr
     assert_same_run(tmp_path / "run", uninterrupted[0])
@@ -276,7 +276,7 @@ def test_the_example_runs(molecules):
 @pytest.mark.slow
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_killed_rank_ends_the_job_or_starts_it_again(uninterrupted, config, tmp_path, restarts):
-    """With --max-restarts the same command goes on from the last checkpoint."""
+    """With --max-restarts, the same command continues from the last checkpoint."""
     folder = tmp_path / "run"
     _, _, *words = command(config, folder)
     done = torchrun(f"--max-restarts={restarts}", str(KILLED), *words)
@@ -290,7 +290,7 @@ def test_a_killed_rank_ends_the_job_or_starts_it_again(uninterrupted, config, tm
         assert len(checkpoint.load(folder)["steps"]) == 4
 
 
-# Two hosts: network namespaces with a cable between them, which only reach each other through it.
+# Two hosts: network namespaces that only reach each other through a virtual cable.
 TWO_HOSTS = """
 set -e
 unshare -n sleep 600 & there=$!
@@ -322,7 +322,7 @@ def two_hosts(*arguments: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 def test_two_hosts_are_the_same_run(uninterrupted, config, tmp_path):
-    """Both see the folder here; the second host's rank neither reads nor writes it."""
+    """Both see the folder here, but the second host's rank neither reads nor writes it."""
     try:
         allowed = two_hosts()
     except OSError as error:
@@ -342,7 +342,7 @@ def test_help_says_how_to_start_several(capsys):
 
 
 def test_rows_of_all_ranks_are_known_to_each(config):
-    """Of an epoch's steps, what every rank has: the same on each, and what their batches are."""
+    """The rows of every rank in each step of an epoch: known to all, and equal to the batches'."""
     store = sg.GraphStore.load(config.data)
     plan = sg.plan_buckets(store, 15)
     made = [

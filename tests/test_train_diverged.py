@@ -1,4 +1,4 @@
-"""A training that diverges: the report first, what is finite drawn, the good checkpoint kept."""
+"""A diverging run: the report comes first, finite values are drawn, the good checkpoint stays."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_train_reports_and_exits_with_1(data, tmp_path, capsys):
 
 
 def test_the_last_good_checkpoint_stays(data, tmp_path, monkeypatch):
-    """The loss is that of before the last update, so what was trained is looked at as well."""
+    """The loss is from before the last update, so the trained weights are checked as well."""
     finish = Training._finish_epoch
 
     def spoil(training, events):

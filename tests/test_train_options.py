@@ -1,5 +1,5 @@
-"""Settings of a training beside model and size: schedule, accumulation, clipping, autocast, early
-stop, a model by name, a file of settings."""
+"""Training settings other than model and size: schedule, accumulation, clipping, autocast, early
+stopping, a model by name, a settings file."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def users_losses(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("users_losses")
 def test_a_loss_by_name_trains_and_judges(data, tmp_path):
-    """Its first step and its validation are the mean absolute error; the metric stays the task's;
-    a resumed run goes on with it."""
+    """The validation loss is the mean absolute error, the metric stays the task's, and a resumed
+    run keeps the loss."""
     report = trained(data, tmp_path / "run", epochs=1, loss="users_losses:absolute")
     model = Trained.load(tmp_path / "run", torch.device("cpu")).model
     store = sg.datasets.open(data)
@@ -182,7 +182,7 @@ def test_a_schedule_with_an_end_goes_on_with_the_same_end_alone(data, tmp_path):
 
 
 def test_accumulated_updates_are_those_of_plain_torch(data, tmp_path):
-    """An oracle of its own: PyG's batches in the run's order, and a loop by hand."""
+    """An independent oracle: PyG's batches in the run's order and a hand-written loop."""
     config = TrainConfig(data, **SMALL, epochs=1, accumulate=2)
     order = Training(config, tmp_path / "x", False).loader.batcher.epoch(0)
     store = sg.GraphStore.load(data)
@@ -205,7 +205,7 @@ def test_accumulated_updates_are_those_of_plain_torch(data, tmp_path):
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_that_accumulates_goes_on_where_it_stopped(every, data, tmp_path, monkeypatch):
-    """Also between two updates: the gradients that wait are in the checkpoint."""
+    """Also between two updates: the checkpoint holds the pending gradients."""
     settings = {"epochs": 2, "accumulate": 3, "checkpoint_every": every, "lr": 0.05}
     trained(data, tmp_path / "whole", **settings)
 
@@ -233,7 +233,7 @@ def test_a_run_that_accumulates_goes_on_where_it_stopped(every, data, tmp_path, 
 
 
 def test_gradients_are_clipped(data, tmp_path):
-    """To next to nothing, so that Adam's epsilon holds the weights where they were."""
+    """To almost nothing, so that Adam's epsilon keeps the weights where they were."""
     torch.manual_seed(0)
     before = models.build("gin", sg.GraphStore.load(data), hidden=8, layers=1)
     moved = []

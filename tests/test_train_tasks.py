@@ -1,5 +1,5 @@
-"""What a training run learns and measures: other tasks, missing labels, and evaluation as PyG's
-loader gives it."""
+"""What a training run learns and measures: other tasks, missing labels, and evaluation equal to
+that over PyG's loader."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_other_tasks(data, model, task, metric, tmp_path, hiv):
 
 
 def test_missing_labels_take_no_part(tmp_path, esol):
-    """The first step's loss is that of plain PyG over the labelled targets."""
+    """The first step's loss equals plain PyG's over the labelled targets."""
     graphs = [esol[i] for i in range(80)]
     for number, graph in enumerate(graphs):
         label = graph.y.item()
@@ -64,7 +64,7 @@ def test_missing_labels_take_no_part(tmp_path, esol):
 
 
 def test_evaluation_is_what_pygs_loader_gives(hiv):
-    """Packed freely, ten times as many graphs a batch as in training: the same loss and metric."""
+    """Packed freely, ten times as many graphs per batch as in training: equal loss and metric."""
     torch.manual_seed(0)
     model = models.build("gine", hiv, hidden=8, layers=2)
     ids = hiv.splits["val"][:700]

@@ -1,4 +1,4 @@
-"""What is saved before warming up costs the device nothing, counted allocation by allocation."""
+"""Saving the state before warming up costs no device memory, counted allocation by allocation."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Allocations(TorchDispatchMode):
 
 
 def test_nothing_is_saved_on_the_device(monkeypatch):
-    """Parameters and Adam's two moments, 3 x 40,400 bytes, on a CUDA device in name only: all that
-    is saved is on the host."""
+    """Parameters and Adam's two moments, 3 x 40,400 bytes, on a fake CUDA device: everything is
+    saved on the host."""
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
     with FakeTensorMode():
         model = nn.Linear(100, 100, device="meta")
@@ -54,8 +54,8 @@ def test_nothing_is_saved_on_the_device(monkeypatch):
 
 
 def test_a_look_leaves_what_waits_for_its_backward():
-    """What is not trained stays as it is, to the version that autograd compares; attributes, bound
-    buffers and every random state return."""
+    """Untrained state stays as it is, including the version that autograd compares; attributes,
+    rebound buffers and every random state are restored."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model.seen = 1
     mean = model[1].running_mean

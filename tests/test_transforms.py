@@ -1,5 +1,5 @@
-"""A transform at collation: PyG's own run on the flat arrays of real rows, drawn anew for each
-batch, the same with any number of workers and after a resume."""
+"""A transform at collation: PyG's own transforms run on the flat arrays of real rows, with fresh
+draws for each batch, the same with any number of workers and after a resume."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loader(transform, **options) -> sg.StaticLoader:
 
 
 def flips(data: Data) -> Data:
-    """The signs of eigenvectors, drawn a graph."""
+    """Sign flips of eigenvectors, drawn per graph."""
     sign = torch.randint(0, 2, (len(data.ptr) - 1, 2)) * 2 - 1
     data.sign = data.sign * sign[data.batch]
     return data
@@ -66,7 +66,7 @@ def test_what_it_gives_is_what_it_gives_on_pygs_batch():
 
 
 def clean_target(data):
-    """Noise to be removed: the field that keeps the positions as they were is the same tensor."""
+    """Denoising: the field that keeps the original positions is the same tensor."""
     data.first = data.pos
     data.pos = data.pos + 1.0
 
@@ -164,7 +164,7 @@ def other_dtype(data):
     ],
 )
 def test_what_has_no_place_in_a_batch_is_refused(transform, match):
-    for _ in range(6):  # the slot comes back each time
+    for _ in range(6):  # the slot is returned each time
         with pytest.raises(ValueError, match=match):
             next(iter(loader(transform)))
 
@@ -175,7 +175,7 @@ def test_what_has_no_place_in_a_batch_is_refused(transform, match):
 )
 @pytest.mark.parametrize("inside", [False, True])
 def test_pygs_transforms_of_a_whole_graph_are_refused(transform, inside):
-    """To them a batch is one graph, and they would give other numbers without a word."""
+    """They treat a batch as one graph and would silently give other numbers."""
     given = T.Compose([T.RandomJitter(0.1), transform]) if inside else transform
     with pytest.raises(ValueError, match=rf"has {type(transform).__name__}, which looks at a whol"):
         loader(given)

@@ -1,4 +1,4 @@
-"""Verification of a runner on one batch: it passes what is right, and finds what is wrong."""
+"""Verification of a runner on one batch: it passes correct runners and finds errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``staticgraph try``: plain PyG and this library in turn, and what is said of it."""
+"""``staticgraph try``: plain PyG and this library in turn, and the report about them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_both_sides_are_measured_and_compute_the_same(report):
 
 
 def test_the_losses_are_those_of_a_loop_by_hand(few, report):
-    """An oracle of its own: torch, PyG's Batch, and the batches in their order."""
+    """An independent oracle: torch, PyG's Batch, and the batches in their order."""
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -128,7 +128,7 @@ def test_it_prints_one_table_and_json(report):
     ],
 )
 def test_the_fastest_is_called_so_alone(report, winner, ratio, head):
-    """A median above that of the side to take is of a gain that was not steady."""
+    """A median above that of the recommended side means that the gain was not steady."""
     rates = {"PyG": 1.0, "eager": ratio, "eager+kernels": 1.0}
     sides = tuple(replace(side, ratio=rates[side.name]) for side in report.sides)
     *_, verdict = str(replace(report, sides=sides, winner=winner)).partition("outputs in eval")

@@ -1,5 +1,5 @@
-"""A backward that waits while the runner looks at its model finds what it kept; and what stands
-beside batches of this library runs in plain PyG as ever."""
+"""A pending backward still finds its saved tensors after the runner has inspected the model; and
+plain PyG works as usual while batches of this library exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import staticgraph as sg
 
 @pytest.mark.parametrize("between", ["eval_step", "predict_batch"])
 def test_an_evaluation_between_a_forward_and_its_backward(hiv, between):
-    """The runner's first: the model is checked over other paddings, and put back."""
+    """The runner's first evaluation checks the model with other paddings and restores it."""
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
@@ -32,7 +32,7 @@ def test_an_evaluation_between_a_forward_and_its_backward(hiv, between):
 
 
 def test_torch_func_over_plain_pyg_beside_batches(hiv):
-    """PyG's functions ask where an index stands; torch.func's wrappers stand nowhere."""
+    """An index is recognised by its memory address, which torch.func's wrappers do not have."""
     batches_of(hiv, 1)
     next(iter(sg.StaticLoader(hiv, CAPACITIES, exact=False)))
     conv = GCNConv(2, 2)

@@ -1,4 +1,4 @@
-"""A loader has as many threads as the times ask for, and the cores allow."""
+"""A loader gets as many threads as the measured times require and the cores allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that read bodies: what was asked is answered when they stop; what falls is seen."""
+"""Processes that read bodies: they answer what is pending when they stop; crashes are noticed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def post(workers: Workers, body: bytes) -> dict:
 
 @pytest.fixture
 def served():
-    """A server and a process that reads for it."""
+    """A server and a process that reads request bodies for it."""
     runner = runner_of()
     with sg.Server(runner, max_wait_ms=0) as server:
         reader = Reader(server.schema, {}, False, 100, 1 << 20)
@@ -61,7 +61,7 @@ def test_what_was_asked_is_answered_when_it_stops(served):
     asking.join(PATIENCE_S)
     rows = torch.tensor(found[0]["outputs"], dtype=torch.float64)
     same(rows, server.runner.predict([graph(3)]))
-    with pytest.raises(urllib.error.URLError):  # nobody listens any more
+    with pytest.raises(urllib.error.URLError):  # the port is closed
         post(workers, body_of(graph(3)))
 
 

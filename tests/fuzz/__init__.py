@@ -1,10 +1,10 @@
-"""A fuzzer: random data, random ways, and oracles that know nothing of how either was made.
+"""A fuzzer: random data through random code paths, checked by independent oracles.
 
     python -m tests.fuzz --seconds 60 --seed 7        every subject in turn
     python -m tests.fuzz --subject files --seconds 3600
     python -m tests.fuzz --replay files:123456        one round again
 
-A subject is a strategy of Hypothesis and a check. Rounds of a few dozen cases run in a child
-process each, so that a segmentation fault or an endless loop is a finding like any other. Which
-cases a round has follows from its seed alone; how many rounds there are follows from the time.
+A subject is a Hypothesis strategy and a check. Each round of a few dozen cases runs in its own
+child process, so that a segmentation fault or an endless loop is a finding like any other. The
+cases of a round depend on its seed alone; the number of rounds depends on the time.
 """

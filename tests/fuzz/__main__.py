@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parents[1]))  # where the tests' own helpers are
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the helpers of the tests
 
 import torch
 
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _running_s() -> float:
-    """How long this process runs; what it imports takes seconds."""
+    """Seconds since this process started, including its imports, which take seconds."""
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     up = float(Path("/proc/uptime").read_text().split()[0])
     return up - started / os.sysconf("SC_CLK_TCK")

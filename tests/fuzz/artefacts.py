@@ -1,7 +1,7 @@
-"""What the library keeps on disk: how it is written, how it is read back whole, what may be raised.
+"""The library's files on disk: how each is written, read back in full, and which errors it raises.
 
-Each is small, so that most of its bytes are met, and made of two seeds, so that a file of one can
-stand in the folder of the other.
+Each artefact is small, so that damage reaches most of its bytes, and is made from two seeds, so
+that a file of one can replace the same file of the other.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Artefact:
     """One kind of file or folder.
 
     Attributes:
-        write: puts it into a folder, made of a seed.
-        read: all that it holds, as plain values and arrays, read in one of several ways.
-        raises: what a damaged one may raise.
+        write: writes the artefact of a seed into a folder.
+        read: returns the full contents as plain values and arrays; the number selects how it reads.
+        raises: the exceptions that reading a damaged one may raise.
     """
 
     write: Callable[[Path, int], Any]
@@ -43,7 +43,7 @@ class Artefact:
 
 @cache
 def pristine(name: str, seed: int) -> Path:
-    """A folder with an artefact as it was written, kept for this process."""
+    """A folder with an undamaged artefact, written once per process."""
     folder = Path(tempfile.mkdtemp(prefix=f"fuzz_{name}_"))
     ARTEFACTS[name].write(folder, seed)
     return folder
@@ -53,7 +53,7 @@ def pristine(name: str, seed: int) -> Path:
 
 
 class Marked(Data):
-    """Rows of a kind of their own, which count nodes."""
+    """Data whose field ``marked`` holds node indices, in rows that match no level."""
 
     def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
         return self.num_nodes if key == "marked" else super().__inc__(key, value, *args, **kwargs)

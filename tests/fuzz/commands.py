@@ -1,8 +1,8 @@
-"""Random combinations of options over every command: each works, or refuses in one line.
+"""Random combinations of options of every command: each works, or is refused with one line.
 
-The table of ``test_cli_values.py`` gives every option every absurd value, one at a time; here
-several stand together, sensible ones too, and some of a command's own words are left out. Some
-commands run to their end over tiny data, the others with their loops cut short.
+``test_cli_values.py`` gives every option every absurd value, one at a time; here several options
+are combined, with sensible values too, and some of the command's usual options are dropped. Some
+commands run to the end on tiny data, the others with their loops cut short.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from .subject import Subject
 
 SENSIBLE = ("1", "2", "3", "4", "7", "16", "0.1", "0.5", "1GiB", "64K", "few", "new", "sizes.csv",
             "run")  # fmt: skip
-# Commands that take well under a second to their end over the data here.
+# Commands that finish in well under a second on the data used here.
 WHOLE = (
     "plan histogram", "plan limits", "plan data", "partition arrays", "partition data", "report",
     "train-large link", "train-large encoder", "train-large node", "train",
 )  # fmt: skip
-# What takes minutes, and has tests of its own: the compiler.
+# Options that run the compiler: it takes minutes and has its own tests.
 LEFT_OUT = {"--compile-mode", "--for", "--mode"}
 
 
@@ -56,10 +56,10 @@ class Case:
 
     Attributes:
         base: one of :data:`BASES`.
-        dropped: so many of its last options are left out.
-        options: the number of an option, modulo what there is, and its value: a text, or the
-            number of one of its choices.
-        whole: loops run, where that is short.
+        dropped: the number of trailing options to drop.
+        options: pairs of an option's number, modulo the number of options, and its value: a
+            string, or the number of one of its choices.
+        whole: whether loops run in full, for the commands where that is fast.
     """
 
     base: str
@@ -81,7 +81,7 @@ class Case:
 
     @property
     def runs(self) -> bool:
-        """Whether loops run: where every value is one of the sensible ones."""
+        """Whether loops run in full: only for :data:`WHOLE` commands with sensible values."""
         few = all(isinstance(v, int) or v in SENSIBLE for _, v in self.options)
         return self.whole and self.base in WHOLE and few
 
@@ -106,7 +106,7 @@ def cases() -> st.SearchStrategy[Case]:
 
 @cache
 def _place() -> tuple[Path, sg.MemoryModel]:
-    """A folder with a tiny one of everything, kept for this process, and a model of memory."""
+    """A folder with a tiny input of every kind, made once per process, and a memory model."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz_commands_"))
     rng = np.random.default_rng(0)
     graphs = []
@@ -125,7 +125,7 @@ def _place() -> tuple[Path, sg.MemoryModel]:
 
 @contextlib.contextmanager
 def _in(folder: Path) -> Iterator[None]:
-    """In a folder, whose modules can be imported, and back."""
+    """Works in ``folder``, with its modules importable, and restores the previous state."""
     before, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
     os.chdir(folder)
     sys.path.insert(0, str(folder))

@@ -1,7 +1,7 @@
-"""``python -m tests.fuzz.coverage_guided SUBJECT [libFuzzer options]``: the same subjects, their
-cases drawn from bytes that Atheris mutates towards branches not seen yet.
+"""``python -m tests.fuzz.coverage_guided SUBJECT [libFuzzer options]``: the same subjects, with
+cases drawn from bytes that Atheris mutates to reach branches not covered yet.
 
-Atheris is no dependency of the project; where it is not installed this says so.
+Atheris is not a dependency of the project; without it, the command says so and exits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-# Whose functions are instrumented: what reads files. Numba does not take instrumented loops.
+# Modules with instrumented functions: those that read files. Numba rejects instrumented loops.
 INSTRUMENTED = (
     "staticgraph.files.document",
     "staticgraph.schema",

@@ -1,4 +1,4 @@
-"""Changes of files: what a disk, a broken copy or a careless hand does to a folder."""
+"""Damage to files, as caused by a faulty disk, an interrupted copy or a careless user."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ANYWHERE = st.integers(0, 2**20)
 
 @dataclass(frozen=True)
 class Damage:
-    """One change. Places are taken modulo what there is.
+    """One change. File numbers and places are taken modulo the number available.
 
     Attributes:
-        kind: one of :data:`KINDS`; ``turn`` swaps two stretches of a file, ``exchange`` two files,
-            ``other`` takes a file from other data of the same kind.
-        file: which.
-        place: where.
-        second: another file, or place.
-        length: of a stretch; the bit for ``flip``, the byte for ``set``.
+        kind: one of :data:`KINDS`; ``turn`` swaps two ranges of a file, ``exchange`` swaps two
+            files, ``other`` takes the file from other data of the same kind.
+        file: the number of the file.
+        place: the position in the file.
+        second: the number of another file, another position, or the byte to insert or append.
+        length: of the range; the bit for ``flip``, the byte for ``set``.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Damage:
     length: int
 
     def apply(self, folder: Path, other: Path) -> None:
-        """Changes a file of ``folder``; ``other`` holds the same files of other data."""
+        """Changes a file of ``folder``; ``other`` holds the same files for other data."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         path = files[self.file % len(files)]
         if self.kind == "delete":
@@ -51,7 +51,7 @@ class Damage:
             path.write_bytes(self.changed(path.read_bytes()))
 
     def changed(self, whole: bytes) -> bytes:
-        """Other contents of one file."""
+        """The contents of one file with the change applied."""
         at = self.place % (len(whole) + 1)
         if self.kind == "append" or not whole:
             return whole + bytes([self.second % 256]) * (1 + self.length % 64)

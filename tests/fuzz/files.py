@@ -1,4 +1,7 @@
-"""Files that were changed: an error of ours, or the very same data. Never a crash, never others."""
+"""Damaged files: reading raises one of the library's errors or returns exactly the same data.
+
+It never crashes and never returns other data.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from .subject import Subject
 
 @dataclass(frozen=True)
 class Case:
-    """An artefact, what happens to it, and how it is read."""
+    """An artefact, the damage done to it, and how it is read."""
 
     artefact: str
     seed: int
@@ -41,7 +44,7 @@ def check(case: Case) -> None:
         shutil.copytree(whole, folder)
         before = contents(folder)
         case.damage.apply(folder, other)
-        if contents(folder) in (before, contents(other)):  # nothing changed, or all of it
+        if contents(folder) in (before, contents(other)):  # unchanged, or the other data
             return
         try:
             found = artefact.read(folder, case.way)
@@ -52,13 +55,13 @@ def check(case: Case) -> None:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """All files with their bytes."""
+    """The bytes of all files, by relative path."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
 def same(one: Any, two: Any) -> bool:
-    """Whether two nested values are alike, bit for bit."""
+    """Whether two nested values are equal, bit for bit."""
     if isinstance(one, dict):
         return (
             isinstance(two, dict)

@@ -1,8 +1,8 @@
-"""Random data sets: every size that is awkward, every dtype, every level, and rules of their own.
+"""Random data sets: every awkward size, dtype and level, and custom index fields.
 
-A set is described by a few numbers and made from them, so that a failing one prints in a line and
-shrinks. The expected form of a graph in a batch (edges by destination, what counts edges counted
-anew) is made here by a plain sort, not by the library.
+A set is described by a few numbers and generated from them, so that a failing one prints in one
+line and shrinks. The expected form of a graph in a batch (edges sorted by destination, edge
+indices remapped) is computed here by a plain sort, not by the library.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ EDGES = ("any", "any", "none", "loops", "duplicates", "star", "both ways")
 
 @dataclass(frozen=True)
 class More:
-    """One more field.
+    """One additional field.
 
     Attributes:
-        level: whose rows it has.
+        level: the level of its rows.
         dtype: of the values.
         shape: of a row.
-        rows: rows a graph, for the level ``graph``.
-        odd: NaN, infinities and negative zeros among the values, or the extremes of the dtype.
-        strided: the tensor is a view that is not contiguous.
+        rows: rows per graph, for the level ``graph``.
+        odd: whether floats include NaN, infinities and negative zeros, and integers the extremes
+            of the dtype.
+        strided: whether the tensor is a view that is not contiguous.
     """
 
     level: str
@@ -48,13 +49,14 @@ class GraphSet:
     """A data set.
 
     Attributes:
-        sizes: nodes and edges wanted of each graph.
-        edges: how the edges lie.
+        sizes: the number of nodes, and of edges to generate, for each graph.
+        edges: how edges are generated, one of :data:`EDGES`.
         seed: of the values.
-        more: fields besides ``x``, ``edge_attr``, ``edge_weight`` and ``y``, named ``f0`` and on.
-        rules: index fields of the data's own: ``none``, ``triplets``, ``clusters`` or ``both``.
+        more: fields besides ``x``, ``edge_attr``, ``edge_weight`` and ``y``, named ``f0``,
+            ``f1``, ...
+        rules: custom index fields: ``none``, ``triplets``, ``clusters`` or ``both``.
         label: the level of ``y``.
-        missing: some labels are NaN.
+        missing: whether some labels are NaN.
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -67,7 +69,7 @@ class GraphSet:
 
     @property
     def levels(self) -> dict[str, str]:
-        """The level of each field, for ``from_pyg``: some lengths fit two."""
+        """The level of each field, for ``from_pyg``: some lengths match more than one."""
         own = {f"f{i}": more.level for i, more in enumerate(self.more)}
         fixed = {"x": "node", "edge_attr": "edge", "edge_weight": "edge", "y": self.label}
         if self.rules in ("triplets", "both"):
@@ -77,12 +79,12 @@ class GraphSet:
         return {**fixed, **own}
 
     def graphs(self) -> list[Ruled]:
-        """The graphs, the same every time."""
+        """The graphs, the same on every call."""
         rng = np.random.default_rng(self.seed)
         return [self._graph(rng, nodes, edges) for nodes, edges in self.sizes]
 
     def expected(self) -> list[Ruled]:
-        """The graphs as a batch has them."""
+        """The graphs in the form that a batch stores."""
         return [by_destination(graph, self.levels) for graph in self.graphs()]
 
     def _graph(self, rng: np.random.Generator, nodes: int, edges: int) -> Ruled:
@@ -114,7 +116,7 @@ class GraphSet:
 
 
 class Ruled(Data):
-    """Index fields that count edges, and clusters that nothing has rows of."""
+    """Data with indices of edges, and of clusters, for which no field has rows."""
 
     def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
         if key == "triplets":
@@ -128,7 +130,7 @@ class Ruled(Data):
 
 
 def by_destination(graph: Ruled, levels: dict[str, str]) -> Ruled:
-    """The graph as a batch has it: edges sorted by destination, stable."""
+    """The graph in the form that a batch stores: edges stably sorted by destination."""
     ends = graph.edge_index[1].tolist()
     order = sorted(range(len(ends)), key=ends.__getitem__)
     values = graph.to_dict()
@@ -207,7 +209,7 @@ def more_fields(draw: st.DrawFn) -> tuple[More, ...]:
 
 @st.composite
 def graph_sets(draw: st.DrawFn, empty: bool = True, most: int = 9) -> GraphSet:
-    """Data sets; without empty graphs where PyG's own layers would fail on them."""
+    """Data sets; ``empty=False`` leaves out empty graphs, on which PyG's own layers would fail."""
     sizes = draw(st.lists(SIZES, min_size=1, max_size=most))
     if not empty:
         sizes = [(max(1, nodes), edges) for nodes, edges in sizes]

@@ -1,4 +1,4 @@
-"""Random graphs through every loader: each graph once an epoch, and as PyG batches it."""
+"""Random graphs through every loader: each graph once per epoch, batched as PyG does it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from .typed_sets import TypedSet, typed_sets
 
 @dataclass(frozen=True)
 class Case:
-    """Data, a plan, and a loader's options.
+    """Data, a plan, and the options of a loader.
 
     Attributes:
-        data: the graphs, some of several types.
-        batch_size: of exact batches; None packs.
-        buckets: how many capacities, where packed.
+        data: the graphs, homogeneous or of several types.
+        batch_size: of exact batches; None for packed batches.
+        buckets: the number of capacities, for packed batches.
         exact: None leaves it to the plan.
-        shuffle, seed, workers, pointers, window: of the loader; several types have no pointers.
-        moved: the store is "on the device", which here is the CPU; rules of its own stay behind.
-        share: of so many ranks all are run one after another.
-        half: only every second graph is asked for.
-        break_off: the first epoch is left after so many batches and resumed in another loader.
+        shuffle, seed, workers, pointers, window: of the loader; graphs of several types have no
+            pointers.
+        moved: whether the store is "on the device", which here is the CPU; sets with custom index
+            fields or several types are not moved.
+        share: the number of ranks; all of them are run, one after another.
+        half: whether the loader gets only every second graph.
+        break_off: the number of batches after which the first epoch is interrupted and resumed
+            in another loader; 0 for no interruption.
     """
 
     data: GraphSet | TypedSet
@@ -56,7 +59,7 @@ class Case:
         return sg.plan_buckets(store, num_buckets=self.buckets, graphs=4)
 
     def loaders(self, store: sg.GraphStore, plan: sg.BucketPlan) -> list[sg.StaticLoader]:
-        """One a rank."""
+        """One loader per rank."""
         window = {} if self.exact or (self.exact is None and self.batch_size) else {
             "window": self.window
         }  # fmt: skip
@@ -139,7 +142,7 @@ def _epoch(
 
 
 def check_batch(batch: sg.StaticBatch, graphs: list[Any]) -> list[int]:
-    """Compares a batch with PyG's own of the same graphs; gives their numbers."""
+    """Compares a batch with PyG's batch of the same graphs; returns their numbers."""
     ids = batch.graph_ids[batch.graph_mask].tolist()
     assert batch.graph_ids[len(ids) :].eq(-1).all()
     counts = {
@@ -190,7 +193,7 @@ def _check_padding(batch: sg.StaticBatch, counts: dict[str, int]) -> None:
 
 
 def _check_pointers(batch: sg.StaticBatch, counts: dict[str, int]) -> None:
-    """Row pointers are counts, by node of destination and of source; the permutation sorts."""
+    """Pointers count edges by destination and by source; ``transpose`` sorts them by source."""
     source, target = batch.edge_index
     for pointer, ends in ((batch.row_ptr, target), (batch.col_ptr, source)):
         counted = torch.bincount(ends, minlength=batch.num_nodes).cumsum(0)

@@ -1,6 +1,6 @@
-"""Plain PyG models for any data set of :mod:`graph_sets`, by a few names.
+"""Plain PyG models for any data set of :mod:`graph_sets`, specified by a few names.
 
-They are written as users write them: nothing here knows of padding.
+They are written as users write them: nothing here handles padding.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ JUMPS = ("none", "residual", "concatenated")
 
 @dataclass(frozen=True)
 class Net:
-    """A model by its parts.
+    """The parts of a model.
 
     Attributes:
         conv: one of :data:`CONVS`; the same in both layers.
-        norm: between them.
-        pool: of nodes into graphs, where labels are of graphs.
-        jump: how layers are joined.
+        norm: one of :data:`NORMS`, after each layer.
+        pool: one of :data:`POOLS`, from nodes to graphs; used for graph labels.
+        jump: one of :data:`JUMPS`, how layers are connected.
         label: the level of the output.
         seed: of the parameters.
     """
@@ -77,7 +77,7 @@ def mlp() -> nn.Sequential:
 
 
 def conv_of(name: str) -> nn.Module | None:
-    """The layer."""
+    """The message-passing layer of a name; None for ``none``."""
     w = WIDTH
     made = {
         "gine": lambda: gnn.GINEConv(mlp(), train_eps=True),

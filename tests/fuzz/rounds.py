@@ -1,4 +1,4 @@
-"""Rounds of a subject, each in a child process: an error, a signal, or no end is a finding."""
+"""Rounds of a subject, each in a child process: an error, a signal or a hang is a finding."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from random import Random
 
 from .subject import Subject
 
-# Seconds without a new case after which a round counts as hung: of its processor where it computes,
-# which a busy machine does not shorten, and of the clock where it only waits.
+# Seconds without a new case after which a round counts as hung: PATIENCE_S of CPU time, which does
+# not depend on how busy the machine is, or WAITING_S of wall-clock time, for one that only waits.
 PATIENCE_S = 120.0
 WAITING_S = 900.0
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round gave.
+    """The result of one round.
 
     Attributes:
-        subject: its name.
-        seed: which cases; with the subject's name enough to run them again.
-        cases: how many were checked.
-        finding: what went wrong, with the case; empty where nothing did.
+        subject: the name of the subject.
+        seed: of the cases; with the subject's name, enough to run them again.
+        cases: the number of cases checked.
+        finding: the failure and its case; empty if there was none.
     """
 
     subject: str
@@ -41,32 +41,33 @@ class Round:
 
     @property
     def what(self) -> str:
-        """The last line of the error, by which findings are told apart."""
+        """The first unindented line of the finding, which identifies its kind."""
         lines = [line for line in self.finding.splitlines() if line and line[0] not in " \t"]
         return lines[0] if lines else ""
 
 
 def seeds_of(subject: str, seed: int) -> Iterator[int]:
-    """The seeds of a subject's rounds, without end."""
+    """The seeds of a subject's rounds, an endless sequence."""
     random = Random(f"{subject} {seed}")
     while True:
         yield random.getrandbits(32)
 
 
 def run_round(subject: Subject, seed: int, until: float | None = None) -> Round:
-    """A round in a child process.
+    """Runs one round in a child process.
 
     Args:
-        subject: what to run.
-        seed: which cases.
-        until: on ``time.monotonic``; cases that begin later are left out.
+        subject: the subject to run.
+        seed: of the cases.
+        until: a time on the ``time.monotonic`` clock; cases after the first that would start
+            later are skipped.
     """
     with tempfile.TemporaryDirectory(prefix="fuzz_round_") as scratch:
         notes = Path(scratch)
         for name in ("cases", "case", "finding", "trace"):
             (notes / name).touch()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
+            warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads
             child = os.fork()
         if child == 0:
             _in_child(subject, seed, until, notes)
@@ -98,7 +99,7 @@ def _in_child(subject: Subject, seed: int, until: float | None, notes: Path) -> 
         with (notes / "trace").open("w") as trace:
             faulthandler.enable(trace)
             subject.round(seed, before=before)
-    except BaseException as error:  # also an interrupt or an exit is a finding
+    except BaseException as error:  # an interrupt or an exit is a finding too
         status = 1
         told = "".join(traceback.format_exception_only(error))
         (notes / "finding").write_text(told + _frames(error))
@@ -114,7 +115,7 @@ def _frames(error: BaseException, most: int = 8) -> str:
 
 
 def _wait(child: int, notes: Path) -> int:
-    """The exit status of the child, or less a signal; kills one that checks no new case."""
+    """The child's exit status, or minus the signal; kills a child that starts no new case."""
     seen, since, spent = -1, time.monotonic(), 0.0
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -130,7 +131,7 @@ def _wait(child: int, notes: Path) -> int:
 
 
 def _computed(process: int) -> float:
-    """Seconds of processor that a child has taken, its own children that ended included."""
+    """CPU seconds used by a child process and by its own children that have ended."""
     numbers = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, numbers[11:15])) / os.sysconf("SC_CLK_TCK")
 
@@ -138,13 +139,17 @@ def _computed(process: int) -> float:
 def run_for(
     subjects: list[Subject], seconds: float, seed: int, told: Callable[[Round, bool], None]
 ) -> list[Round]:
-    """Rounds of all subjects in turn until the time is over; those with findings.
+    """Runs rounds of all subjects in turn until the time is up.
 
     Args:
-        subjects: each has one round at least.
-        seconds: for all together.
-        seed: which rounds there are.
-        told: hears of every round, and whether its finding is the first of its kind.
+        subjects: the subjects; each gets at least one round.
+        seconds: for all subjects together.
+        seed: determines the seeds of the rounds.
+        told: called with every round and whether its finding is new; also True for a round
+            without a finding.
+
+    Returns:
+        One round per distinct finding.
     """
     begun = time.monotonic()
     rounds = [(subject, seeds_of(subject.name, seed)) for subject in subjects]
@@ -152,7 +157,7 @@ def run_for(
     number = 0
     while number < len(rounds) or time.monotonic() - begun < seconds:
         subject, seeds = rounds[number % len(rounds)]
-        # In the first turn every subject has its share, however long the ones before it took.
+        # In the first turn every subject gets its share, however long the previous ones took.
         share = max(seconds / len(rounds), begun + seconds - time.monotonic())
         result = run_round(subject, next(seeds), time.monotonic() + share)
         key = (result.subject, result.what)

@@ -1,7 +1,7 @@
-"""Random models over random graphs, by every way a runner has, beside plain PyG without padding.
+"""Random models on random graphs, in every mode of a runner, compared with unpadded plain PyG.
 
-Losses, parameters after every step, buffers, outputs and predictions must be those of PyG to 1e-10
-in float64. Both train side by side on the same graphs, so a gradient that is off stays visible.
+Losses, parameters and buffers after every step, outputs and predictions must match PyG to 1e-10
+in float64. Both train side by side on the same graphs, so a wrong gradient stays visible.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Case:
     """Data, a model, and how it runs.
 
     Attributes:
-        data, net: what; some of several types, which kernels leave alone.
+        data, net: the graphs and the model; those of several types run without kernels.
         way: one of :data:`WAYS`, or ``compiled``.
-        batch_size: of exact batches; None packs.
+        batch_size: of exact batches; None for packed batches.
         workers: of the loader.
-        moved: batches are made from ids.
+        moved: whether the store is on the device, so that batches are made from graph ids.
         loss: ``square`` or ``absolute``.
-        clip: the largest norm of gradients, or None.
-        poisoned: garbage stands in the padding of every float field.
+        clip: the maximum gradient norm, or None.
+        poisoned: whether the padding of every float field is filled with garbage.
     """
 
     data: GraphSet | TypedSet
@@ -149,7 +149,7 @@ def _loss(case: Case):
 
 
 def _plain_step(model: nn.Module, optimizer: Any, data: Any, case: Case) -> Tensor:
-    """The user's own loop: the mean over what is labelled, without any padding."""
+    """A step of the user's own loop: the mean loss over labelled rows, without any padding."""
     model.train()
     optimizer.zero_grad()
     out, label = case.net.plain(model, data), case.net.label_of(data)
@@ -168,7 +168,7 @@ def _plain_step(model: nn.Module, optimizer: Any, data: Any, case: Case) -> Tens
 
 
 def _poisoned(batch: sg.StaticBatch) -> sg.StaticBatch:
-    """The batch with large finite values in the padding of the fields of floats."""
+    """The batch with large finite values in the padding of its float fields."""
     random = torch.Generator().manual_seed(3)
     changed = {}
     for field in batch.layout.schema:
@@ -193,10 +193,10 @@ def _same_state(model: nn.Module, plain: nn.Module) -> None:
 def _same_outputs(
     runner: sg.StaticGraphRunner, plain: nn.Module, store: Any, graphs: list, plan: Any, case: Case
 ) -> None:
-    """Evaluation of batches packed freely, and predictions graph by graph."""
+    """Compares the evaluation of packed batches, and predictions graph by graph."""
     plain.eval()
     kernels = _kernels(case)
-    given = case.data.graphs()  # edges in the order in which the user has them
+    given = case.data.graphs()  # edges in the user's order
     with torch.no_grad():
         for batch in sg.StaticLoader(store, plan, exact=False, pointers=kernels):
             ids = batch.graph_ids[batch.graph_mask].tolist()
@@ -218,7 +218,8 @@ def _same_outputs(
 
 
 def close(found: Tensor, expected: Tensor, name: str, scale: float) -> None:
-    """Equal to the tolerance, of the larger of the values and ``scale``; NaN where NaN is."""
+    """Asserts equality to the tolerance, relative to the largest value or ``scale``, whichever is
+    larger; NaN and infinities must match."""
     assert found.shape == expected.shape, f"{name}: {found.shape} for {expected.shape}"
     if not found.numel():
         return
@@ -234,5 +235,5 @@ def close(found: Tensor, expected: Tensor, name: str, scale: float) -> None:
 
 
 SUBJECT = Subject("running", cases, check, 12)
-# A case takes some seconds of a compiler, so a round is one.
+# Compiling takes seconds per case, so a round is a single case.
 COMPILED = Subject("compiled", lambda: cases(("compiled",)), check, 1)

@@ -1,5 +1,5 @@
-"""Manifests and documents that someone changed and sealed again: an error of ours, or something
-that can be used to its end. What they say is trusted by loops that check nothing."""
+"""Manifests and documents that were edited and got a valid digest again: reading raises one of the
+library's errors, or the result can be used in full. Unchecked loops rely on these values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from staticgraph.files import document
 from .artefacts import ARTEFACTS, pristine
 from .subject import Subject
 
-# Where each keeps its document.
+# The path of the document of each artefact.
 DOCUMENTS = {
     "store": "s/manifest.json",
     "typed": "s/manifest.json",
@@ -38,7 +38,7 @@ VALUES = (
 
 @dataclass(frozen=True)
 class Case:
-    """At a place of a document, by the numbers of its keys, another value stands, or none."""
+    """One value of a document, found by the numbers of its keys, is replaced or removed."""
 
     artefact: str
     way: int
@@ -59,7 +59,7 @@ def cases() -> st.SearchStrategy[Case]:
 
 
 def changed(values: Any, case: Case) -> None:
-    """Changes the value at the place, as deep as the document goes."""
+    """Replaces or removes the value at the case's place, as deep as the document goes."""
     for depth, number in enumerate(case.place):
         keys = list(values) if isinstance(values, dict) else list(range(len(values)))
         key = keys[number % len(keys)]

@@ -1,4 +1,4 @@
-"""What is fuzzed: where cases come from, and what must hold for each."""
+"""A fuzzing subject: the source of its cases and the check that each must pass."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Subject:
     """A strategy and a check.
 
     Attributes:
-        name: what the command line calls it.
-        cases: made when first asked for, since some need data on disk.
-        check: raises where a case shows a fault.
-        examples: cases a round, some seconds' worth. Of a single one the smallest, with which
-            Hypothesis begins whatever the seed, is left out.
+        name: its name on the command line.
+        cases: makes the strategy; a function, since some strategies need data on disk.
+        check: raises if a case shows a fault.
+        examples: cases per round, enough for a few seconds. If 1, the minimal case, which
+            Hypothesis generates first whatever the seed, is skipped.
     """
 
     name: str
@@ -34,15 +34,15 @@ class Subject:
         examples: int | None = None,
         before: Callable[[Any], bool] = lambda case: True,
     ) -> None:
-        """Runs the cases of one seed; raises what the smallest failing one raises.
+        """Runs the cases of one seed; raises the error of the smallest failing case.
 
         Args:
-            seed: which cases.
-            examples: how many.
-            before: told every case first; where it says False the case is left out.
+            seed: of the cases.
+            examples: the number of cases; by default that of the subject.
+            before: called with every case before its check; False skips the case.
         """
 
-        failed = False  # from then on nothing is left out, or the failure would not come again
+        failed = False  # once True, no case is skipped, or the failure would not reproduce
         count = examples or self.examples
         alone = count == 1
         left_out: list[Any] = []
@@ -72,5 +72,5 @@ class Subject:
                     raise
 
         all_cases()
-        if alone and before(left_out[0]):  # there is no other
+        if alone and before(left_out[0]):  # the only case there is
             self.check(left_out[0])

@@ -1,4 +1,4 @@
-"""All subjects, in the order in which a short run meets them."""
+"""All subjects, in the order in which a short run goes through them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SUBJECTS: dict[str, Subject] = {
 
 
 def warm_up() -> None:
-    """Imports and compiles once what every round would do again, being a child of this process.
-    What is the compiler's is not among it: it has a cache on disk, and takes too long."""
+    """Does the imports and compilations once that every round, a child process, would repeat.
+    The ``compiled`` subject is left out: it has a cache on disk, and takes too long."""
     for subject in SUBJECTS.values():
         if subject is not running.COMPILED:
             subject.round(seed=0, examples=1)

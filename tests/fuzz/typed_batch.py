@@ -1,4 +1,4 @@
-"""A batch of several types beside PyG's own of the same graphs."""
+"""Compares a batch of several types with PyG's batch of the same graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .typed_sets import NODES, RELATIONS
 
 
 def check_typed_batch(batch: sg.StaticBatch, graphs: list[Any]) -> list[int]:
-    """Compares a batch with PyG's own of the same graphs; gives their numbers."""
+    """Compares a batch with PyG's batch of the same graphs; returns their numbers."""
     ids = batch.graph_ids[batch.graph_mask].tolist()
     assert batch.graph_ids[len(ids) :].eq(-1).all()
     assert batch.graph_mask[: len(ids)].all(), "real graphs come first"

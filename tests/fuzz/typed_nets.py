@@ -20,12 +20,12 @@ POOLS = ("add", "mean", "max")
 
 @dataclass(frozen=True)
 class TypedNet:
-    """A model by its parts.
+    """The parts of a model.
 
     Attributes:
         conv: one of :data:`CONVS`.
-        norm: of each type.
-        pool: of each type's nodes, where labels are of graphs.
+        norm: one of :data:`NORMS`, separate for each node type.
+        pool: one of :data:`POOLS`, for each node type; used for graph labels.
         label: the level of the output.
         seed: of the parameters.
     """
@@ -48,7 +48,7 @@ class TypedNet:
 
     @property
     def alone(self) -> bool:
-        """Whether a graph's output is the same in any batch. HAN weighs relations by a mean over
+        """Whether a graph's output is the same in any batch. HAN weights relations by a mean over
         all nodes of a batch."""
         return self.conv != "han"
 
@@ -68,7 +68,7 @@ def typed_nets(label: str) -> st.SearchStrategy[TypedNet]:
 
 
 class Plain(nn.Module):
-    """What ``to_hetero`` takes."""
+    """A homogeneous model for ``to_hetero``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Plain(nn.Module):
 
 
 def conv_of(name: str) -> nn.Module | None:
-    """The layer of dictionaries."""
+    """The layer of a name, over dictionaries by type; None for ``none``."""
     metadata = (list(NODES), list(RELATIONS))
     w = (WIDTH, WIDTH)
     if name == "hgt":
@@ -105,7 +105,7 @@ def conv_of(name: str) -> nn.Module | None:
 
 
 class TypedModel(nn.Module):
-    """A layer between two, and a head over graphs or over the nodes of the first type."""
+    """An embedding, one message-passing layer, and a head over graphs or the first type's nodes."""
 
     def __init__(self, net: TypedNet) -> None:
         super().__init__()

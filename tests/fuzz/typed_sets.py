@@ -1,8 +1,8 @@
-"""Random data sets of several types of nodes and edges: types that a graph has none of, edges of a
-type that no graph has, relations both ways and within one type.
+"""Random data sets of several types of nodes and edges: types missing from a graph or from all
+graphs, relations in both directions and within one type.
 
-As :mod:`graph_sets` does, a set is a few numbers, and the expected form of a graph in a batch is
-made by a plain sort.
+As in :mod:`graph_sets`, a set is a few numbers, and the expected form of a graph in a batch is
+computed by a plain sort.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class TypedSet:
     """A data set.
 
     Attributes:
-        sizes: of each graph, the nodes of either type and the edges wanted of each relation.
+        sizes: for each graph, the number of nodes of both types, and the number of edges to
+            generate for each relation.
         seed: of the values.
-        label: ``graph``, or ``a`` for a label of each node of that type.
-        missing: some labels are NaN.
-        more: nodes of the second type have a whole number each, graphs have two rows of one.
+        label: ``graph``, or ``a`` for one label per node of that type.
+        missing: whether some labels are NaN.
+        more: whether nodes of the second type have an integer each, and graphs two rows of one.
     """
 
     sizes: tuple[tuple[int, int, tuple[int, int, int]], ...]
@@ -41,16 +42,16 @@ class TypedSet:
 
     @property
     def levels(self) -> dict[str, str]:
-        """For ``from_pyg``: types tell all."""
+        """For ``from_pyg``: empty, since the types determine every level."""
         return {}
 
     def graphs(self) -> list[HeteroData]:
-        """The graphs, the same every time."""
+        """The graphs, the same on every call."""
         rng = np.random.default_rng(self.seed)
         return [self._graph(rng, a, b, edges) for a, b, edges in self.sizes]
 
     def expected(self) -> list[HeteroData]:
-        """The graphs as a batch has them: edges of each relation by destination, stable."""
+        """The graphs in a batch's form: edges of each relation stably sorted by destination."""
         return [by_destination(graph) for graph in self.graphs()]
 
     def _graph(
@@ -81,7 +82,7 @@ class TypedSet:
 
 
 def by_destination(data: HeteroData) -> HeteroData:
-    """The same with the edges of each relation sorted by destination."""
+    """The graph with the edges of each relation sorted by destination."""
     made = data.clone()
     for relation in RELATIONS:
         ends = data[relation].edge_index[1].tolist()
@@ -98,7 +99,7 @@ EDGES = st.integers(0, 7)
 
 @st.composite
 def typed_sets(draw: st.DrawFn, empty: bool = True, most: int = 7) -> TypedSet:
-    """Data sets; without graphs that lack nodes of a type where PyG's own layers would fail."""
+    """Data sets; with ``empty=False`` every graph has nodes of every type, as PyG's layers need."""
     sizes = draw(
         st.lists(
             st.tuples(NUMBERS, NUMBERS, st.tuples(EDGES, EDGES, EDGES)), min_size=1, max_size=most

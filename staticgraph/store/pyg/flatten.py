@@ -40,7 +40,7 @@ def from_pyg(
 ) -> Kept:
     """Builds a ``kind`` of store from any PyG data set or sequence of graphs.
 
-    Its arguments and exceptions are those of :meth:`staticgraph.GraphStore.from_pyg`; with
+    Its arguments, and what it raises, are those of :meth:`staticgraph.GraphStore.from_pyg`; with
     ``edges``, a ``Data`` without ``edge_index`` is rejected, too.
     """
     name = name or type(dataset).__name__
