@@ -1,6 +1,6 @@
 """Every layer of the support table, recorded and replayed, and compared with eager.
 
-    python -m bench.bench_layers --json FILE        needs CUDA; on a CPU, a tape stands in
+    python -m bench.bench_layers --json FILE        needs CUDA; a CPU uses a tape instead
 
 Each layer is part of the small model of ``tests/support/layer_model.py``. Its training step is
 recorded without Inductor (the table's column *one graph* says which layers compile). Then loss,

@@ -111,7 +111,7 @@ class Loading:
         }
 
     def pyg(self, workers: int) -> Callable[[], int]:
-        """Returns one pass of PyG's DataLoader over Data objects in memory."""
+        """Returns a function that runs PyG's DataLoader over Data objects in memory."""
         loader = DataLoader(
             self.pyg_graphs,
             batch_size=BATCH_SIZE,

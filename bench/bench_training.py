@@ -71,7 +71,10 @@ class Training:
         )
 
     def static(self, label: str, kernels: bool, **options) -> Callable[[], None]:
-        """Returns an epoch with this library; with ``kernels``, as ``staticgraph train`` on CPU."""
+        """Returns a function that trains an epoch with this library.
+
+        With ``kernels``, it trains as ``staticgraph train`` does on a CPU.
+        """
         model = sg.convert(copy.deepcopy(self.model).to(self.device), kernels=kernels)
         optimizer = self._adam(model)
         recording = sg.Recording(recorder=recorder(options["mode"]))
@@ -93,9 +96,10 @@ class Training:
         return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=on_cuda)
 
     def pyg(self, label: str, workers: int, dynamic: bool = False) -> Callable[[], None]:
-        """Returns an epoch with PyG at its best: sizes passed, fused Adam, persistent workers.
+        """Returns a function that trains an epoch with PyG at its best.
 
-        With ``dynamic``, the model is also compiled for variable shapes.
+        Sizes are passed, Adam is fused, and workers are persistent. With ``dynamic``, the model is
+        also compiled for variable shapes.
         """
         model = copy.deepcopy(self.model).to(self.device)
         call = torch.compile(model, dynamic=True) if dynamic else model

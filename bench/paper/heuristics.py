@@ -5,7 +5,7 @@ Networks", arXiv 2209.06354) sorts the distinct sizes by a monotone heuristic of
 and places them one after another: *longest pack first* into the open pack with the least room left
 that is large enough (best fit), *shortest pack first* into the one with the most room. The room
 left is measured by the same heuristic. This implementation works for any number of components, in
-plain Python, as the baseline for :mod:`staticgraph.packing.fill`. It reproduces the code behind the
+plain Python, as the baseline for :mod:`staticgraph.packing.fill`. It reproduces the code of the
 published tables exactly, including a quirk that affects the results; a second one is not copied:
 
 - after some graphs of a size have gone to a pack, the rest of that size consider only packs with

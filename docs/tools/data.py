@@ -1,4 +1,4 @@
-"""The data behind the drawings: sizes of the repository's data sets, and epochs over them."""
+"""The data for the drawings: sizes of the repository's data sets, and epochs over them."""
 
 from __future__ import annotations
 

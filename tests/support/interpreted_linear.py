@@ -26,7 +26,7 @@ from staticgraph.kernels.linear import small as small_dense  # noqa: E402
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("relu", [False, True])
 def test_dropout_sum(dtype, relu):
-    """Forward equals the reference with the kept values, backward keeps the same, as many as p."""
+    """Forward equals the reference for the kept values; backward keeps the same; p is right."""
     torch.manual_seed(0)
     x, residual = torch.randn(2, 90, 20).to(dtype)
     seed, p, gate = torch.tensor([3]), 0.25, None
