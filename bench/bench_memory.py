@@ -5,8 +5,9 @@
 
 The measurement is torch's profiler on the CPU, or the high-water mark of the caching allocator with
 ``--device cuda``. Every row is fitted on capacities of 32 to 320 molecules of HIV and checked on
-one of 640, more than twice the largest; only that last step is real arithmetic. Compared is what
-the step adds to model, optimizer state and batch, so that known bytes do not hide the error.
+one of 640, more than twice the largest; only that last step does real arithmetic. The comparison
+covers only what the step adds to model, optimizer state and batch, so that known bytes do not hide
+the error.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ PUBLISHED_SETS = {
 def limits_of(name: str, histogram: SizeHistogram) -> list[tuple[list[int], int | None]]:
     """Returns the paper's limits, then limits for ``GRAPHS_A_PACK`` mean graphs per pack.
 
-    Each with the maximum number of graphs per pack, or None.
+    Each comes with the maximum number of graphs per pack, or None.
     """
     asked: list[tuple[list[int], int | None]] = []
     with PUBLISHED.open() as lines:

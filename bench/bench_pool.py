@@ -41,7 +41,7 @@ def reserved() -> int:
 def recorded_bytes(
     store: sg.GraphStore, capacities: list[Any], order: list[int], hidden: int, layers: int
 ) -> dict[str, int]:
-    """Returns the bytes reserved for recording the buckets in order, and those after teardown."""
+    """Returns the bytes reserved by recording buckets in ``order``, and those after teardown."""
     torch.manual_seed(0)
     model = build("gine", store, hidden=hidden, layers=layers).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), fused=True, capturable=True)
