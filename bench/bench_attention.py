@@ -1,12 +1,12 @@
-"""Attention by each path: entries counted, batches that change buckets, and on a GPU the time.
+"""Compares the attention paths: counted entries, batches that change buckets, and time on a GPU.
 
     python -m bench.bench_attention                    entries, by arithmetic; any machine
-    python -m bench.bench_attention --epochs 3         and the batches that broke a promise
+    python -m bench.bench_attention --epochs 3         and the batches that change buckets
     python -m bench.bench_attention --time [--rounds 20] [--dtype bfloat16]    on a GPU
 
-What is timed is one GPS layer without its convolution, forward and backward, compiled and recorded
-by torch (``reduce-overhead``), over batches of the set, paths interleaved; outputs of every path
-are compared with dense before the clock starts.
+The timed work is the forward and backward of one GPS layer without its convolution, compiled and
+recorded by torch (``reduce-overhead``), over batches of the data set. The paths take turns, and the
+outputs of every path are compared with dense before timing starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CUDA = AttentionSetting("cuda", "float32", 16, compiled=True)
 
 
 def entries(epochs: int) -> str:
-    """The table of counted entries."""
+    """Returns the table of counted entries."""
     rows = []
     for name, size in SETS:
         store = sg.datasets.open(DATA / f"{name}.npz")
@@ -58,7 +58,7 @@ def entries(epochs: int) -> str:
 
 
 def seconds(name: str, size: int, args: argparse.Namespace) -> str:
-    """The table of times of one set."""
+    """Returns the table of times for one data set."""
     store = sg.datasets.open(DATA / f"{name}.npz")
     plan = sg.plan_buckets(store, size, attention="auto")
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
@@ -89,7 +89,7 @@ def seconds(name: str, size: int, args: argparse.Namespace) -> str:
 def one_layer(
     layer: torch.nn.Module, x: torch.Tensor, like: sg.StaticBatch, dtype: torch.dtype
 ) -> Callable[..., torch.Tensor]:
-    """The layer as a function of a batch's tensors."""
+    """Returns the layer as a function of a batch's tensors."""
     context = sg.nn.context_of(layer)
 
     def run(*values: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ def one_layer(
 def train(
     layer: torch.nn.Module, run: Callable[..., torch.Tensor], batches: list[sg.StaticBatch]
 ) -> None:
-    """Forward and backward over the batches; the clock is read after the device is done."""
+    """Runs forward and backward over the batches, and waits for the device at the end."""
     for batch in batches:
         layer.zero_grad()
         run(*batch.tensors().values()).square().mean().backward()

@@ -1,12 +1,12 @@
-"""Does packing hurt training? The company a graph keeps under each strategy, and what is learned.
+"""Does packing hurt training? Batch composition and training results under each strategy.
 
     python -m bench.bench_composition                     composition on HIV's sizes, seconds
     python -m bench.bench_composition --train [--json F]  and training on NCI1, three seeds, minutes
 
-Composition: the correlation of the sizes of two graphs of one batch (0 at random; 1 where batches
-are sorted; a little below 0 where sums are balanced), how much the mean size differs between
-batches against random ones, and how many pairs that met in one epoch meet again in the next,
-against chance. Training: a GIN with the same initial weights per seed under every strategy.
+Composition: the correlation of the sizes of two graphs of one batch (0 at random; 1 if batches are
+sorted; slightly below 0 if sums are balanced), how much the mean size differs between batches,
+relative to random batches, and how many pairs of graphs share a batch in two successive epochs,
+relative to chance. Training: a GIN with the same initial weights per seed under every strategy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEEDS, EPOCHS, BATCH_SIZE, RATE = (0, 1, 2), 25, 64, 3e-3
 
 
 def make_batcher(strategy: str, sizes: np.ndarray, plan: BucketPlan, indices, seed: int) -> Batcher:
-    """A batcher of the strategy; ``random`` and ``sorted`` are no choices of the library."""
+    """Returns a batcher for the strategy; the library has no ``random`` and ``sorted``."""
     packed = strategy in ("stream", "offline")
     batcher = Batcher(
         sizes,
@@ -52,7 +52,7 @@ def make_batcher(strategy: str, sizes: np.ndarray, plan: BucketPlan, indices, se
 
 
 def unbalanced(batcher: Batcher, by_size: bool) -> Callable[[int], EpochBatches]:
-    """Batches as drawn, or of graphs of like size in a random order of batches."""
+    """Makes batches as drawn, or of graphs of similar size with the batches in random order."""
 
     def made(epoch: int) -> EpochBatches:
         order = batcher.indices.copy()
@@ -74,7 +74,7 @@ def unbalanced(batcher: Batcher, by_size: bool) -> Callable[[int], EpochBatches]
 
 
 def roomy(plan: BucketPlan, sizes: np.ndarray) -> BucketPlan:
-    """The plan with a second bucket that holds a batch of the largest graphs."""
+    """Returns the plan with one more bucket, which holds a batch of the largest graphs."""
     size = plan.batch_size or 1
     nodes, edges = np.sort(sizes, axis=0)[-size:].sum(axis=0).tolist()
     return BucketPlan.of([*plan.capacities, Capacity(nodes + 1, edges, size + 1)], size)
@@ -82,13 +82,15 @@ def roomy(plan: BucketPlan, sizes: np.ndarray) -> BucketPlan:
 
 @dataclass(frozen=True)
 class Composition:
-    """What a strategy does to batches.
+    """How a strategy composes batches.
 
     Attributes:
-        correlation: of the nodes of two graphs of one batch.
-        spread: standard deviation of the mean nodes of a batch over that of random batches.
-        again: pairs of graphs that meet in two epochs in a row, over what chance gives.
-        filled: real over physical nodes.
+        strategy: name of the strategy.
+        correlation: correlation between the node counts of two graphs of one batch.
+        spread: standard deviation of the mean node count per batch, over that of random batches.
+        again: pairs of graphs that share a batch in two successive epochs, over the number
+            expected by chance.
+        filled: real nodes over physical nodes.
     """
 
     strategy: str
@@ -99,7 +101,7 @@ class Composition:
 
 
 def composition(strategy: str, sizes: np.ndarray, plan: BucketPlan, epochs: int = 4) -> Composition:
-    """Over a few epochs of all graphs."""
+    """Measures a strategy over a few epochs of all graphs."""
     batcher = make_batcher(strategy, sizes, plan, None, seed=0)
     nodes = sizes[:, 0].astype(float)
     within, spread, filled, last, again = [], [], [], None, []
@@ -122,7 +124,7 @@ def composition(strategy: str, sizes: np.ndarray, plan: BucketPlan, epochs: int 
 
 
 def correlation(batches: list[np.ndarray], values: np.ndarray) -> float:
-    """Intraclass correlation: of two different members of a batch, over all pairs."""
+    """Returns the intraclass correlation: between two different members of a batch, all pairs."""
     mean, variance = values.mean(), values.var()
     pairs = products = 0.0
     for members in batches:
@@ -133,7 +135,7 @@ def correlation(batches: list[np.ndarray], values: np.ndarray) -> float:
 
 
 def met_again(before: np.ndarray, after: np.ndarray) -> float:
-    """Pairs in one batch before and after, over the number expected of independent batches."""
+    """Returns the pairs that share a batch before and after, over those expected by chance."""
     n = len(before)
     _, both = np.unique(before * (after.max() + 1) + after, return_counts=True)
 
@@ -145,7 +147,7 @@ def met_again(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def train(strategy: str, seed: int, epochs: int) -> tuple[list[float], float, int]:
-    """Loss of each epoch, test accuracy at the end, and optimizer steps, on NCI1."""
+    """Trains on NCI1; returns the loss per epoch, the final test accuracy and the step count."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -177,8 +179,8 @@ def train(strategy: str, seed: int, epochs: int) -> tuple[list[float], float, in
     loader._batcher = make_batcher(strategy, store.sizes, plan, trained, seed)
     losses, steps = [], 0
     for epoch in range(epochs):
-        # Down to nearly nothing: at a constant rate the running statistics of BatchNorm lag behind
-        # and the accuracy of the last epoch is a lottery (0.47 to 0.73), in plain PyG, too.
+        # Linear decay to nearly zero: at a constant rate, the running statistics of BatchNorm lag
+        # and the accuracy of the last epoch is arbitrary (0.47 to 0.73), in plain PyG as well.
         optimizer.param_groups[0]["lr"] = RATE * (1.0 - epoch / epochs)
         total = graphs = 0.0
         for batch in loader:
@@ -226,7 +228,7 @@ def main() -> None:
         )
     )  # fmt: skip
     if args.train:
-        for seed in SEEDS:  # interleaved, so that a slow minute hits every strategy
+        for seed in SEEDS:  # interleaved, so that a slow minute affects every strategy
             for strategy in STRATEGIES:
                 losses, accuracy, steps = train(strategy, seed, args.epochs)
                 found["training"].append(

@@ -1,12 +1,12 @@
-"""Five epochs of training on HIV's molecules, the same steps run in each mode.
+"""Five epochs of training on HIV's molecules, with the same steps run in each mode.
 
     python -m bench.bench_curves --modes eager reduce-overhead cuda-graph --seeds 0 1 2 --json FILE
 
 Every mode starts from the same weights and sees the same batches in the same order, so that the
-loss curves must lie over one another; per epoch: mean loss, seconds with loading, graphs a second,
-and ROC-AUC on the validation split. Seeds change weights and order. The mode named first is the
-reference. Name more modes or seeds than there is time for: none begins after the deadline, and the
-file holds what was finished.
+loss curves must coincide. Each epoch reports the mean loss, seconds with loading, graphs per
+second, and ROC-AUC on the validation split. Seeds change the weights and the order. The first mode
+is the reference. It is fine to name more modes or seeds than there is time for: no run begins after
+the deadline, and the file holds the finished ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from staticgraph.models import build
 def train(
     shape: Shape, mode: str, seed: int, epochs: int, batch_size: int, graphs: int, device: str
 ) -> dict[str, Any]:
-    """One run from the beginning."""
+    """Trains one mode with one seed from initial weights."""
     store = sg.datasets.open(HIV)
     mode, kernels = mode.removesuffix("+kernels"), mode.endswith("+kernels")
     torch.manual_seed(seed)
@@ -61,7 +61,7 @@ def train(
         for batch in loader:
             seen += batch.real.graphs
             losses.append(runner.step(batch))
-        values = torch.stack(losses).tolist()  # waits for the device, so the epoch is whole
+        values = torch.stack(losses).tolist()  # waits for the device, so the epoch is complete
         seconds = time.perf_counter() - begun
         found["losses"] += values
         found["epoch_loss"].append(float(np.mean(values)))
@@ -72,7 +72,7 @@ def train(
 
 
 def auc(runner: sg.StaticGraphRunner, loader: sg.StaticLoader) -> float:
-    """ROC-AUC over a split."""
+    """Returns the ROC-AUC over a split."""
     scores, targets = [], []
     for batch in loader:
         out = runner.eval_step(batch).out
@@ -83,7 +83,7 @@ def auc(runner: sg.StaticGraphRunner, loader: sg.StaticLoader) -> float:
 
 
 def compare(runs: dict[str, Any], modes: list[str]) -> dict[str, Any]:
-    """Each run beside that of the first mode with the same model and seed."""
+    """Compares each run with that of the first mode with the same model and seed."""
     found = {}
     for name, run in runs.items():
         if not isinstance(run, dict) or "epoch_loss" not in run:
@@ -130,7 +130,8 @@ def main() -> None:
 
         return run
 
-    # All modes of a seed before the next seed: what is compared must not be cut apart.
+    # All modes of a seed before the next seed, so that the deadline does not separate runs that
+    # are compared.
     for text in options.models:
         for seed in options.seeds:
             for mode in options.modes:

@@ -2,12 +2,13 @@
 
     python -m bench.bench_distributed [--ranks 1 2 4] [--steps N] [--device cuda] [--json FILE]
 
-The balance is from sizes and plan alone, for 8, 64 and 512 ranks, over the training molecules of
-HIV and over sixteen times as many. The times are of GINE at 128 graphs a rank. On a CPU they are of
-processes over gloo, a thread each: processes beyond the cores share them, so a ratio there says
-nothing of a machine with enough, and waiting is what a rank spends in the sum of gradients. On CUDA
-each rank has a device of its own, NCCL's sum is inside the recorded step, and what it costs is the
-step's time beside that of one rank; numbers of ranks beyond the devices are left out, and said.
+The balance is computed from the sizes and the plan alone, for 8, 64 and 512 ranks, over the
+training molecules of HIV and over sixteen times as many. The times are of GINE at 128 graphs per
+rank. On a CPU, the processes use gloo and one thread each; if there are more processes than cores,
+they share the cores, so the ratios say nothing about a machine with enough cores, and waiting is
+the time that a rank spends in the sum of gradients. On CUDA, each rank has its own device and
+NCCL's sum is inside the recorded step, so its cost is the step's time compared with that of one
+rank. Numbers of ranks that exceed the number of devices are skipped with a message.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ WARM = 3
 
 
 def balances() -> list[dict[str, Any]]:
-    """Efficiency of the ranks' balance, by data and number of ranks."""
+    """Returns the efficiency of the ranks' balance, by data and number of ranks."""
     store = sg.datasets.open(HIV, progress=False)
     train = store.splits["train"]
     plan = sg.plan_buckets(store, BATCH_SIZE, indices=train)
@@ -62,7 +63,7 @@ def balances() -> list[dict[str, Any]]:
 
 
 def timed(rank: int, world_size: int, folder: str, options: argparse.Namespace) -> None:
-    """Steps of one rank, with the time in sums of gradients."""
+    """Times the steps of one rank, and on a CPU the time in sums of gradients."""
     torch.set_num_threads(1)
     steps, on_cuda = options.steps, options.device == "cuda"
     device = torch.device("cuda", rank) if on_cuda else torch.device("cpu")
@@ -120,12 +121,12 @@ def timed(rank: int, world_size: int, folder: str, options: argparse.Namespace) 
             "waiting": None if on_cuda else waited[0] / taken,
         }
         Path(folder, "result.json").write_text(json.dumps(result))
-    runner.close()  # the group would wait for graphs that hold its sums
+    runner.close()  # otherwise the group waits for the graphs that hold its sums
     dist.destroy_process_group()
 
 
 def _settle(on_cuda: bool) -> None:
-    """Until every rank is here, with nothing left to do."""
+    """Waits until every rank is here and its device is idle."""
     if on_cuda:
         torch.cuda.synchronize()
     dist.barrier()

@@ -1,12 +1,12 @@
-"""What Python does in one step: calls, and host time, of an eager step and of a replayed one.
+"""Python function calls and host time of one step, for an eager step and for a replayed one.
 
-The recorder here runs the step once and replays nothing, so that what is left of a replayed step is
-what the library does around a recording: the copy of the batch to the recorded addresses, checks,
-and the copy of the loss. A recorded step on a GPU is a few hundred microseconds; what stands around
-it must stay far below. The bound is 60 microseconds, or, where the machine is slow, fifteen calls
-of ``add_`` on eight numbers. Steps that are compared run in turns; figures are medians, and the
-ratio to those fifteen calls is the median of the ratios round by round. Of a batch that is made of
-its ids on the device, only ids are copied.
+The recorder here runs the step once and replays nothing, so that a replayed step consists only of
+what the library does around a recording: copying the batch to the recorded addresses, checks, and
+copying the loss. A recorded step on a GPU takes a few hundred microseconds; the work around it must
+stay far below that. The bound is 60 microseconds, or, on a slow machine, fifteen calls of ``add_``
+on eight numbers. Steps that are compared run in turns; the figures are medians, and the ratio to
+those fifteen calls is the median of the ratios per round. For a batch that is made on the device
+from its ids, only the ids are copied.
 
     python -m bench.bench_host_time --rounds 300
 """
@@ -30,7 +30,7 @@ from staticgraph import models
 from staticgraph.recording.recorder import Recorded
 from staticgraph.text.table import table
 
-# Layers of the models that the bound is given for.
+# The number of layers of each model that the bound applies to.
 MODELS = {"gine": 5, "gps": 10}
 BOUND_US = 60.0
 BOUND_CALLS = 15
@@ -63,7 +63,7 @@ def runner_of(
     hidden: int = 64,
     example: Any = None,
 ) -> sg.StaticGraphRunner:
-    """A runner that is warmed up; its optimizer moves nothing."""
+    """Returns a runner that is warmed up; its optimizer has learning rate 0."""
     torch.manual_seed(0)
     model = models.build(name, store, hidden=hidden, layers=layers)
     runner = sg.StaticGraphRunner(
@@ -78,7 +78,7 @@ def runner_of(
 
 
 def calls_of(step: Callable[[], Any]) -> int:
-    """Calls of Python functions in one run."""
+    """Returns the number of Python function calls in one run."""
     count = 0
 
     def profile(frame: Any, event: str, _: Any) -> None:
@@ -117,7 +117,7 @@ def _measured(model: str, layers: int, args: argparse.Namespace) -> dict[str, di
         "eager step": lambda: eager.step(batch),
     }
     found: dict[str, dict[str, float]] = {}
-    # Apart: beside these a replay finds nothing of itself in the caches.
+    # In two groups: after one of the other steps, the caches hold nothing of a replay.
     for steps in (step, {f"{BOUND_CALLS} add_": additions, **others}):
         timings = interleave(steps, args.rounds, warmup=10)
         for name, run in steps.items():

@@ -2,12 +2,12 @@
 
     OMP_NUM_THREADS=1 python bench/bench_kernels.py
 
-What is timed is what a user pays: loading, zero_grad, forward, loss, backward, fused Adam, over
-real molecules (examples/data/hiv.npz, OGB's features). PyG runs with 0, 1 and 2 workers, which live
-on between its turns; every contender sees the same batches in the same order. Contenders take turns
-of one block of batches (A B C A B C ...), so that a busy machine slows all alike; the table gives
-median, 10th and 90th percentile over the blocks, CPU milliseconds a step of the main process, and
-the speed against the best of PyG's three.
+The timed work is everything that a training step costs: loading, zero_grad, forward, loss, backward
+and fused Adam, over real molecules (examples/data/hiv.npz, OGB's features). PyG runs with 0, 1 and
+2 workers, which persist between its turns; every contender sees the same batches in the same order.
+Contenders take turns of one block of batches (A B C A B C ...), so that a busy machine slows all of
+them equally. The table has the median, 10th and 90th percentile over the blocks, CPU milliseconds
+per step of the main process, and the speed relative to the best of PyG's three.
 Losses are compared step by step with PyG's.
 """
 
@@ -41,7 +41,7 @@ def bce(out: Tensor, batch: Any) -> Tensor:
 
 
 class Contender:
-    """A model of its own and an endless stream of steps, each giving its loss."""
+    """A separate copy of the model and an endless stream of steps, each yielding its loss."""
 
     def __init__(self, name: str, steps: Callable[[Any, Any], Iterator[float]], make: Any) -> None:
         self.name = name
@@ -70,8 +70,8 @@ def contenders(args: argparse.Namespace) -> list[Contender]:
         model = models.build("gine", store, hidden=args.hidden, layers=args.layers)
         return model.train(), torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 
-    # One fixed epoch, so that all see the same batches; every turn of PyG's is one epoch, too, so
-    # that its workers cannot load ahead while another contender has its turn.
+    # One fixed epoch, so that all contenders see the same batches. Each of PyG's turns is also one
+    # epoch, so that its workers cannot load ahead during another contender's turn.
     order = sg.StaticLoader(store, plan, indices=chosen, shuffle=True, pointers=True)
     batches = [ids.ids.tolist() for ids in order.batcher.epoch(0)]
     args.block = len(batches)

@@ -1,15 +1,15 @@
-"""Stores of many molecules: convert, plan, an epoch's order, and reading from a cold cache.
+"""Stores of many molecules: conversion, planning, an epoch's order, and reads from a cold cache.
 
     python -m bench.bench_large order [--millions 1 10]     an epoch's order: time and peak memory
     python -m bench.bench_large convert [--millions 1] --out DIR    converted, opened, planned
     python -m bench.bench_large read --data DIR/many        cold: in order, in blocks, at random
 
-The molecules are those of HIV, repeated. Each measurement of memory is a process of its own, whose
-peak is that of the system's books; what all processes need (torch, compiled loops) is measured
-with 100,000 graphs and taken off, so that what is left grows with the graphs. What is read cold was
-given back by the system before: a process of its own counts how much of it came from the device,
-and for a rate both sides have the same number of seconds. With ``--save`` what was found goes to
-``bench/results/large.json``, each part for itself.
+The molecules are those of HIV, repeated. Each measurement of memory runs in a separate process,
+whose peak is the one that the operating system reports. The memory that all processes need (torch,
+compiled loops) is measured with 100,000 graphs and subtracted, so that the rest grows with the
+graphs. Before a cold read, the page cache is dropped for the store's files; a separate process
+counts how many bytes came from the device, and every order is read for the same number of seconds.
+With ``--save``, each part is written to ``bench/results/large.json`` separately.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BASE = 100_000
 
 
 class Sizes:
-    """What a batcher and a plan read of a store, for as many molecules as are asked for."""
+    """The parts of a store that a batcher and a plan read, for any number of molecules."""
 
     def __init__(self, graphs: int) -> None:
         own = sg.datasets.open(HIV, progress=False).sizes
@@ -66,7 +66,7 @@ def peak_mib() -> float:
 
 
 def order_of(graphs: int, shuffle: Any, plan: sg.BucketPlan) -> dict[str, Any]:
-    """An epoch's batches of so many graphs, in this process."""
+    """Measures the batches of one epoch over ``graphs`` graphs, in this process."""
     sizes = Sizes(graphs)
     small = Batcher(Sizes(5000), plan, shuffle=shuffle)  # compiled, or read from the cache
     small.epoch(0)
@@ -90,7 +90,7 @@ def order_of(graphs: int, shuffle: Any, plan: sg.BucketPlan) -> dict[str, Any]:
 def orders(millions: list[float], shuffles: list[str]) -> list[dict[str, Any]]:
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        plan = Path(folder) / "plan.json"  # made here, where its memory counts for nothing
+        plan = Path(folder) / "plan.json"  # made here, where its memory is not counted
         sg.plan_buckets(sg.datasets.open(HIV, progress=False), BATCH_SIZE).save(plan)
         for shuffle in shuffles:
             base = None
@@ -127,7 +127,7 @@ def _child(*more: str) -> str:
 
 
 def converted(millions: float, out: Path, workers: int) -> dict[str, Any]:
-    """HIV, again and again, to a store in shards; opened and planned."""
+    """Converts HIV, repeated, to a store in shards, then opens it and makes a plan."""
     one = out / "hiv"
     if not one.exists():
         sg.datasets.open(HIV, progress=False).save(one)
@@ -155,7 +155,7 @@ def converted(millions: float, out: Path, workers: int) -> dict[str, Any]:
 
 
 def drop_from_cache(folder: Path) -> None:
-    """What this user may ask of the system: pages of files that nobody maps."""
+    """Drops the files' pages from the page cache; without root, only those that are not mapped."""
     for path in folder.rglob("*.npy"):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -164,8 +164,11 @@ def drop_from_cache(folder: Path) -> None:
 
 
 def read(data: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Batches of a store that is not in memory, each order in processes of its own, alternating;
-    shares of the order on disk are of the same round."""
+    """Reads batches of a store that is not in memory, in each order.
+
+    Every read is a separate process, and the orders alternate; the share relative to the order on
+    disk is computed within a round.
+    """
     orders_ = ("sequential", "blocks", "random")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in orders_}
     with tempfile.TemporaryDirectory() as folder:
@@ -193,11 +196,11 @@ def read(data: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def read_once(data: Path, shuffle: str, plan: sg.BucketPlan, seconds: float) -> dict[str, Any]:
-    """Batches of one epoch, for so many seconds at most."""
-    plan = sg.BucketPlan.of(plan.capacities, plan.batch_size)  # made for the molecules once
+    """Reads batches of one epoch, for at most ``seconds`` seconds."""
+    plan = sg.BucketPlan.of(plan.capacities, plan.batch_size)  # was made for HIV's molecules once
     kinds: dict[str, Any] = {"sequential": False, "blocks": "blocks", "random": True}
     compiled = sg.StaticLoader(sg.datasets.open(HIV, progress=False), plan, num_workers=1)
-    next(iter(compiled))  # loops compiled, on other files
+    next(iter(compiled))  # compiles the loops, on other files
     store = sg.GraphStore.load(data, verify=False)
     loader = sg.StaticLoader(store, plan, shuffle=kinds[shuffle], num_workers=1)
     loader.batcher.epoch(0)

@@ -1,11 +1,11 @@
-"""Every layer of the support table, recorded and replayed beside eager.
+"""Every layer of the support table, recorded and replayed, and compared with eager.
 
-    python -m bench.bench_layers --json FILE        needs CUDA; on a CPU a tape rehearses it
+    python -m bench.bench_layers --json FILE        needs CUDA; a CPU uses a tape instead
 
-Each stands in the small model of ``tests/support/layer_model.py``; its training step is recorded
-without Inductor (the table's *one graph* says what compiles), then loss, gradients and outputs of a
-replay over data that were not recorded are compared with eager, and each input field must move the
-output.
+Each layer is part of the small model of ``tests/support/layer_model.py``. Its training step is
+recorded without Inductor (the table's column *one graph* says which layers compile). Then loss,
+gradients and outputs of a replay over data that were not recorded are compared with eager, and each
+input field must change the output.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from bench.parts import answer  # noqa: E402
 from staticgraph.recording.recorder import CudaGraphRecorder  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# Float64 sums reordered by atomics; layers that PyG computes in float32 bring their own.
+# For float64 sums that atomics reorder; layers that PyG computes in float32 have their own.
 TOLERANCE = 1e-8
 
 
 class Uncompiled(CudaGraphRecorder):
-    """Records eager work."""
+    """Records the eager step, without Inductor."""
 
     compiles = False
 
 
 def recorded(case: Case) -> dict[str, Any]:
-    """Whether a case records, and how far its replay is from eager."""
+    """Returns whether a case records, and how far its replay is from eager."""
     if case.eager_only:
         return {"recorded": f"refused: {case.eager_only}"}
     model = model_of(case).to(DEVICE)

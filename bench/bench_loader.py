@@ -1,13 +1,14 @@
-"""Loading: graphs a second from the store into static batches, beside PyG's DataLoader.
+"""Loading: graphs per second from the store into static batches, compared with PyG's DataLoader.
 
     python -m pytest bench/bench_loader.py --benchmark-enable     each by itself
-    python -m bench.bench_loader [--rounds N] [--json FILE]       interleaved, with ratios
-    python -m bench.bench_loader --device cuda                    batches wanted on the device
+    python -m bench.bench_loader [--rounds N] [--json FILE]       interleaved
+    python -m bench.bench_loader --device cuda                    batches on the device
 
-No model runs. One thread fills, unless workers are named. Every contender walks over the same
-training molecules in batches of 128, shuffled. "Store on the device" makes every batch from its
-ids; on a CPU that rehearses the way with torch's own operations and says nothing of a GPU, where
-collation is two launches, timed by themselves between two device events a batch.
+No model runs. One thread fills the batches, unless a row names workers. Every static contender
+iterates over the training molecules in shuffled batches of 128; PyG's iterate over 4,096 of them.
+"Store on the device" makes every batch from its ids; on a CPU this uses torch's own operations and
+says nothing about a GPU, where collation is two launches, timed separately between two device
+events per batch.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ class Loading:
         self.pyg_graphs = [self.store[i] for i in few.tolist()]
 
     def collate(self) -> int:
-        """Filling one slot over and over: the copy itself."""
+        """Fills one slot repeatedly: only the copy."""
         for bucket, ids in self.filled:
             fill(self.store, ids, self.loader.layouts[bucket], self.slot.arrays(bucket))
         return len(self.ids)
 
     def static(self) -> int:
-        """The whole loader: order, slots, batches."""
+        """Runs the whole loader: order, slots, batches."""
         self.loader.set_epoch(0)
         for _ in self.loader:
             pass
@@ -69,10 +70,10 @@ class Loading:
         return len(self.ids)
 
     def from_ids(self) -> int:
-        """The same batches from a store on the device, every one made."""
+        """Makes the same batches from a store on the device."""
         self.ids_loader.set_epoch(0)
         for batch in self.ids_loader:
-            assert batch.graph_ids is not None  # the first look at an array makes all of them
+            assert batch.graph_ids is not None  # the first access to an array makes all of them
         self._synchronize()
         return len(self.ids)
 
@@ -81,7 +82,7 @@ class Loading:
             torch.cuda.synchronize(self.device)
 
     def on_device_s(self) -> list[float]:
-        """Seconds between device events around the collation of each batch (CUDA alone)."""
+        """Returns the seconds between device events around each batch's collation (CUDA only)."""
         self.ids_loader.set_epoch(0)
         pairs = []
         for batch in self.ids_loader:
@@ -94,7 +95,7 @@ class Loading:
         return [start.elapsed_time(end) / 1e3 for start, end in pairs]
 
     def crossing(self) -> dict[str, int]:
-        """What a full batch costs the bus either way, and what is launched for it."""
+        """Returns the bytes that a full batch sends over the bus either way, and its launches."""
         layout = self.loader.layouts[self.filled[0][0]]
         tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8, device=self.device))
         ids = torch.full((layout.capacity.graphs,), -1, dtype=torch.int32, device=self.device)
@@ -110,7 +111,7 @@ class Loading:
         }
 
     def pyg(self, workers: int) -> Callable[[], int]:
-        """PyG's DataLoader over Data objects in memory."""
+        """Returns a function that runs PyG's DataLoader over Data objects in memory."""
         loader = DataLoader(
             self.pyg_graphs,
             batch_size=BATCH_SIZE,

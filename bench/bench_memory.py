@@ -1,12 +1,13 @@
-"""Memory predicted over fake tensors beside what was allocated: what torch's profiler saw on the
-CPU, or the caching allocator's high-water mark with ``--device cuda``.
+"""Compares memory predicted over fake tensors with the memory that a real step allocates.
 
     python -m bench.bench_memory [--model gps ...] [--json FILE]     every way of training
-    python -m pytest bench/bench_memory.py --benchmark-enable        seconds of one fake point
+    python -m pytest bench/bench_memory.py --benchmark-enable        seconds per fake point
 
-Every row is fitted on capacities of 32 to 320 molecules of HIV and checked on one of 640, more than
-twice the largest: no arithmetic is done but in that last real step. What is compared is what the
-step adds to model, optimizer state and batch, so that known bytes cannot flatter the error.
+The measurement is torch's profiler on the CPU, or the high-water mark of the caching allocator with
+``--device cuda``. Every row is fitted on capacities of 32 to 320 molecules of HIV and checked on
+one of 640, more than twice the largest; only that last step does real arithmetic. The comparison
+covers only what the step adds to model, optimizer state and batch, so that known bytes do not hide
+the error.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ OPTIMIZERS = {
     "adamw": torch.optim.AdamW,
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
 }
-# What is varied, one at a time, from Adam in float32 without accumulation.
+# Variations, one at a time, of Adam in float32 without accumulation.
 WAYS: tuple[dict[str, Any], ...] = (
     {"optimizer": "adam"},
     {"optimizer": "adamw"},
@@ -51,7 +52,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 def task_of(
     store: sg.GraphStore, name: str, hidden: int, layers: int, device: str = "cpu", **way: Any
 ) -> Probed:
-    """A model of the zoo and how it is trained."""
+    """Returns a model of :mod:`staticgraph.models` and how it is trained."""
     torch.manual_seed(0)
     model = models.build(name, store, hidden=hidden, layers=layers).to(device)
     optimizer = OPTIMIZERS[way.pop("optimizer")](model.parameters())
@@ -67,7 +68,7 @@ def task_of(
 def compare(
     store: sg.GraphStore, name: str, hidden: int, layers: int, device: str = "cpu", **way: Any
 ) -> dict:
-    """One row: prediction and measurement at the held-out capacity."""
+    """Returns one row: prediction and measurement at the held-out capacity."""
     on_cuda = device == "cuda"
     task = task_of(store, name, hidden, layers, **way)
     begin = time.perf_counter()
@@ -108,7 +109,7 @@ def compare(
 
 
 def main() -> None:
-    """Prints the table; writes JSON if asked."""
+    """Prints the table, and with ``--json`` writes the rows."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--hidden", type=int, default=32)
@@ -122,7 +123,7 @@ def main() -> None:
     for name in args.model:
         for way in WAYS:
             rows.append(compare(store, name, args.hidden, args.layers, args.device, **way))
-            if args.json:  # after every row: a run that is cut off leaves what it has
+            if args.json:  # after every row, so that an interrupted run keeps its results
                 write(args.json, args, rows)
             print(f"{name} {way}: {100 * rows[-1]['error']:+.3f}%", flush=True)
     headers = ("model", "training", "form", "predicted", "measured", "error", "update", "s a point")
@@ -153,7 +154,7 @@ def main() -> None:
 
 
 def write(path: str, args: argparse.Namespace, rows: list[dict]) -> None:
-    """The rows as JSON."""
+    """Writes the rows as JSON."""
     setting = {"hidden": args.hidden, "layers": args.layers, "versions": versions(STEPS)}
     with open(path, "w") as file:
         json.dump({"setting": setting, "rows": rows, "date": str(date.today())}, file, indent=1)
@@ -162,7 +163,7 @@ def write(path: str, args: argparse.Namespace, rows: list[dict]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bench_fake_point(benchmark: Any, name: str) -> None:
-    """One point over fake tensors, warm step included."""
+    """Times one point over fake tensors, warm step included."""
     store = sg.datasets.open("examples/data/esol.npz")
     capacity = probe_capacities(store.sizes)[0][-1]
     with FakeTensorReader().open(task_of(store, name, 64, 4, optimizer="adam")) as read:

@@ -1,4 +1,4 @@
-"""One graph larger than memory: sorting, sampling, static hops, training from disk, accuracy.
+"""One graph larger than memory: sorting, sampling, static hops, training from disk, and accuracy.
 
     export OMP_NUM_THREADS=1
     python -m bench.bench_outofcore sort --edges 100000000 --nodes 10000000 --limit-mib 2048
@@ -9,12 +9,12 @@
     python -m bench.bench_outofcore nodes
     python -m bench.bench_outofcore near --seeds 5
 
-Each is in the file ``outofcore_*.py`` of its noun. ``sort`` and ``disk`` run in a child whose
-address space is limited (``ulimit -v``), after the libraries are loaded; ``disk`` also shows that
-training in memory does not fit the same limit, and reads past the page cache unless ``--cached``.
-``sample`` compares with PyG's NeighborLoader where pyg-lib or torch-sparse is installed, otherwise
-with the plain twin in Python, and says which. Sampled numbers are compared before they are timed.
-Every result goes to stdout as JSON, and with ``--save`` to ``bench/results``.
+Each subcommand is implemented in ``outofcore_*.py``. ``sort`` and ``disk`` limit the address space
+(``ulimit -v``) after the libraries are loaded, ``disk`` in a child process. ``disk`` also shows
+that training in memory does not fit the same limit, and bypasses the page cache unless
+``--cached``. ``sample`` compares with PyG's NeighborLoader if pyg-lib or torch-sparse is installed,
+otherwise with a plain Python twin, and reports which. Before timing, samples are compared with the
+twin's. Every result goes to stdout as JSON, and with ``--save`` to ``bench/results``.
 """
 
 from __future__ import annotations

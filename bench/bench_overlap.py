@@ -2,11 +2,11 @@
 
     python -m bench.bench_overlap [--ranks 2] [--hidden 64 300] [--save]
 
-Two ways with the same model and batches, in turns in the same processes: all gradients in one flat
-buffer after the backward, which is what :class:`staticgraph.distributed.reduction.Reduction` does,
-and in several buffers, each sent as soon as the backward has its last gradient (hooks after
-accumulation, as ``DistributedDataParallel`` does it). Gloo's sum is work of the same cores, so the
-answer depends on whether there are more cores than ranks; how many there are is said.
+Two ways take turns in the same processes, with the same model and batch: all gradients in one flat
+buffer after the backward, as :class:`staticgraph.distributed.reduction.Reduction` does it, and in
+several buffers, each sent as soon as the backward has computed its last gradient (hooks after
+accumulation, as in ``DistributedDataParallel``). Gloo computes its sum on the same cores, so the
+answer depends on whether there are more cores than ranks; the output has both numbers.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Buffers:
     """Gradients in several flat buffers, last layers first.
 
     Args:
-        parameters: of the model.
-        count: of buffers.
-        early: sent when their last gradient is there, not all at the end.
+        parameters: the model's parameters.
+        count: number of buffers.
+        early: send each buffer when its last gradient is computed, instead of all at the end.
     """
 
     def __init__(self, parameters: list[nn.Parameter], count: int, early: bool) -> None:
@@ -105,7 +105,7 @@ class Buffers:
 
 
 def timed(rank: int, world_size: int, folder: str, hidden: int, rounds: int) -> None:
-    """Milliseconds a step of each way, in turns."""
+    """Measures the milliseconds per step of each way, in turns."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size,
@@ -159,7 +159,7 @@ def timed(rank: int, world_size: int, folder: str, hidden: int, rounds: int) -> 
 
 
 def quantiles(ratios: np.ndarray) -> dict[str, float]:
-    """Of ratios within a round."""
+    """Returns the quantiles of ratios within a round."""
     p10, median, p90 = np.quantile(ratios, (0.1, 0.5, 0.9)).tolist()
     return {"p10": p10, "median": median, "p90": p90}
 

@@ -1,13 +1,13 @@
-"""Packing: packs and seconds beside the paper's algorithm, and graphs a second of the streams.
+"""Packing: packs and seconds compared with the paper's algorithm, and graphs per second of streams.
 
     python -m pytest bench/bench_packing.py --benchmark-enable     each by itself
-    python -m bench.bench_packing [--rounds N] [--json FILE]       interleaved, with ratios
+    python -m bench.bench_packing [--rounds N] [--json FILE]       interleaved
     python -m bench.bench_packing --overflow EPOCHS                how often exact batches overflow
-    python -m bench.bench_packing --efforts [--only NAME ...]      fast and best beside the bound
+    python -m bench.bench_packing --efforts [--only NAME ...]      fast and best, with the bound
 
-One core, pure host. Compilation is paid before the clock starts and reported apart by
-``staticgraph plan --json``. The generated sets have the number of graphs, the extremes and about
-the number of sizes of ogbg-code2 and ogbg-ppa, whose histograms are not published.
+Runs on one core of the host. Compilation happens before timing starts and is reported separately by
+``staticgraph plan --json``. The generated sets have the number of graphs, the extremes and roughly
+the number of distinct sizes of ogbg-code2 and ogbg-ppa, whose histograms are not published.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def load(name: str) -> SizeHistogram:
 
 
 def code2_like(seed: int = 0) -> SizeHistogram:
-    """407,976 trees of up to 36,123 nodes, of about 2,100 sizes."""
+    """Generates 407,976 trees of up to 36,123 nodes, with about 2,100 distinct sizes."""
     rng = np.random.default_rng(seed)
     nodes = np.clip(rng.lognormal(4.55, 0.72, 407_976), 11, 1400).astype(np.int64)
     tail = np.geomspace(1400, 36_123, 830).astype(np.int64)
@@ -56,7 +56,7 @@ def code2_like(seed: int = 0) -> SizeHistogram:
 
 
 def ppa_like(seed: int = 0) -> SizeHistogram:
-    """78,200 dense graphs of up to 300 nodes and 36,138 edges, of about 36,000 sizes."""
+    """Generates 78,200 dense graphs: up to 300 nodes and 36,138 edges, about 36,000 sizes."""
     rng = np.random.default_rng(seed)
     nodes = np.clip(rng.normal(243, 25, 78_200), 50, 300).astype(np.int64)
     edges = 16 * (nodes * rng.lognormal(2.2, 0.32, len(nodes)) / 8).astype(np.int64)
@@ -65,7 +65,8 @@ def ppa_like(seed: int = 0) -> SizeHistogram:
     return SizeHistogram.from_sizes(np.stack([nodes, edges], axis=1))
 
 
-# Like QM9 with hydrogens and ZINC-250k, whose histograms are not at hand: graphs of each.
+# The number of graphs of sets like QM9 with hydrogens and ZINC-250k, whose histograms are not
+# available.
 ALIKE = {"qm9": 130_000, "zinc": 250_000}
 GENERATED = {"code2-like": code2_like, "ppa-like": ppa_like}
 
@@ -118,7 +119,7 @@ def test_stream(benchmark, graphs):
 
 
 def epochs_of(batch_size: int, exact: bool):
-    """Makes the next epoch of ogbg-molhiv's training split at each call."""
+    """Returns a function that makes the next epoch of ogbg-molhiv's training split per call."""
     sizes = sizes_of(load("ogbg-molhiv_train"))
     plan = plan_buckets(sizes, batch_size, indices=np.arange(len(sizes)))
     batcher = Batcher(sizes, plan, exact=exact, shuffle=True)
@@ -127,7 +128,7 @@ def epochs_of(batch_size: int, exact: bool):
 
 
 def stream_of_molecules(graphs: int):
-    """Packs the molecules of ogbg-molhiv's training split in a random order."""
+    """Returns a function that packs ogbg-molhiv's training molecules in a fixed random order."""
     sizes = sizes_of(load("ogbg-molhiv_train"))
     sizes = np.ascontiguousarray(sizes[np.random.default_rng(0).permutation(len(sizes))])
     limits = exact_limits(sizes, graphs, 0.01)
@@ -136,7 +137,7 @@ def stream_of_molecules(graphs: int):
 
 
 def quality_and_speed(rounds: int) -> list[dict[str, Any]]:
-    """Each set: packs of ours and of the paper's best heuristic, seconds interleaved."""
+    """Measures packs and interleaved seconds per set, of ours and the paper's best heuristic."""
     rows = []
     for name in [*SETS, *GENERATED]:
         histogram = GENERATED[name]() if name in GENERATED else load(name)
@@ -151,7 +152,7 @@ def quality_and_speed(rounds: int) -> list[dict[str, Any]]:
             return pack_histogram(histogram, limits, max_graphs=MAX_GRAPHS)
 
         contenders = {"ours": run_ours}
-        if name not in GENERATED:  # minutes there
+        if name not in GENERATED:  # would take minutes
             packs = {
                 h: pack_paper(histogram, limits, heuristic=h, max_graphs=MAX_GRAPHS).num_packs
                 for h in HEURISTICS
@@ -170,7 +171,7 @@ def quality_and_speed(rounds: int) -> list[dict[str, Any]]:
 
 
 def streams(rounds: int) -> list[dict[str, Any]]:
-    """Graphs a second of the epoch batcher and the streaming packer."""
+    """Measures the graphs per second of the epoch batcher and the streaming packer."""
     contenders = {
         "exact, 32": epochs_of(32, True),
         "exact, 128": epochs_of(128, True),
@@ -186,7 +187,7 @@ def streams(rounds: int) -> list[dict[str, Any]]:
 
 
 def overflow(epochs: int) -> list[dict[str, Any]]:
-    """How full exact batches are and how often one cannot be repaired, over many epochs."""
+    """Measures how full exact batches are and how often one cannot be repaired, over epochs."""
     rows = []
     for name in ("ogbg-molhiv_train", "tu_NCI1", "tu_PROTEINS", "tu_COLLAB"):
         sizes = sizes_of(load(name))
@@ -211,7 +212,7 @@ def overflow(epochs: int) -> list[dict[str, Any]]:
 
 GRAPHS_A_PACK = (2, 2.5, 3, 5, 10)
 PUBLISHED = Path(__file__).parent / "paper" / "published" / "efficiency.csv"
-# Of the published names, those whose histogram is at hand.
+# The published names whose histogram is available.
 PUBLISHED_SETS = {
     "ogbg-molhiv": "ogbg-molhiv_train",
     "ogbg-molpcba": "ogbg-molpcba_train",
@@ -220,7 +221,10 @@ PUBLISHED_SETS = {
 
 
 def limits_of(name: str, histogram: SizeHistogram) -> list[tuple[list[int], int | None]]:
-    """The paper's limits, and those of so many mean graphs a pack; most graphs a pack, or None."""
+    """Returns the paper's limits, then limits for ``GRAPHS_A_PACK`` mean graphs per pack.
+
+    Each comes with the maximum number of graphs per pack, or None.
+    """
     asked: list[tuple[list[int], int | None]] = []
     with PUBLISHED.open() as lines:
         for row in csv.DictReader(lines):
@@ -236,10 +240,10 @@ def limits_of(name: str, histogram: SizeHistogram) -> list[tuple[list[int], int 
 
 
 def efforts(names: list[str]) -> list[dict[str, Any]]:
-    """Packs of ``fast`` and ``best`` beside the bound that ``best`` proves, by graphs a pack.
+    """Compares the packs of ``fast`` and ``best`` with the bound that ``best`` proves.
 
-    Seconds of ``fast`` are of the processor and of a second run; those of ``best`` are by the
-    clock, which is what its time limit counts.
+    The seconds of ``fast`` are processor time of a second run; those of ``best`` are wall-clock
+    time, which its time limit counts.
     """
     rows = []
     for name in names or [*SETS, *ALIKE]:

@@ -2,9 +2,9 @@
 
     python -m bench.bench_pool [--json FILE]          needs CUDA; on a CPU it only rehearses
 
-Six buckets of 32 to 1,024 molecules, a whole training step each, recorded without Inductor so that
-only recording is seen. What the recordings reserve is compared with the largest bucket's alone; the
-aim is at most 1.1 times.
+Records six buckets of 32 to 1,024 molecules, one whole training step each, without Inductor so that
+only the recording is measured. The memory that the recordings reserve is compared with that of the
+largest bucket alone; the goal is at most 1.1 times as much.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Uncompiled(CudaGraphRecorder):
-    """Records eager work."""
+    """Records the eager step, without Inductor."""
 
     compiles = False
 
@@ -41,7 +41,7 @@ def reserved() -> int:
 def recorded_bytes(
     store: sg.GraphStore, capacities: list[Any], order: list[int], hidden: int, layers: int
 ) -> dict[str, int]:
-    """Bytes reserved for recording the buckets in an order, and what is left after teardown."""
+    """Returns the bytes reserved by recording buckets in ``order``, and those after teardown."""
     torch.manual_seed(0)
     model = build("gine", store, hidden=hidden, layers=layers).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), fused=True, capturable=True)
@@ -55,7 +55,7 @@ def recorded_bytes(
         recording=sg.Recording(recorder=Uncompiled if on_cuda else None),
     )
     smallest = sg.StaticBatch.of(store, range(8), capacities[0], 0).to(DEVICE)
-    runner.eager_step(smallest)  # optimizer state exists from here on
+    runner.eager_step(smallest)  # creates the optimizer state
     optimizer.zero_grad(set_to_none=True)
     base = reserved()
     for bucket in order:

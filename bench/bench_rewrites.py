@@ -1,13 +1,13 @@
-"""Models written by hand, rewritten from their captured graph, beside plain PyG.
+"""Models written by hand and rewritten from their captured graph, compared with plain PyG.
 
     python -m bench.bench_rewrites [--models gine gcn ...] [--rounds 5] [--threads 1 2]
         [--json bench/results/rewrites.json]
 
-Per model: seconds to capture and rewrite a bucket, microseconds of torch's guards and dispatch a
-call, operations of a step, and whole epochs of training (loading included) against PyG at its best
-of 0 and 1 workers, all contenders in turn in one process over the same batches. The file is
-written after every model, so a run that is ended has what it measured; :mod:`bench.tables` makes
-the documents' tables of it.
+Per model: seconds to capture and rewrite a bucket, microseconds of torch's guards and dispatch per
+call, operations per step, and whole training epochs (loading included) compared with PyG at its
+best of 0 and 1 workers. All contenders take turns in one process over the same batches. The file is
+written after every model, so an interrupted run keeps its results; :mod:`bench.tables` turns it
+into the tables of the documents.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Contest:
         return epoch
 
     def operations(self) -> tuple[int, int]:
-        """Of a step: of plain PyG's graph made static, and rewritten."""
+        """Counts the operations of a step: plain PyG's on one of its batches, and rewritten."""
         batch = next(iter(self._loader())).clone()
         batch = sg.StaticBatch(batch.layout, batch.tensors())
         model = copy.deepcopy(self.model)
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def measured(name: str, threads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One model on so many threads: how many times as fast as PyG at its best, and what it took."""
+    """Measures one model with ``threads`` threads, relative to PyG at its best."""
     contest = Contest(name, options.batch_size, options.graphs)
     contenders = {f"PyG, {how_many(w, 'worker')}": contest.pyg(w) for w in options.workers}
     contenders |= {mode: contest.static(mode) for mode in ("eager", "fused")}
@@ -184,7 +184,7 @@ def measured(name: str, threads: int, options: argparse.Namespace) -> dict[str, 
 
 
 def spread(ratio: np.ndarray) -> dict[str, float]:
-    """Median, and the 10th and 90th percentile, of ratios round by round."""
+    """Returns the median and the 10th and 90th percentile of the ratios per round."""
     low, middle, high = np.percentile(ratio, [10, 50, 90])
     return {"median": float(middle), "p10": float(low), "p90": float(high)}
 

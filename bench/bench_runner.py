@@ -1,15 +1,15 @@
-"""Step time of a model by mode and batch size, beside plain PyG, on the CPU or a GPU.
+"""Step time of a model by mode and batch size, compared with plain PyG, on the CPU or a GPU.
 
     python -m bench.bench_runner --models gine:5x300 gps:10x64 --batch-sizes 32 128 256 \\
         --modes pyg eager reduce-overhead --json FILE
     python -m pytest bench/bench_runner.py --benchmark-enable       two small models, each by itself
 
-The contenders of a row step in turn over the same eight batches (A B A B), so that a machine whose
-speed drifts slows all alike. A step is timed back to back, twenty between two device events, which
-is what a training loop sees; and alone, from an idle device to an idle device: its latency. All
-then step on to ``--loss-steps``, and the mean loss of their last eight steps must agree. Name the
-contenders in the order of their importance: none is begun after the deadline, and one that fails
-leaves a row with its error and the others as they are.
+The contenders of a row take turns over the same eight batches (A B A B), so that a machine whose
+speed drifts slows all of them equally. A step is timed back to back, twenty between two device
+events, as in a training loop; and alone, from an idle device to an idle device: its latency. All
+contenders then continue to ``--loss-steps``, and the mean losses of their last eight steps must
+agree. Name the contenders in order of importance: none begins after the deadline, and one that
+fails leaves a row with its error and does not affect the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from staticgraph.files.versions import STEPS, versions
 from staticgraph.runner.reporting.device_name import device_name
 from staticgraph.text.table import table
 
-# Trajectories of float32 depart by what a flipped ReLU moves; bfloat16 by its rounding.
+# Float32 trajectories differ by the effect of flipped ReLUs; bfloat16 ones by rounding.
 LOSS_TOLERANCE = {"fp32": 2e-2, "tf32": 5e-2, "bf16": 1e-1}
 
 
@@ -47,11 +47,11 @@ def test_step(benchmark, model, mode):
 
 
 class CutOff(Exception):
-    """The time was up while a contender was made ready."""
+    """Raised if the time is up while a contender is being prepared."""
 
 
 def cut_off(options: argparse.Namespace, *_: Any) -> None:
-    """On SIGTERM: no other contender, and those that are ready are measured."""
+    """On SIGTERM, prepares no other contender, and measures those that are ready."""
     options.until = 0.0
     if options.preparing:
         options.preparing = False
@@ -59,7 +59,7 @@ def cut_off(options: argparse.Namespace, *_: Any) -> None:
 
 
 def milliseconds(step: Callable[[int], object], first: int, count: int, device: str) -> float:
-    """A step's share of ``count`` in a row, from an idle device until the last is done."""
+    """Returns the time per step of ``count`` in a row, from an idle device to the last's end."""
     if device != "cuda":
         started = time.perf_counter()
         for turn in range(first, first + count):
@@ -78,8 +78,10 @@ def milliseconds(step: Callable[[int], object], first: int, count: int, device: 
 def measure(
     contenders: list[Contender], rounds: int, device: str, in_a_row: int
 ) -> dict[str, np.ndarray]:
-    """Milliseconds of a step in each round, contender by contender; every round takes as many steps
-    of each."""
+    """Returns the milliseconds per step of each contender in each round.
+
+    Every round runs ``in_a_row`` steps of each contender.
+    """
     times: dict[str, list[float]] = {c.name: [] for c in contenders}
     for turn in range(rounds):
         for contender in contenders:
@@ -91,7 +93,7 @@ def measure(
 def rows_of(
     shape: Shape, batch_size: int, precision: str, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """All contenders of one model, batch size and precision."""
+    """Measures all contenders of one model, batch size and precision."""
     workload = Workload(shape, batch_size, options.device, precision)
     head = {"model": str(shape), "batch_size": batch_size, "precision": precision}
     contenders, failed = [], []
@@ -155,7 +157,7 @@ def rows_of(
 
 
 def last_loss(contender: Contender, batches: int, options: argparse.Namespace) -> float:
-    """The mean loss over the batches, once so many steps were made in all."""
+    """Returns the mean loss over the batches, after ``loss_steps`` steps in total."""
     done = 2 * batches + options.rounds + options.rows_of_steps * options.in_a_row
     for i in range(done, options.loss_steps):
         contender.step(i)
@@ -240,14 +242,14 @@ def main() -> None:
                     skipped.append(f"{text} at {batch_size} in {precision}")
                     continue
                 rows += rows_of(Shape.parse(text), batch_size, precision, options)
-                torch.compiler.reset()  # the next row is another model; its peers begin anew
+                torch.compiler.reset()  # the next row is another model or batch size
                 result = {
                     "device": device_name(torch.device(options.device)),
                     "versions": versions(STEPS),
                     "rows": rows,
                     "not_run": skipped,
                 }
-                if options.json:  # after every row: a run that is cut off leaves what it has
+                if options.json:  # after every row, so that an interrupted run keeps its results
                     options.json.write_text(json.dumps(result, indent=1))
     print(f"{LABEL}{device_name(torch.device(options.device))}, {versions(STEPS)}")
     print(table(HEADERS, [as_cells(row) for row in rows]))

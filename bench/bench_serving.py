@@ -1,14 +1,14 @@
-"""Serving: throughput and latency over loopback, beside one request at a time and plain PyG.
+"""Serving: throughput and latency over loopback, compared with one request at a time and plain PyG.
 
     python -m bench.bench_serving [--clients 64] [--seconds 5] [--rounds 3] [--save]
 
-Servers of :mod:`bench.serving_contenders`, each with the same GINE; the clients are one light
-process (:mod:`bench.load`), each with a connection that it keeps and one molecule of HIV a request,
-as JSON or as compact bytes. The servers take turns, the answers to one molecule are compared first,
-and each row says how much processor time its server took a request, itself and in processes that it
-started. "plain PyG" is FastAPI,
-``Batch.from_data_list`` and the model; "batched" collects requests by hand. Only the clients and
-one server run at a time, but on two cores they share them.
+The servers are those of :mod:`bench.serving_contenders`, all with the same GINE. The clients share
+one lightweight process (:mod:`bench.load`); each keeps a connection and sends one molecule of HIV
+per request, as JSON or as compact bytes. The servers take turns. The answers to one molecule are
+compared first, and each row has the processor time per request of its server, itself and in the
+processes that it started. "plain PyG" is FastAPI, ``Batch.from_data_list`` and the model; "batched"
+collects requests by hand. Only the clients and one server are busy at a time; on two cores, they
+share the cores.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FORMATS = ("json", "compact")
 
 
 class Turn(NamedTuple):
-    """What one server did in one turn."""
+    """The measurements of one server in one turn."""
 
     taken: Any
     seconds: float
@@ -48,7 +48,7 @@ class Turn(NamedTuple):
 
 
 def requests(kind: str) -> list[bytes]:
-    """Requests of one molecule each, ready to be sent."""
+    """Returns requests of one molecule each, ready to send."""
     import staticgraph as sg
     from staticgraph.serving.bodies.compact_format import encode
     from staticgraph.store.columns import compact as small
@@ -70,7 +70,7 @@ def requests(kind: str) -> list[bytes]:
 
 
 def answer_of(port: int, request: bytes) -> Any:
-    """What a server says of one molecule."""
+    """Returns a server's answer to one request."""
     with socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(request.replace(b"Host: here", b"Host: here\r\nConnection: close", 1))
         found = b""
@@ -80,7 +80,7 @@ def answer_of(port: int, request: bytes) -> Any:
 
 
 def started(name: str, args: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
-    """A contender's process and its port."""
+    """Starts a contender; returns its process and port."""
     given = {"hidden": args.hidden, "layers": args.layers, "max-wait-ms": args.max_wait_ms}
     given |= {"mode": args.mode, "workers": args.workers}
     command = [sys.executable, "-m", "bench.bench_serving", "--serve", name]
@@ -101,14 +101,14 @@ def started(name: str, args: argparse.Namespace) -> tuple[subprocess.Popen[str],
 
 
 def end_with(parent: int) -> None:
-    """Ends this process and its own when the one that compares is gone."""
+    """Kills this process and its children when the parent process is gone."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os.killpg(0, signal.SIGKILL)
 
 
 def processor_s(process: int) -> tuple[float, float]:
-    """Processor time of a process, and of those that it started, in seconds."""
+    """Returns the processor time of a process and of its children, in seconds."""
     own = others = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -125,7 +125,7 @@ def processor_s(process: int) -> tuple[float, float]:
 
 
 def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s: float) -> Turn:
-    """One server under load, for so many seconds."""
+    """Puts one server under load for ``s`` seconds."""
     before = processor_s(process.pid)
     command = [sys.executable, "-m", "bench.load", str(port), str(clients), str(s), str(path)]
     out = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
@@ -135,7 +135,7 @@ def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s:
 
 
 def main() -> None:
-    """Prints a row a contender and format."""
+    """Prints one row per contender and format."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def compare(args: argparse.Namespace, folder: Path) -> None:
-    """All contenders in turns."""
+    """Measures all contenders in turns."""
     from staticgraph.text.table import table
 
     files = {kind: folder / kind for kind in args.formats}

@@ -1,12 +1,12 @@
-"""Training end to end, loading included: this library beside plain PyG.
+"""Training end to end, loading included: this library compared with plain PyG.
 
     python -m bench.bench_training --model gine --rounds 5 [--json FILE]
     python -m bench.bench_training --device cuda --hidden 300 --layers 5 --modes cuda-graph auto
 
 Both train the same model from the same weights over the same batches in the same order (PyG's
-DataLoader gets the ids of each batch), with the same fused Adam, so that the losses must agree; the
+DataLoader gets the ids of each batch), with the same fused Adam, so that the losses must agree. The
 number of PyG's workers is the best of 0, 1 and 2 in the same run. A round is an epoch over
-``--graphs`` training molecules of HIV. A loss that departs by more than rounding allows is an
+``--graphs`` training molecules of HIV. A loss that differs by more than rounding allows is an
 error.
 """
 
@@ -36,7 +36,7 @@ from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 
 HIV = "examples/data/hiv.npz"
-# ReLUs that rounding flips move a loss by about 1e-5 (tests/test_runner.py measures it).
+# ReLUs flipped by rounding change a loss by about 1e-5 (tests/test_runner.py measures it).
 LOSS_TOLERANCE = 1e-3
 
 
@@ -71,7 +71,10 @@ class Training:
         )
 
     def static(self, label: str, kernels: bool, **options) -> Callable[[], None]:
-        """This library; with ``kernels`` as ``staticgraph train`` runs it on a CPU."""
+        """Returns a function that trains an epoch with this library.
+
+        With ``kernels``, it trains as ``staticgraph train`` does on a CPU.
+        """
         model = sg.convert(copy.deepcopy(self.model).to(self.device), kernels=kernels)
         optimizer = self._adam(model)
         recording = sg.Recording(recorder=recorder(options["mode"]))
@@ -93,8 +96,11 @@ class Training:
         return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=on_cuda)
 
     def pyg(self, label: str, workers: int, dynamic: bool = False) -> Callable[[], None]:
-        """PyG at its fairest: sizes passed, fused Adam, workers kept alive; with ``dynamic`` also
-        compiled for variable shapes."""
+        """Returns a function that trains an epoch with PyG at its best.
+
+        Sizes are passed, Adam is fused, and workers are persistent. With ``dynamic``, the model is
+        also compiled for variable shapes.
+        """
         model = copy.deepcopy(self.model).to(self.device)
         call = torch.compile(model, dynamic=True) if dynamic else model
         optimizer = self._adam(model)
@@ -123,7 +129,7 @@ class Training:
 
 
 def asked() -> argparse.Namespace:
-    """The options of the command line."""
+    """Returns the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="gine")
     parser.add_argument("--hidden", type=int, default=64)
@@ -143,7 +149,7 @@ def asked() -> argparse.Namespace:
 def contenders_of(
     training: Training, options: argparse.Namespace, until: float
 ) -> dict[str, Callable[[], object]]:
-    """PyG with each number of workers, and this library in each mode, by their names."""
+    """Returns PyG with each number of workers and this library in each mode, by name."""
     found = {}
     for workers in options.workers:
         name = f"PyG, {how_many(workers, 'worker')}"
@@ -160,7 +166,7 @@ def contenders_of(
 
 
 def result_of(training: Training, timing: Timing, best: Timing, name: str) -> dict[str, Any]:
-    """What is kept of a contender: its rate, its rounds over those of PyG's best, its last loss."""
+    """Returns a contender's rate, its speed relative to PyG's best per round, and its last loss."""
     low, middle, high = np.percentile(best.seconds / timing.seconds, [10, 50, 90])
     return {
         "graphs_per_second": float(np.median(len(training.ids) / timing.seconds)),
@@ -170,7 +176,7 @@ def result_of(training: Training, timing: Timing, best: Timing, name: str) -> di
 
 
 def row_of(name: str, result: dict[str, Any]) -> tuple[str, ...]:
-    """A line of the table."""
+    """Returns a row of the table."""
     ratio = result["ratio_to_best_pyg"]
     return (
         name,

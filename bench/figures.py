@@ -1,4 +1,4 @@
-"""What a GPU run found, as Markdown; what it did not find is "not measured"."""
+"""Formats the results of a GPU run as Markdown; missing results become "not measured"."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Results = Mapping[str, Any]
 
 
 def markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; "not measured" where there is no row."""
+    """Returns a table, or "not measured" if there are no rows."""
     if not rows:
         return NOT_MEASURED
     lines = [headers, ["---"] * len(headers), *rows]
@@ -39,7 +39,7 @@ def step_rows(results: Results) -> list[dict[str, Any]]:
 
 
 def steps(results: Results) -> str:
-    """Every contender of every row."""
+    """Returns the table of all contenders of all rows."""
     headers = (
         "model",
         "batch",
@@ -86,8 +86,10 @@ def steps(results: Results) -> str:
 
 
 def summary(results: Results) -> str:
-    """One row a model, batch and precision: PyG, the best peer, and the best of ours, of those that
-    took turns with one another."""
+    """Returns one row per model, batch and precision: PyG, the best peer, and the best of ours.
+
+    Only contenders that took turns with one another are compared.
+    """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in step_rows(results):
         key = (row["model"], row["batch_size"], row["precision"], row["part"])
@@ -115,7 +117,7 @@ def summary(results: Results) -> str:
 
 
 def training(results: Results) -> str:
-    """Epochs with loading."""
+    """Returns the table of epochs with loading."""
     cells = [
         (
             name,
@@ -193,7 +195,7 @@ def settled(results: Results) -> str:
 
 
 def look(results: Results) -> str:
-    """One recorded step taken apart, and its ten longest kernels."""
+    """Returns the analysis of each recorded step, and its ten longest kernels."""
     blocks = []
     for part, found in results.items():
         if not part.startswith("look") or "rows" not in found.get("kernels", {}):

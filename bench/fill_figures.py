@@ -1,13 +1,13 @@
-"""Puts the figures of benchmarks into the documents, between markers; writes nothing by hand.
+"""Fills the results of benchmarks into the documents, between markers.
 
     python -m bench.fill_figures bench/results README.md docs/*.md docs/notes/*.md
     python -m bench.fill_figures OUTDIR/results.json README.md docs/*.md docs/notes/*.md
 
-The first, of a folder of results, fills what stands between ``<!-- results:NAME -->`` and
-``<!-- /results -->`` with the tables of :mod:`bench.tables`; ``make figures`` does it. The second,
-of a GPU run, fills what stands between ``<!-- gpu:NAME -->`` and ``<!-- /gpu -->`` with what
-:mod:`bench.figures` makes of it; what was not measured says so. In a table of layers with a column
-``recorded``, each layer's cell is filled, too. A run without a GPU changes no figure.
+The first form reads a folder of results and replaces the text between ``<!-- results:NAME -->`` and
+``<!-- /results -->`` with the tables of :mod:`bench.tables`; ``make figures`` runs it. The second
+form reads a GPU run and replaces the text between ``<!-- gpu:NAME -->`` and ``<!-- /gpu -->`` with
+the output of :mod:`bench.figures`; missing results become "not measured". It also fills each
+layer's cell in a table of layers with a column ``recorded``. A run without a GPU changes no figure.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MARKED = re.compile(r"(<!-- gpu:([a-z]+) -->\n).*?(<!-- /gpu -->)", re.DOTALL)
 
 
 def filled(text: str, results: dict[str, Any]) -> str:
-    """A document with its marked blocks and its layers' cells as the results have them.
+    """Returns a document with its ``gpu`` blocks and its layers' cells filled from the results.
 
     Raises:
-        KeyError: a marker names no figure.
+        KeyError: if a marker names an unknown figure.
     """
 
     def block(found: re.Match[str]) -> str:
@@ -49,15 +49,15 @@ def filled(text: str, results: dict[str, Any]) -> str:
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    """Every file of a folder of results, by its name without the ending."""
+    """Returns every file of a folder of results, by its name without the suffix."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def with_tables(text: str, folder: dict[str, Any]) -> str:
-    """A document with its ``results`` blocks as the folder has them.
+    """Returns a document with its ``results`` blocks filled from the folder.
 
     Raises:
-        KeyError: a marker names no table.
+        KeyError: if a marker names an unknown table.
     """
 
     def block(found: re.Match[str]) -> str:
@@ -70,7 +70,7 @@ def with_tables(text: str, folder: dict[str, Any]) -> str:
 
 
 def with_layers(text: str, results: dict[str, Any]) -> str:
-    """The cells of a column ``recorded``, row by row."""
+    """Returns a document with the cells of a column ``recorded`` filled, row by row."""
     part = results.get("layers", {})
     if part.get("device", "cpu").startswith("cpu"):
         return text

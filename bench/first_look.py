@@ -1,15 +1,17 @@
-"""One recorded step taken apart: is it right, what does the host pay, what does the device do?
+"""Analyses one recorded step: is it correct, what does it cost the host, what does the device do?
 
     python -m bench.first_look --model gine:5x300 --batch-size 32 --mode cuda-graph+kernels --json F
 
-In this order, each answer by itself, the one that the next work is chosen by before those that may
-find no time: latency beside back-to-back time; the kernels of one replay, by name, from torch's
-profiler, with the gaps between them; ``verify()``, which compares a replayed step with eager and
-moves every input; and the host's time and Python calls for a step that waits for nothing.
+The answers are independent and come in this order, the most important for the next work first,
+since there may be no time for the last ones: latency and back-to-back time; the kernels of one
+replay, by name, from torch's profiler, with the gaps between them; ``verify()``, which compares a
+replayed step with eager and changes every input; and the host time and Python calls of a step that
+waits for nothing.
 
-Bytes are those of the tensors that a Triton kernel is given, each at its extent, noted at launch
-while the step was recorded; so a kernel that reads only some rows moves less, and one that reads a
-tensor twice more. A library's kernels have none. The roofline is what a copy on this device moves.
+Bytes are the full sizes of the tensors passed to a Triton kernel, noted at launch while the step is
+recorded. A kernel that reads only some rows moves fewer bytes, and one that reads a tensor twice
+moves more. Kernels of libraries have no bytes. The roofline is the bandwidth of a copy on this
+device.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ ROUNDS = 100
 
 
 class Ran(NamedTuple):
-    """One kernel on the device; microseconds."""
+    """One kernel that ran on the device; times in microseconds."""
 
     name: str
     start_us: float
@@ -49,25 +51,25 @@ class Ran(NamedTuple):
 
 
 class Noted:
-    """Bytes a launch, by kernel, as tensors were given to it."""
+    """Bytes per launch of each kernel, from the tensors passed to it."""
 
     def __init__(self) -> None:
         self._bytes: dict[str, list[int]] = defaultdict(list)
 
     def launch(self, name: str, given: Iterable[Any]) -> None:
-        """One launch. A tensor that is given twice counts once."""
+        """Notes one launch; a tensor that is passed twice counts once."""
         tensors = {t.data_ptr(): t for t in given if isinstance(t, Tensor)}
         self._bytes[name].append(sum(t.numel() * t.element_size() for t in tensors.values()))
 
     def of(self, name: str) -> float | None:
-        """The mean of a launch; None for a kernel that was not noted, such as a library's."""
+        """Returns the mean per launch, or None if there is none, as for a library's kernel."""
         found = self._bytes.get(name)
         return None if not found else statistics.fmean(found)
 
 
 @contextmanager
 def noting() -> Iterator[Noted]:
-    """Notes the launches of Triton's kernels, this library's and Inductor's."""
+    """Notes the launches of Triton kernels, both this library's and Inductor's."""
     noted, put_back = Noted(), []
 
     def watch(kind: Any, name_of: Any) -> None:
@@ -94,7 +96,7 @@ def noting() -> Iterator[Noted]:
 
 
 def copy_bytes_per_second() -> float:
-    """What a copy within the device moves, read and written, at its best of ten."""
+    """Returns the bandwidth of a copy within the device, reads plus writes, best of ten."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     taken = [milliseconds(lambda _: target.copy_(source), 0, 3, "cuda") for _ in range(10)]
@@ -105,7 +107,7 @@ def copy_bytes_per_second() -> float:
 
 
 def kernels_of(contender: Contender) -> list[Ran]:
-    """The kernels of one step, copies and fills included, in order; none on a CPU."""
+    """Returns the kernels of one step in order, copies and fills included; empty on a CPU."""
     if not torch.cuda.is_available():
         return []
     contender.step(0)
@@ -124,7 +126,7 @@ def kernels_of(contender: Contender) -> list[Ran]:
 
 
 def gaps(ran: list[Ran]) -> dict[str, float]:
-    """How long the device was at it, and how much of that no kernel ran."""
+    """Returns the time from the first kernel to the last, and how much of it no kernel ran."""
     if not ran:
         return {"span_us": 0.0, "busy_us": 0.0, "share_of_gaps": 0.0}
     busy, until = 0.0, ran[0].start_us
@@ -136,12 +138,12 @@ def gaps(ran: list[Ran]) -> dict[str, float]:
 
 
 def by_name(ran: list[Ran], noted: Noted, per_second: float | None) -> list[dict[str, Any]]:
-    """One row a kernel, the one that takes longest first.
+    """Returns one row per kernel name, the one that takes longest first.
 
     Args:
-        ran: of one step.
-        noted: bytes a launch.
-        per_second: bytes that the device can move; None where nobody measured.
+        ran: the kernels of one step.
+        noted: bytes per launch.
+        per_second: bytes per second that the device can move; None if not measured.
     """
     times: dict[str, list[float]] = defaultdict(list)
     for one in ran:
@@ -166,7 +168,7 @@ def by_name(ran: list[Ran], noted: Noted, per_second: float | None) -> list[dict
 
 
 def printed(rows: list[dict[str, Any]]) -> str:
-    """As a table."""
+    """Returns the rows as a table."""
     cells = [
         (
             row["kernel"][:70],
@@ -184,7 +186,7 @@ def printed(rows: list[dict[str, Any]]) -> str:
 
 
 def host_us(contender: Contender, device: str) -> float:
-    """Microseconds until a step's call returns, the device idle when it begins; the median."""
+    """Returns the median microseconds until a step's call returns, starting on an idle device."""
     taken = []
     for turn in range(ROUNDS):
         if device == "cuda":
@@ -196,7 +198,7 @@ def host_us(contender: Contender, device: str) -> float:
 
 
 class Look:
-    """The answers about one contender, made with the first."""
+    """The answers about one contender, which is created with this object."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -207,7 +209,7 @@ class Look:
             self.contender = self.workload.contender(options.mode, ("step", "eval"))
 
     def made(self) -> dict[str, Any]:
-        """What was compiled and recorded."""
+        """Returns what was compiled and recorded."""
         made = self.contender
         return {
             "warmup_s": made.warmup_s,
@@ -218,7 +220,7 @@ class Look:
         }
 
     def verified(self) -> dict[str, Any]:
-        """``runner.verify`` on the first batch."""
+        """Runs ``runner.verify`` on the first batch."""
         tolerance = {"fp32": 1e-3}.get(self.options.precision, 5e-2)
         if self.contender.verify is None:
             return {"answer": f"{self.options.mode} is no mode of a runner"}
@@ -227,12 +229,12 @@ class Look:
         return {"passed": found.passed, "errors": found.errors, "moved": found.moved}
 
     def host(self) -> dict[str, Any]:
-        """What Python does."""
+        """Measures the host time and the Python calls."""
         calls = calls_of(lambda: self.contender.step(0))
         return {"host_us": host_us(self.contender, self.options.device), "python_calls": calls}
 
     def times(self) -> dict[str, Any]:
-        """Milliseconds of a step alone, and of one of twenty in a row; the medians."""
+        """Measures the median milliseconds of a single step, and per step of twenty in a row."""
         step, device = self.contender.step, self.options.device
         alone = [milliseconds(step, turn, 1, device) for turn in range(30)]
         in_a_row = [milliseconds(step, 20 * turn, 20, device) for turn in range(9)]
@@ -242,7 +244,7 @@ class Look:
         }
 
     def kernels(self) -> dict[str, Any]:
-        """The table of one replay."""
+        """Measures and prints the kernels of one replay."""
         ran = kernels_of(self.contender)
         if not ran:
             return {"answer": "needs a CUDA device"}
@@ -279,7 +281,7 @@ def main() -> None:
     answer(
         {
             "made": made,
-            # A profile leaves its tracer behind, so the times come first.
+            # Profiling leaves its tracer installed, so the times are measured first.
             "times": lambda: look[0].times(),
             "kernels": lambda: look[0].kernels(),
             "verify": lambda: look[0].verified(),

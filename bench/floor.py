@@ -1,8 +1,8 @@
-"""Where the floor of a training step is on an H200: modelled, not measured.
+"""The lower bound ("floor") of a training step's time on an H200: modelled, not measured.
 
-Arithmetic of counted kernels, FLOPs and bytes: 67 TFLOP/s in float32, 790 in bfloat16, 4.3 TB/s, 2
-microseconds a recorded node. A measured step is reported as so many times its floor, so that it
-shows what is left to gain.
+It is computed from counted kernels, FLOPs and bytes: 67 TFLOP/s in float32, 790 in bfloat16,
+4.3 TB/s, and 2 microseconds per recorded node. A measured step is reported as a multiple of its
+floor, which shows how much there is to gain.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SOURCE = "modelled"
 
 
 class Floor(NamedTuple):
-    """Milliseconds a step: recorded as it is, recorded with fused kernels, and the roofline."""
+    """Milliseconds per step: recorded as it is, recorded with fused kernels, and the roofline."""
 
     recorded_ms: float
     fused_fp32_ms: float
@@ -22,12 +22,12 @@ class Floor(NamedTuple):
     roofline_bf16_ms: float
 
     def fused_ms(self, precision: str) -> float:
-        """The floor to compare with; TF32 stands with float32, which is the higher."""
+        """Returns the floor to compare with; TF32 uses that of float32, which is higher."""
         return self.fused_bf16_ms if precision == "bf16" else self.fused_fp32_ms
 
 
 # (model, layers, hidden, batch size). GINE for molhiv's sizes, GPS 10x64 for ZINC's, GPS 10x384 for
-# PCQM4Mv2's: a GPS step over the larger molecules of HIV lies somewhat above its floor here.
+# PCQM4Mv2's: a GPS step over the larger molecules of HIV is slightly above its floor here.
 FLOORS = {
     ("gine", 5, 300, 32): Floor(1.23, 0.50, 0.32, 0.13, 0.03),
     ("gine", 5, 300, 128): Floor(3.2, 1.2, 0.48, 0.53, 0.08),
@@ -42,6 +42,6 @@ FLOORS = {
 
 
 def floor_ms(model: str, layers: int, hidden: int, batch_size: int, precision: str) -> float | None:
-    """The fused, recorded floor of a step; None where none was modelled."""
+    """Returns the floor of a step, recorded and fused; None if it was not modelled."""
     found = FLOORS.get((model, layers, hidden, batch_size))
     return None if found is None else found.fused_ms(precision)

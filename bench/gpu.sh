@@ -1,26 +1,27 @@
 #!/usr/bin/env bash
-# The GPU suite in three calls of under nine minutes, each worth having alone:
-#   bash bench/gpu.sh first     is it right, and how fast: kernels, one step taken apart, tests
-#   bash bench/gpu.sh second    against whom: peers, end to end, curves, pool, memory
-#   bash bench/gpu.sh third     how far: other sizes and precisions, layers, loading
+# The GPU suite in three calls of under nine minutes; each is useful on its own:
+#   bash bench/gpu.sh first     correctness and speed: kernels, one step in detail, tests
+#   bash bench/gpu.sh second    comparisons: peers, end to end, curves, pool, memory
+#   bash bench/gpu.sh third     range: other sizes and precisions, layers, loading
 # and a fourth for a machine with several GPUs:
-#   bash bench/gpu.sh ranks     what a step of two and four ranks costs over NCCL
-# bench/gpu_parts.sh lists the parts. It runs from the source tree and installs nothing. Each part is
-# a process with a limit of its own, so one that fails or is cut off leaves the others; none begins
-# that the call's time does not hold, and what did not run is said.
+#   bash bench/gpu.sh ranks     cost of a step on one, two and four ranks over NCCL
+# bench/gpu_parts.sh lists the parts. The suite runs from the source tree and installs nothing. Each
+# part is a process with its own time limit, so one that fails or is cut off does not affect the
+# others. No part begins unless the call has time left, and those that did not run are listed.
 #
-# Where a device is lent by the call, these three lines are the commands, each with a limit of 590 s:
+# If a device is lent per call, these three lines are the commands, each with a limit of 590 s:
 #   first:   bash bench/gpu.sh first
 #   second:  CARRIED=.gpu bash bench/gpu.sh second
 #   third:   CARRIED=.gpu bash bench/gpu.sh third
-# Between them, here, what came back goes into a folder that git ignores, and travels with the next:
+# Between the calls, the files that came back go into a folder that git ignores and that the next
+# call carries:
 #   echo /.gpu/ >>.git/info/exclude; rm -rf .gpu; mkdir .gpu; cp FILES_AT/* .gpu/      (carry: .gpu)
 #
-#   OUT=DIR           gets results.json, tables.txt, log.txt, and what was compiled as cache.tgz.*
-#   CARRIED=DIR       results and compiled kernels of the call before; both are kept
-#   PARTS="a b"       some parts alone
+#   OUT=DIR           receives results.json, tables.txt, log.txt, and compiled code as cache.tgz.*
+#   CARRIED=DIR       results and compiled kernels of the previous call; both are kept
+#   PARTS="a b"       runs only these parts
 #   BUDGET_S=490      seconds after which no part runs
-#   TINY=1            rehearses every part on a CPU with small sizes; its figures are no figures
+#   TINY=1            rehearses every part on a CPU with small sizes; its figures mean nothing
 #   LIST=1            prints the parts' names, limits and commands, and runs nothing
 set -uo pipefail
 call=${1:-}
@@ -33,7 +34,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 tiny=${TINY:-0}
 budget=${BUDGET_S:-$((tiny ? 1500 : 490))}
-least=${LEAST_S:-15} # a part with less than this is not begun
+least=${LEAST_S:-15} # a part is not begun with less time than this
 patience=${PATIENCE:-$((tiny ? 4 : 1))}
 status=0
 names=() ended=() skipped=()
@@ -48,8 +49,9 @@ if [ "$tiny" = 1 ]; then
     export STATICGRAPH_REHEARSAL=1
 fi
 
-# part NAME SECONDS COMMAND...: within its limit, what the parts before it did not need, and what is
-# left of the call. due is when it must be over for the parts after it to have theirs.
+# part NAME SECONDS COMMAND... runs one part. It may take its limit plus the time that the parts
+# before it did not need, and at most what is left of the call. `due` is when it must end so that
+# the parts after it have their time.
 part() {
     local name=$1 seconds=$2 left grace began code size command ending=TERM
     shift 2
@@ -68,7 +70,7 @@ part() {
     due=$((due + seconds))
     [ "$seconds" -ge $((due - SECONDS)) ] || seconds=$((due - SECONDS))
     [ "$seconds" -le "$left" ] || seconds=$left
-    # A part is asked to end, with what it has, before it is made to.
+    # A part is asked to end and write its results before it is killed.
     grace=$((seconds / 5 < 15 ? seconds / 5 : 15))
     [ "$grace" -gt 0 ] || grace=1
     command=("${@//\{json\}/$scratch/$name.json}")
@@ -76,8 +78,8 @@ part() {
     command=("${command[@]//\{device\}/$device}")
     case ${command[0]} in
     bench.*) command=("$python" -m "${command[@]}") ;;
-    # Tests are interrupted, so that those that ended are told; of eight processes each compiles by
-    # itself, since sixteen helpers each would be more than there are cores.
+    # Tests are interrupted, so that finished ones are reported. Each of the eight processes
+    # compiles by itself, since sixteen compile workers each would be more than there are cores.
     tests)
         command=(env TORCHINDUCTOR_COMPILE_THREADS=1 "$python" -m pytest "${command[@]:1}" "${pytest[@]}")
         ending=INT
@@ -86,7 +88,7 @@ part() {
     say "== $name, at $SECONDS s, up to $seconds s: ${command[*]}"
     began=$SECONDS
     code=0
-    # Into a file, since a pipe would wait for whatever a part leaves behind.
+    # Into a file, since a pipe would wait for any process that a part leaves running.
     size=$(stat -c %s "$out/log.txt")
     timeout -s "$ending" -k "$grace" $((seconds - grace)) "${command[@]}" >>"$out/log.txt" 2>&1 || code=$?
     tail -c +$((size + 1)) "$out/log.txt"
@@ -102,7 +104,7 @@ if [ "${LIST:-0}" = 1 ]; then
     exit
 fi
 
-# On a GPU its tests; in a rehearsal their bodies on the CPU.
+# On a GPU, the tests marked gpu; in a rehearsal, the same test bodies on the CPU.
 pytest=(-m gpu -n 8 -o addopts= -v -rs -p no:cacheprovider --timeout 80)
 [ "$tiny" = 1 ] && pytest=(-k cpu -m "not slow" -o addopts= -q -p no:cacheprovider)
 out=${OUT:-runs/gpu}
@@ -112,11 +114,11 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 : >"$out/log.txt"
 
-# What was compiled stays for the next call: on this machine, or in what came back from it.
+# Compiled code is kept for the next call: on this machine, or in the files that came back from it.
 caches=${CACHES:-${TMPDIR:-/tmp}/staticgraph-gpu}
 mkdir -p "$caches"
 export TORCHINDUCTOR_CACHE_DIR=$caches/inductor TRITON_CACHE_DIR=$caches/triton
-export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR-$caches/numba} # empty: beside the sources
+export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR-$caches/numba} # empty: next to the sources
 carried=${CARRIED:-}
 if [ -n "$carried" ]; then
     [ ! -f "$carried/results.json" ] || [ "$carried" -ef "$out" ] || cp "$carried/results.json" "$out/"
@@ -126,7 +128,7 @@ if [ -n "$carried" ]; then
     chmod -R u+w "$caches" "$out" 2>/dev/null
 fi
 
-# Without these nothing else is worth its time.
+# If this fails, nothing else can run.
 say "== versions"
 if ! timeout -k 5 120 "${machine[@]}" >"$scratch/machine.txt" 2>"$scratch/said.txt"; then
     cat "$scratch/machine.txt" "$scratch/said.txt" | tee -a "$out/log.txt"
@@ -145,7 +147,7 @@ for name in ${PARTS:-}; do
     esac
 done
 
-# Pieces of what may come back: at most four files of 15 MiB.
+# Split to what may come back: at most four files of 15 MiB.
 if [ "${KEEP_CACHES:-1}" = 1 ]; then
     rm -f "$out"/cache.tgz.*
     timeout 15 tar czf "$scratch/cache.tgz" -C "$caches" . 2>/dev/null

@@ -1,4 +1,4 @@
-"""Contenders in turn, A B A B, so that a machine whose speed drifts slows all of them alike."""
+"""Times contenders in turn, A B A B, so that a machine whose speed drifts slows all equally."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Timing(NamedTuple):
-    """Seconds a round, and the ratio to the first contender round by round."""
+    """Seconds per round, and the speed relative to the first contender per round."""
 
     seconds: np.ndarray
     ratio: np.ndarray
@@ -26,8 +26,11 @@ def interleave(
     warmup: int = 1,
     until: float = float("inf"),
 ) -> dict[str, Timing]:
-    """Runs every contender once a round. ``ratio`` is how many times as fast as the first. After
-    ``until``, by ``time.perf_counter``, no round begins but the first that counts."""
+    """Runs every contender once per round.
+
+    ``ratio`` is how many times as fast as the first a contender is. After ``until``, by
+    ``time.perf_counter``, no round begins except the warm-up and the first timed one.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(warmup + rounds):
         if turn > warmup and time.perf_counter() > until:

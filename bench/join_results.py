@@ -1,9 +1,9 @@
-"""The files of a GPU run as one: ``results.json`` with everything, ``tables.txt`` to read.
+"""Joins the files of a GPU run: ``results.json`` with everything, ``tables.txt`` to read.
 
     python -m bench.join_results PARTS_DIR OUTDIR
 
-Results of an earlier call of the suite in the same folder are kept where this one has none, so that
-parts may be run one after another; but none of a rehearsal beside those of a device.
+Results of an earlier call of the suite in the same folder are kept unless this call has the same
+part, so parts may run one after another. Results of a rehearsal and of a device are never mixed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.figures import RENDERED
 
 
 def join(parts: Path, out: Path) -> dict[str, Any]:
-    """Reads what there is; a part that was cut off in mid-file is named and left out."""
+    """Reads the available parts; a truncated file is replaced by an error that says so."""
     target = out / "results.json"
     found: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
     machine = parts / "machine.txt"
@@ -39,7 +39,7 @@ def join(parts: Path, out: Path) -> dict[str, Any]:
 
 
 def rehearsed(found: dict[str, Any]) -> bool:
-    """Whether these results are of a rehearsal."""
+    """Returns whether these results are of a rehearsal."""
     return "rehearsal" in found.get("machine", {})
 
 

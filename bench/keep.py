@@ -1,4 +1,4 @@
-"""What a benchmark found, into its file of results: where, when and with what it ran beside it."""
+"""Saves a benchmark's results with the machine, date, versions and command that produced them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from staticgraph.files.versions import STEPS, versions
 
 
 def keep(path: Path, part: str, found: Any) -> None:
-    """Writes one part of a file of results, and leaves its other parts as they are.
+    """Writes one part of a file of results; other parts are unchanged.
 
     Args:
-        path: a JSON file, which need not be there yet.
-        part: the key of what was found, and of the command that found it.
-        found: plain values.
+        path: a JSON file, which need not exist yet.
+        part: the key of the result, and of the command that produced it.
+        found: JSON-serializable values.
     """
     values = json.loads(path.read_text()) if path.exists() else {}
     load = f"load {os.getloadavg()[0]:.0f}"

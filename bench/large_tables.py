@@ -1,5 +1,4 @@
-"""What ``bench/results`` holds of large stores and of gradients that overlap; see
-:mod:`bench.tables`."""
+"""Tables of the results for large stores and for overlapped gradients; see :mod:`bench.tables`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""A light client of HTTP servers: many connections that are kept, one request each at a time.
+"""A lightweight load generator for HTTP: many persistent connections, one request each at a time.
 
     python -m bench.load PORT CLIENTS SECONDS FILE
 
-One process, one thread, the standard library, no event loop: some 20 us of processor time a
-request, so that it takes little of what the server could have. FILE has requests ready to be sent,
-each after its length (uint32). Writes how long each took, in seconds, as float32 to its output.
+It uses one process, one thread, only the standard library and no event loop: some 20 us of
+processor time per request, so that it takes little from the server. FILE holds requests ready to
+send, each preceded by its length (uint32). Writes the latency of each request, in seconds, as
+float32 to stdout.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MOST = 1 << 16
 
 
 def requests_of(path: Path) -> list[bytes]:
-    """The requests of a file."""
+    """Returns the requests of a file."""
     content, found, at = path.read_bytes(), [], 0
     while at < len(content):
         (length,) = struct.unpack_from("<I", content, at)
@@ -36,10 +37,10 @@ def save(path: Path, requests: list[bytes]) -> None:
 
 
 def whole(answer: bytes) -> bool:
-    """Whether an answer is all there.
+    """Returns whether an answer is complete.
 
     Raises:
-        RuntimeError: it is none that was hoped for.
+        RuntimeError: if its status is not 200.
     """
     if not answer.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(answer[:400].decode("latin-1"))
@@ -52,7 +53,7 @@ def whole(answer: bytes) -> bool:
 
 
 def load(port: int, clients: int, seconds: float, requests: list[bytes]) -> array.array[float]:
-    """The latencies, in seconds, of what so many clients asked, each waiting for its answer."""
+    """Runs ``clients`` clients, each waiting for its answer; returns the latencies in seconds."""
     poll, sockets = select.epoll(), {}
     taken = array.array("f")
     began = [0.0] * clients
@@ -92,7 +93,7 @@ def load(port: int, clients: int, seconds: float, requests: list[bytes]) -> arra
 
 
 def main() -> None:
-    """Loads one server."""
+    """Puts one server under load."""
     port, clients, seconds, path = sys.argv[1:5]
     taken = load(int(port), int(clients), float(seconds), requests_of(Path(path)))
     sys.stdout.buffer.write(taken.tobytes())

@@ -1,6 +1,6 @@
-"""What a run stands on: date, device, versions. Fails where the suite could not run at all.
+"""Prints the date, device and versions of a run; fails if the suite cannot run at all.
 
-python -m bench.machine [--gpu]        with --gpu a CUDA device that computes is needed
+python -m bench.machine [--gpu]        with --gpu, a working CUDA device is required
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ASKED = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format
 
 
 def gpu() -> str:
-    """Name, driver and memory; "none" where there is no driver."""
+    """Returns name, driver and memory, or "none" if there is no driver."""
     try:
         said = subprocess.run(ASKED, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -31,7 +31,7 @@ def gpu() -> str:
 
 
 def versions() -> str:
-    """Of what computes."""
+    """Returns the versions of Python and of the packages that compute."""
     import numba
 
     found = {

@@ -1,10 +1,11 @@
-"""Epochs from disk within a limit of memory, beside epochs in memory without one.
+"""Epochs from disk within a memory limit, compared with epochs in memory without a limit.
 
-Each runs in a process of its own, in turns, since the machine is shared; ratios are of neighbours.
-The limit is ``ulimit -v``, set once the libraries are loaded. The graph is opened with
+Each runs in a separate process, in turns, since the machine is shared; ratios are of neighbouring
+turns. The limit is ``ulimit -v``, set after the libraries are loaded. The graph is opened with
 ``cached=False``, so that every block leaves the page cache as soon as it is in its array or on the
-disk: what is read is read from the device. ``/proc/self/io`` says how much that was; beside it
-stands what the store asked for, and the difference is what a cache served.
+disk, and all reads come from the device. ``/proc/self/io`` has the number of bytes read from the
+device; the result also has the number that the store requested, and the difference was served by a
+cache.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ TIMES = ("epoch_s", "without_ends_s", "training_cpu_s", "process_cpu_s")
 
 
 def disk(args: argparse.Namespace) -> dict[str, Any]:
-    """Both in turns, and in memory within the limit, which must fail."""
+    """Runs both in turns, then in memory within the limit, which must fail."""
     scratch = Path(tempfile.mkdtemp(dir=args.scratch))
     found: dict[str, list[dict[str, Any]]] = {"memory": [], "disk": []}
     for _ in range(args.rounds):
@@ -72,7 +73,10 @@ def in_child(args: argparse.Namespace, kind: str, mib: int | None, scratch: Path
 
 
 def disk_child(args: argparse.Namespace) -> dict[str, Any]:
-    """Partitions, then trains; times are of the fastest epoch, bytes of all of them."""
+    """Partitions, then trains.
+
+    Wall-clock times are of the fastest epoch, processor times are means, and bytes are totals.
+    """
     folder = Path(args.scratch) / args.kind
     policy = Comet(BUFFER, LOGICAL) if args.kind == "disk" else InMemory()
     partition(
@@ -87,7 +91,7 @@ def disk_child(args: argparse.Namespace) -> dict[str, Any]:
     limit(args.limit_mib)
     trainer = LinkTrainer(graph, policy, LinkConfig(dimension=args.dimension), folder / "e")
     if not args.cached:
-        # What writing the first values left behind.
+        # The pages left by writing the first values.
         drop(folder / "e" / "embeddings.bin", folder / "g" / "edges.bin")
     asked = trainer.file.bytes_read + graph.edge_file.bytes_read
     device = device_bytes("read"), device_bytes("write")
@@ -96,8 +100,8 @@ def disk_child(args: argparse.Namespace) -> dict[str, Any]:
     for _ in range(args.epochs):
         epochs.append(trainer.train_epoch())
         times = trainer.buffer.times
-        # From the first state's begin to the last one's end: without the first fill and the commit,
-        # which neither way can hide.
+        # From the beginning of the first state to the end of the last: without the first fill and
+        # the commit, which neither way can hide.
         ends.append(times[-1].ended_s - times[0].began_s)
     training_cpu = (time.thread_time() - training_cpu) / args.epochs
     process_cpu = (time.process_time() - process_cpu) / args.epochs
@@ -126,7 +130,7 @@ def disk_child(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def drop(*paths: Path) -> None:
-    """Gives back what the page cache holds of files."""
+    """Drops the pages of files from the page cache."""
     import os
 
     for path in paths:

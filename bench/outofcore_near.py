@@ -1,9 +1,9 @@
-"""Partitions near the training nodes beside random ones: test accuracy against PyG's, in pairs.
+"""Partitions near the training nodes compared with random ones: test accuracy relative to PyG's.
 
 Half of the partitions are resident. ``random`` keeps those of the training nodes and draws the
-others anew each epoch; ``near`` numbers all nodes by how often walks from the training nodes visit
-them and keeps the first; ``dispersed`` lets all pass through the buffer. Each trains through the
-library's own loader, from disk, in pairs with PyG: see :mod:`bench.outofcore_nodes`.
+others again for each epoch; ``near`` numbers all nodes by how often walks from the training nodes
+visit them and keeps the first; ``dispersed`` passes all of them through the buffer. Each trains
+through the library's own loader, from disk, in pairs with PyG: see :mod:`bench.outofcore_nodes`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ WAYS: dict[str, Any] = {
 
 
 def near(args: argparse.Namespace) -> dict[str, Any]:
-    """``--seeds`` pairs of every way on each graph; with ``--save`` beside the graphs that were
-    measured before."""
+    """Measures ``--seeds`` pairs of every way on each graph.
+
+    With ``--save``, the rows of graphs that were measured before and are not named now are kept.
+    """
     names = args.graph or list(CASES)
     before = json.loads(RESULT.read_text())["rows"] if args.save and RESULT.exists() else []
     rows = [row for row in before if row["graph"] not in names]

@@ -1,10 +1,11 @@
-"""Test accuracy of node classification: PyG in memory, and the same from disk against c.
+"""Test accuracy of node classification: PyG in memory, and the same model trained from disk.
 
-All ways have the same initial parameters seed by seed, the same optimizer, epochs, evaluation on
-full neighbourhoods at the same epochs, and the same choice among them: the best validation, the
-later one of equals. So runs of one seed are pairs; the test of their differences is Student's,
-paired. What differs by nature is the order of the random numbers of dropout, and from disk which
-part of a neighbourhood is resident in training.
+From disk, the number c of resident partitions varies. All ways have the same initial parameters per
+seed, the same optimizer and number of epochs, evaluate on full neighbourhoods at the same epochs,
+and choose among these by the best validation accuracy (of equal ones, the later). The runs of one
+seed are therefore a pair, and their differences are tested with a paired Student's t-test. Two
+things necessarily differ: the order of dropout's random numbers, and, from disk, which part of a
+neighbourhood is resident in training.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from staticgraph.outofcore.disk import data
 
 
 class Case(NamedTuple):
-    """What is trained on a graph; an epoch in memory is one step on all training nodes."""
+    """The model trained on a graph; an epoch in memory is one step on all training nodes."""
 
     model: str
     fanouts: list[int]
@@ -43,7 +44,7 @@ class Case(NamedTuple):
     epochs: int
 
 
-# Fan-outs of the citation graphs are above their largest degrees, 168 and 99.
+# The fan-outs of the citation graphs are their largest degrees, 168 and 99.
 CASES = {
     "cora": Case("gcn", [168, 168], 64, 60),
     "citeseer": Case("gcn", [99, 99], 64, 60),
@@ -55,7 +56,7 @@ EVERY = 5
 
 
 def nodes(args: argparse.Namespace) -> dict[str, Any]:
-    """Ten seeds of every way, and how far each is from PyG."""
+    """Measures ``--seeds`` runs of every way, and how far each is from PyG."""
     rows: list[dict[str, Any]] = []
     for name in args.graph or CASES:
         ways: dict[str, Any] = {"pyg": None, "memory": (1, InMemory())}
@@ -69,12 +70,12 @@ def nodes(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measured(name: str, ways: Mapping[str, Any], seeds: int) -> Iterator[dict[str, Any]]:
-    """A row for each way of training on a graph: partitions and policy, or None for PyG, the first.
+    """Yields one row per way of training on a graph.
 
     Args:
-        name: of the graph, a key of :data:`CASES`.
-        ways: name -> way.
-        seeds: runs of each way, paired by their seeds.
+        name: name of the graph, a key of :data:`CASES`.
+        ways: name -> partitions and policy, or None for PyG, which must come first.
+        seeds: runs per way, paired by their seeds.
     """
     graph, case = data.open_nodes(name), CASES[name]
     pyg: list[float] = []
@@ -100,7 +101,7 @@ def measured(name: str, ways: Mapping[str, Any], seeds: int) -> Iterator[dict[st
 
 
 def compared(found: list[float], pyg: list[float]) -> dict[str, float]:
-    """The mean difference of pairs, its standard error and Student's p."""
+    """Returns the mean difference of the pairs, its standard error and Student's p."""
     difference = np.subtract(found, pyg)
     if not difference.any():
         return {"difference": 0.0, "error": 0.0, "p": 1.0}
@@ -119,7 +120,7 @@ def made(graph: data.NodeData, case: Case) -> SampledGNN:
 def chosen(
     epochs: int, train: Callable[[], Any], score: Callable[[Any], float], graph: Any
 ) -> float:
-    """Test accuracy at the best validation, of equals the later."""
+    """Returns the test accuracy at the best validation accuracy; of equal ones, the later."""
     best = (-1.0, 0.0)
     for epoch in range(1, epochs + 1):
         train()
@@ -131,7 +132,7 @@ def chosen(
 
 
 def pyg_accuracy(graph: data.NodeData, case: Case) -> float:
-    """The same layers, PyG's, in full batch."""
+    """Trains the same layers with PyG, in full batch."""
     model = made(graph, case)
     optimizer = torch.optim.Adam(model.parameters(), 0.01, weight_decay=5e-4)
     x, y = torch.from_numpy(graph.features), torch.from_numpy(graph.labels)
@@ -153,7 +154,7 @@ def pyg_accuracy(graph: data.NodeData, case: Case) -> float:
 
 
 def our_accuracy(graph: data.NodeData, case: Case, p: int, policy: Any, seed: int) -> float:
-    """From ``p`` partitions by ``policy``; one state's training nodes are one batch."""
+    """Trains from ``p`` partitions with ``policy``; one state's training nodes are one batch."""
     model = made(graph, case)
     with tempfile.TemporaryDirectory() as folder:
         parts = partition(

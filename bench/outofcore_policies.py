@@ -1,10 +1,10 @@
-"""Epochs of links in memory, with COMET and with BETA, in turns: processor time, batches, ranks.
+"""Link prediction epochs in memory, with COMET and with BETA: processor time, batches, ranks.
 
-What a policy costs beside waiting is its own batches: each state ends with one that is not full,
-and states have as many rows to gather. All three train FB15k-237 in one process, an epoch each in
-turn, so that a machine whose speed drifts slows all of them alike; times are the process's own
-(reading ahead and writing back included) and by the clock, ratios are within a turn. The page
-cache holds this graph: what a device costs is what ``disk`` measures.
+Besides waiting, a policy costs additional batches: each state ends with one that is not full, and
+states have as many rows to gather. All three train FB15k-237 in one process, one epoch each in
+turn, so that a machine whose speed drifts slows all of them equally. Times are processor time of
+the process (reading ahead and writing back included) and wall-clock time; ratios are within a turn.
+The page cache holds this graph; ``disk`` measures the cost of the device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from staticgraph.outofcore import (
 )
 from staticgraph.outofcore.disk import data
 
-# Of each policy the partitions, as the command chooses them.
+# The partitions for each policy, as the command line chooses them.
 WAYS: dict[str, tuple[int, Any]] = {
     "in memory": (1, InMemory()),
     "COMET": (32, Comet(8, 8)),
@@ -38,7 +38,7 @@ WAYS: dict[str, tuple[int, Any]] = {
 
 
 def policies(args: argparse.Namespace) -> dict[str, Any]:
-    """``--rounds`` epochs of each; with ``--ranks`` the filtered test MRR behind them."""
+    """Runs ``--rounds`` epochs of each; with ``--ranks``, measures the filtered test MRR after."""
     links = data.open_links("fb15k-237")
     with tempfile.TemporaryDirectory(dir=args.scratch) as scratch:
         trainers = {}
@@ -79,7 +79,7 @@ def policies(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _quantiles(ratios: Any) -> dict[str, float]:
-    """Over the turns but the first, in which loops are compiled."""
+    """Returns quantiles over all turns except the first, in which loops are compiled."""
     some = np.asarray(ratios)[1:] if len(ratios) > 1 else np.asarray(ratios)
     p10, median, p90 = np.quantile(some, (0.1, 0.5, 0.9)).tolist()
     return {"p10": p10, "median": median, "p90": p90}

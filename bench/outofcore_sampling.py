@@ -1,4 +1,4 @@
-"""DENSE beside its twin or PyG's NeighborLoader, and how well static hops hold its samples."""
+"""DENSE compared with its twin or PyG's NeighborLoader, and how well static hops fit samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import dense_oracle
 
 
 def sample(args: argparse.Namespace) -> dict[str, Any]:
-    """Sampling 1 to 4 layers on Cornell5 (both directions of each friendship)."""
+    """Measures sampling 1 to 4 layers on Cornell5 (both directions of each friendship)."""
     graph = data.open_nodes("cornell5")
     n = len(graph.labels)
     neighbours = Neighbours.of(graph.edges[0], graph.edges[1], n)
@@ -86,7 +86,7 @@ def timed(function: Any, *arguments: Any) -> float:
 
 
 def hops(args: argparse.Namespace) -> dict[str, Any]:
-    """How well two rungs hold 400 batches, beside the bound that always holds."""
+    """Measures how well two rungs fit 400 batches, compared with the bound that always fits."""
     rows = []
     for name, fanouts in (("cornell5", [15, 10]), ("cornell5", [10, 10, 10]), ("cora", [15, 10])):
         graph = data.open_nodes(name)

@@ -1,4 +1,4 @@
-"""Partitioning generated edges within a limit of memory."""
+"""Partitioning generated edges within a memory limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sort(args: argparse.Namespace) -> dict[str, Any]:
     """Partitions generated edges; the peak is of the whole process."""
     folder = Path(tempfile.mkdtemp(dir=args.scratch))
     loaded = status("VmSize")
-    # The kernels compile before the limit: a compiler is not what is measured.
+    # The kernels compile before the limit is set: the compiler is not part of the measurement.
     partition(lambda: generated(100, 100), 100, 4, folder / "warm", features=None)
     limit(args.limit_mib)
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What ``bench/results`` holds of one large graph, as tables; see :mod:`bench.tables`."""
+"""Tables of the results for one large graph; see :mod:`bench.tables`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def nodes(folder: Folder) -> str:
 
 
 def near(folder: Folder) -> str:
-    """A line for each graph: PyG's accuracy, and how far each way is from it."""
+    """Returns one row per graph: PyG's accuracy, and how far each way is from it."""
     found = folder.get("outofcore_near", {})
     graphs: dict[str, dict[str, Row]] = {}
     for row in found.get("rows", ()):

@@ -1,8 +1,8 @@
-"""The naive way to fixed shapes: every PyG batch padded with zeros to the largest one.
+"""The naive way to fixed shapes: every PyG batch is padded with zeros to the largest one.
 
-What somebody writes who wants CUDA graphs and nothing else: one more graph takes all padding nodes,
-the last padding node all padding edges. BatchNorm then sees the padding, so that the losses of a
-model with one depart from the others'; the benchmark says so in its row.
+This is what a user might write to get CUDA graphs and nothing else: one more graph takes all
+padding nodes, and the last padding node takes all padding edges. BatchNorm then sees the padding,
+so the losses of a model with BatchNorm differ from the others'; the benchmark's row says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import staticgraph as sg
 
 
 def largest_batch(store: sg.GraphStore, batch_size: int, seed: int = 0) -> tuple[int, int]:
-    """Nodes and edges of the largest batch of an epoch in random order."""
+    """Returns the most nodes and the most edges of any batch of an epoch in random order."""
     ids = np.random.default_rng(seed).permutation(store.splits["train"])
     whole = store.sizes[ids[: len(ids) // batch_size * batch_size], :2]
     sums = whole.reshape(-1, batch_size, 2).sum(1)
@@ -24,7 +24,7 @@ def largest_batch(store: sg.GraphStore, batch_size: int, seed: int = 0) -> tuple
 
 
 def padded(batch: Batch, nodes: int, edges: int) -> dict[str, Tensor]:
-    """The tensors of a batch with ``nodes + 1`` nodes, ``edges`` edges and one graph more."""
+    """Returns a batch's tensors padded to ``nodes + 1`` nodes, ``edges`` edges, one more graph."""
     more_nodes = nodes + 1 - batch.num_nodes
     more_edges = edges - batch.num_edges
 

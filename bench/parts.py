@@ -1,4 +1,4 @@
-"""Questions answered one by one: each leaves its answer or its error, none stops the others."""
+"""Runs independent measurements one by one: each leaves a result or error and stops no other."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from staticgraph.runner.reporting.device_name import device_name
 def answer(
     parts: Mapping[str, Callable[[], dict[str, Any]]], out: Path | None, deadline_s: float
 ) -> dict[str, Any]:
-    """Runs each part, prints what it gave, and writes all of it after every part.
+    """Runs each part, prints its result, and writes all results after every part.
 
     Args:
-        parts: by name, most important first.
-        out: a JSON file.
-        deadline_s: seconds after which no part is begun.
+        parts: the parts by name, most important first.
+        out: a JSON file, or None.
+        deadline_s: seconds after which no part begins.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     answers: dict[str, Any] = {"device": device_name(device), "versions": versions(STEPS)}

@@ -1,9 +1,9 @@
-"""What stands in for a GPU where there is none, so that every part of ``bench/gpu.sh`` can be
-rehearsed: ``TINY=1`` sets ``STATICGRAPH_REHEARSAL``.
+"""Stand-ins for a GPU, so that every part of ``bench/gpu.sh`` can be rehearsed without one.
 
-``cuda-graph`` records in the arena of the tests, and what torch.compile traces runs as it was
-traced. Both are slower than what they stand for and say nothing of its time: whatever such a run
-prints is labelled, and :mod:`bench.fill_figures` refuses it.
+``TINY=1`` sets ``STATICGRAPH_REHEARSAL``. Then ``cuda-graph`` records in the arena of the tests,
+and graphs traced by torch.compile run as traced. Both are slower than what they replace and say
+nothing about its time: the output of such a run is labelled, and :mod:`bench.fill_figures` refuses
+it.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ if REHEARSAL:
 
 
 def recorder(mode: str) -> Any:
-    """For ``Recording(recorder=...)``: None, but for the stand-in of ``cuda-graph``."""
+    """Returns the recorder for ``Recording``: None, or the stand-in for ``cuda-graph``."""
     return ArenaRecorder if REHEARSAL and mode == "cuda-graph" else None

@@ -1,8 +1,8 @@
-"""The servers that ``bench_serving`` compares, each a process: this library's, and FastAPI with
-plain PyG as somebody who knows both would write it.
+"""The servers that ``bench_serving`` compares, each in a process: this library's, and plain PyG.
 
-All have the same GINE with the same weights, one thread for torch, uvicorn with the same parser and
-event loop, and take a graph as JSON or as the compact bytes of ``staticgraph.serving.compact``.
+The latter uses FastAPI, as a user who knows both would write it. All have the same GINE with the
+same weights, one thread for torch, uvicorn with the same parser and event loop, and accept a graph
+as JSON or as the compact bytes of ``staticgraph.serving.bodies.compact_format``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMPACT = "application/x-staticgraph"
 
 
 def model_of(store: Any, hidden: int, layers: int) -> torch.nn.Module:
-    """The same weights in every process."""
+    """Returns the model, with the same weights in every process."""
     from staticgraph.models import build
 
     torch.manual_seed(0)
@@ -36,7 +36,7 @@ def model_of(store: Any, hidden: int, layers: int) -> torch.nn.Module:
 
 
 def ours(args: Any) -> None:
-    """This library: bodies read in a process of their own, full batches in this one."""
+    """Serves with this library: other processes read the bodies, this one runs the batches."""
     from staticgraph.serving.bodies.reader import Reader
     from staticgraph.serving.processes.own_process import settle
     from staticgraph.serving.processes.worker_pool import Workers
@@ -60,7 +60,7 @@ def ours(args: Any) -> None:
 
 
 def tensors_of(kind: str, body: bytes) -> tuple[torch.Tensor, ...]:
-    """One graph's tensors."""
+    """Returns one graph's tensors."""
     if kind == COMPACT:
         from staticgraph.serving.bodies.compact_format import decode
 
@@ -73,8 +73,10 @@ def tensors_of(kind: str, body: bytes) -> tuple[torch.Tensor, ...]:
 
 
 def plain(args: Any) -> None:
-    """FastAPI and PyG, a request at a time; or, with ``batched``, those that came while the last
-    batch ran together, at most 64."""
+    """Serves with FastAPI and PyG, one request at a time.
+
+    With ``batched``, the requests that arrive while a batch runs form the next one, at most 64.
+    """
     import uvicorn
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
@@ -118,14 +120,14 @@ def plain(args: Any) -> None:
         came.set()
         return JSONResponse({"outputs": [await future]})
 
-    # What a closure's annotations name must be known to FastAPI.
+    # FastAPI cannot resolve the names in a closure's string annotations, so they are set here.
     predict.__annotations__ = {"request": Request, "return": None}
     app.add_api_route("/predict", predict, methods=["POST"], response_model=None)
     if args.serve != TWO:
         uvicorn.run(app, host="127.0.0.1", port=0, log_level="info", access_log=False)
         return
     line = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    for _ in range(2):  # as uvicorn --workers 2 has it; nothing has run in a thread yet
+    for _ in range(2):  # as with uvicorn --workers 2; nothing has run in a thread yet
         if not os.fork():
             config = uvicorn.Config(app, log_level="warning", access_log=False)
             uvicorn.Server(config).run(sockets=[line])
@@ -136,7 +138,7 @@ def plain(args: Any) -> None:
 
 
 def one_at_a_time(args: Any) -> None:
-    """This library's runner behind the same plain route, a request at a time."""
+    """Serves with this library's runner and the same plain route, one request at a time."""
     import uvicorn
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse

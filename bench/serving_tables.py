@@ -1,4 +1,4 @@
-"""What ``bench/results`` holds of serving; see :mod:`bench.tables`."""
+"""Tables of the results for serving; see :mod:`bench.tables`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def serving(folder: Folder) -> str:
 
 
 def serving_line(folder: Folder) -> str:
-    """What the guide says of it, in a sentence."""
+    """Returns the sentence about serving in the guide."""
     results = folder.get("serving", {}).get("results", {})
     if not results:
         return NOT_MEASURED

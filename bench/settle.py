@@ -1,11 +1,11 @@
-"""Settles on a device what the design takes for granted of torch's CUDA graphs.
+"""Checks on a device what the design assumes about torch's CUDA graphs.
 
     python -m bench.settle [--json FILE] [--deadline SECONDS]
 
-Five questions: does ``trace_autograd_ops`` exist and work; does a compiled step with a fused,
-capturable AdamW record; what does a shared pool cost with the largest bucket first and last; is a
-silent skip of ``reduce-overhead`` seen by counting; does resetting one of several graphs in a pool
-harm the others. What needs a device says so without one.
+Five questions: does ``trace_autograd_ops`` exist and work; can a compiled step with a fused,
+capturable AdamW be recorded; how much memory does a shared pool take with the largest bucket first
+and last; do the counters detect a silent skip of ``reduce-overhead``; does resetting one of several
+graphs in a pool harm the others. Without a device, a question that needs one says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from staticgraph.steps.state.training_state import SavedTraining
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-# Float32 sums of two hundred terms in another order, times a few steps of AdamW.
+# For float32 sums of two hundred terms in another order, over a few steps of AdamW.
 TOLERANCE = 1e-4
 
 
@@ -37,7 +37,7 @@ def only_on_cuda(part: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, A
 
 
 def rehearsed(part: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Of what is asked of CUDA, that whose way there a CPU can go."""
+    """Returns a part that needs CUDA, but that a rehearsal can run on a CPU."""
     return (lambda: {**part(), "rehearsal": True}) if REHEARSAL else only_on_cuda(part)
 
 
@@ -48,7 +48,7 @@ def model_and_data(width: int = 128) -> tuple[nn.Module, torch.Tensor]:
 
 
 def trace_autograd_ops() -> dict[str, Any]:
-    """Whether dynamo has the option, and traces ``torch.autograd.grad`` inside a graph with it."""
+    """Tests whether dynamo has the option and traces ``torch.autograd.grad`` in a graph with it."""
     import torch._dynamo.config as config
 
     exists = hasattr(config, "trace_autograd_ops")
@@ -84,7 +84,7 @@ def trace_autograd_ops() -> dict[str, Any]:
 
 
 def compiled_adamw_records() -> dict[str, Any]:
-    """Twenty recorded steps of a compiled forward, its backward and AdamW, against eager."""
+    """Compares 20 recorded steps of a compiled forward, its backward and AdamW with eager."""
     results = []
     for recorded in (False, True):
         model, x = model_and_data()
@@ -104,7 +104,7 @@ def compiled_adamw_records() -> dict[str, Any]:
         run = step
         if recorded:
             recorder = Recording(recorder=recorder_of("cuda-graph")).recorder_on(DEVICE)
-            recorder.warm(step, 3)  # three real steps; eager makes as many below
+            recorder.warm(step, 3)  # three real steps; eager runs as many below
             saved = SavedTraining(model, optimizer)
             recording = recorder.record(step)
             saved.restore()
@@ -129,14 +129,17 @@ def compiled_adamw_records() -> dict[str, Any]:
 
 
 class Uncompiled(CudaGraphRecorder):
-    """Records eager work, so that what is seen is the pool's and not Inductor's."""
+    """Records the eager step, so that only the pool's memory is measured and not Inductor's."""
 
     compiles = False
 
 
 def pool_bytes() -> dict[str, Any]:
-    """Bytes that six shapes of one MLP's training step reserve in a shared pool, in either order,
-    beside the largest alone and all in pools of their own; and what is left after teardown."""
+    """Measures the bytes that six shapes of one MLP's training step reserve in a shared pool.
+
+    Both orders are compared with the largest alone and with one pool per shape; each also has the
+    bytes left after teardown.
+    """
     rows = [256 * k for k in (1, 2, 4, 8, 16, 32)]
 
     def reserve(order: list[int], recorders: int = 1) -> tuple[int, int]:
@@ -162,7 +165,7 @@ def pool_bytes() -> dict[str, Any]:
             if place == 0:
                 base = torch.cuda.memory_reserved()
             kept.append(recorder.record(step))
-            # As the runner keeps them: each recording goes on writing its own.
+            # Kept as the runner does: each recording continues to write to its own gradients.
             kept.append([parameter.grad for parameter in model.parameters()])
         torch.cuda.empty_cache()
         taken = torch.cuda.memory_reserved() - base
@@ -191,8 +194,10 @@ def pool_bytes() -> dict[str, Any]:
 
 
 def silent_skip() -> dict[str, Any]:
-    """``reduce-overhead`` over a function with an input on the CPU: does torch record, warn, or
-    skip in silence; and do the two counts of this library see it."""
+    """Tests whether ``reduce-overhead`` records, warns or silently skips a function.
+
+    The cases include an input on the CPU; the two counters of this library must detect a skip.
+    """
     import warnings
 
     found = {}
@@ -224,7 +229,7 @@ def silent_skip() -> dict[str, Any]:
 
 
 def resetting_one() -> dict[str, Any]:
-    """Three recordings in one pool; one is reset, memory is used, the others are replayed."""
+    """Resets one of three recordings in a pool, uses memory, and replays the others."""
     model, _ = model_and_data()
     inputs = [torch.randn(64 * (k + 1), 128, device=DEVICE) for k in range(3)]
     recorder = Uncompiled(DEVICE)
@@ -264,7 +269,7 @@ def main() -> None:
             "pool": only_on_cuda(pool_bytes),
             "silent skip": rehearsed(silent_skip),
             "trace_autograd_ops": trace_autograd_ops,
-            # Last: it leaves the process's CUDA state in doubt where the answer is yes.
+            # Last: if the answer is yes, the CUDA state of the process is unreliable afterwards.
             "resetting one of several": only_on_cuda(resetting_one),
         },
         options.json,

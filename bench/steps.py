@@ -1,7 +1,7 @@
-"""Ways to run one training step of one model, alike enough to be compared.
+"""Ways to run one training step of one model, similar enough to be compared.
 
 Every contender starts from the same weights and steps over the same batches of HIV molecules in the
-same order, with the same fused Adam; what differs is how a step runs.
+same order, with the same fused Adam; only the way a step runs differs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from staticgraph.models import build
 from staticgraph.runner.verification import Verification, verify
 
 HIV = "examples/data/hiv.npz"
-# Batches kept on the device and stepped over in turn, so that no cache holds one by heart.
+# Batches kept on the device and used in turn, so that the caches do not hold a single one.
 BATCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model by name, layers and width: ``gine:5x300``."""
+    """A model by name, number of layers and width: ``gine:5x300``."""
 
     name: str
     layers: int
@@ -50,8 +50,10 @@ class Shape:
 
 @dataclass(slots=True)
 class Contender:
-    """A step to be timed: ``step(i)`` trains on batch ``i`` and returns the loss. A runner's has
-    ``verify(tolerance)``, which compares it with eager."""
+    """A step to be timed: ``step(i)`` trains on batch ``i`` and returns the loss.
+
+    That of a runner also has ``verify(tolerance)``, which compares it with eager.
+    """
 
     name: str
     step: Callable[[int], torch.Tensor]
@@ -77,8 +79,8 @@ class Workload:
         self.store = sg.datasets.open(HIV)
         ids = self.store.splits["train"]
         self.plan = sg.plan_buckets(self.store, batch_size=batch_size)
-        # Slots for all batches at once: a step then reads a loader's own, whose arrays are one
-        # buffer and cross in one copy, where a clone's cross one by one.
+        # Enough slots for all batches at once: a step then reads a batch of the loader, whose
+        # arrays are one buffer and transferred in one copy; those of a clone are copied one by one.
         self.loaders = {
             pointers: sg.StaticLoader(
                 self.store,
@@ -101,11 +103,12 @@ class Workload:
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
     def contender(self, name: str, phases: tuple[str, ...] = ("step",)) -> Contender:
-        """A way to step, by name:
+        """Prepares a contender by name, and warms it up.
 
-        ``pyg``, ``pyg-dynamic`` (``torch.compile(dynamic=True)``), ``pyg-reduce-overhead`` (over
-        variable shapes), ``pad-to-max`` (:mod:`bench.pad_to_max`, reduce-overhead), or a mode of
-        the runner, with ``+kernels`` for a model converted so, warmed up for these phases.
+        The names are ``pyg``, ``pyg-dynamic`` (``torch.compile(dynamic=True)``),
+        ``pyg-reduce-overhead`` (over variable shapes), ``pad-to-max`` (:mod:`bench.pad_to_max`,
+        reduce-overhead), or a mode of the runner, with ``+kernels`` for a model converted with
+        kernels. ``phases`` are those that a runner is warmed up for.
         """
         on_cuda = self.device == "cuda"
         if on_cuda:
@@ -162,7 +165,7 @@ class Workload:
         )
 
     def _batches(self, pointers: bool) -> list[sg.StaticBatch]:
-        """The first batches of an epoch, which several contenders share."""
+        """Returns the first batches of an epoch, which several contenders share."""
         if pointers not in self._held:
             loader = self.loaders[pointers]
             loader.set_epoch(0)
@@ -231,7 +234,7 @@ class Workload:
 
 
 class Kernels(NamedTuple):
-    """What one step gave the device: kernels that ran, and launches that the host made."""
+    """The kernels that one step ran on the device, and the launches that the host made."""
 
     ran: int
     launched: int
@@ -239,7 +242,7 @@ class Kernels(NamedTuple):
 
 
 def kernels_per_step(step: Callable[[], object]) -> Kernels | None:
-    """From a profile of one step; None on a CPU.
+    """Counts kernels and launches in a profile of one step; None on a CPU.
 
     A recorded step runs as many kernels as were recorded and launches one graph.
     """
@@ -258,7 +261,7 @@ def kernels_per_step(step: Callable[[], object]) -> Kernels | None:
 
 
 def compiled_graphs() -> int:
-    """Graphs that torch.compile made in this process."""
+    """Returns the number of graphs that torch.compile captured in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])

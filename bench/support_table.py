@@ -1,10 +1,10 @@
-"""Writes docs/support.md: every layer of the tests' table, measured now.
+"""Writes docs/support.md: measures every layer in the table of the tests.
 
     python bench/support_table.py [--out docs/support.md]
 
-Each layer stands in the small model of tests/support/layer_model.py. Its row says how far the
+Each layer is part of the small model of tests/support/layer_model.py. Its row says how far the
 padded model, with garbage of scale 1,000 in every padding row, is from plain PyG on the unpadded
-batch in float64, and whether torch.compile would make one graph of fixed shapes of it.
+batch in float64, and whether torch.compile would capture it as one graph of fixed shapes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from support.parity import BATCH, Result, plain_step, poisoned, static_step, unk
 
 from staticgraph.nn.refused import REFUSED_FUNCTIONS, REFUSED_LAYERS  # noqa: E402
 
-# Layers of torch_geometric.nn that are not in the table and why.
+# Layers of torch_geometric.nn that are not in the table, and why.
 NOT_BUILT = {
     "SplineConv": "needs torch-spline-conv or pyg-lib, not on the package index for current torch",
     "FusedGATConv": "needs dgNN",
@@ -41,7 +41,7 @@ NOT_BUILT = {
     "ViSNet": "needs torch-cluster",
 }
 
-# Base classes, and indices that are no layers.
+# Base classes, and indices, which are not layers.
 NO_LAYER = {"MessagePassing", "Aggregation"}
 NO_LAYER |= {"KNNIndex", "L2KNNIndex", "MIPSKNNIndex", "ApproxL2KNNIndex", "ApproxMIPSKNNIndex"}
 
@@ -64,7 +64,7 @@ NOT_FOR_BATCHES = {
 
 
 def main() -> None:
-    """Measures and writes."""
+    """Measures all layers and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "support.md")
     out = parser.parse_args().out
@@ -76,7 +76,12 @@ def main() -> None:
 
 
 def row(case: Case) -> tuple[str, str, str, bool]:
-    """Off in the outputs, off in gradients and buffers, how it is traced, and whether all pass."""
+    """Measures one layer.
+
+    Returns:
+        The error of the outputs, that of gradients and buffers, how the layer is traced, and
+        whether everything passes.
+    """
     model = model_of(case)
     expected = plain_step(model, call, BATCH)
     batch = poisoned(BATCH, 1000.0)
@@ -98,7 +103,7 @@ def row(case: Case) -> tuple[str, str, str, bool]:
 
 
 def off(expected: Result, found: Result, kinds: tuple[str, ...]) -> float:
-    """The largest difference of these kinds, relative to the largest of its kind."""
+    """Returns the largest difference of these kinds, relative to the largest value of its kind."""
     worst = 0.0
     for name, value in expected.values.items():
         kind = name.split()[0]
@@ -109,7 +114,7 @@ def off(expected: Result, found: Result, kinds: tuple[str, ...]) -> float:
 
 
 def page(rows: list[tuple[Case, tuple[str, str, str, bool]]]) -> list[str]:
-    """The lines of the page."""
+    """Returns the lines of the page."""
     convolutions = {
         c.name.split()[0].strip(",") for c, r in rows if c.kind == "convolutions" and r[-1]
     }

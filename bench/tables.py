@@ -1,9 +1,9 @@
-"""What stands in ``bench/results`` as Markdown tables, one function per table.
+"""Formats ``bench/results`` as Markdown tables, one function per table.
 
-A number in a document that a benchmark made gets there through :mod:`bench.fill_figures` and these
-functions alone, so a run that is repeated changes the file of results and nothing is copied by
-hand. Each table ends in a line that names the file, the versions and, where the file has it, the
-date. A file that is not there gives :data:`bench.figures.NOT_MEASURED`.
+Numbers that a benchmark produced get into a document only through :mod:`bench.fill_figures` and
+these functions, so a repeated run changes the file of results and nothing is copied by hand. Each
+table ends with a line that names the file and, if the file has them, the versions and the date. A
+missing file gives :data:`bench.figures.NOT_MEASURED`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PACKAGES = ("torch", "torch_geometric")
 
 
 def source(name: str, found: Mapping[str, Any]) -> str:
-    """The line below a table: the file, versions, date and machine, as far as the file has them."""
+    """Returns the line below a table: file, versions, machine and date, if the file has them."""
     versions = found.get("versions") or found.get("setting", {}).get("versions") or {}
     parts = [f"`bench/results/{name}.json`"]
     parts += [f"{package} {versions[package]}" for package in PACKAGES if package in versions]
@@ -50,13 +50,13 @@ def table(
 
 
 def listed(folder: Folder, name: str, key: str, columns: Columns) -> str:
-    """A table with a line for each row that a result lists.
+    """Returns a table with one line per row of a result.
 
     Args:
         folder: the results.
-        name: of the result.
-        key: what it lists the rows under.
-        columns: heading -> what a row says there.
+        name: name of the result.
+        key: key of the result that holds the rows.
+        columns: heading -> function that formats a row's cell.
     """
     found = folder.get(name, {})
     rows = [tuple(cell(row) for cell in columns.values()) for row in found.get(key, ())]
@@ -76,19 +76,19 @@ def data_name(name: str) -> str:
 
 
 def best_of_pyg(found: Mapping[str, Any]) -> float:
-    """Graphs per second of PyG at its best number of workers."""
+    """Returns the graphs per second of PyG with its best number of workers."""
     return max(row["graphs_per_second"] for key, row in found.items() if key.startswith("PyG, "))
 
 
 def epochs(found: Mapping[str, Any]) -> str:
-    """The model of a training run, as the documents name it."""
+    """Returns the model of a training run, as the documents name it."""
     options = found["options"]
     name = str(options["model"]).upper()
     return f"{name} {options['layers']}x{options['hidden']}, batch {options['batch_size']}"
 
 
 def summary(folder: Folder) -> str:
-    """The README's table: training, launches, loading, packing and filling, a line each."""
+    """Returns the README's table: training, launches, loading, packing and filling."""
     rows: list[tuple[str, str, str]] = []
     for model in TRAINING:
         found = folder.get(f"training_{model}")
@@ -122,7 +122,7 @@ def summary(folder: Folder) -> str:
     return f"{markdown(('what', 'plain PyG, or published', 'here'), rows)}\n\n{below}".rstrip()
 
 
-# What people write by hand, in the words of the documents.
+# The names of the models written by hand in the documents.
 BY_HAND = {
     "gine": "GINE",
     "gcn": "GCN",
@@ -139,8 +139,11 @@ BY_HAND = {
 
 
 def by_hand(folder: Folder) -> str:
-    """Models written by hand, a line each: operations of a step, and how many times as fast as PyG
-    at its best, a column per number of threads."""
+    """Returns one line per model written by hand.
+
+    Its columns are the operations of a step, and per number of threads, how many times as fast as
+    PyG at its best the model is.
+    """
     found = folder.get("rewrites", {})
     models: dict[str, dict[int, Any]] = {}
     for row in found.get("rows", ()):
@@ -157,7 +160,7 @@ def by_hand(folder: Folder) -> str:
 
 
 def rewrites(folder: Folder) -> str:
-    """Every model written by hand, on every number of threads."""
+    """Returns the table of every model written by hand, with every number of threads."""
     found = folder.get("rewrites", {})
     rows = [
         (
@@ -306,7 +309,7 @@ def packing(folder: Folder) -> str:
 
 
 def composition(folder: Folder) -> str:
-    """Batches of 128 of HIV, and training on NCI1, strategy by strategy."""
+    """Returns one row per strategy: batches of 128 molecules of HIV, and training on NCI1."""
     found = folder.get("composition", {})
     rows = []
     for row in found.get("composition", ()):

@@ -1,5 +1,8 @@
-"""Which variable to branch on: constraints and variables of an integer program as a bipartite
-graph, one choice among the candidates of each (Gasse et al., 2019)."""
+"""Learns which variable of an integer program to branch on (Gasse et al., 2019).
+
+Each program is a bipartite graph of constraints and variables, with one choice among its candidate
+variables.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import staticgraph as sg
 
 
 def program(random: torch.Generator) -> HeteroData:
-    """Some constraints over some variables; the one in most constraints is to be chosen."""
+    """Makes a random program; the right choice is the candidate in the most constraints."""
     constraints, variables = (int(torch.randint(4, 12, (), generator=random)) for _ in range(2))
     edges = (torch.rand(constraints, variables, generator=random) < 0.4).nonzero().t()
     data = HeteroData()
@@ -30,7 +33,7 @@ def program(random: torch.Generator) -> HeteroData:
 
 
 class Policy(nn.Module):
-    """From variables to constraints and back; the logarithm of each variable's probability."""
+    """Messages from variables to constraints and back; gives each variable's log-probability."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -50,7 +53,7 @@ class Policy(nn.Module):
 
 
 def loss(out: Tensor, batch: sg.StaticBatch) -> Tensor:
-    """One value a program: how unlikely the right variable was."""
+    """Returns one value per program: the negative log-probability of the right variable."""
     variable = batch["variable"]
     return -global_add_pool((out * variable.chosen)[:, None], variable.batch, batch.num_graphs)
 

@@ -1,5 +1,8 @@
-"""Energies and forces of clusters of atoms, SchNet-like: forces are derivatives of the energy by
-the positions, inside the model's forward."""
+"""Energies and forces of clusters of atoms with a SchNet-like model.
+
+The forces are the negative gradient of the energy with respect to the positions, taken inside the
+model's forward.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 
-REACH = 3.0  # of a bond, in units of the lattice
+REACH = 3.0  # cutoff distance of a bond; the lattice spacing is 1.2
 
 
 def cluster(atoms: int, random: torch.Generator) -> Data:
-    """Atoms on a noisy lattice; pairs within reach attract and repel (a Morse potential)."""
+    """Makes atoms on a noisy lattice; pairs within the cutoff interact by a Morse potential."""
     grid = torch.cartesian_prod(*[torch.arange(3.0)] * 3) * 1.2
     pos = grid[torch.randperm(27, generator=random)[:atoms]]
     pos = (pos + 0.1 * torch.randn(atoms, 3, generator=random)).requires_grad_()
@@ -28,7 +31,7 @@ def cluster(atoms: int, random: torch.Generator) -> Data:
 
 
 class SchNet(nn.Module):
-    """Filters of distances, sums over neighbours, an energy an atom."""
+    """Filters of distances, sums over neighbours, one energy per atom."""
 
     def __init__(self, width: int, layers: int, filters: int = 16) -> None:
         super().__init__()
@@ -53,7 +56,7 @@ class SchNet(nn.Module):
 
 
 def loss(out: tuple[Tensor, Tensor], batch: sg.StaticBatch) -> Tensor:
-    """One value an atom: of its force, and its share of the error of its cluster's energy."""
+    """Returns one value per atom: the error of its force, and of its cluster's energy."""
     energy, force = out
     off = (energy - batch.energy)[batch.batch].squeeze(1)
     return (force - batch.force).square().sum(1) + 0.01 * off.square()

@@ -13,7 +13,7 @@ import staticgraph as sg
 
 
 class Net(nn.Module):
-    """Layers of GINE; with ``heads`` each adds attention among the atoms of a molecule."""
+    """GINE layers; with ``heads``, each adds attention among the atoms of a molecule."""
 
     def __init__(self, width: int, layers: int, heads: int = 0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One graph larger than memory: classes of papers by GraphSAGE, part of Cora resident at a time."""
+"""One graph larger than memory: GraphSAGE classifies papers with part of Cora in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A MessagePassing layer of your own needs no change; a preflight says whether it is static."""
+"""Your own MessagePassing layer needs no change; ``preflight`` says whether it is static."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import staticgraph as sg
 
 
 class GatedAttention(MessagePassing):
-    """Neighbours weighed by a softmax of the bonds' scores, gated by the atom itself."""
+    """Neighbours weighted by a softmax over scores of the bonds, and gated by the atom itself."""
 
     def __init__(self, width: int, bond_width: int) -> None:
         super().__init__(aggr="add", node_dim=0)

@@ -1,10 +1,11 @@
-"""Trains on several GPUs, or on several processes of a CPU.
+"""Trains on several GPUs, or in several processes on a CPU.
 
     torchrun --nproc-per-node 4 examples/several_gpus.py
     torchrun --nproc-per-node 2 examples/several_gpus.py --data examples/data/esol.npz --epochs 2
 
-Written out, what ``torchrun -m staticgraph.cli train`` does: every process makes the same model and
-the same plan; the runner averages the gradients, and its loss is the mean over all ranks' graphs.
+This is what ``torchrun -m staticgraph.cli train`` does, written out: every process makes the same
+model and the same plan; the runner averages the gradients, and its loss is the mean over the graphs
+of all ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # from a source tree, not installed
+sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a source tree without installation
 
 import staticgraph as sg
 from staticgraph.distributed.ranks import Ranks
@@ -57,7 +58,7 @@ def main() -> None:
     judged = runner.loader(store, indices=val, exact=False)
 
     for epoch in range(args.epochs):
-        losses = [runner.step(batch) for batch in loader]  # each is of all ranks' graphs
+        losses = [runner.step(batch) for batch in loader]  # each over the graphs of all ranks
         runner.check_finite()
         outs, ys = [], []
         for batch in judged:
@@ -69,7 +70,7 @@ def main() -> None:
             mean = torch.stack(losses).mean()
             print(f"epoch {epoch + 1}: loss {mean:.4f}, {int(known.sum())} labels to validate, ",
                   f"mean output {out.mean():.3f}, mean label {y[known].mean():.3f}")  # fmt: skip
-    runner.close()  # before the group ends, which would wait for what is recorded of it
+    runner.close()  # first, because the group waits for recordings that use it
     dist.destroy_process_group()
 
 

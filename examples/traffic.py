@@ -1,4 +1,4 @@
-"""The next load of every router, from a window of twelve: a GRU over time, a GCN over links."""
+"""Predicts each router's next load from a window of twelve: a GRU over time, a GCN over links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ STEPS = 12
 
 
 def window(generator: torch.Generator) -> Data:
-    """A network of 8 to 40 routers: loads follow the hour and the neighbours; some sensors fail."""
+    """Makes a network of 8 to 40 routers whose loads depend on the hour and the neighbours.
+
+    One label in ten is missing.
+    """
     routers = int(torch.randint(8, 41, (1,), generator=generator))
     links = torch.randint(routers, (2, 3 * routers), generator=generator)
     share = torch.rand(3 * routers, generator=generator)
@@ -33,7 +36,7 @@ def window(generator: torch.Generator) -> Data:
 
 
 class Forecast(nn.Module):
-    """One number for each router."""
+    """Predicts one number per router."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,7 +60,7 @@ def main(windows: int = 1000, epochs: int = 10, width: int = 32) -> float:
     runner = sg.StaticGraphRunner(
         net,
         plan,
-        loss=lambda out, batch: (out - batch.y).square(),  # what is NaN is left out
+        loss=lambda out, batch: (out - batch.y).square(),  # NaN labels are left out
         optimizer=torch.optim.Adam(net.parameters(), lr=3e-3),
     ).warmup()
     train = runner.loader(store, indices=range(cut), shuffle=True)

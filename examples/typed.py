@@ -1,4 +1,4 @@
-"""Atoms and bonds as nodes of two types: a model that PyG's ``to_hetero`` makes."""
+"""Atoms and bonds as nodes of two types, with a model made by PyG's ``to_hetero``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import staticgraph as sg
 
 
 def with_bonds(data: Data) -> HeteroData:
-    """A bond is a node between its two atoms."""
+    """Converts a molecule: each bond becomes a node between its two atoms."""
     once = data.edge_index[0] < data.edge_index[1]
     ends, bonds = data.edge_index[:, once], torch.arange(int(once.sum()))
     made = HeteroData(y=data.y)
@@ -23,7 +23,7 @@ def with_bonds(data: Data) -> HeteroData:
 
 
 class Encoder(nn.Module):
-    """Two layers, of which ``to_hetero`` makes a copy an edge type."""
+    """Two layers; ``to_hetero`` makes one copy of them per edge type."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Encoder(nn.Module):
 
 
 class Solubility(nn.Module):
-    """One number a molecule, of the mean atom."""
+    """Predicts one number per molecule from the mean over its atoms."""
 
     def __init__(self, width: int, metadata: tuple) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ TASKS = 12
 
 
 def labelled(data: Data, random: torch.Generator) -> Data:
-    """A molecule with twelve questions about its atoms, of which one in three has no answer."""
+    """Returns a molecule with twelve binary labels made from its atoms, one in three missing."""
     questions = data.x.float().mean(0).repeat(2)[:TASKS]
     y = (questions > torch.arange(TASKS) / 4).float()
     y[torch.rand(TASKS, generator=random) < 1 / 3] = torch.nan  # no label
@@ -22,7 +22,7 @@ def labelled(data: Data, random: torch.Generator) -> Data:
 
 
 class VirtualNode(nn.Module):
-    """After each layer a node that all atoms of a molecule write to, and read."""
+    """GIN with a virtual node per molecule, which all of its atoms read and write."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class VirtualNode(nn.Module):
 
 
 def loss(out: Tensor, batch: sg.StaticBatch) -> Tensor:
-    """One value a molecule and task; what has no label is left out of the mean."""
+    """Returns one value per molecule and task; missing labels are left out of the mean."""
     return F.binary_cross_entropy_with_logits(out, batch.y, reduction="none")
 
 

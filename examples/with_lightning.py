@@ -1,4 +1,4 @@
-"""A LightningModule as it is, over batches of fixed shape; needs the extra ``lightning``."""
+"""Trains an unchanged LightningModule on batches of fixed shape; needs the extra ``lightning``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from staticgraph.lightning import StaticDataModule, StaticGraphs
 
 
 class Solubility(pl.LightningModule):
-    """Nothing in here knows of fixed shapes: it runs over PyG's loaders as well."""
+    """Has no code for fixed shapes: it also runs with PyG's loaders."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -48,6 +48,9 @@ from support.served_app import app_of_run  # noqa: E402
 from staticgraph.serving.http.predict_route import _body, reads_at_once  # noqa: E402
 from staticgraph.serving.service import fits_molecules, has_molecules  # noqa: E402
 
+# They serve a model that is trained for them; what needs none is in other files.
+pytestmark = pytest.mark.slow
+
 # Float32 sums of some hundreds of terms in a different order.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 

@@ -1,10 +1,11 @@
-"""Makes a virtual environment and installs into it, and says every second what is being done.
+"""Creates a virtual environment and installs packages into it, with progress every second.
 
     python3 tools/install.py VENV [PIP ARGUMENTS]
 
-pip is silent for half a minute while it unpacks what it fetched. Here its own lines are read, and
-while it unpacks, what has arrived in the environment is counted. Modules are not compiled to
-bytecode: of torch's thousands a run imports some hundreds, and Python compiles what it imports.
+pip prints nothing for half a minute while it unpacks the downloaded packages. This script parses
+pip's output, and during unpacking counts the packages in the environment. Modules are not compiled
+to bytecode: a run imports a few hundred of torch's thousands of modules, and Python compiles those
+on import.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TextIO
 
 EVERY_S = 1.0
 WIDTH = 88
-# What pip's lines begin with, and what is said instead.
+# The first words of pip's lines, and what is printed instead.
 TOLD = {
     "Collecting": "looking for",
     "Downloading": "downloading",
@@ -31,18 +32,18 @@ TOLD = {
 
 
 class Progress:
-    """What pip is at.
+    """The current step of pip.
 
     Attributes:
-        doing: in words.
-        wanted: how many packages it installs; 0 before it says so.
+        doing: description of the step.
+        wanted: number of packages to install; 0 until pip has printed them.
     """
 
     def __init__(self) -> None:
         self.doing, self.wanted = "starting pip", 0
 
     def read(self, line: str) -> None:
-        """One of pip's lines."""
+        """Updates the progress from one line of pip's output."""
         first, _, rest = line.strip().partition(" ")
         if first == "Installing" and rest.startswith("collected packages:"):
             self.wanted = rest.count(",") + 1
@@ -50,8 +51,11 @@ class Progress:
             self.doing = f"{TOLD[first]} {rest.split()[0].rpartition('/')[2]}"
 
     def text(self, arrived: Sequence[str]) -> str:
-        """What is being done, given the names of the packages that are installed so far, the last
-        one last."""
+        """Returns the progress as text.
+
+        Args:
+            arrived: names of the packages installed so far, in the order of installation.
+        """
         if not self.wanted:
             return self.doing
         last = f", last {arrived[-1]}" if arrived else ""
@@ -59,7 +63,7 @@ class Progress:
 
 
 def installed(venv: Path, since: float) -> list[str]:
-    """Packages of an environment that came after a time, the last one last."""
+    """Returns the packages of an environment that are newer than a time, oldest first."""
     found = []
     for path in venv.glob("lib/python*/site-packages/*.dist-info"):
         changed = path.stat().st_mtime
@@ -69,7 +73,10 @@ def installed(venv: Path, since: float) -> list[str]:
 
 
 def follow(command: Sequence[str], venv: Path, out: TextIO) -> int:
-    """Runs pip, saying every second what it is at; its exit status. Its output, where it fails."""
+    """Runs pip and prints its progress every second; returns its exit status.
+
+    If pip fails, the end of its output is printed.
+    """
     progress, lines, began = Progress(), [], time.time()
     pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -92,13 +99,13 @@ def follow(command: Sequence[str], venv: Path, out: TextIO) -> int:
 
 
 def say(text: str, out: TextIO) -> None:
-    """Over the last line on a terminal, below it elsewhere."""
+    """Prints text: over the last line on a terminal, on a new line elsewhere."""
     out.write(f"\r{text[:WIDTH]:<{WIDTH}}" if out.isatty() else f"{text}\n")
     out.flush()
 
 
 def main() -> int:
-    """Makes the environment where it is not there, and installs."""
+    """Creates the environment if it does not exist, and installs."""
     venv, python = Path(sys.argv[1]), Path(sys.argv[1]) / "bin" / "python"
     if not python.exists():
         say(f"making {venv} with Python {sys.version.split()[0]}", sys.stdout)

@@ -1,11 +1,11 @@
-"""Fails where a public name has no type, and says which.
+"""Fails if a public name has no type, and prints which.
 
     .venv/bin/python tools/public_types.py
 
-``pyright --verifytypes`` tells it among ten thousand lines, and for an environment that it finds by
-``PATH``. Here only what lacks a type is shown. PyG says of none of its classes what type they have
-(it ships no ``py.typed``), so a class that extends one of them counts as unknown, whatever we
-write: such a class is left out where its bases are all that is unknown of it.
+``pyright --verifytypes`` reports this in ten thousand lines, and for the environment that it finds
+on ``PATH``. This script prints only the names that lack a type. PyG ships no ``py.typed``, so its
+classes have no known types, and a class that extends one of them counts as unknown in any case:
+such a class is left out if only its bases are unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OF_BASES = ("Type of base class", "Type of metaclass")
 
 
 def extends_untyped(name: str, root: Path) -> bool:
-    """Whether a class, given by its full name, extends one of PyG, if need be through others."""
+    """Returns whether a class, given by its full name, extends one of PyG, maybe indirectly."""
     module, _, last = name.rpartition(".")
     folder = root / module.replace(".", "/")
     path = (
@@ -53,7 +53,7 @@ def extends_untyped(name: str, root: Path) -> bool:
 
 
 def without_types(report: dict[str, Any], root: Path) -> tuple[list[str], list[str]]:
-    """Of pyright's report: what lacks a type, with the reason, and the classes left out."""
+    """Returns the names that lack a type, with reasons, and the classes left out, from a report."""
     lacking, left_out = [], []
     for symbol in report["typeCompleteness"]["symbols"]:
         if not symbol["isExported"] or (symbol["isTypeKnown"] and not symbol["isTypeAmbiguous"]):
@@ -68,9 +68,13 @@ def without_types(report: dict[str, Any], root: Path) -> tuple[list[str], list[s
 
 
 def verified() -> dict[str, Any]:
-    """pyright's report on the package, as found from here."""
+    """Runs pyright on the package in the current folder and returns its report.
+
+    Raises:
+        SystemExit: if pyright finds no public name.
+    """
     scripts = str(Path(sys.executable).parent)
-    # From Python's path, and not as it is installed: an editable one is not followed.
+    # The package is found by PYTHONPATH: pyright does not follow an editable installation.
     environment = {
         **os.environ,
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",

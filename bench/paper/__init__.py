@@ -1,1 +1,1 @@
-"""The paper that packing is measured against: its heuristics, and its printed figures once more."""
+"""The paper that packing is compared with: its heuristics, and its printed figures reproduced."""

@@ -1,4 +1,4 @@
-"""The published efficiencies of tuple packing beside ours.
+"""Compares the published efficiencies of tuple packing with ours.
 
 python -m bench.paper [--json]
 """
@@ -17,7 +17,7 @@ Pair = tuple[float, float] | None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints every printed figure beside ours, then baselines and our packer."""
+    """Prints every published figure next to ours, then baselines and our packer."""
     parser = argparse.ArgumentParser(prog="python -m bench.paper", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args(arguments)

@@ -1,17 +1,17 @@
-"""The paper's packing: histogram bins in the order of a heuristic, each to the pack it suits.
+"""The paper's packing: histogram bins in the order of a heuristic, each into a suitable pack.
 
 Tuple packing (Krell et al. 2022, "Tuple Packing: Efficient Batching of Small Graphs in Graph Neural
 Networks", arXiv 2209.06354) sorts the distinct sizes by a monotone heuristic of their components
-and places one after the other: *longest pack first* into the open pack with the least room left
+and places them one after another: *longest pack first* into the open pack with the least room left
 that is large enough (best fit), *shortest pack first* into the one with the most room. The room
-left is measured by the same heuristic. Here for any number of components, in plain Python, as the
-baseline that :mod:`staticgraph.packing.fill` is measured against; what the published tables were
-made with is reproduced exactly, down to two quirks that matter for the result:
+left is measured by the same heuristic. This implementation works for any number of components, in
+plain Python, as the baseline for :mod:`staticgraph.packing.fill`. It reproduces the code of the
+published tables exactly, including a quirk that affects the results; a second one is not copied:
 
-- after some graphs of a size have gone to a pack, the rest of that size look only at packs with
-  strictly more room than they need by the heuristic, so a second perfect fit is not seen;
-- the heuristic printed as ``min`` computes the maximum. ``min`` here is the minimum; the
-  comparison with the printed figures says so.
+- after some graphs of a size have gone to a pack, the rest of that size consider only packs with
+  strictly more room than they need by the heuristic, so a second perfect fit is not found;
+- the heuristic printed as ``min`` computes the maximum. Here ``min`` is the minimum; the comparison
+  with the printed figures uses ``max`` for it and says so.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ HEURISTICS: dict[str, Heuristic] = {
 
 
 def weighted(weights: Sequence[int]) -> Heuristic:
-    """A sum with a whole weight for each component."""
+    """Returns a heuristic that sums the components with integer weights."""
     return lambda size: int(sum(w * s for w, s in zip(weights, size, strict=True)))
 
 
 class _Open(NamedTuple):
-    """Packs with the same content that still take graphs."""
+    """Identical packs that can still take graphs."""
 
     content: tuple[tuple[int, int], ...]  # (type, copies)
     room: Tuple
@@ -79,12 +79,12 @@ def pack_paper(
         limits: ``[C]`` usable limits.
         heuristic: a name of :data:`HEURISTICS`, or a function of a size.
         fit: ``longest`` pack first (the paper's choice, best fit), ``shortest`` pack first (most
-            room left), or the ``first`` pack that was opened and fits.
-        max_graphs: how many graphs a pack may hold; no limit where None.
+            room left), or the ``first`` opened pack that fits.
+        max_graphs: maximum number of graphs per pack; None sets no limit.
 
     Raises:
-        GraphTooLarge: a size exceeds a limit alone.
-        ValueError: no heuristic of that name.
+        GraphTooLarge: if a single size exceeds a limit.
+        ValueError: if there is no heuristic of that name.
     """
     bounds = tuple(checked_limits(histogram, limits, max_graphs).tolist())
     measure, name = _named(heuristic)
@@ -101,8 +101,8 @@ def pack_one_component(
 ) -> Packing:
     """Packs by one component alone, as for sequences (the paper's node base and edge base).
 
-    The other components get the limit that the fullest pack happens to need, which is what makes
-    this baseline poor.
+    The other components get the limit that the fullest pack happens to need, which makes this
+    baseline poor.
     """
     one = SizeHistogram.from_sizes(histogram.sizes[:, [component]], ("one",))
     merged = np.zeros(len(one.counts), dtype=np.int64)
@@ -120,7 +120,7 @@ def pack_one_component(
 
 
 def no_packing(histogram: SizeHistogram, limits: ArrayLike) -> Packing:
-    """One graph a pack: the paper's baseline."""
+    """Puts one graph into each pack: the paper's baseline."""
     bounds = checked_limits(histogram, limits, 1)
     num_types = len(histogram.counts)
     return Packing(
@@ -136,7 +136,7 @@ def no_packing(histogram: SizeHistogram, limits: ArrayLike) -> Packing:
 
 
 class _Board:
-    """The open packs by the heuristic of their room, and the closed ones."""
+    """The open packs, keyed by the heuristic of their room, and the closed packs."""
 
     def __init__(self, measure: Heuristic, limits: Tuple, max_graphs: int | None, fit: Fit) -> None:
         self.measure, self.limits, self.max_graphs, self.fit = measure, limits, max_graphs, fit
@@ -157,7 +157,7 @@ class _Board:
             taken = min(pack.times, count)
             count -= taken
             grown = self._with(pack, t, size, taken)
-            if self.fit == "first":  # in the order of opening, so both stay in their place
+            if self.fit == "first":  # in the order of opening, so both keep their position
                 rest = [pack._replace(times=pack.times - taken)] if pack.times > taken else []
                 self.open[key][index:index] = [grown, *rest]
                 continue
@@ -168,10 +168,10 @@ class _Board:
                 self.keys.pop(bisect_left(self.keys, key))
             self._keep(grown)
             if self.fit == "longest":
-                least = need + 1  # the published listing does so: see the module docstring
+                least = need + 1  # as in the published listing: see the module docstring
 
     def _find(self, size: Tuple, least: int) -> tuple[int, int] | None:
-        """The pack to use: its key and place in the list of that key."""
+        """Returns the pack to use: its key and its position in the list of that key."""
         keys = self.keys if self.fit == "first" else self.keys[bisect_left(self.keys, least) :]
         for key in reversed(keys) if self.fit == "shortest" else keys:
             for index, pack in enumerate(self.open[key]):
@@ -182,14 +182,14 @@ class _Board:
         return None
 
     def _with(self, pack: _Open, t: int, size: Tuple, count: int) -> _Open:
-        """``count`` packs of this content and one more graph."""
+        """Returns ``count`` packs with this content and one more graph."""
         content = dict(pack.content)
         content[t] = content.get(t, 0) + 1
         room = tuple(r - s for r, s in zip(pack.room, size, strict=True))
         return _Open(tuple(content.items()), room, pack.graphs + 1, count)
 
     def _keep(self, pack: _Open) -> None:
-        """Puts a pack where it belongs: a full one is closed."""
+        """Adds a pack to the open packs, or closes it if it is full."""
         key = 0 if self.fit == "first" else self.measure(pack.room)
         if self._full(pack) or (self.fit != "first" and key == 0):
             self.closed.append(pack)
@@ -215,7 +215,7 @@ def _named(heuristic: str | Heuristic) -> tuple[Heuristic, str]:
 
 
 def _draw_types(histogram: SizeHistogram, flat: Packing, row_of: np.ndarray) -> list[_Open]:
-    """Packs of one component with the full sizes that they hold, in the order of the histogram."""
+    """Returns packs of one component with full sizes drawn in the order of the histogram."""
     queues = [np.flatnonzero(row_of == row).tolist() for row in range(len(flat.histogram.counts))]
     left = histogram.counts.tolist()
     packs = []
@@ -226,7 +226,7 @@ def _draw_types(histogram: SizeHistogram, flat: Packing, row_of: np.ndarray) -> 
             heads = [(queues[row][0], copies) for row, copies in wanted]
             repeats = min(times, *(left[t] // copies for t, copies in heads))
             content = dict(heads) if repeats else {}
-            if not repeats:  # a size runs out within this pack
+            if not repeats:  # a size is exhausted within this pack
                 repeats = 1
                 for row, copies in wanted:
                     rest = copies
@@ -252,7 +252,7 @@ def _as_packing(
     packs: list[_Open],
     method: str,
 ) -> Packing:
-    """The common form."""
+    """Returns the packs as a :class:`~staticgraph.packing.pack.Packing`."""
     starts = np.cumsum([0, *(len(pack.content) for pack in packs)]).astype(np.int64)
     entries = [entry for pack in packs for entry in pack.content]
     table = np.array(entries, dtype=np.int64).reshape(-1, 2)

@@ -1,8 +1,8 @@
-"""The printed figures of tuple packing, made again and set beside what is printed.
+"""Reproduces the published figures of tuple packing and compares them with the printed values.
 
-Which figures: the efficiencies of table 2 per data set and heuristic at the largest graph's limits,
-and the efficiencies over limits on PCQM4Mv2 of section 3.2, as printed in the paper's tutorial
-(``published/README.md`` has the source). A figure whose histogram is not at hand says so.
+These are the efficiencies of table 2 per data set and heuristic at the largest graph's limits, and
+the efficiencies over limits on PCQM4Mv2 of section 3.2, as printed in the paper's tutorial
+(``published/README.md`` has the source). A figure whose histogram is not available says so.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ HISTOGRAMS = {
     "ogbg-pcqm4mv2": "pcqm4mv2_train_APPROX.csv",
 }
 APPROXIMATE = {"ogbg-pcqm4mv2"}
-# A difference below half of the last printed digit is none.
+# Differences up to half of the last printed digit do not count.
 PRINTED = 0.0051
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """One printed pair of efficiencies and ours, in percent; None where there is none.
+    """One printed pair of efficiencies and ours, in percent; a missing value is None.
 
     Attributes:
         data: name of the data set.
@@ -40,9 +40,9 @@ class Reproduced:
         edges: limit on edges.
         method: the heuristic, a baseline, or ``fill`` for ours.
         published: node and edge efficiency as printed.
-        ours: node and edge efficiency as found here.
-        packs: how many packs that is.
-        note: why they differ.
+        ours: node and edge efficiency as computed here.
+        packs: number of packs as computed here.
+        note: why the two differ, or a remark.
     """
 
     data: str
@@ -55,7 +55,7 @@ class Reproduced:
     note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with the harmonic means that section 3.2 speaks of."""
+        """Returns the fields, and the harmonic means that section 3.2 uses."""
         means = {
             f"{name}_harmonic": None
             if pair is None
@@ -66,7 +66,7 @@ class Reproduced:
 
 
 def reproduce() -> list[Reproduced]:
-    """Every printed figure beside ours, then the baselines and our packer at the same limits."""
+    """Returns every printed figure with ours, then baselines and our packer at the same limits."""
     printed = list(csv.DictReader(PRINTED_FIGURES.read_text().splitlines()))
     found = []
     for name in dict.fromkeys(row["dataset"] for row in printed):
@@ -85,7 +85,7 @@ def reproduce() -> list[Reproduced]:
 
 
 def _printed_row(row: dict[str, str], histogram: SizeHistogram | None) -> Reproduced:
-    """One row of the published table."""
+    """Reproduces one row of the published table."""
     name, heuristic = row["dataset"], row["heuristic"]
     nodes, edges = int(row["max_nodes_per_pack"]), int(row["max_edges_per_pack"])
     published = (float(row["node_efficiency_pct"]), float(row["edge_efficiency_pct"]))
@@ -111,7 +111,7 @@ def _printed_row(row: dict[str, str], histogram: SizeHistogram | None) -> Reprod
 
 
 def _beside(name: str, histogram: SizeHistogram, limits: tuple[int, int]) -> list[Reproduced]:
-    """Baselines and our packer at the limits of a printed row."""
+    """Returns baselines and our packer at the limits of a printed row."""
     nodes, edges = limits
     packings = [
         no_packing(histogram, limits),

@@ -1,4 +1,4 @@
-"""Two axes with ticks and names."""
+"""Draws two axes with ticks and names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def axes(
     name_across: str,
     name_up: str,
 ) -> None:
-    """Two axes with ticks; each from, to, step."""
+    """Draws two axes with ticks; ``across`` and ``up`` are each first value, last value, step."""
     drawing.line(left, top + height, left + width, top + height, MUTED)
     drawing.line(left, top, left, top + height, MUTED)
     for value in range(across[0], across[1] + 1, across[2]):

@@ -1,4 +1,4 @@
-"""Attention in one block and in blocks by size, as a drawing."""
+"""Draws attention in one block and in blocks by size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from staticgraph.sizes.attention import blocks_of
 
 
 def blocks() -> Drawing:
-    """A batch by falling size, under one block as wide as the largest and under blocks by size."""
+    """Draws a batch in descending size, with one block of the largest width and blocks by size."""
     known = sizes_of("esol")
     plan = plan_buckets(known, batch_size=128, attention="auto")
     capacity = plan.capacities[0]

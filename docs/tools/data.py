@@ -1,4 +1,4 @@
-"""Sizes of the data in the repository, and epochs over them: what the drawings show."""
+"""The data for the drawings: sizes of the repository's data sets, and epochs over them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ DATA = Path(__file__).parents[2] / "examples" / "data"
 
 
 def sizes_of(name: str) -> IntArray:
-    """``[n, 2]`` nodes and directed edges of every graph of a file of molecules."""
+    """Returns ``[n, 2]`` nodes and directed edges of every graph in a file of molecules."""
     found = np.load(DATA / f"{name}.npz")
     return np.stack([found["num_nodes"], 2 * found["num_bonds"]], 1).astype(np.int64)
 
 
 def as_drawn(total: int, batch_size: int, seed: int, epoch: int = 0) -> list[IntArray]:
-    """The batches of an epoch before any swap, as :class:`~staticgraph.epochs.batcher.Batcher`
-    draws them."""
+    """Returns the batches of an epoch before any swap.
+
+    They are drawn as :class:`~staticgraph.epochs.batcher.Batcher` draws them.
+    """
     order = np.arange(total, dtype=np.int64)
     shuffle(order, stream_of(seed, epoch))
     bounds = exact_bounds(total, batch_size)

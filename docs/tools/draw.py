@@ -1,10 +1,10 @@
-"""The drawings of the documents, from the data in the repository.
+"""Makes the drawings of the documents from the data in the repository.
 
     python -m docs.tools.draw            # writes docs/drawings/*.svg
-    python -m docs.tools.draw --check    # exit status 1 where one is not as it would be written
+    python -m docs.tools.draw --check    # exit status 1 if a file differs from its drawing
 
-Each drawing has a file of its own here and shows the library's own plans and batches; no number in
-it is written by hand. ``tests/test_drawings.py`` compares the files with what this would write.
+Each drawing has its own file here and shows the library's own plans and batches; no number in it is
+written by hand. ``tests/test_drawings.py`` compares the files with the output of this script.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from docs.tools.svg import Drawing
 from docs.tools.swaps import swaps
 
 FOLDER = Path(__file__).parents[1] / "drawings"
-# How far a number of a file may lie from the one that would be written.
+# The largest difference between a number in a file and the one that would be written.
 TOLERANCE = 0.51
 
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
@@ -39,7 +39,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two files draw the same: the same words, and numbers within :data:`TOLERANCE`."""
+    """Returns whether two files have the same words, and numbers within :data:`TOLERANCE`."""
     if NUMBER.sub("#", one) != NUMBER.sub("#", other):
         return False
     pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)

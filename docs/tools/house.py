@@ -1,10 +1,10 @@
-"""The rooms of the library and what uses what, as a drawing."""
+"""Draws the packages of the library and which of them uses which."""
 
 from __future__ import annotations
 
 from docs.tools.svg import MUTED, SOFT_TEAL, TEAL, Drawing
 
-# From the ground up: a row's rooms with their places across, 0 to 6.
+# From the bottom up: the packages of each row with their horizontal positions, 0 to 6.
 ROWS: tuple[tuple[tuple[str, float], ...], ...] = (
     (("sizes", 3),),
     (("packing", 2), ("memory", 4)),
@@ -20,7 +20,7 @@ ROWS: tuple[tuple[tuple[str, float], ...], ...] = (
     (("outofcore", 1), ("serving", 3), ("dryrun", 5)),
     (("cli", 3),),
 )
-# From what is used to what uses it; arrows that follow from others are left out.
+# From each package to those that use it; arrows implied by others are left out.
 ARROWS = (
     ("sizes", "packing memory"),
     ("packing", "plans"),
@@ -52,7 +52,7 @@ def arrows() -> list[tuple[str, str]]:
 
 
 def house() -> Drawing:
-    """Rooms as boxes, the ground at the bottom."""
+    """Draws the packages as boxes, with the lowest layer at the bottom."""
     height = BETWEEN * len(ROWS) + 84
     drawing = Drawing(760, height, "The rooms of the library, from the ground up")
     drawing.text(24, 30, "Folders of staticgraph/, from the ground up", bold=True, size=15)
@@ -64,7 +64,7 @@ def house() -> Drawing:
     for used, user in arrows():
         (x, y), (to_x, to_y) = at[used], at[user]
         y, to_y = y - TALL / 2, to_y + TALL / 2
-        low = max(to_y, y - BETWEEN + TALL)  # sideways at once, then straight up
+        low = max(to_y, y - BETWEEN + TALL)  # sideways within the first row, then straight up
         bend = (y - low) / 2
         curve = (f"M {x:.1f} {y:.1f}", f"C {x:.1f} {y - bend:.1f},")
         end = (f"{to_x:.1f} {low + bend:.1f},", f"{to_x:.1f} {low:.1f}", f"L {to_x:.1f} {to_y:.1f}")

@@ -1,4 +1,4 @@
-"""Batches of an epoch and the recordings that they replay, as a drawing."""
+"""Draws the batches of an epoch and the recordings that they replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from staticgraph.plans.choose import plan_buckets
 
 
 def recordings() -> Drawing:
-    """The steps of an epoch, each a replay of its bucket's recording."""
+    """Draws the steps of an epoch, each a replay of its bucket's recording."""
     known = sizes_of("esol")
     plan = plan_buckets(known, num_buckets=2, graphs=64)
     batches = Batcher(known, plan, shuffle=True, exact=False).epoch(0)

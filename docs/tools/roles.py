@@ -1,4 +1,4 @@
-"""Sphinx's roles in docstrings, as the site shows them: ``:class:`sg.X``` is code."""
+"""Shows Sphinx roles in docstrings as code on the site, such as ``:class:`sg.X```."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc):`~?([^`]+)`")
 
 
 class Roles(griffe.Extension):
-    """Takes the role away and leaves the name; of a module of this library without its package."""
+    """Replaces each role in a docstring with its name as code."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Called for each class, function and module that was read."""
+        """Called for each class, function and module that griffe has read."""
         if obj.docstring is not None:
             obj.docstring.value = _ROLE.sub(r"`\1`", obj.docstring.value)

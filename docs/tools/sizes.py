@@ -1,4 +1,4 @@
-"""Sizes of graphs and of batches, and the capacity chosen for them, as a drawing."""
+"""Draws the sizes of graphs and of batches, and the capacity chosen for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from staticgraph.plans.choose import plan_buckets
 
 
 def sizes() -> Drawing:
-    """Every molecule by size; every batch of an epoch beside the capacity."""
+    """Draws every molecule by size, and every batch of an epoch with the capacity."""
     known = sizes_of("esol")
     plan = plan_buckets(known, batch_size=32)
     capacity = plan.capacities[0]

@@ -1,4 +1,4 @@
-"""A slot with three graphs and its padding, row by row, as a drawing."""
+"""Draws a slot with three graphs and its padding, row by row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from docs.tools.svg import MUTED, OF_GRAPH, PADDING, WIDTH, Drawing
 
 
 def slot() -> Drawing:
-    """Three molecules in arrays of fixed shape, row by row as a loader fills them."""
+    """Draws three molecules in arrays of fixed shape, row by row as a loader fills them."""
     store = sg.datasets.open(str(DATA / "esol.npz"), progress=False)
     chosen = three_small(sizes_of("esol"))
     plan = [(19, 34, 4)]
@@ -25,7 +25,7 @@ def slot() -> Drawing:
     shape = f"capacity: N = {len(numbers)} nodes, E = {len(sources)} edges, G = {plan[0][2]} graphs"
     drawing.text(24, 50, shape, fill=MUTED)
 
-    # The graphs themselves; those behind the real ones are padding.
+    # The graphs themselves; the padding follows the real ones.
     middles = (90, 245, 400)
     for graph, middle in enumerate(middles):
         inside = [node for node, own in enumerate(numbers) if own == graph]
@@ -82,7 +82,7 @@ def slot() -> Drawing:
 
 
 def three_small(known: np.ndarray) -> list[int]:
-    """The first graphs with 5, 7 and 4 nodes."""
+    """Returns the first graphs with 5, 7 and 4 nodes."""
     nodes = np.asarray(known)[:, 0]
     return [int(np.flatnonzero(nodes == wanted)[0]) for wanted in (5, 7, 4)]
 
@@ -98,7 +98,10 @@ def moved(place: tuple[float, float], down: float) -> tuple[float, float]:
 def laid_out(
     nodes: list[int], edges: list[tuple[int, int]], x: float, y: float, radius: float
 ) -> dict[int, tuple[float, float]]:
-    """Places of a small graph's nodes: springs along edges, from a circle; the same every time."""
+    """Returns the positions of a small graph's nodes.
+
+    A deterministic spring layout that starts from a circle.
+    """
     turn = 2 * math.pi / len(nodes)
     at = {node: [math.cos(turn * k), math.sin(turn * k)] for k, node in enumerate(nodes)}
     for _ in range(400):

@@ -1,7 +1,7 @@
-"""A drawing of rectangles, circles, lines and words, written as SVG.
+"""A drawing of rectangles, circles, lines and text, written as SVG.
 
-The colours stand on a card of their own, so that a drawing can be read on light and on dark pages.
-Numbers are written to a tenth of a unit, so that machines whose last places differ write one file.
+The drawing has its own background, so that it is readable on light and on dark pages. Numbers are
+rounded to a tenth of a unit, so that machines whose last digits differ write the same file.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ INK, MUTED, LINE = "#1f2d3a", "#5a6b7b", "#c6d0d9"
 TEAL, BLUE, PLUM = "#00796b", "#2f6db5", "#8a4f9e"
 SOFT_TEAL, SOFT_BLUE, SOFT_PLUM = "#bfe3de", "#cfe0f4", "#e6d5ec"
 PADDING, ROSE = "#d9a13b", "#c8455a"
-# Line and filling of one graph or bucket, and of the next.
+# Line and fill colours of successive graphs or buckets.
 OF_GRAPH = ((TEAL, SOFT_TEAL), (BLUE, SOFT_BLUE), (PLUM, SOFT_PLUM))
 WIDTH = 760
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
 def number(value: float) -> str:
-    """To a tenth, without a zero behind the point."""
+    """Formats a number to one decimal, without a trailing zero."""
     return f"{round(float(value), 1) + 0.0:g}"
 
 
 class Drawing:
-    """Shapes one over the other, in the order in which they were added."""
+    """Shapes drawn over one another, in the order in which they were added."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self.width, self.height, self.title = width, height, title
@@ -56,7 +56,7 @@ class Drawing:
         )
 
     def padding(self, x: float, y: float, width: float, height: float) -> None:
-        """Rows that belong to no graph."""
+        """Draws rows that belong to no graph."""
         self.rect(x, y, width, height, "url(#padding)", stroke=PADDING)
 
     def circle(
@@ -117,7 +117,7 @@ class Drawing:
         )
 
     def written(self) -> str:
-        """The file."""
+        """Returns the contents of the SVG file."""
         body = "\n".join(self._parts)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '

@@ -1,4 +1,4 @@
-"""Batches of an epoch before and after the swaps, as a drawing."""
+"""Draws the batches of an epoch before and after the swaps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from staticgraph.plans.choose import plan_buckets
 
 
 def swaps() -> Drawing:
-    """Nodes of every batch over and under the capacity, as drawn and after the swaps."""
+    """Draws each batch's nodes over or under the capacity, as sampled and after the swaps."""
     known = sizes_of("esol")
     plan = plan_buckets(known, batch_size=32)
     limit = plan.capacities[0].node_limit

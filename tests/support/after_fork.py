@@ -1,11 +1,11 @@
-"""What every process does first that forks from one with torch: its pool of threads, by one thread.
+"""Rebuilds torch's thread pool in every process forked from one with torch, by a single thread.
 
-The first call in a fork that sets the number of torch's threads makes torch's pool anew. Where two
-threads do so at once, one finds the old pool gone and the new one not yet there, and the process
-aborts ("Invalid thread pool!"). A gradient that is followed back is such a call in each of the
-threads that a torch built for CUDA starts for it, eight of them where no GPU is: of some thousand
-tests in forks one ended so. Here the thread that forked makes the pool, while it is alone, and of
-one thread: in a process that had a second one, Linux would refuse to enter other namespaces.
+The first call in a fork that sets the number of torch's threads rebuilds torch's pool. If two
+threads do so at once, one of them finds the old pool gone and the new one missing, and the process
+aborts ("Invalid thread pool!"). A backward pass makes such a call in each of the threads that a
+torch built for CUDA starts for it, eight of them without a GPU; one in about a thousand tests in
+forks aborted this way. Here the thread that forked rebuilds the pool while it is alone, with one
+thread: Linux does not let a process with a second thread enter other namespaces.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import os
 
 import torch
 
-made_in: int = 0  # the process that made its pool so last
+made_in: int = 0  # the process that last rebuilt its pool this way
 _begun = False
 
 
 def begin() -> None:
-    """From now on, in each fork of this process and in theirs. To be called before torch's pool is
-    made, the size of which every other has."""
+    """Installs this for all forks of this process, and their forks.
+
+    Must be called before torch's pool is made, whose size all others have.
+    """
     global _begun
     if not _begun and hasattr(os, "register_at_fork"):
         number = torch.get_num_threads()

@@ -1,10 +1,10 @@
 """A recorder without a GPU whose recordings share memory, as CUDA graphs of one pool do.
 
-Every tensor that a recording makes stands in one arena. What is dropped while recording is free for
-what comes next, in this recording and in later ones; what is still held when a recording ends stays
-taken. A replay repeats the noted calls on the noted addresses and nothing else. So a recording made
-earlier writes its temporaries where the results of a later one stand, and whoever reads these after
-the earlier one ran finds its numbers.
+All tensors that a recording makes are in one arena. Memory freed while recording is reused by later
+tensors, in this recording and in later ones; tensors still held when a recording ends keep theirs.
+A replay repeats the noted calls on the noted addresses and does nothing else. Therefore an earlier
+recording writes its temporaries to the memory of a later one's results, and reading those results
+after the earlier one has run gives its values.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ ALIGNMENT = 64
 
 
 class Arena:
-    """Memory from the lowest free address up; a block is free again once no tensor uses it.
+    """Allocates from the lowest free address up; a block is free again once no tensor uses it.
 
     Args:
-        nbytes: of all.
+        nbytes: size of the arena.
     """
 
     def __init__(self, nbytes: int = 1 << 27) -> None:
         self._bytes = np.zeros(nbytes + ALIGNMENT, np.uint8)
         self._first = -self._bytes.ctypes.data % ALIGNMENT
         self._taken: list[tuple[int, int, StorageWeakRef]] = []
-        self.most = 0  # bytes up to the highest address that was ever used
+        self.most = 0  # bytes up to the highest address ever used
 
     def __contains__(self, value: Tensor) -> bool:
         return 0 <= value.data_ptr() - self._bytes.ctypes.data < self._bytes.nbytes
@@ -47,7 +47,7 @@ class Arena:
         return sum(end - start for start, end, held in self._taken if not held.expired())
 
     def like(self, value: Tensor) -> Tensor:
-        """A tensor of the same values and strides in the arena."""
+        """Returns a tensor with the same values and strides in the arena."""
         if not value.numel():
             return value
         last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
@@ -68,7 +68,7 @@ class Arena:
         return made
 
     def same(self, value: Tensor) -> Tensor:
-        """Another tensor at the address of one in the arena, which does not keep it taken."""
+        """Returns another tensor at the address of one in the arena, without keeping it in use."""
         if not value.numel() or value not in self:
             return value
         return self._at(value.data_ptr() - self._bytes.ctypes.data, value)
@@ -80,7 +80,7 @@ class Arena:
 
 
 class _Noted(TorchDispatchMode):
-    """One recording: what is called, on which addresses."""
+    """One recording: the calls and the addresses that they use."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class _Noted(TorchDispatchMode):
 
         def placed(value: Tensor) -> Tensor:
             if value.untyped_storage()._cdata in given:
-                return value  # a view, or what was written in place
+                return value  # a view, or a tensor that was written in place
             made = self._arena.like(value)
             written.append(self._arena.same(made))
             return made

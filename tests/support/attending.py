@@ -39,7 +39,7 @@ class Attending(nn.Module):
 
 @st.composite
 def batches(draw):
-    """Any sizes that fit, the worst included: one huge graph, all alike, empty graphs."""
+    """Draws any sizes that fit, including one huge graph, equal graphs and empty graphs."""
     sizes = draw(st.lists(st.integers(0, 60), min_size=1, max_size=20))
     spare = draw(st.integers(0, 30))
     graphs = len(sizes) + 1 + draw(st.integers(1, 3))

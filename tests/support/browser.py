@@ -28,7 +28,7 @@ PATIENCE_S = 60.0
 
 
 def until(found: Any) -> Any:
-    """What is there at last."""
+    """Waits until ``found`` returns something true, and returns it."""
     ends = time.monotonic() + PATIENCE_S
     while not (value := found()):
         assert time.monotonic() < ends, "it did not come"
@@ -68,7 +68,7 @@ class Browser:
         self.ask("POST", f"/element/{self.find(selector)}/click", {})
 
     def asked(self) -> set[str]:
-        """What was requested since this was last called."""
+        """Returns the addresses requested since the last call."""
         entries = self.ask("POST", "/se/log", {"type": "performance"})
         events = [json.loads(entry["message"])["message"] for entry in entries]
         return {
@@ -80,7 +80,7 @@ class Browser:
 
 @contextmanager
 def opened(profile: Path) -> Iterator[Browser]:
-    """A browser with an empty folder as its profile, closed in the end."""
+    """Opens a browser with an empty folder as its profile, and closes it at the end."""
     assert DRIVER is not None
     with subprocess.Popen(
         [DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -1,4 +1,4 @@
-"""Batches of a store on the device beside those that the host fills, bit for bit."""
+"""Compares batches of a store on the device with those that the host fills, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 
 
 def layout_for(store, ids, pointers=True, spare=(7, 9, 3)) -> SlotLayout:
-    """A bucket that these graphs fit into."""
+    """Returns the layout of a bucket that these graphs fit into."""
     nodes, edges = store.sizes[list(ids)].sum(0) if len(ids) else (0, 0)
     largest = int(max(store.sizes[list(ids), 0], default=0))
     capacity = sg.Capacity.distinct(
@@ -29,7 +29,7 @@ def padded_ids(ids, layout: SlotLayout, device="cpu") -> Tensor:
 
 
 def filled(store, ids, layout) -> dict[str, Tensor]:
-    """What the host writes."""
+    """Returns the tensors that the host writes."""
     tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     fill(store, np.asarray(list(ids), np.int64), layout, arrays)
@@ -37,11 +37,11 @@ def filled(store, ids, layout) -> dict[str, Tensor]:
 
 
 def collated(collate, moved, ids, layout) -> dict[str, Tensor]:
-    """What ``collate`` writes over garbage."""
+    """Returns the tensors that ``collate`` writes over garbage."""
     garbage = torch.randint(0, 256, (layout.nbytes,), dtype=torch.uint8)
     tensors = layout.tensors(garbage.to(moved.device))
     for name in ("node_mask", "edge_mask", "graph_mask"):
-        tensors[name].fill_(True)  # a bool that is neither 0 nor 1 is nothing that torch defines
+        tensors[name].fill_(True)  # torch does not define a bool that is neither 0 nor 1
     collate(padded_ids(ids, layout, moved.device), *collate_arguments(moved, layout, tensors))
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
@@ -58,7 +58,7 @@ def bits(value: Tensor) -> np.ndarray:
 
 
 def odd_graphs() -> sg.GraphStore:
-    """Every dtype, NaN with a payload, -0.0, one-hot rows, masks, no edge here and there."""
+    """Returns graphs with every dtype, NaN payloads, -0.0, one-hot rows, masks, and no edges."""
     rng = np.random.default_rng(0)
     nodes, edges = np.array([3, 0, 1, 40, 300, 2]), np.array([4, 0, 0, 90, 700, 1])
     n, e, g = nodes.sum(), edges.sum(), len(nodes)

@@ -1,4 +1,4 @@
-"""The command line as a shell sees it: an exit status, however it came about."""
+"""Runs the command line and returns its exit status, as a shell sees it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from staticgraph import cli
 
 
 def status_of(argv: Sequence[str]) -> int:
-    """The exit status of a command, run in this process."""
+    """Runs a command in this process and returns its exit status."""
     try:
         return cli.main(list(argv))
     except SystemExit as stop:

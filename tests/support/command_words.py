@@ -1,8 +1,8 @@
-"""What the command line is given in tests of its options: tiny data, files that are not what their
-names say, a base for every command, absurd values, and a judge of what came of it.
+"""Inputs for tests of the command line's options, and a check of the outcome.
 
-Loops that only repeat what is built by then (training steps, measurements, pictures) can be cut
-short, since the tests of the commands run them.
+The inputs are tiny data, files whose content does not match their names, a base command line per
+command, and absurd values. Training steps, measurements and pictures can be cut short, since the
+tests of the commands run them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from support.command import status_of
 GIN = ["--model", "gin", "--hidden", "4", "--layers", "1"]
 LINK = ["--epochs", "1", "--batch-size", "10", "--chunks", "2", "--negatives", "4", "--dimension",
         "4", "--policy", "in-memory"]  # fmt: skip
-# What each command is given besides the option in question; names are those of the folder below.
+# The arguments of each command besides the tested option; names are those of the folder below.
 BASES = {
     "plan histogram": ["plan", "--histogram", "sizes.csv", "--graphs", "4"],
     "plan limits": ["plan", "--histogram", "sizes.csv", "--limits", "9", "20", "--max-graphs", "4"],
@@ -68,18 +68,18 @@ ABSURD = (
     "notes.txt", "text.npz", "header.csv", "sizes.csv", "bom.csv", "edges.npy", "graph.npz",
     "triples.npz", "outside.npz", "tiny_models.py", "x" * 300,
 )  # fmt: skip
-# Built once: its thirty milliseconds are most of what a refusal takes.
+# Built once: its thirty milliseconds are most of the time of a refusal.
 PARSER = functools.cache(cli.parser)
-# Whose exit status may be 1: a training diverged, a model is not static.
+# Commands whose exit status may be 1: a training diverged, or a model is not static.
 ANSWERS_NO = ("train", "train-large", "check", "try")
 
 
 def make_place(folder: Path, graphs: list[Data]) -> None:
-    """Puts a tiny one of everything into a folder, and files that are not what their names say.
+    """Puts a tiny data set of every kind into a folder, and files that do not match their names.
 
     Args:
-        folder: which is there.
-        graphs: twenty, of labels.
+        folder: an existing folder.
+        graphs: twenty graphs with labels.
     """
     sg.GraphStore.from_pyg(graphs, name="few", progress=False).with_splits(
         train=range(12), val=range(12, 16), test=range(16, 20)
@@ -109,7 +109,7 @@ def make_place(folder: Path, graphs: list[Data]) -> None:
 
 
 def measured_in(place: Path) -> sg.MemoryModel:
-    """A model of memory as ``probe`` makes it; and the folder ``run`` as ``train`` makes it."""
+    """Returns a memory model as ``probe`` makes it, and trains into the folder ``run``."""
     store = sg.GraphStore.load(place / "few")
     args = argparse.Namespace(
         model="gin",
@@ -129,8 +129,10 @@ def measured_in(place: Path) -> sg.MemoryModel:
 
 
 def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel) -> None:
-    """Leaves out loops, measurements and pictures: files are opened, models and plans are built,
-    and folders are made."""
+    """Leaves out loops, measurements and pictures.
+
+    Files are still opened, models and plans built, and folders made.
+    """
 
     def trained(training: Training) -> TrainReport:
         training.folder.mkdir(exist_ok=True)
@@ -147,7 +149,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
     first = {}
 
     def once(name, work):
-        """Work whose result is that of its first call."""
+        """Returns ``work`` with the result of its first call cached."""
 
         def done(*arguments, **options):
             if name not in first:
@@ -162,7 +164,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
     services = {}
 
     def service_of(*arguments, **options):
-        """Made once for the same run and options; where it listens is another matter."""
+        """Makes a service once per run and options; these do not include its address."""
         asked = (arguments, *sorted(options.items()))
         if asked not in services:
             services[asked] = service_of_run(*arguments, **options)
@@ -198,7 +200,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
 
 
 def actions(command: str) -> Iterator[argparse.Action]:
-    """Every option and argument that a command has, but for ``--help``."""
+    """Yields every option and argument of a command except ``--help``."""
     commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
     assert commands.choices is not None
     for action in commands.choices[command]._actions:
@@ -207,7 +209,7 @@ def actions(command: str) -> Iterator[argparse.Action]:
 
 
 def given(base: list[str], action: argparse.Action, value: str) -> list[str]:
-    """The words of a command with an option at a value, instead of at its own."""
+    """Returns the words of a command with an option's value replaced by another."""
     if not action.option_strings:
         return [base[0], value]
     name = action.option_strings[-1]
@@ -229,15 +231,15 @@ def given(base: list[str], action: argparse.Action, value: str) -> list[str]:
     return [*words, f"{name}={value}"]
 
 
-# What a command says before it has looked.
+# The beginning of lines that a command prints before it checks its input.
 PROGRESS = ("opening ",)
 
 
 def wrong_with(words: list[str]) -> str:
-    """What a command does that none may do; empty where it works or refuses in one line.
+    """Returns what a command does wrong; empty if it works or refuses in one line.
 
     Args:
-        words: of the command line; it runs in this process, in the present folder.
+        words: the words of the command line; it runs in this process and the current folder.
     """
     out, err = io.StringIO(), io.StringIO()
     try:
@@ -245,7 +247,7 @@ def wrong_with(words: list[str]) -> str:
             status = status_of(words)
     except BaseException as error:
         return f"{type(error).__name__}: {str(error)[:150]}"
-    # Two errors have a list below their line: what data is, and what takes the memory.
+    # Two errors have a list below their line: the accepted data, and what takes the memory.
     lines = [line for line in err.getvalue().strip().splitlines() if not line.startswith(PROGRESS)]
     told = "\n".join(lines)
     listed = "Understood are:" in told or "the floor for this plan" in told

@@ -1,8 +1,9 @@
-"""What a launch would run on an H100, compiled here: no device is needed for that.
+"""Compiles the kernels that a launch would run on an H100; this needs no device.
 
-``launches`` calls a function of a ``gpu.py`` with tensors of the CPU, keeps what it would launch
-and compiles that: the same types, constants, warps and stages, and the same guesses from arguments
-(an address or number that 16 divides), so that registers and loads are those of the device.
+``launches`` calls a function of a ``gpu.py`` with CPU tensors, notes the kernels it would launch
+and compiles them with the same types, constants, warps and stages, and the same specialization on
+arguments (an address or number divisible by 16), so that registers and loads are those of the
+device.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ POINTERS = {
     torch.int64: "*i64",
     torch.int32: "*i32",
 }
-# As Triton's launcher has it: what 16 divides is compiled for, and so are the bits of a load.
+# As in Triton's launcher: code is specialized for multiples of 16, which sets the width of loads.
 ALIGNED = [["tt.divisibility", 16]]
 
 
 class Compiled(NamedTuple):
-    """One launch.
+    """One compiled launch.
 
     Attributes:
-        name: of the kernel.
+        name: name of the kernel.
         ptx: its assembly.
-        registers: of a thread.
-        spilled: bytes of a thread that found no register.
+        registers: registers per thread.
+        spilled: bytes per thread that did not fit in registers.
         shared: bytes of shared memory.
     """
 
@@ -54,8 +55,10 @@ class Compiled(NamedTuple):
     shared: int
 
     def widest(self, access: str) -> int:
-        """Bits of the widest vector that is loaded (``ld``) or stored (``st``) at once, by way of
-        shared memory too. A single number of 64 bits is none."""
+        """Returns the bits of the widest vector load (``ld``) or store (``st``).
+
+        Includes copies to shared memory. A single 64-bit number is not a vector.
+        """
         vectors = re.findall(rf"{access}\.global\S*?\.v(\d)\.[busf](\d+)", self.ptx)
         copies = re.findall(r"cp\.async\.c[ag]\S+ \[[^]]*\], \[[^]]*\], (?:0x)?(\w+)", self.ptx)
         found = [int(count) * int(bits) for count, bits in vectors]
@@ -63,7 +66,7 @@ class Compiled(NamedTuple):
 
     @property
     def loops(self) -> int:
-        """Branches back to a label that stands before them."""
+        """Number of branches back to an earlier label."""
         seen, found = set(), 0
         for label, target in re.findall(r"(?m)^(\$\w+):|\bbra(?:\.uni)?\s+(\$\w+)", self.ptx):
             seen.add(label)
@@ -80,7 +83,7 @@ class Compiled(NamedTuple):
 
 
 def launches(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Compiled]:
-    """What ``function`` launches, compiled for sm_90."""
+    """Returns the launches of ``function``, compiled for sm_90."""
     noted: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def note(kernel: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -116,7 +119,7 @@ def _compile(kernel: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Co
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack of a thread, as the tool that comes with Triton reads them."""
+    """Returns the registers and stack bytes per thread, read by the tool that ships with Triton."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -1,9 +1,9 @@
-"""Processes that run tests side by side compile each loop once, not once each.
+"""Lets processes that run tests in parallel compile each loop once in total, not once each.
 
-Where numba's cache is empty, as on a fresh clone, the processes of a run begin with the same loops,
-and each would compile them for itself: a loop takes a second of processor time, and there are three
-hundred. So who compiles one holds a lock of its name and types meanwhile; whoever else needs it
-waits, and finds it in the cache.
+With an empty numba cache, as in a fresh clone, the processes of a run begin with the same loops and
+each would compile them: a loop takes a second of processor time, and there are three hundred.
+Therefore the process that compiles a loop holds a lock of its name and types; other processes wait
+and then find the loop in the cache.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 
 from numba.core import dispatcher
 
-# What takes longest to compile takes a tenth of it.
+# Ten times as long as the slowest loop takes to compile.
 LONGEST_S = 60.0
 _held: set[str] = set()
 
 
 @contextmanager
 def _alone(name: str) -> Iterator[None]:
-    """Of all processes of this user; a second time in one of them, at once."""
+    """Excludes all other processes of this user; reentrant within one process."""
     if name in _held:
         yield
         return
@@ -43,7 +43,7 @@ def _alone(name: str) -> Iterator[None]:
 
 
 def _lock(file: Any) -> None:
-    """Waits until no other process holds it, but not for ever: to compile twice does no harm."""
+    """Waits until no other process holds the lock, with a limit: compiling twice is harmless."""
     until = time.monotonic() + LONGEST_S
     while True:
         try:
@@ -66,5 +66,5 @@ def _compiled(stock: Any) -> Any:
 
 
 def begin() -> None:
-    """From now on, in this process."""
+    """Installs this in the current process."""
     dispatcher.Dispatcher.compile = _compiled(dispatcher.Dispatcher.compile)

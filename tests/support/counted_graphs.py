@@ -1,4 +1,4 @@
-"""A compiler that counts its graphs and leaves them as they are."""
+"""A compiler that counts its graphs and does not change them."""
 
 from __future__ import annotations
 

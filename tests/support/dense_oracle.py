@@ -1,6 +1,6 @@
-"""DENSE once more, slowly and plainly: dictionaries and Python integers.
+"""A slow and simple implementation of DENSE, with dictionaries and Python integers.
 
-What :mod:`staticgraph.outofcore.sampling.dense` must equal, number for number; used by tests and
+:mod:`staticgraph.outofcore.sampling.dense` must give exactly the same numbers. Used by tests and
 benchmarks.
 """
 
@@ -27,7 +27,7 @@ def mix(value: int) -> int:
 
 
 def choose(degree: int, fanout: int, seed: int, row: int, way: int) -> list[int]:
-    """Which of a row's neighbours are taken: all, or ``fanout`` distinct ones (Floyd)."""
+    """Returns which of a row's neighbours are sampled: all, or ``fanout`` distinct ones (Floyd)."""
     if degree <= fanout:
         return list(range(degree))
     key = mix(mix(seed + GOLDEN) ^ (row * GOLDEN + way))
@@ -42,7 +42,7 @@ def choose(degree: int, fanout: int, seed: int, row: int, way: int) -> list[int]
 def sample(
     neighbours: Neighbours, fanouts: Sequence[int], seeds: NDArray[np.int64], seed: int
 ) -> DenseSample:
-    """The neighbourhood of distinct rows."""
+    """Samples the neighbourhood of distinct rows."""
     position = {int(row): place for place, row in enumerate(seeds)}
     hops, draws = [0, len(position)], []
     for fanout in fanouts:

@@ -1,4 +1,4 @@
-"""What the dry run's tests hand to its child by name: small models, and what must be refused."""
+"""Objects that the dry run's tests pass to its child by name: small models, and refused ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def gine(store):
 
 
 def wide_gine(store):
-    """As wide as OGB's: rows of 300 numbers are 75 times 16 bytes, or 8 of bfloat16. A second layer
-    would launch the same kernels again."""
+    """GINE as wide as OGB's; a second layer would launch the same kernels again.
+
+    Rows of 300 numbers are 75 times 16 bytes in float32, or 75 times 8 bytes in bfloat16.
+    """
     return build("gine", store, hidden=300, layers=1)
 
 
@@ -51,8 +53,11 @@ def dropout(store):
 
 
 class Neighbours(nn.Module):
-    """A little of everything, for what compiles it at many capacities: nodes, edges and graphs take
-    memory, a layer that has a kernel, and operations one after the other that a compiler joins."""
+    """A small model with some of everything, for tests that compile it at many capacities.
+
+    Nodes, edges and graphs take memory; one layer has a kernel, and a compiler fuses a sequence of
+    operations.
+    """
 
     def __init__(self, store) -> None:
         super().__init__()
@@ -71,7 +76,7 @@ CUTOFF = 3.0
 
 
 class Given(nn.Module):
-    """In place of SchNet's radius graph: the batch's edges and their lengths."""
+    """Replaces SchNet's radius graph: gives the batch's edges and their lengths."""
 
     edge_index: torch.Tensor
 
@@ -81,7 +86,7 @@ class Given(nn.Module):
 
 
 class Forces(nn.Module):
-    """Energy of each graph and the force on each node, by edges shorter than :data:`CUTOFF`."""
+    """Energy per graph and force per node, from edges shorter than :data:`CUTOFF`."""
 
     def __init__(self, layers: int = 1) -> None:
         super().__init__()
@@ -102,7 +107,7 @@ def forces_loss(out, data):
 
 
 class Encoder(nn.Module):
-    """What ``to_hetero`` takes."""
+    """The model passed to ``to_hetero``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +124,7 @@ WIDTH = 4
 
 
 class Hetero(nn.Module):
-    """One value a graph, off its atoms; the widths are given, so nothing is lazy."""
+    """One value per graph, from its atoms; the widths are given, so nothing is lazy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +140,7 @@ class Hetero(nn.Module):
 
 
 class Summed(nn.Module):
-    """As little as can be trained: what else a step has takes seconds to compile."""
+    """The smallest model that can be trained: anything more takes seconds to compile."""
 
     def __init__(self, store) -> None:
         super().__init__()
@@ -149,7 +154,7 @@ class Summed(nn.Module):
 
 
 class Stopped(Summed):
-    """Something between the sums and the output that stands in the way; a subclass says what."""
+    """Has an obstacle between the sums and the output; subclasses define it."""
 
     def between(self, out):
         raise NotImplementedError
@@ -188,7 +193,7 @@ torch.library.register_autograd(
 
 
 class _Hooked:
-    """Adam whose step does something first, in eager, inside the recorded step."""
+    """Adam whose step first calls ``what`` eagerly, inside the recorded step."""
 
     def __init__(self, what) -> None:
         self.what = what

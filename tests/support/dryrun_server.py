@@ -1,14 +1,14 @@
-"""Dry runs' processes that need not import torch again: they fork from one that has it.
+"""Forks the processes of dry runs from one that has already imported torch.
 
-A dry run's process loads its guard before torch, so it cannot fork from a test's. What it does
-before its first answer, five seconds of processor time, is the same each time but for the last
-tenth: so one process loads the guard and torch, patches nothing, and :class:`staticgraph.dryrun
-.ask.Child` is given forks of it, which go on as ``python -m staticgraph.dryrun.child`` would. One
-serves a whole run of tests: where tests run side by side the first process starts it, which the
-others fork from.
+A dry run's process loads its guard before torch, so it cannot fork from a test's process. Its work
+before the first answer takes five seconds of processor time, nine tenths of which is always the
+same. So one process loads the guard and torch, patches nothing, and
+:class:`staticgraph.dryrun.ask.Child` gets forks of it, which continue as
+``python -m staticgraph.dryrun.child`` would. One server serves a whole test run: if tests run in
+parallel, the first process, which the others fork from, starts it.
 
-What a dry run's process spends is counted to the test that asks. This module is what the server
-runs, too, so that nothing above :func:`main` may import torch.
+The time of a dry run's process counts for the test that uses it. The server also runs this module,
+so nothing above :func:`main` may import torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 # Its fixture, in conftest.py.
 FIXTURE = "forked_dry_runs"
-# What a dry run imports before its first answer; of torch none that asks for a device.
+# The imports of a dry run before its first answer; of torch, none that queries a device.
 LOADED = (
     *("staticgraph.dryrun.stubs", "staticgraph.nn", "torch_geometric.nn", "networkx"),
     *("torch._dynamo.backends.inductor", "torch._inductor.compile_fx"),
@@ -47,7 +47,7 @@ _server: Server | None = None
 
 
 class Server:
-    """The process that others fork from; ends when all that know it have ended, or are told to."""
+    """The process that others fork from; ends when all its users have ended, or by :meth:`end`."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dryrun-")
@@ -55,7 +55,7 @@ class Server:
         self._starter = os.getpid()
         with socket.socket(socket.AF_UNIX) as waiting:
             waiting.bind(self.address)
-            waiting.listen(64)  # who asks before torch is there waits
+            waiting.listen(64)  # requests wait until torch is imported
             paths = dict.fromkeys(path or os.getcwd() for path in sys.path)
             environ = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)}
             self._process = subprocess.Popen(
@@ -66,7 +66,7 @@ class Server:
             )
 
     def end(self) -> None:
-        """Ends it, in the process that started it."""
+        """Ends the server; does nothing in a process that did not start it."""
         if os.getpid() == self._starter:
             self._process.kill()
             self._process.wait()
@@ -76,7 +76,7 @@ class Server:
 
 
 class Forked:
-    """In place of :class:`subprocess.Popen`, as a dry run's asking side calls it."""
+    """Replaces :class:`subprocess.Popen` as the parent side of a dry run calls it."""
 
     def __init__(
         self, command: list[str], *, stderr: Any, env: Mapping[str, str], **_: object
@@ -99,25 +99,25 @@ class Forked:
         self._counted = 0.0
 
     def wait(self) -> int:
-        """Its exit status."""
+        """Returns its exit status."""
         with self._server, self._said:
             return int(self._said.readline() or 1)
 
     def count(self) -> None:
-        """What it has spent since it was asked last belongs to the test that runs."""
+        """Counts the processor time since the last call for the running test."""
         from support.processor_time import add_elsewhere
 
         stat = Path(f"/proc/{self.pid}/stat")
         if not stat.exists():
             return
         fields = stat.read_text().rpartition(")")[2].split()
-        spent = sum(map(int, fields[11:15])) / TICKS  # of it, and of its children
+        spent = sum(map(int, fields[11:15])) / TICKS  # including its children
         add_elsewhere(spent - self._counted)
         self._counted = spent
 
 
 def begin() -> Server:
-    """The server; starts it where there is none yet."""
+    """Returns the server; starts it if there is none yet."""
     global _server
     if _server is None:
         _server = Server()
@@ -125,7 +125,7 @@ def begin() -> Server:
 
 
 def end() -> None:
-    """There is no server."""
+    """Ends the server, if there is one."""
     global _server
     if _server is not None:
         _server.end()
@@ -133,7 +133,7 @@ def end() -> None:
 
 
 def forking() -> Iterator[None]:
-    """Inside, a dry run's process is a fork."""
+    """Makes the processes of dry runs forks, until the end."""
     import pytest
 
     from staticgraph.dryrun import ask
@@ -154,9 +154,9 @@ def forking() -> Iterator[None]:
 
 
 def main(number: int) -> None:
-    """The server: does all that needs no target, and forks until nobody can ask any more."""
+    """Runs the server: imports everything that needs no target, then forks until stdin closes."""
     waiting = socket.socket(fileno=number)
-    gc.disable()  # as the dry run's own process, which sets it as it needs it
+    gc.disable()  # as in the dry run's own process, which sets it as needed
     from staticgraph.dryrun import guard
 
     loaded = guard.load()

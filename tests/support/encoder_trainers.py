@@ -1,4 +1,4 @@
-"""Small trainers of an encoder over a graph on disk, and everything that they have learned."""
+"""Small trainers of an encoder over a graph on disk, and access to all of their state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SMALL = LinkConfig(dimension=4, batch_size=20, chunks=2, negatives=6, seed=3, sp
 
 
 def generated(e: int = 240, seed: int = 0) -> np.ndarray:
-    """Distinct edges without self-loops."""
+    """Generates distinct typed edges without self-loops."""
     rng = np.random.default_rng(seed)
     ends = rng.integers(0, N, (2, e))
     ends = np.unique(ends[:, ends[0] != ends[1]], axis=1)
@@ -30,6 +30,6 @@ def everything(trainer) -> list[np.ndarray]:
     rows = np.empty(shape, np.float32)
     for k, (values, sums) in enumerate(rows):
         trainer.file.read(k, values, sums)
-    # The history has seconds in it, which no two runs share.
+    # The history contains seconds, which differ between runs.
     extras = {name: a for name, a in trainer.file.extras.items() if name != "history"}
     return [rows, *(extras[name] for name in sorted(extras))]

@@ -1,10 +1,9 @@
-"""``torch.cuda``'s captures without a GPU, as they behave where one fails.
+"""Imitates ``torch.cuda``'s captures without a GPU, including how they fail.
 
-What is kept from CUDA: a stream is the present one of its device until somebody puts it back, and
-to set a stream sets its device; a capture holds one stream; work that cannot be captured
-invalidates it, and its end then raises before the stream is put back; the allocator and the random
-generator stay in their capturing state until a capture ends as it should. The bodies run for real,
-on the CPU.
+As on CUDA: a stream stays current on its device until it is restored, and setting a stream sets its
+device; a capture holds one stream; work that cannot be captured invalidates it, and its end then
+raises before the stream is restored; the allocator and the random generator stay in their capturing
+state until a capture ends correctly. The bodies actually run, on the CPU.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import torch
 
 
 class FakeCuda:
-    """Takes the place of what a recorder calls.
+    """Replaces the functions that a recorder calls.
 
     Attributes:
-        device: the index of the present device.
-        present: the present stream of that device.
-        capturing: whether the generator believes that a capture is going on.
-        pools: pools that the allocator serves a capture from.
+        device: the index of the current device.
+        present: the current stream of that device.
+        capturing: whether the generator believes that a capture is running.
+        pools: pools from which the allocator serves a capture.
         modes: ``capture_error_mode`` of every capture.
-        log: what was done, in order.
-        invalid: the running capture cannot end well.
+        log: the operations, in order.
+        invalid: whether the running capture has been invalidated.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class FakeCuda:
         self._handles = 0
 
     def install(self, monkeypatch: Any) -> FakeCuda:
-        """Patches ``torch.cuda``, and forgets the streams of recordings made before."""
+        """Patches ``torch.cuda``, and forgets the streams of earlier recordings."""
         from staticgraph.recording import stream
 
         for name, value in {
@@ -68,12 +67,12 @@ class FakeCuda:
         return self
 
     def random(self) -> None:
-        """A call of the generator, as dropout makes it, outside a capture."""
+        """Imitates a call of the random generator, as dropout makes it, outside a capture."""
         if self.capturing and not self.present.captures:
             raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
 
     def refuse(self, why: str) -> None:
-        """Work that no capture can hold: nothing happens outside of one."""
+        """Imitates work that cannot be captured; outside a capture, does nothing."""
         if self.present.captures:
             self.invalid = True
             raise RuntimeError(f"CUDA error: {why}")
@@ -117,7 +116,7 @@ class FakeCuda:
 
 
 class FakeStream:
-    """``torch.cuda.Stream``."""
+    """Imitates ``torch.cuda.Stream``."""
 
     def __init__(self, cuda: FakeCuda, name: str, index: int = 0) -> None:
         self.name, self.captures = name, False
@@ -129,7 +128,7 @@ class FakeStream:
 
 
 class FakeGraph:
-    """``torch.cuda.CUDAGraph``; a replay repeats nothing."""
+    """Imitates ``torch.cuda.CUDAGraph``; a replay repeats nothing."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda = cuda
@@ -142,7 +141,7 @@ class FakeGraph:
 
 
 class FakeCapture:
-    """``torch.cuda.graph``: enters and leaves as torch 2.11 does."""
+    """Imitates ``torch.cuda.graph``: enters and exits as torch 2.11 does."""
 
     def __init__(
         self,

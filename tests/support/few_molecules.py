@@ -12,7 +12,7 @@ import staticgraph as sg
 def few_molecules(
     esol: sg.GraphStore, graphs: int, folders: pytest.TempPathFactory, *, split: bool = False
 ) -> Path:
-    """The folder of a new store, with four fifths to train where it is split."""
+    """Saves a new store and returns its folder; with ``split``, four fifths are for training."""
     few = sg.GraphStore.from_pyg([esol[i] for i in range(graphs)], name="few")
     path = folders.mktemp("data") / "few"
     if split:

@@ -1,7 +1,7 @@
-"""What every process does once that compiles, done ahead of the forks that would each do it again.
+"""Does the one-time work of compilers before a process forks, so that the forks do not repeat it.
 
-numba makes its tables of all that it knows when it compiles or loads the first loop, a second of
-processor time; torch's compiler is imported when it is first called, and takes four.
+numba builds its tables when it compiles or loads the first loop, which takes a second of processor
+time; torch's compiler is imported on its first call, which takes four.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ def _nothing(x: torch.Tensor) -> torch.Tensor:
 
 
 def make_tables() -> None:
-    """torch's compiler and numba's, imported and their tables made; no thread is left running.
+    """Imports the compilers of torch and numba and builds their tables; leaves no thread running.
 
-    No gradient is followed back: a torch that knows of a GPU's kind starts threads for that, in a
-    trace too and where there is no GPU, and what forks from it then can follow none back.
+    Runs no backward pass: a torch built for GPUs starts threads for one, even in a trace and
+    without a GPU, and a process forked afterwards cannot run a backward pass.
 
-    What parts of torch say there, of others that are deprecated, is for nobody who runs tests.
+    Deprecation warnings between parts of torch are ignored, as they do not concern the tests.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -35,6 +35,6 @@ def make_tables() -> None:
         for part in ("compile_fx", "lowering", "codegen.cpp"):
             importlib.import_module(f"torch._inductor.{part}")
         numba.njit(_nothing)(1)
-    if tqdm.monitor is not None:  # a thread of a bar that is done
+    if tqdm.monitor is not None:  # the thread of a finished progress bar
         tqdm.monitor.exit()
         tqdm.monitor = None

@@ -1,9 +1,9 @@
-"""The server that programs and ranks of tests fork from, and what each of them begins with.
+"""The server that programs and ranks of tests fork from, and how each of them starts.
 
 A new interpreter takes four seconds of processor time before a program of this library begins, and
-ten where it compiles. The server has paid that once (:mod:`support.preloaded`). What forks from it
-is as a process that was just started: nothing of the test's process is in it but the function and
-its arguments, and processes that it starts itself are of the kind that Python would take.
+ten if it compiles. The server does that once (:mod:`support.preloaded`). A process forked from it
+is like one that was just started: it shares nothing with the test's process except the function and
+its arguments, and it starts processes of its own with Python's default method.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ VARIABLE = "PYTHONPATH"
 
 
 def ensure_running() -> None:
-    """Starts the server unless it runs."""
-    # It would look for what it imports beside the folder that it is started in alone.
+    """Starts the server unless it is running."""
+    # Otherwise it would find imports only in the folder that it is started in.
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = os.pathsep.join([TESTS, *([before] if before else [])])
     try:
@@ -35,12 +35,12 @@ def ensure_running() -> None:
 
 
 def process(target: Callable[..., None], *args: Any, said: Path | None = None) -> Any:
-    """A process that will fork from the server and run a function of a module's own level.
+    """Returns a process that will fork from the server and run a module-level function.
 
     Args:
         target: the function.
-        args: whatever pickles.
-        said: a file for all that it prints; else it prints where the server does.
+        args: its arguments, which must be picklable.
+        said: a file for everything that it prints; None prints where the server prints.
     """
     ensure_running()
     return CONTEXT.Process(target=_as_started, args=(target, dict(os.environ), said, args))
@@ -54,8 +54,8 @@ def _as_started(
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.close(file)
-    # Else what it starts, and each lock that it makes, would be of this server's kind: the names of
-    # such locks are left where it is killed.
+    # Otherwise its processes and locks would use the forkserver method, whose locks leave their
+    # names in the system if the process is killed.
     multiprocessing.set_start_method(None, force=True)
     os.environ.clear()
     os.environ.update(environ)
@@ -63,6 +63,6 @@ def _as_started(
 
 
 def show(said: Path) -> None:
-    """What a process printed, where pytest shows it if the test fails."""
+    """Prints what a process printed, so that pytest shows it if the test fails."""
     if said.exists() and (text := said.read_text(errors="replace")):
         print(text, end="" if text.endswith("\n") else "\n")

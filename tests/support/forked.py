@@ -1,10 +1,10 @@
-"""Programs in processes of their own that need not import torch and PyG again.
+"""Runs programs in separate processes that do not import torch and PyG again.
 
 A new interpreter takes four seconds of processor time before a program of this library begins. So
-programs fork from a server (:mod:`support.fork_server`), which has all of that loaded and has done
-nothing with it: no runner, no cache, no thread, no setting of the test's process. What a
-process of its own must prove about starting (what an import loads, which variables are read while
-torch is imported, the exit of an interpreter) is still a job for :mod:`subprocess`.
+programs fork from a server (:mod:`support.fork_server`), which has imported everything and done
+nothing else: it has no runner, cache, thread or setting of the test's process. Tests about the
+start of a process (what an import loads, which variables are read while torch is imported, the exit
+of an interpreter) still use :mod:`subprocess`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from support.processor_time import add_elsewhere, own_processor_s
 def run_forked(
     argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """What a program printed, and its exit status; negative where a signal ended it.
+    """Runs a program; returns its output and exit status, negative if a signal ended it.
 
     Args:
-        argv: as the interpreter takes them: ``-c CODE ...``, ``-m MODULE ...`` or ``FILE ...``.
+        argv: arguments as for the interpreter: ``-c CODE ...``, ``-m MODULE ...`` or ``FILE ...``.
         timeout: seconds.
-        env: all of its environment; this process's where None.
+        env: its whole environment; None for that of this process.
 
     Raises:
-        subprocess.TimeoutExpired: it did not end, and was killed.
+        subprocess.TimeoutExpired: if it did not end in time; it is killed.
     """
     with tempfile.TemporaryDirectory(prefix="forked-") as name:
         said = [Path(name) / "out", Path(name) / "err"]
@@ -45,7 +45,7 @@ def run_forked(
             child.kill()
             child.join()
             raise subprocess.TimeoutExpired(list(argv), timeout)
-        if spent.exists():  # a signal leaves none
+        if spent.exists():  # missing if a signal ended the program
             add_elsewhere(float(spent.read_text()))
         out, err = (path.read_text() if path.exists() else "" for path in said)
         return subprocess.CompletedProcess(list(argv), child.exitcode or 0, out, err)
@@ -64,7 +64,7 @@ def _run(argv: list[str], said: list[Path], spent: Path, env: dict[str, str], fo
 
 
 def program(kind: str, *rest: str) -> None:
-    """Runs what an interpreter with these arguments would, in this process."""
+    """Runs in this process what an interpreter with these arguments would run."""
     if kind == "-c":
         sys.argv = ["-c", *rest[1:]]
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})

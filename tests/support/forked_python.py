@@ -1,12 +1,12 @@
-"""An interpreter for programs that start others: a command that is one by its arguments, and forks.
+"""A command that takes the arguments of an interpreter but forks, for programs that start others.
 
-:func:`support.forked.run_forked` forks a program that a test starts. Where that program starts
-others (torchrun its workers, a script its parts), each of them would still import torch and PyG,
-four seconds of processor time. So :func:`forked_python` gives the path of a command to call in the
-place of ``python``: it asks a server, which has all of that loaded and has done nothing with it,
-for a fork with its own arguments, environment, folder, streams and network, hands on the signals
-that it gets, and ends as the fork ended, by the same signal if that was how. A fork whose command
-is killed is killed, too. ``sys.executable`` is the command in there.
+:func:`support.forked.run_forked` forks a program that a test starts. If that program starts others
+(torchrun its workers, a script its parts), each of them would still import torch and PyG, four
+seconds of processor time. So :func:`forked_python` gives the path of a command to use instead of
+``python``. It requests a fork from a server that has imported everything and done nothing else; the
+fork gets the command's arguments, environment, folder, streams and network. The command forwards
+the signals that it receives and ends as the fork ended, with the same signal if one ended it. If
+the command is killed, its fork is killed too. In the fork, ``sys.executable`` is the command.
 """
 
 from __future__ import annotations
@@ -61,16 +61,18 @@ if status < 0:
     os.kill(os.getpid(), -status)
 os._exit(status)
 """
-# Of an interpreter, which change nothing here.
+# Options of an interpreter that have no effect here.
 OPTIONS = ("-u", "-P")
-MOST_STREAMS, ASIDE = 60, 200  # and the number from which none is asked for
+MOST_STREAMS, ASIDE = 60, 200  # ASIDE: a number above those of all streams
 PEER = struct.Struct("3i")  # process, user, group
 
 
 @contextmanager
 def forked_python() -> Iterator[str]:
-    """The path of a command that runs ``-c CODE``, ``-m MODULE`` or ``FILE`` as an interpreter
-    would, until the end."""
+    """Yields the path of a command that runs ``-c CODE``, ``-m MODULE`` or ``FILE``.
+
+    It works like an interpreter, until the end of the context.
+    """
     with tempfile.TemporaryDirectory(prefix="python-") as name:
         folder = Path(name)
         address, spent, said = str(folder / "socket"), folder / "spent", folder / "said"
@@ -95,7 +97,7 @@ def forked_python() -> Iterator[str]:
 
 
 class _Ended(BaseException):
-    """The server was told to end."""
+    """Raised when the server is told to end."""
 
 
 def _serve(address: str, spent: str, told: Any) -> None:
@@ -126,7 +128,7 @@ def _serve(address: str, spent: str, told: Any) -> None:
 
 
 def _keep(asking: socket.socket) -> None:
-    """One fork, from its start to its end; does not return."""
+    """Runs one fork from its start to its end; does not return."""
     head, streams, _, _ = socket.recv_fds(asking, 8, MOST_STREAMS)
     left, text = int.from_bytes(head, "big"), b""
     while len(text) < left:
@@ -140,7 +142,7 @@ def _keep(asking: socket.socket) -> None:
         _become(**asked)
     for stream in streams:
         os.close(stream)
-    with suppress(OSError):  # the command may be gone before it is told
+    with suppress(OSError):  # the command may already be gone
         asking.sendall(f"{pid}\n".encode())
     ended = os.pidfd_open(pid)
     found, _, _ = select.select([ended, asking], [], [])
@@ -153,8 +155,8 @@ def _keep(asking: socket.socket) -> None:
 
 
 def _enter(pid: int) -> None:
-    """The user's and the network's namespaces of another process, where they are not this one's."""
-    for kind in ("user", "net"):  # the second is for who is root in the first
+    """Enters the user and network namespaces of another process, if they differ."""
+    for kind in ("user", "net"):  # entering the second requires root in the first
         there = f"/proc/{pid}/ns/{kind}"
         if os.readlink(there) != os.readlink(f"/proc/self/ns/{kind}"):
             with open(there) as file:
@@ -163,7 +165,7 @@ def _enter(pid: int) -> None:
 
 
 def _take(streams: list[int], numbers: list[int]) -> None:
-    """The streams that the command was called with, under their numbers there."""
+    """Installs the streams of the command under the numbers that they have there."""
     aside = [fcntl.fcntl(stream, fcntl.F_DUPFD_CLOEXEC, ASIDE) for stream in streams]
     for stream in streams:
         os.close(stream)
@@ -173,14 +175,14 @@ def _take(streams: list[int], numbers: list[int]) -> None:
 
 
 def _become(argv: list[str], environ: dict[str, str], folder: str, python: str) -> None:
-    """This process as the program; does not return."""
+    """Turns this process into the program; does not return."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
-    sys.executable = python  # what the program starts forks, too
+    sys.executable = python  # processes that the program starts fork, too
     torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", "1")))
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     for path in reversed(environ.get("PYTHONPATH", "").split(os.pathsep)):

@@ -1,16 +1,16 @@
-"""``pytest --forks 3``: tests side by side, in processes that fork when everything is collected.
+"""``pytest --forks 3``: runs tests in parallel, in processes that fork after collection.
 
-Importing torch, PyG and two hundred files of tests, and making six thousand tests of them, takes 25
-seconds of processor time. Where each process of a run does it for itself, as pytest-xdist's do, a
-run of three pays it three times, and once more for torch's compiler and for the server that ranks
-fork from. Here the first process does all that is the same for every test, and those that run tests
-fork from it.
+Importing torch, PyG and two hundred test files, and collecting six thousand tests from them, takes
+25 seconds of processor time. If each process of a run does this separately, as with pytest-xdist, a
+run of three pays it three times, and the same for torch's compiler and for the server that ranks
+fork from. Here the first process does all work that is the same for every test, and the processes
+that run tests fork from it.
 
-What a process runs next it asks for when it begins the last test of what it has. It gets a piece: a
-slow test, or what shares fixtures, which are made once a piece; the longest pieces first, so that
-at the end nobody waits for another's long one. Reports come back through pipes to the first
-process, which prints and counts them as pytest does. A process that dies fails the test that it was
-in; the rest of its piece goes to another, which takes its place.
+A process requests more work when it begins its last test. It gets a piece: one slow test, or tests
+that share fixtures, which are made once per piece. The longest pieces come first, so that at the
+end no process waits for another's long one. Reports return through pipes to the first process,
+which prints and counts them as pytest does. If a process dies, the test that it was running fails;
+the rest of its piece goes to a new process, which takes its place.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from support.tiers import listed
 FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 
 
-# Of a test that no list has a time of.
+# Assumed seconds of a test that has no time in the list.
 QUICK_MEAN_S, SLOW_UNSEEN_S = 0.05, 5.0
 
 
 def pieces(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[list[int]]:
-    """The numbers of tests that one process runs in a row, what takes longest first.
+    """Returns the numbers of the tests of each piece, the longest piece first.
 
     Args:
         items: all tests.
-        seconds: by name, of those that were seen to be slow.
+        seconds: processor time by name, of those that were measured as slow.
     """
     found: dict[Any, list[int]] = {}
     for number, item in enumerate(items):
@@ -61,7 +61,7 @@ def pieces(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[l
 
 
 def _shares(item: pytest.Item) -> bool:
-    """Whether other tests of its file have a fixture together with it."""
+    """Returns whether a test shares a fixture with other tests of its file."""
     info = getattr(item, "_fixtureinfo", None)
     known = info.name2fixturedefs.values() if info is not None else ()
     return any(one.scope in ("module", "class") for defs in known for one in defs)
@@ -77,9 +77,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     count = session.config.getoption("--forks")
     if not count or FORK is None or session.testsfailed or session.config.option.collectonly:
-        return None  # as pytest does it
+        return None  # pytest's own loop runs
     if any(dryrun_server.FIXTURE in getattr(one, "fixturenames", ()) for one in session.items):
-        dryrun_server.begin()  # and while it starts others run
+        dryrun_server.begin()  # other tests run while it starts
     _make_what_all_need(session.items)
     session.config._tmp_path_factory.getbasetemp()  # pyright: ignore[reportAttributeAccessIssue]
     run = _Run(session, pieces(session.items, listed()))
@@ -91,36 +91,36 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def _make_what_all_need(items: Iterable[pytest.Item]) -> None:
-    """torch's compiler and numba's, PyG's templates, and the server that ranks fork from."""
+    """Prepares the compilers of torch and numba, PyG's templates, and the server of forks."""
     make_tables()
     SimpleConv()
     gc.collect()
-    gc.freeze()  # of no process that forks need these be looked through again
+    gc.freeze()  # the collectors of forks need not scan these objects again
     needing = {"support.ranks", "support.forked", "support.killed_run"}
     forking = (one for one in items if "forked" in getattr(one, "fixturenames", ()))
-    if needing & sys.modules.keys() or any(forking):  # some test needs it
+    if needing & sys.modules.keys() or any(forking):  # some test needs the server
         fork_server.ensure_running()
 
 
 class _Run:
-    """The first process: hands out pieces and takes reports.
+    """The first process: hands out pieces and receives reports.
 
     Attributes:
-        todo: pieces that nobody has.
+        todo: pieces that are not assigned.
     """
 
     def __init__(self, session: pytest.Session, given: Iterable[list[int]]) -> None:
         self.todo = deque(given)
         self._session, self._config = session, session.config
-        self._own: dict[Any, tuple[Any, list[int]]] = {}  # by line: process, what it has not ended
+        self._own: dict[Any, tuple[Any, list[int]]] = {}  # by pipe: process, unfinished tests
         self._made = 0
 
     def all(self, count: int) -> None:
         """Runs everything.
 
         Raises:
-            pytest.Session.Failed: after as many failures as were asked for.
-            pytest.Session.Interrupted: something asked to stop.
+            pytest.Session.Failed: after the maximum number of failures (``--maxfail``).
+            pytest.Session.Interrupted: if something requested a stop.
         """
         for _ in range(count):
             self._another()
@@ -138,7 +138,7 @@ class _Run:
                 raise self._session.Interrupted(self._session.shouldstop)
 
     def end(self) -> None:
-        """No process is left."""
+        """Ends all processes."""
         for process, _ in self._own.values():
             process.terminate()
         for line, (process, _) in self._own.items():
@@ -159,7 +159,7 @@ class _Run:
             name=f"fork {self._made}",
         )
         self._made += 1
-        with warnings.catch_warnings():  # of Python 3.12, where a library has a thread that sleeps
+        with warnings.catch_warnings():  # Python 3.12 warns if a library has a sleeping thread
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         theirs.close()
@@ -188,7 +188,7 @@ class _Run:
         self._config.hook.pytest_warning_recorded.call_historic(kwargs=told)
 
     def _gone(self, line: Any) -> None:
-        """Its pipe is at its end: all is done, or it died."""
+        """Handles the end of a process's pipe: it has finished, or it died."""
         process, left = self._own.pop(line)
         line.close()
         process.join()
@@ -210,12 +210,12 @@ class _Run:
 
 
 class _Sender:
-    """A plugin of a forked process: what is told there is told in the first."""
+    """A plugin of a forked process that sends its reports and warnings to the first process."""
 
     def __init__(self, config: pytest.Config, line: Any) -> None:
         self._config, self._line = config, line
         self._knows_the_past = False
-        config.pluginmanager.register(self, "sender")  # and is told of warnings before the fork
+        config.pluginmanager.register(self, "sender")  # also replays warnings from before the fork
         self._knows_the_past = True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -228,7 +228,7 @@ class _Sender:
     ) -> None:
         if not self._knows_the_past:
             return
-        text = f"{warning_message.category.__name__}: {warning_message.message}"  # of any class
+        text = f"{warning_message.category.__name__}: {warning_message.message}"  # any class
         where = warning_message.filename, warning_message.lineno
         told = warnings.WarningMessage(UserWarning(text), UserWarning, *where)
         given = {"warning_message": told, "when": when, "nodeid": nodeid, "location": location}
@@ -236,10 +236,10 @@ class _Sender:
 
 
 def _work(session: pytest.Session, line: Any, others: Iterable[Any], number: int) -> None:
-    """A forked process, from its start to its end."""
+    """Runs a forked process from its start to its end."""
     config = session.config
     for other in others:
-        other.close()  # else the first process would not see the end of one that died
+        other.close()  # otherwise the first process would not notice that a process died
     _be_apart(config, number)
     _Sender(config, line)
     todo: deque[int] = deque()
@@ -253,18 +253,18 @@ def _work(session: pytest.Session, line: Any, others: Iterable[Any], number: int
         while todo:
             now = todo.popleft()
             if not todo:
-                ask()  # fixtures live on if the next test has them too
+                ask()  # fixtures are kept if the next test uses them, too
             item, following = session.items[now], session.items[todo[0]] if todo else None
             line.send(("start", now))
             config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             line.send(("finish", now))
-    except (KeyboardInterrupt, EOFError, BrokenPipeError):  # the first process ends, too
+    except (KeyboardInterrupt, EOFError, BrokenPipeError):  # the first process is ending, too
         os._exit(0)
     line.close()
 
 
 def _be_apart(config: pytest.Config, number: int) -> None:
-    """Nothing that was made before the fork is used by two: captured output, folders, pipes."""
+    """Separates what was made before the fork: captured output, folders, pipes."""
     capture: Any = config.pluginmanager.get_plugin("capturemanager")
     capture.stop_global_capturing()
     capture.start_global_capturing()
@@ -273,7 +273,7 @@ def _be_apart(config: pytest.Config, number: int) -> None:
     factory: Any = config._tmp_path_factory  # pyright: ignore[reportAttributeAccessIssue]
     factory._basetemp = factory.getbasetemp() / f"fork-{number}"
     factory._basetemp.mkdir()
-    # The server is no child of this process, which could not ask whether it lives.
+    # The server is not a child of this process, which could not check whether it is alive.
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
     server.ensure_running = lambda: None
     compiled_once.begin()

@@ -1,5 +1,8 @@
-"""Models around each layer that has a kernel: a layer before and one after, so that the gradients
-of its inputs, features and edges alike, are compared too."""
+"""Models around each layer that has a kernel.
+
+There is a layer before and one after it, so that the gradients of its inputs, both features and
+edges, are compared as well.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY, pointers=True)
 
 
 class Model(nn.Module):
-    """Encoders, a layer, a norm, the same layer again, a pool."""
+    """Encoders, a layer, a norm, the same layer again, a pool and a head."""
 
     def __init__(self, conv, edges=None, pool=global_mean_pool):
         super().__init__()

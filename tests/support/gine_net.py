@@ -14,7 +14,7 @@ CAPACITIES = [(900, 1900, 33), (1400, 3000, 34)]
 
 
 class Net(nn.Module):
-    """One GINE layer with BatchNorm, and dropout where asked."""
+    """One GINE layer with BatchNorm, and optional dropout."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -34,13 +34,13 @@ def bce(out, batch):
 
 
 def adam(model, lr=None):
-    """The learning rate in float32, as a recording keeps it, so that eager rounds alike."""
+    """Returns Adam with a float32 learning rate, as in a recording, so that eager rounds alike."""
     lr = torch.tensor(1e-2) if lr is None else lr
     return torch.optim.Adam(model.parameters(), lr=lr, fused=True, capturable=True)
 
 
 def batches_of(hiv, count=20):
-    """Batches of both buckets in turn: A, B, A, ..."""
+    """Returns batches of both buckets in turn: A, B, A, ..."""
     plan = sg.BucketPlan.of(CAPACITIES)
     return [
         sg.StaticBatch.of(hiv, range(30 * i, 30 * i + 30), plan.capacities[i % 2], i % 2)
@@ -53,6 +53,6 @@ def eager_of(model, optimizer, **options):
 
 
 def fixed(batch):
-    """The batch without its real counts, as a recorded step sees it."""
+    """Removes the batch's real counts, as a recorded step sees it."""
     batch.real = None
     return batch

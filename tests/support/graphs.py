@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 
 def random_graph(rng: np.random.Generator, nodes: int, edges: int) -> Data:
-    """A graph with a field of every level and several dtypes."""
+    """Returns a graph with fields of every level and several dtypes."""
     edges = edges if nodes else 0
     pairs = rng.integers(0, max(1, nodes), (2, edges))
     return Data(
@@ -28,7 +28,7 @@ def random_graph(rng: np.random.Generator, nodes: int, edges: int) -> Data:
 
 @st.composite
 def graph_lists(draw: st.DrawFn, min_size: int = 1, max_size: int = 8) -> list[Data]:
-    """Lists of small graphs, empty and edgeless ones among them."""
+    """Draws lists of small graphs, including empty and edgeless ones."""
     sizes = draw(
         st.lists(
             st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=min_size, max_size=max_size
@@ -39,8 +39,10 @@ def graph_lists(draw: st.DrawFn, min_size: int = 1, max_size: int = 8) -> list[D
 
 
 def double_graphs(sizes: Iterable[int]) -> list[Data]:
-    """Graphs of so many nodes in float64, with a label each: ``x`` of four columns, and one edge
-    more than twice the nodes."""
+    """Returns graphs of these sizes in float64, with one label each.
+
+    ``x`` has four columns, and there are ``2 * n + 1`` edges.
+    """
     generator = torch.Generator().manual_seed(0)
     return [
         Data(
@@ -56,7 +58,7 @@ FIELDS = ("x", "z", "edge_attr", "edge_weight", "y", "stress", "edge_index")
 
 
 def by_destination(graph: Data) -> Data:
-    """The same graph, its edges sorted by destination (stable), as an oracle of its own."""
+    """Returns the graph with its edges sorted by destination (stable), as an independent oracle."""
     order = sorted(range(graph.edge_index.size(1)), key=lambda e: int(graph.edge_index[1, e]))
     changed = {
         name: value[..., order] if name == "edge_index" else value[order]
@@ -67,7 +69,7 @@ def by_destination(graph: Data) -> Data:
 
 
 def assert_same_graph(found: Data, expected: Data, names: tuple[str, ...] = FIELDS) -> None:
-    """Every named field equal in value, dtype and shape."""
+    """Asserts that every named field is equal in value, dtype and shape."""
     assert found.num_nodes == expected.num_nodes
     for name in names:
         assert found[name].dtype == expected[name].dtype, name

@@ -1,7 +1,7 @@
 """Molecules as heterogeneous graphs: atoms, bonds and ring systems as nodes of three types.
 
-Real structure with what is hard about types: many molecules have no ring, single atoms have no bond
-either, and few ring systems are beside another, bonded to the same atom.
+Real structures with the difficult cases of types: many molecules have no ring, single atoms also
+have no bond, and few ring systems are bonded to the same atom as another one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ IN_RING = 8  # OGB's ninth atom feature
 
 
 def from_molecule(data, dtype=torch.float32) -> HeteroData:
-    """One molecule: each bond once, as a node between its atoms; ring systems are the connected
-    parts of the atoms in rings."""
+    """Converts one molecule.
+
+    Each bond is one node between its atoms; ring systems are the connected components of the atoms
+    in rings.
+    """
     source, target = data.edge_index
     once = source < target
     ends = data.edge_index[:, once]
@@ -30,7 +33,7 @@ def from_molecule(data, dtype=torch.float32) -> HeteroData:
     label = torch.from_numpy(connected_components(graph, directed=False)[1]).long()
     systems, of_atom = torch.unique(label[ring], return_inverse=True)
     member = torch.stack([torch.where(ring)[0], of_atom])
-    near = torch.zeros(len(systems), atoms)  # atoms outside that a system is bonded to
+    near = torch.zeros(len(systems), atoms)  # atoms outside of rings that a system is bonded to
     leaving = ring[source] & ~ring[target]
     of_source = torch.full((atoms,), 0).index_copy(0, member[0], member[1])
     near[of_source[source[leaving]], target[leaving]] = 1
@@ -53,7 +56,7 @@ def from_molecule(data, dtype=torch.float32) -> HeteroData:
 
 
 def by_destination(data: HeteroData) -> HeteroData:
-    """The same with the edges of each type sorted by destination (stable), by another way."""
+    """Returns the graph with each type's edges sorted by destination, independently computed."""
     data = data.clone()
     for kind in data.edge_types:
         order = sorted(

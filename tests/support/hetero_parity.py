@@ -1,4 +1,4 @@
-"""A model of several types over padding beside plain PyG over the unpadded batch."""
+"""Compares a model of several types over padding with plain PyG over the unpadded batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def loss(out: Tensor, batch) -> Tensor:
 
 
 def poisoned(batch: sg.StaticBatch, scale: float) -> sg.StaticBatch:
-    """Garbage in every padding row of every field of values."""
+    """Returns the batch with garbage in every padding row of every field except indices."""
     random = torch.Generator().manual_seed(1)
     tensors = {}
     for field in batch.layout.schema:
@@ -36,7 +36,7 @@ def poisoned(batch: sg.StaticBatch, scale: float) -> sg.StaticBatch:
 
 
 def plain(model: nn.Module, batch, follow: tuple[str, ...] = ()) -> Result:
-    """PyG itself, on the unpadded batch."""
+    """Runs plain PyG on the unpadded batch."""
     model = copy.deepcopy(model)
     data = Batch.from_data_list(batch.to_data_list(), follow_batch=list(follow))
     out = model(data)
@@ -46,7 +46,7 @@ def plain(model: nn.Module, batch, follow: tuple[str, ...] = ()) -> Result:
 
 
 def static(model: nn.Module, batch, trace: bool = False) -> Result:
-    """The same through the static forms, eagerly or through the captured graph."""
+    """Runs the same with the static forms, eagerly or through the captured graph."""
     model = copy.deepcopy(model)
     context = context_of(model)
     found = None

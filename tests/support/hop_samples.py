@@ -13,7 +13,7 @@ from staticgraph.outofcore.training.layers import SampledGAT, SampledSAGE
 
 
 def simple_edges(rows: int, edges: int, seed: int) -> np.ndarray:
-    """Distinct edges without self-loops."""
+    """Returns distinct edges without self-loops."""
     ends = np.random.default_rng(seed).integers(0, rows, (2, edges))
     return np.unique(ends[:, ends[0] != ends[1]], axis=1)
 
@@ -31,7 +31,7 @@ def roomy(sample, extra=3) -> HopCapacity:
 
 
 def edge_list(sample) -> torch.Tensor:
-    """The sampled edges, positions in ``sample.nodes``, neighbour to node."""
+    """Returns the sampled edges as positions in ``sample.nodes``, from neighbour to node."""
     pairs = []
     for hop, drawn in enumerate(sample.draws):
         for i, row in enumerate(drawn):
@@ -48,7 +48,7 @@ class WeightedSum(MessagePassing):
 
 
 def reference(layer, x, sample, degrees):
-    """The layer over the unpadded sample by PyG, all nodes."""
+    """Computes the layer with PyG over the unpadded sample, for all nodes."""
     edges = edge_list(sample)
     if isinstance(layer, SampledSAGE):
         conv = SAGEConv(layer.lin_l.in_features, layer.lin_l.out_features).double()
@@ -56,8 +56,8 @@ def reference(layer, x, sample, degrees):
     if isinstance(layer, SampledGAT):
         conv = GATConv(layer.lin.in_features, layer.out_channels, heads=layer.heads).double()
         return torch.func.functional_call(conv, dict(layer.named_parameters()), (x, edges))
-    # GCN with the graph's degrees; what was not sampled is made up for by a factor. A node is its
-    # own neighbour once, whatever loops there are.
+    # GCN with the graph's degrees; a factor compensates for neighbours that were not sampled. Each
+    # node has exactly one self-loop, whatever loops the graph has.
     edges = edges[:, edges[0] != edges[1]]
     degree = torch.from_numpy(degrees[sample.nodes]).double()
     taken = torch.zeros_like(degree).index_add_(0, edges[1], torch.ones(edges.size(1)).double())

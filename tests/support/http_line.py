@@ -1,4 +1,4 @@
-"""A server of HTTP in a thread, spoken to byte by byte, with a backend that the test holds."""
+"""An HTTP server in a thread, to be addressed byte by byte, with a backend that a test can hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_BYTES = 100_000
 
 
 class Nodes:
-    """Answers how many nodes each graph has, at once or when it is let go."""
+    """Answers with each graph's number of nodes, immediately or when it is released."""
 
     def __init__(self) -> None:
         self.held: list[tuple[FlatGraphs, asyncio.Future[Any]]] | None = None
@@ -63,7 +63,7 @@ class Nodes:
 
 
 def app_of(backend: Nodes) -> Application:
-    """An application for the graphs of :mod:`support.served_graphs`."""
+    """Returns an application for the graphs of :mod:`support.served_graphs`."""
     schema = sg.GraphStore.from_pyg([graph(3)]).schema
     return make_app(backend, Reader(schema, {}, False, 20, MOST_BYTES).warm(), "test")
 
@@ -72,7 +72,7 @@ def app_of(backend: Nodes) -> Application:
 def served(
     backend: Nodes, short: bool = True, **options: Any
 ) -> Iterator[tuple[int, uvicorn.Server]]:
-    """A port, and the server behind it; ``short`` with this library's own protocol."""
+    """Yields a port and its server; ``short`` uses this library's own protocol."""
     app = app_of(backend)
     config = config_of(
         app, log_level="critical", **({} if short else {"http": "httptools"}), **options
@@ -96,7 +96,7 @@ def connected(port: int) -> socket.socket:
 
 
 def said(line: socket.socket) -> bytes:
-    """All that comes until the other side ends."""
+    """Returns everything received until the other side closes the connection."""
     found = b""
     try:
         while more := line.recv(1 << 16):
@@ -107,7 +107,7 @@ def said(line: socket.socket) -> bytes:
 
 
 def answers(content: bytes) -> list[tuple[int, bytes]]:
-    """Status and body of each answer, each with its length in its head."""
+    """Returns status and body of each answer, split by the lengths in their headers."""
     found = []
     while content:
         head, _, rest = content.partition(b"\r\n\r\n")
@@ -119,7 +119,7 @@ def answers(content: bytes) -> list[tuple[int, bytes]]:
 
 
 def talk(port: int, pieces: Sequence[bytes]) -> list[tuple[int, bytes]]:
-    """What is answered to some bytes, sent piece by piece; the last request ends the connection."""
+    """Sends bytes piece by piece and returns the answers; the last request ends the connection."""
     with connected(port) as line:
         for piece in pieces:
             line.sendall(piece)

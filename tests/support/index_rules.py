@@ -1,4 +1,4 @@
-"""Classes of graphs whose fields count more than nodes, by PyG's rules for a class of one's own."""
+"""Graph classes with fields that index more than nodes, by PyG's rules for custom classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 
 
 class Triplets(Data):
-    """Pairs of edges that share a node, as in DimeNet: values that count edges."""
+    """Pairs of edges that share a node, as in DimeNet: values that index edges."""
 
     def __inc__(self, key, value, *args, **kwargs):
         return self.num_edges if key == "triplets" else super().__inc__(key, value, *args, **kwargs)
@@ -17,7 +17,7 @@ class Triplets(Data):
 
 
 class Pair(Data):
-    """Two graphs, as PyG's own example has them, and what joins them."""
+    """Two graphs, as in PyG's own example, and an index that joins them."""
 
     def __inc__(self, key, value, *args, **kwargs):
         if key == "edge_index_s":
@@ -30,7 +30,7 @@ class Pair(Data):
 
 
 class Bipartite(Data):
-    """PyG's example of mini-batching, word for word: edges lead from sources to targets."""
+    """PyG's example of mini-batching, verbatim: edges lead from sources to targets."""
 
     def __inc__(self, key, value, *args, **kwargs):
         if key == "edge_index":
@@ -39,7 +39,7 @@ class Bipartite(Data):
 
 
 class Clusters(Data):
-    """Nodes put into clusters, of which there is no field but their number."""
+    """Nodes assigned to clusters, which have no field except their number."""
 
     def __inc__(self, key, value, *args, **kwargs):
         if key == "cluster_index":

@@ -1,4 +1,4 @@
-"""Runs files of tests under Triton's interpreter, in a process of its own."""
+"""Runs test files under Triton's interpreter, in a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.patience import patience
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
 
-# Triton 3.6 reads a number out of an array of one dimension, which NumPy 2.4 no longer gives.
+# Triton 3.6 converts a one-dimensional array to a number, which NumPy 2.4 no longer allows.
 needs_interpreter = pytest.mark.skipif(
     triton.__version__.startswith("3.6.") and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0",
     reason="the interpreter of Triton 3.6 needs NumPy below 2.4",
@@ -23,8 +23,10 @@ needs_interpreter = pytest.mark.skipif(
 
 
 def run_interpreted(*names: str) -> None:
-    """Passes if the tests of files beside this one do, in their order; TRITON_INTERPRET must be set
-    before Triton is imported, hence the process."""
+    """Passes if the tests in these files of this folder pass, in their order.
+
+    TRITON_INTERPRET must be set before Triton is imported, hence the separate process.
+    """
     files = [str(Path(__file__).parent / name) for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *files, "-x", "-p", "no:cacheprovider"],

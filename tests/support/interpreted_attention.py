@@ -1,9 +1,9 @@
 """The Triton kernel of attention, run by Triton's interpreter on the CPU, against its reference.
 
-Started by test_kernels_triton.py in a process of its own, as interpreted_kernels.py is. float32
-is bounded as there: the terms of the longest sums, keys and columns. In bfloat16 weights and their
-gradients are rounded before they are multiplied, as torch rounds them: the kernel may be twice as
-far from float64 as the reference in bfloat16 is.
+Started by test_kernels_triton.py in a separate process, like interpreted_kernels.py. The bound for
+float32 is the one used there, with the terms of the longest sums, keys and columns. In bfloat16,
+weights and their gradients are rounded before they are multiplied, as in torch: the kernel may be
+twice as far from float64 as the reference in bfloat16.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from staticgraph.sizes.attention import kernel_tile  # noqa: E402
 from support.interpreted_oracle import DTYPES, close, exact  # noqa: E402
 
 PADDING = 9
-# Graphs of a tile and of several, of a whole tile, of one node, none, and empty graphs at the end;
-# then molecules of one small tile.
+# Graphs of one tile and of several, of exactly one tile, of one node, and empty graphs, also at the
+# end; then molecules of one small tile.
 SEVERAL = ([5, 0, 17, 40, 32, 1, 0, 0], 40)
 SMALL = ([5, 12, 0], 12)
 
 
 def batch(sizes, heads, size, dtype):
-    """Rows and starts; the padding is NaN, for no kernel may read it."""
+    """Returns rows, gradients and starts; the padding is NaN, since no kernel may read it."""
     torch.manual_seed(0)
     ends = torch.tensor([0, *sizes]).cumsum(0)
     nodes = int(ends[-1]) + PADDING
@@ -50,7 +50,7 @@ def within(found, expected, eager, terms) -> bool:
 
 
 def check(rows, grad, starts, heads, found, longest, kept=None, p=0.0):
-    """Against float64, from the same rounded inputs; zeros in the padding, both ways."""
+    """Compares with float64 from the same rounded inputs; padding must be zero in both passes."""
     real = int(starts[-1])
     clean = torch.where(torch.arange(len(rows))[:, None] < real, rows, 0)
     given = (starts, heads, kept, p)
@@ -76,7 +76,7 @@ def test_equals_the_reference(dtype, sizes, longest, heads, size):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dropout_is_the_same_both_ways(dtype):
-    """Which weights stay is seen through values of one column a key; the share is right."""
+    """Values with one column per key show which weights are kept; their share must be right."""
     sizes, longest, heads, size, p = [5, 0, 40, 1, 0], 40, 2, 10, 0.25
     rows, grad, starts = batch(sizes, heads, size, dtype)
     nodes, seed = len(rows), torch.tensor([3])
@@ -105,7 +105,7 @@ def test_dropout_is_the_same_both_ways(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_graph_is_the_same_bits_whatever_stands_beside_it(dtype):
-    """Alone and among others, in a bucket of another size, forward and backward."""
+    """Compares a graph alone with one among others in another bucket, forward and backward."""
     sizes, longest = SEVERAL
     rows, grad, starts = batch(sizes, 2, 10, dtype)
     together = both_ways(rows, grad, starts, 2, longest)

@@ -1,7 +1,7 @@
-"""The cases of the GPU tests with the Triton side of every operator on the CPU, run by Triton's
-interpreter: the comparison that a GPU makes, but for the sizes and for what torch computes there.
+"""The cases of the GPU tests, with every operator's Triton code run by the interpreter on the CPU.
 
-Started by test_kernels_triton.py in a process of its own, as interpreted_kernels.py is.
+This is the comparison of the GPU tests, except for the sizes and for torch's own CUDA kernels.
+Started by test_kernels_triton.py in a separate process, like interpreted_kernels.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
 from support.kernel_cases import CASES, DROPPED, DTYPES, NAMES, Sizes  # noqa: E402
 from support.kernel_results import far, kept_on, on_cpu, operators_called, results  # noqa: E402
 
-# More than a block of edges, where they are taken in blocks.
+# More edges than one block, where they are processed in blocks.
 LEAST = Sizes(20, 40, 3)
-# torch's own kernels on CUDA, which no interpreter has.
+# torch's own CUDA kernels, which the interpreter cannot run.
 TORCHS = {"varlen_attention", "varlen_attention_backward"}
-# What is particular about a second case of an operator does not depend on the dtype.
+# Further cases of an operator do not depend on the dtype.
 RUN = [
     (name, dtype)
     for name in NAMES
@@ -36,7 +36,7 @@ RUN = [
 
 @pytest.fixture(scope="module")
 def from_the_cpu():
-    """What the CPU's own kernels give, then no more of them."""
+    """Returns the results of the CPU's own kernels, and then replaces these kernels."""
     found = {(n, d): on_cpu(n, d, None, LEAST) for n, d in RUN if n in CASES}
     for name, kernel in CUDA.items():
         if name not in TORCHS:

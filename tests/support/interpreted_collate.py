@@ -1,6 +1,6 @@
-"""Collation by Triton, run by its interpreter on the CPU: the bits that the CPU writes.
+"""Triton's collation, run by the interpreter on the CPU: the same bits as the CPU writes.
 
-Started by test_kernels_triton.py in a process of its own, as interpreted_kernels.py is.
+Started by test_kernels_triton.py in a separate process, like interpreted_kernels.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from staticgraph.kernels.collate import gpu as collate  # noqa: E402
 
 
 def two_stores():
-    """Node, edge and graph fields, bits and rows wider than a block; nodes with positions."""
+    """Yields stores with node, edge and graph fields, bits, rows wider than a block, positions."""
     rng = np.random.default_rng(0)
     for name, shape in (("pos", (3,)), ("x", (70,))):
         nodes, edges = np.array([3, 0, 1, 90, 2]), np.array([4, 0, 0, 130, 1])
@@ -42,7 +42,7 @@ def two_stores():
 @pytest.mark.parametrize("pointers", [True, False])
 @pytest.mark.parametrize("ids", [[], [1], [2, 3, 1, 0, 3, 4]], ids=len)
 def test_collate(store, pointers, ids, monkeypatch):
-    """Bit for bit what the host fills in, with the graphs added up in several turns."""
+    """Must equal the host's batch bit for bit, with the graphs summed in several rounds."""
     monkeypatch.setattr(collate, "GRAPHS", 4)
     layout = layout_for(store, ids, pointers)
     found = collated(collate.collate, store.to("cpu"), ids, layout)

@@ -1,9 +1,9 @@
 """The Triton kernels, run by Triton's interpreter on the CPU, against the references.
 
-Started by test_kernels_triton.py in a process of its own, since ``TRITON_INTERPRET`` must stand
-before Triton is imported. A kernel's error is bounded by what its dtype can hold: a few units in
-the last place of the largest value that was added up, times the terms of the longest sum; where the
-result itself is bfloat16, one rounding of it.
+Started by test_kernels_triton.py in a separate process, since ``TRITON_INTERPRET`` must be set
+before Triton is imported. A kernel's error is bounded by the precision of its dtype: a few units in
+the last place of the largest summed value, times the terms of the longest sum; if the result itself
+is bfloat16, one rounding of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from staticgraph.kernels.segments import segment_sum_reference  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 from staticgraph.kernels.table_sum import table_sum_reference  # noqa: E402
 
-# More edges than a block of the rows that share a table; nodes without an edge, both ways.
+# More edges than a block of rows that share a table; nodes without incoming or outgoing edges.
 NODES, EDGES = 14, 34
 
 
@@ -66,7 +66,7 @@ def test_neighbour_sum(mean, dtype, width, transform, operand):
     eps = torch.tensor([0.5]) if mean else None
     grad = torch.randn(NODES, width).to(dtype)
     out = neighbour.forward(x, edge, code, src, row_ptr, eps, weight, transform, mean)
-    # What the gradients start from, where the operands were handed on: added at the end.
+    # Gradients from other uses of operands that are handed on; they are added at the end.
     kept = torch.zeros(EDGES, width) if each else edge
     into = [torch.randn_like(t) if mean and t is not None else None for t in (x, kept)]
     pointers = row_ptr, col_ptr, transpose
@@ -104,8 +104,10 @@ def test_table_sum(dtype, rows, width):
 
 
 def test_counts_on_the_matrix_unit_lose_nothing():
-    """Each entry named by one row: the gradient comes back to the last bit of float32, over
-    magnitudes that one bfloat16 cannot hold together."""
+    """One row per entry: the gradient must be exact to the last bit of float32.
+
+    The magnitudes do not fit into one bfloat16 together.
+    """
     torch.manual_seed(0)
     grad = torch.randn(70, 20) * 10.0 ** torch.randint(-6, 7, (70, 20))
     index = torch.randperm(70)[:, None]
@@ -145,8 +147,10 @@ def test_segment_sum(dtype, mean):
     + [(small_norm, 90, 77), (small_norm, 1024, 1000), (small_norm, 40, 0)],
 )
 def test_batch_norm(relu, joined, dtype, norm, rows, real, monkeypatch):
-    """300 rows make four chunks of three blocks, the last of them without a real row; the mean is
-    far from zero. Few rows go by two launches or by one."""
+    """300 rows make four chunks of three blocks, the last without a real row; the mean is large.
+
+    Inputs of few rows take two launches or one.
+    """
     if rows == 300:
         monkeypatch.setattr(norm, "MAX_PARTIALS", 4)
         assert norm._chunks(torch.empty(rows, 20))[:2] == (4, 96)
@@ -159,14 +163,14 @@ def test_batch_norm(relu, joined, dtype, norm, rows, real, monkeypatch):
     out, mean, var, total = norm.forward(
         x, addend, residual, weight, bias, count, *(None,) * 4, 1e-5, relu
     )
-    if addend is not None:  # from here on the sum is what is normalised
+    if addend is not None:  # from here on, x is the sum that is normalised
         assert not real or close(total[:real], (x.double() + addend)[:real], 1)
         total[real:] = x[real:]
         x = total
     dx, dweight, dbias, both = norm.backward(
         grad, x, weight, bias, mean, var, count, residual, 1e-5, relu
     )
-    if joined:  # a gradient that the addend brings from elsewhere
+    if joined:  # another gradient of the addend
         assert both.dtype == dtype
         assert close(both, dx.double() + residual.double(), 2)
     expected, gradients = exact(
@@ -179,7 +183,7 @@ def test_batch_norm(relu, joined, dtype, norm, rows, real, monkeypatch):
     values = x[:real].double()
     assert close(mean, values.mean(0), 64)
     assert close(var, values.var(0, unbiased=False), 64)
-    # A value within rounding of zero may fall on the other side of ReLU: leave its column out.
+    # A value within rounding of zero may be on the other side of ReLU: its column is left out.
     at_zero = (expected if residual is None else expected - residual.double()).abs() < 1e-4
     sure = ~(at_zero[:real] & (expected[:real] != 0)).any(0) if relu else torch.ones(20).bool()
     for found, gradient in zip((dx, dweight, dbias), (gradients[0], *gradients[-2:]), strict=True):
@@ -187,7 +191,7 @@ def test_batch_norm(relu, joined, dtype, norm, rows, real, monkeypatch):
 
 
 def test_partial_statistics_of_a_full_grid_join_without_loss():
-    """All 64 chunks, the last ones without a real row, and a mean a thousand times the spread."""
+    """All 64 chunks, the last without real rows, and a mean of a thousand times the spread."""
     torch.manual_seed(0)
     rows, real = 2048 * 2, 3300
     x = torch.randn(rows, 4) + 1000
@@ -196,7 +200,7 @@ def test_partial_statistics_of_a_full_grid_join_without_loss():
     out, mean, var, _ = norm.forward(x, None, None, weight, bias, count, *(None,) * 4, 1e-5, False)
     wide = x[:real].double()
     assert close(mean, wide.mean(0), 64)
-    # Deviations are rounded as the values are: by a thousandth of them, once each.
+    # Deviations have the rounding error of the values, which are a thousand times as large.
     eps = torch.finfo(torch.float32).eps
     assert ((var - wide.var(0, unbiased=False)).abs() <= 1000 * eps * 4).all()
     assert not out[real:].any()
@@ -204,7 +208,7 @@ def test_partial_statistics_of_a_full_grid_join_without_loss():
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_head_blocks(parts):
-    """Copies alone, so exactly the reference's values, both ways; two blocks of different width."""
+    """Only copies, so exactly the reference's values in both directions; two block widths."""
     shapes, heads, size = [(2, 4), (1, 3)], 2, 5
     place_of_node = torch.tensor([0, 1, 2, 3, 8, 9, 10, 11, 11])
     node_of_place = torch.full((12,), 9)
@@ -225,7 +229,7 @@ def test_head_blocks(parts):
 
 @pytest.mark.parametrize(("norm", "momentum"), [(norm, 0.1), (norm, None), (small_norm, 0.1)])
 def test_running_statistics(norm, momentum):
-    """They move in the norm's own launches; 70 columns make two programs of each chunk."""
+    """They are updated in the norm's own launches; 70 columns make two programs per chunk."""
     torch.manual_seed(0)
     stock = torch.nn.BatchNorm1d(70, momentum=momentum)
     ours = [stock.running_mean.clone(), stock.running_var.clone(), torch.tensor(0)]
@@ -233,7 +237,7 @@ def test_running_statistics(norm, momentum):
     for rows in (9, 30):
         x = torch.randn(rows + 2, 70)
         stock(x[:rows])
-        for count in (rows, 1, 0):  # then a single row, and a batch of padding alone
+        for count in (rows, 1, 0):  # then a single row, and a batch of padding only
             norm.forward(
                 x, None, None, weight, bias, torch.tensor(count), *ours, momentum, 1e-5, False
             )
@@ -248,8 +252,10 @@ def test_running_statistics(norm, momentum):
     + [(64, 1, False), (32, 0, True)],
 )
 def test_statistics_from_the_products_epilogue(tile, real, relu, monkeypatch):
-    """The product's own bits, and the norm's: what is not a number in the padding reaches nothing.
-    Tiles of 32 rows are the norm's own chunks, to the last bit."""
+    """The bits of the plain product, and the statistics of the norm; NaN padding has no effect.
+
+    Tiles of 32 rows equal the norm's own chunks to the last bit.
+    """
     monkeypatch.setattr(partials, "TILES", (tile,))
     torch.manual_seed(0)
     x, weight, bias = torch.randn(170, 33), torch.randn(70, 33), torch.randn(70) + 3
@@ -274,7 +280,7 @@ def test_statistics_from_the_products_epilogue(tile, real, relu, monkeypatch):
 
 
 def test_neighbour_sum_of_mixed_precision():
-    """Nodes in bfloat16, edges in float32: a sum in float32, each gradient in its operand's."""
+    """Nodes in bfloat16, edges in float32: the sum is float32, each gradient has its operand's."""
     torch.manual_seed(0)
     src, dst, row_ptr, col_ptr, transpose = graph(NODES, EDGES)
     x, edge = torch.randn(NODES, 20).bfloat16(), torch.randn(EDGES, 20)

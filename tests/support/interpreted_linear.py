@@ -1,7 +1,6 @@
-"""Linear layers of few rows, their masked sums and dropout, run by Triton's interpreter on the CPU
-against the references.
+"""Linear layers of few rows, masked sums and dropout in Triton's interpreter, against references.
 
-Started by test_kernels_triton.py in a process of its own, as interpreted_kernels.py is.
+Started by test_kernels_triton.py in a separate process, like interpreted_kernels.py.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from staticgraph.kernels.linear import small as small_dense  # noqa: E402
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("relu", [False, True])
 def test_dropout_sum(dtype, relu):
-    """Forward by the reference over what it kept; backward keeps the same; the share is right."""
+    """Forward equals the reference for the kept values; backward keeps the same; p is right."""
     torch.manual_seed(0)
     x, residual = torch.randn(2, 90, 20).to(dtype)
     seed, p, gate = torch.tensor([3]), 0.25, None
@@ -44,8 +43,7 @@ def test_dropout_sum(dtype, relu):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_masked_sums(dtype, monkeypatch):
-    """ReLU's mask and the bias's gradient, over several chunks of two blocks, the last of a part of
-    one."""
+    """ReLU's mask and the bias's gradient, over chunks of two blocks, the last one incomplete."""
     monkeypatch.setattr(dense, "MAX_CHUNKS", 4)
     torch.manual_seed(0)
     grad, out = torch.randn(110, 70).to(dtype), torch.randn(110, 70).relu().to(dtype)
@@ -68,9 +66,11 @@ def test_masked_sums(dtype, monkeypatch):
     ("rows", "width", "columns"), [(40, 70, 40), (163, 33, 17), (1, 5, 1), (32, 64, 66)]
 )
 def test_linear_of_few_rows(dtype, held, relu, rows, width, columns, monkeypatch):
-    """All tiles of a launch, one chunk and two of several steps; operands kept in float32 for
-    results of a half precision, gradients in their own dtypes. Operands have few digits, since the
-    interpreter truncates where the device rounds."""
+    """All tiles of a launch, one chunk, and two chunks of several steps.
+
+    Operands stay in float32 for half-precision results, gradients have the dtypes of the operands.
+    Operands have few digits, since the interpreter truncates and the device rounds.
+    """
     if rows == 163:
         monkeypatch.setattr(limits, "ROWS_A_CHUNK", 128)
         assert limits.chunks_of(rows) == (2, 128)
@@ -98,7 +98,7 @@ def test_linear_of_few_rows(dtype, held, relu, rows, width, columns, monkeypatch
 
 
 def test_linear_keeps_a_nan_and_reads_no_row_beyond():
-    """What is not finite shows in the rows and columns that it belongs to, and in no other."""
+    """A non-finite value must appear in its own rows and columns and in no other."""
     x, weight, grad = torch.ones(40, 5), torch.ones(3, 5), torch.ones(40, 3)
     grad[7, 1] = torch.nan
     dx, dweight, dbias = small_dense.backward(grad, x, weight, None, None)

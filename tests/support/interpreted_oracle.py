@@ -1,5 +1,4 @@
-"""What kernels that Triton's interpreter runs are held against: the reference in float64, and how
-far a result may be from it."""
+"""The float64 reference for kernels in Triton's interpreter, and the tolerance of results."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 def exact(reference, tensors, grad, *rest):
-    """Result and gradients of the reference in float64, from the same (rounded) inputs."""
+    """Returns result and gradients of the reference in float64, from the same (rounded) inputs."""
     wide = [None if t is None else t.double().requires_grad_() for t in tensors]
     out = reference(*wide, *rest)
     out = out[0] if isinstance(out, tuple) else out
@@ -18,7 +17,7 @@ def exact(reference, tensors, grad, *rest):
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> bool:
-    """Within the rounding of ``terms`` float32 additions, and of the result's own dtype."""
+    """Tests the error against the rounding of ``terms`` float32 additions and of the dtype."""
     scale = expected.abs().max().item() + 1e-30
     bound = terms * torch.finfo(torch.float32).eps + torch.finfo(found.dtype).eps
     return bool((found.double() - expected).abs().max() <= bound * scale)

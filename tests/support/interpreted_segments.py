@@ -1,7 +1,7 @@
 """The Triton kernels for max, softmax and attention, run by Triton's interpreter on the CPU.
 
-Started by test_kernels_triton.py in a process of its own, as interpreted_kernels.py is,
-whose bounds hold here too.
+Started by test_kernels_triton.py in a separate process, like interpreted_kernels.py, whose bounds
+apply here, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from staticgraph.kernels.segments import (  # noqa: E402
 from support.interpreted_oracle import DTYPES, close, exact, graph  # noqa: E402
 
 PTR = torch.tensor([0, 3, 3, 40, 41])
-# The interpreter's time is that of rows and edges; some nodes have no edge, some have many.
+# The interpreter's time grows with rows and edges; some nodes have no edge, some have many.
 NODES, EDGES = 7, 16
 
 
@@ -47,7 +47,7 @@ def test_the_graph_has_nodes_without_an_edge_and_with_several():
 
 
 def steps(*shape: int) -> torch.Tensor:
-    """Of few values, so that many are equal."""
+    """Returns numbers from few distinct values, so that many are equal."""
     return torch.randint(-3, 3, shape) / 2
 
 
@@ -153,7 +153,7 @@ def test_gcn_degrees(loops):
     ],
 )
 def test_neighbour_attention(operands, loops, dtype, heads, width):
-    """A narrow dtype is another load of each operand: all of them at once."""
+    """A narrow dtype changes the load of each operand, so one case has all operands at once."""
     torch.manual_seed(0)
     src, dst, row_ptr, col_ptr, transpose = graph(NODES, EDGES)
     x, grad = torch.randn(NODES, heads * width).to(dtype), torch.randn(NODES, heads * width)
@@ -186,7 +186,7 @@ def test_neighbour_attention(operands, loops, dtype, heads, width):
         0.2,
         loops,
     )
-    # The gradient of a score starts from the result as it was rounded, once a column.
+    # The gradient of a score starts from the rounded result, with one rounding per column.
     terms = 64 if dtype == torch.float32 else 2**16 * (2 + width)
     found = [value for value, one in zip(found, given, strict=True) if one is not None]
     for value, gradient in zip(found, gradients, strict=True):
@@ -238,7 +238,7 @@ def test_pair_score(dtype, more, heads, width):
     ],
 )
 def test_dot_attention(edges, heads, width, columns, dtype):
-    """Values of fewer columns than keys wherever an edge's row goes to one of the two alone."""
+    """Values have fewer columns than keys if an edge's row is added to only one of the two."""
     torch.manual_seed(0)
     src, dst, row_ptr, col_ptr, transpose = graph(NODES, EDGES)
     to_key, to_value = edges in ("key", "both", "table"), edges in ("value", "both", "table")
@@ -253,7 +253,7 @@ def test_dot_attention(edges, heads, width, columns, dtype):
     assert close(out, expected, 64)
     pointers = src, dst, row_ptr, col_ptr, transpose
     found = dots.backward(grad, out, share, *given, code, *pointers, *options)
-    # The gradient of a score starts from the result as it was rounded, once a column.
+    # The gradient of a score starts from the rounded result, with one rounding per column.
     terms = 64 if dtype == torch.float32 else 2**16 * (2 + columns)
     found = [one for one, asked in zip(found, given, strict=True) if asked is not None]
     for one, gradient in zip(found, gradients, strict=True):

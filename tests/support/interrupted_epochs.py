@@ -1,4 +1,4 @@
-"""An epoch over a graph on disk that is interrupted, and the one that was not."""
+"""Compares interrupted epochs over a graph on disk with uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 def assert_begins_anew(
     whole: Any, trainer: Any, state: int, everything: Callable[[Any], list[np.ndarray]]
 ) -> None:
-    """Two epochs of ``trainer``, each interrupted once at a state of the buffer, end where those of
-    ``whole`` do; ``everything`` gives what a trainer has learned. Closes both."""
+    """Asserts that two epochs, each interrupted once at a buffer state, equal those of ``whole``.
+
+    ``everything`` returns the learned state of a trainer. Closes both trainers.
+    """
 
     def interrupt(number, of):
         if number == state:

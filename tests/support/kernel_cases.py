@@ -1,11 +1,11 @@
-"""A case of every operator of this library: operands, the call, and all results with gradients.
+"""Cases for every operator of this library: operands, the call, and all results with gradients.
 
-One body for every device. Operands are the same numbers everywhere, eighths from -2 to 2, and some
-of them a sixteenth above: exact in every dtype, and so are the sums of two or three of them, so
-that no ReLU and no largest value falls on another side for the rounding of one device. Ties among
-the largest are many.
+The same body runs on every device. Operands are the same numbers everywhere: eighths from -2 to 2,
+some of them plus a sixteenth. These are exact in every dtype, as are the sums of two or three of
+them, so that the rounding of a device never changes the side of a ReLU or which value is largest.
+There are many ties among the largest values.
 
-What they give on a device is compared in :mod:`support.kernel_results`.
+:mod:`support.kernel_results` compares the results on a device.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TABLES = (5, 9, 3)
 
 
 class Sizes(NamedTuple):
-    """Of the graph that the operators read."""
+    """The sizes of the graph that the operators read."""
 
     nodes: int = 3000
     edges: int = 7000
@@ -65,13 +65,13 @@ class Sizes(NamedTuple):
 
 
 class Where(NamedTuple):
-    """What every batch knows of its graphs, on a device."""
+    """The structure that every batch has of its graphs, on a device."""
 
     edges: tuple[Tensor, ...]  # src, dst, row_ptr, col_ptr, transpose
     ptr: Tensor
     longest: int
-    real: Tensor  # the nodes that are no padding
-    index: Tensor  # of categories, a column a table
+    real: Tensor  # number of nodes that are not padding
+    index: Tensor  # categories, one column per table
     seed: Tensor
     device: str
 
@@ -80,7 +80,7 @@ Values = dict[str, Tensor]
 
 
 def where(sizes: Sizes, device: str) -> Where:
-    """The same on every device."""
+    """Returns the same structure on every device."""
     generator = torch.Generator().manual_seed(0)
     src = torch.randint(sizes.nodes, (sizes.edges,), generator=generator)
     dst = torch.randint(sizes.nodes, (sizes.edges,), generator=generator).sort().values
@@ -107,7 +107,7 @@ def where(sizes: Sizes, device: str) -> Where:
 
 
 def operands(sizes: Sizes, dtype: torch.dtype, device: str) -> Values:
-    """Leaves that ask for a gradient."""
+    """Returns leaf tensors that require a gradient."""
     generator = torch.Generator().manual_seed(1)
 
     def eighths(*shape: int, offset: float = 0.0) -> Tensor:
@@ -130,7 +130,7 @@ def operands(sizes: Sizes, dtype: torch.dtype, device: str) -> Values:
         "tables": eighths(sum(TABLES), COLUMNS),
         "table": eighths(TABLES[0], COLUMNS, offset=1 / 16),
         "qkv": eighths(n, 3 * COLUMNS),
-        # Far from zero on both sides, and a norm's parameters that keep it there.
+        # Far from zero on both sides, and parameters of a norm that keep the result far from zero.
         "apart": sign * torch.randint(4, 13, (n, COLUMNS), generator=generator) / 8,
         "little": eighths(n, COLUMNS) / 16,
         "scale": 1 + eighths(COLUMNS) / 4,
@@ -172,7 +172,7 @@ def _running_norm(v: Values, w: Where) -> list[Tensor]:
 
 
 def _few_rows_norm(v: Values, w: Where) -> list[Tensor]:
-    """A launch each way."""
+    """Takes one launch per direction."""
     x, real = v["apart"][:200], w.real.clamp(max=150)
     return list(batch_norm(x, v["scale"], v["shift"], real, eps=1e-5, relu=True))
 
@@ -187,8 +187,7 @@ def _read_twice(v: Values) -> list[Tensor]:
 
 
 def _measured(v: Values, w: Where) -> list[Tensor]:
-    """A product with its statistics, read twice, the norm that is given them, and another reader of
-    the product."""
+    """A product with its statistics, the norm that uses them, and another use of the product."""
     out, partial, x = linear_statistics_handed_on(v["x"], v["weight"], v["bias"], w.real)
     normed = batch_norm(
         out, v["scale"], v["shift"], w.real, eps=1e-5, residual=v["right"], partial=partial
@@ -197,7 +196,7 @@ def _measured(v: Values, w: Where) -> list[Tensor]:
 
 
 def _measured_and_moved(v: Values, w: Where) -> list[Tensor]:
-    """The same after ReLU, with running statistics."""
+    """The product and norm after ReLU, with running statistics."""
     wide = torch.promote_types(v["x"].dtype, torch.float32)
     zeros = torch.zeros(2, COLUMNS, dtype=wide, device=w.device)
     running = Running(zeros[0], zeros[1], torch.tensor(0, device=w.device), 0.1)
@@ -214,7 +213,7 @@ def _summed_and_read(v: Values, w: Where) -> list[Tensor]:
 
 
 def _blocks(v: Values, w: Where) -> list[Tensor]:
-    """Two size classes, taken apart and put together again."""
+    """Splits rows into blocks of two size classes and joins them again."""
     nodes, graphs = len(v["qkv"]), len(w.ptr) - 1
     starts, counts = w.ptr[:-1].cpu(), w.ptr.diff().cpu()
     first = graphs // 2
@@ -241,7 +240,7 @@ def _varlen(v: Values, w: Where) -> Tensor:
 
 
 def _collated(_: Values, w: Where) -> list[Tensor]:
-    """Every kind of field, as bytes."""
+    """Collates every kind of field and returns the bytes."""
     store = odd_graphs()
     ids = [2, 1, 4, 0, 1, 5]
     layout = layout_for(store, ids)
@@ -253,7 +252,7 @@ def _collated(_: Values, w: Where) -> list[Tensor]:
 
 
 Run = Callable[[Values, Where], Any]
-# By an operator and what is particular about the case.
+# The keys are an operator and what is specific to the case.
 CASES: dict[str, Run] = {
     "batch_norm": lambda v, w: _norm(v, w, relu=True, residual=v["right"]),
     "batch_norm alone": lambda v, w: _norm(v, w),
@@ -350,7 +349,7 @@ CASES: dict[str, Run] = {
 
 
 class Dropped(NamedTuple):
-    """An operator that drops, what it keeps, and the reference that is told what is kept."""
+    """An operator with dropout, what it keeps, and the reference that takes what is kept."""
 
     run: Run
     kept: Callable[[Values, Where], Tensor]
@@ -374,9 +373,9 @@ DROPPED: dict[str, Dropped] = {
         lambda v, w, kept: graph_attention_reference(v["qkv"], w.ptr.int(), HEADS, kept, 0.25),
     ),
 }
-# What is kept of weights is shown by values of a column a key: few nodes, whose row is a tile.
+# Values with one column per key show which weights are kept: few nodes, whose row is one tile.
 FEW = Sizes(60, 140, 6)
-# oneDNN's product is what the CPU has of this one, and takes no float64.
+# On the CPU these use oneDNN's product, which does not support float64.
 NO_FLOAT64 = {name for name in CASES if name.startswith("linear")}
 DTYPES = [torch.float32, torch.bfloat16]
 NAMES = (*CASES, *DROPPED)

@@ -1,7 +1,7 @@
-"""A kernel beside its reference in float64: results and gradients, and graphs to try it on.
+"""Compares a kernel's results and gradients with its reference in float64, and draws graphs.
 
 A kernel's error is bounded by the rounding of its longest sum in its own precision; half precisions
-are added up in float32, so they are held to one rounding of the result.
+are summed in float32, so their bound is one rounding of the result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
 def agree(kernel, reference, tensors: list[torch.Tensor | None], terms: int) -> None:
-    """Result and gradients of a kernel, against the reference's from the same inputs in float64."""
+    """Asserts that result and gradients equal the reference's from the same inputs in float64."""
     ours = [None if t is None else t.clone().requires_grad_() for t in tensors]
     wide = [None if t is None else t.double().requires_grad_() for t in tensors]
     out, expected = kernel(*ours), reference(*wide)
@@ -31,7 +31,7 @@ def agree(kernel, reference, tensors: list[torch.Tensor | None], terms: int) -> 
 
 @st.composite
 def graphs(draw):
-    """Edges sorted by destination with their pointers; nodes without edges, loops, repeats."""
+    """Draws edges sorted by destination, with pointers; including isolated nodes and loops."""
     nodes, edges = draw(st.integers(1, 12)), draw(st.integers(0, 30))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     src = torch.randint(nodes, (edges,), generator=generator)
@@ -49,7 +49,7 @@ def graphs(draw):
 
 
 def random_graph(nodes: int, edges: int) -> tuple[torch.Tensor, ...]:
-    """``src, dst, row_ptr, col_ptr, transpose`` of a graph, its edges sorted by destination."""
+    """Returns ``src, dst, row_ptr, col_ptr, transpose`` of a graph with edges sorted by dst."""
     generator = torch.Generator().manual_seed(3)
     src = torch.randint(nodes, (edges,), generator=generator)
     dst = torch.randint(nodes, (edges,), generator=generator).sort().values

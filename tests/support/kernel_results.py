@@ -1,10 +1,10 @@
-"""What the cases of the operators give on a device, and how far that is from what the CPU gives.
+"""Results of the operators' cases on a device, and how far they are from those of the CPU.
 
-Devices drop other values from the same seed: where values are dropped, the CPU's result is the
-reference's with what the device says that it keeps.
+Devices drop different values for the same seed: for dropout, the CPU's result is the reference with
+the values that the device keeps.
 
-A result on a device may be twice as far from the CPU's in a wide dtype as the CPU's own in the same
-dtype is, or as a few roundings of it and a thousand of float32's are.
+The error of a result, against the CPU's in a wide dtype, may be at most twice that of the CPU's own
+result in the same dtype, or twice one rounding of the dtype plus a thousand of float32.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def results(
     given: torch.dtype | None = None,
     kept: Tensor | None = None,
 ) -> list[Tensor]:
-    """Results and then gradients, on the CPU; operands are rounded to ``given`` first. With what is
-    ``kept`` the reference's."""
+    """Runs a case on a device; returns results, then gradients, on the CPU.
+
+    Operands are rounded to ``given`` first. With ``kept``, runs the reference instead.
+    """
     sizes = sizes or (FEW if name == "graph_attention dropout" else Sizes())
     values, graphs = operands(sizes, given or dtype, device), where(sizes, device)
     values = {name: v.detach().to(dtype).requires_grad_() for name, v in values.items()}
@@ -48,7 +50,7 @@ def results(
 
 
 def kept_on(name: str, device: str, sizes: Sizes | None = None) -> Tensor | None:
-    """What a case keeps there, on the CPU; None where it drops nothing."""
+    """Returns what a case keeps on a device, as a CPU tensor; None if it drops nothing."""
     if name not in DROPPED:
         return None
     sizes = sizes or (FEW if name == "graph_attention dropout" else Sizes())
@@ -59,8 +61,10 @@ def kept_on(name: str, device: str, sizes: Sizes | None = None) -> Tensor | None
 def on_cpu(
     name: str, dtype: torch.dtype, kept: Tensor | None = None, sizes: Sizes | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """What the CPU gives in a wide dtype from the same operands, and in this one; the wide result
-    twice where this CPU has no product of it."""
+    """Returns the CPU's results in a wide dtype from the same operands, and those in this dtype.
+
+    If this CPU has no product in bfloat16, the wide results of the linear cases are returned twice.
+    """
     wide = torch.float32 if name in NO_FLOAT64 else torch.float64
     exact = results(name, wide, "cpu", sizes, dtype, kept)
     if name in NO_FLOAT64 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -71,7 +75,7 @@ def on_cpu(
 def far(
     found: list[Tensor], exact: list[Tensor], usual: list[Tensor], dtype: torch.dtype
 ) -> list[str]:
-    """What of the results is further from the exact ones than the bound; nothing if all is well."""
+    """Returns a line for each result beyond the bound; empty if all are within it."""
     if not len(found) == len(exact) == len(usual):
         return [f"{len(found)} results and gradients, the CPU has {len(exact)} and {len(usual)}"]
     wrong = []
@@ -93,7 +97,7 @@ def far(
 
 @contextmanager
 def operators_called() -> Iterator[set[str]]:
-    """Which of this library's operators are called meanwhile."""
+    """Yields a set that collects the names of this library's operators that are called."""
     called: set[str] = set()
 
     class Watching(TorchDispatchMode):

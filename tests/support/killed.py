@@ -1,4 +1,4 @@
-"""Runs something in a child process that is killed before its k-th change of the file system."""
+"""Runs an action in a child process that is killed before its k-th file system change."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 
-# What makes, moves, removes or flushes names and files; between two of them nothing is seen.
+# Calls that create, move, remove or flush names and files; no state in between is visible.
 CALLS = ("open", "mkdir", "link", "fsync", "replace", "rename", "unlink", "rmdir", "fchmod")
 
 
 def killed_before(k: int, action: Callable[[], object]) -> bool:
-    """Whether the child was killed; False where it made fewer calls and ended well."""
+    """Returns whether the child was killed; False if it made fewer calls and succeeded."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads
         child = os.fork()
     if child == 0:
         status = 1
@@ -33,8 +33,10 @@ def killed_before(k: int, action: Callable[[], object]) -> bool:
 
 
 def every_kill(action: Callable[[], object]) -> Iterator[int]:
-    """Kills the action before its first call, its second, and so on, to the last; yields after
-    each, and at the end once after it ran to its end."""
+    """Kills the action before its first call, its second, and so on to the last.
+
+    Yields after each kill, and once more after the action ran to its end.
+    """
     k = 0
     while killed_before(k, action):
         yield k

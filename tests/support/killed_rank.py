@@ -1,5 +1,7 @@
-"""``staticgraph`` as a program whose rank 1 is killed in its sixth step, unless its job was started
-again: every rank is past the checkpoint of the fourth by then, since steps wait for each other."""
+"""``staticgraph`` as a program whose rank 1 is killed in its sixth step, unless restarted.
+
+By then, every rank has passed the checkpoint of the fourth step, since steps wait for each other.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Runs what trains in a process that kills itself at its n-th call of a function of ``os``.
+"""Trains in a process that kills itself at its n-th call of a function of ``os``.
 
-The process forks from the server of forks (:mod:`support.fork_server`), not from the test's. Where
-torch knows of a kind of GPU, a fork of a process that followed a gradient back can follow none.
+The process forks from the fork server (:mod:`support.fork_server`), not from the test's process: if
+torch is built for GPUs, a fork of a process that ran a backward pass cannot run one.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from support.fork_server import process, show
 def killed_at(
     call: str, number: int, partly: bool, train: Callable[..., None], *args: object
 ) -> bool:
-    """Whether it was killed; False where it made fewer calls and ended well.
+    """Returns whether it was killed; False if it made fewer calls and succeeded.
 
     Args:
-        call: a function of ``os``.
-        number: of the call that is its last, from 1.
-        partly: whether that call is carried out; of what it should write only the first half.
-        train: a function of a module's own level, and its arguments, which pickle.
+        call: the name of a function of ``os``.
+        number: number of the last call, from 1.
+        partly: whether that call is carried out; ``pwrite`` then writes only the first half.
+        train: a module-level function.
+        args: its arguments, which must be picklable.
 
     Raises:
-        AssertionError: it failed; what it said is printed.
+        AssertionError: if it failed; its output is printed.
     """
     with tempfile.TemporaryDirectory(prefix="killed-") as name:
         said = Path(name) / "said"
@@ -45,7 +46,7 @@ def killed_at(
 
 
 def _run(call: str, number: int, partly: bool, train: Callable[..., None], args: Any) -> None:
-    torch.set_num_threads(1)  # as the test's process has it
+    torch.set_num_threads(1)  # as in the test's process
     real, seen = getattr(os, call), [0]
 
     def fatal(*given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Launches of one count against another's: names that stay the same from compile to compile."""
+"""Compares the launches of two counts, with kernel names that are stable between compilations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"^(triton_.+)_\d+$")
 
 
 def counts(run: BucketRun) -> dict[str, int]:
-    """``part kind name`` -> launches, Inductor's kernels without their numbers."""
+    """Returns ``part kind name`` -> launches, with Inductor's kernels without their numbers."""
     found: Counter[str] = Counter()
     for part, kinds in run.launches.items():
         for kind, names in kinds.items():
@@ -24,7 +24,7 @@ def counts(run: BucketRun) -> dict[str, int]:
 
 
 def added(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
-    """What there is more of, such as ``forward library aten::mm +2``."""
+    """Returns the additional launches, such as ``forward library aten::mm +2``."""
     return [
         f"{name} +{n - before.get(name, 0)}" for name, n in now.items() if n > before.get(name, 0)
     ]

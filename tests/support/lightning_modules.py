@@ -1,4 +1,4 @@
-"""Modules of Lightning that users write: a whole step in one method, and in parts."""
+"""LightningModules as users write them: the whole step in one call, or in parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 
 
 class Whole(pl.LightningModule):
-    """As people write it: the batch goes in whole, and the step takes a mean."""
+    """The usual form: the model takes the whole batch, and the step takes a mean."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ class Whole(pl.LightningModule):
 
 
 class InParts(Whole):
-    """Parts called one by one, with work in between: an array of the batch, a result, a sum."""
+    """Calls its parts one by one, with work in between: on the batch, on results, in a pool."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The line between the process that reads bodies and the one with the model, in one process."""
+"""The connection between the body-reading process and the model's process, in one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.served_graphs import BUCKETS, PATIENCE_S, runner_of
 
 
 class Line:
-    """A server here, and one who asks it from the other end of a line."""
+    """A server, and a client at the other end of a socket pair."""
 
     def __init__(self, out: str = "graph", **options) -> None:
         self.runner = runner_of(out, BUCKETS)

@@ -1,4 +1,4 @@
-"""The smallest model over graphs, for what a runner does around a model."""
+"""The smallest model over graphs, for tests of what a runner does around a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch_geometric.nn import global_add_pool
 
 
 class Linear(nn.Module):
-    """The smallest model over graphs; called by parameter names."""
+    """The smallest model over graphs, called by parameter names."""
 
     def __init__(self, level: str = "graph") -> None:
         super().__init__()

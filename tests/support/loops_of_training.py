@@ -1,11 +1,11 @@
-"""Run as a program: trains each model that fused kernels are put under, and prints the loops that
-were called and by which models, the longest to compile first, then those that assign arrays to
-slices. Each run is a fork, which has called nothing before.
+"""A program that lists the numba loops that training calls.
 
     NUMBA_CACHE_DIR=/tmp/empty python tests/support/loops_of_training.py DATA FOLDER
 
-A loop that numba's cache has is loaded, and was called all the same; only an empty cache tells
-which takes longest to compile.
+It trains each model that benefits from kernels and prints the called loops with their models, the
+slowest to compile first, then the loops that assign arrays to slices. Each run is a fork that has
+called nothing before. A loop in numba's cache is loaded and also counts as called, but only an
+empty cache shows which loop takes longest to compile.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from staticgraph.training.compile_ahead import Loop
 from staticgraph.training.config import KERNELS_GAIN, TrainConfig
 from staticgraph.training.loops import line_of
 
-# What numba compiles with a loop that assigns an array to a slice, for the message that their
-# shapes differ: it takes seconds.
+# A function that numba compiles into a loop that assigns an array to a slice, for the error message
+# that their shapes differ: it takes seconds.
 COSTLY = "raise_with_shape_context"
 
 
 class Asked:
-    """Seconds of every loop of this package that Python called, until it was compiled or loaded."""
+    """The seconds to compile or load each loop of this package that Python called."""
 
     def __init__(self) -> None:
         self.seconds: dict[Loop, float] = {}
         self._stock, self._depth = CPUDispatcher.compile, 0
 
     def compile(self, dispatcher: CPUDispatcher, kinds: Any) -> Any:
-        """Takes the place of numba's; those that another calls are compiled inside it."""
+        """Replaces numba's method; loops that another loop calls are compiled inside that one."""
         self._depth += 1
         began = time.perf_counter()
         try:
@@ -59,18 +59,20 @@ class Asked:
 
 @numba.njit(cache=True)
 def assigns_a_slice(values, some):
-    """What is looked for."""
+    """An example of a costly loop."""
     values[:2] = some
 
 
 def is_costly(dispatcher: CPUDispatcher, kinds: Any) -> bool:
-    """Whether what was compiled of a function, or loaded, has that message in it."""
+    """Returns whether the compiled or loaded code of a function contains :data:`COSTLY`."""
     return COSTLY in str(dispatcher.overloads[kinds].library._get_module_for_linking())
 
 
 def with_a_large_one(data: str, folder: str) -> str:
-    """Molecules of a data set, two of them of more bonds than one byte counts, as HIV has them:
-    columns of such a store are wider."""
+    """Saves molecules of a data set, two of which have more bonds than fit in one byte.
+
+    HIV has such molecules, and the columns of such a store are wider.
+    """
     molecules = datasets.open(data)
     graphs = [molecules[i] for i in range(300)]
     large = Batch.from_data_list(graphs[:12])
@@ -83,7 +85,7 @@ def with_a_large_one(data: str, folder: str) -> str:
 
 
 def called_by(data: str, model: str, mode: str, folder: str) -> tuple[dict[Loop, float], list[str]]:
-    """The loops of one run with their seconds, and the names of costly ones; in a fork."""
+    """Trains in a fork; returns the called loops with their seconds, and names of costly ones."""
     receive, send = multiprocessing.Pipe(duplex=False)
     child = os.fork()
     if child == 0:
@@ -107,8 +109,8 @@ def _called_by(
 ) -> tuple[dict[Loop, float], list[str]]:
     asked = Asked()
     CPUDispatcher.compile = lambda dispatcher, kinds: asked.compile(dispatcher, kinds)
-    run.compile_ahead = lambda loops, show: 0  # each is compiled where it is called
-    plots.save_picture = lambda *_, **__: None  # which calls none
+    run.compile_ahead = lambda loops, show: 0  # so that each is compiled when it is called
+    plots.save_picture = lambda *_, **__: None  # it calls no loop
     options = {"hidden": 32, "layers": 1, "batch_size": 128, "epochs": 1}
     config = TrainConfig(data, model=model, compile_mode=mode, **options)
     train.train(config, f"{folder}/{model}", overwrite=True, progress=False)
@@ -130,7 +132,7 @@ def main() -> None:
         for loop, took in found.items():
             seconds[loop] = max(took, seconds.get(loop, 0.0))
             models.setdefault(loop, set()).add(model)
-    # Of the second set of data only what makes batches of it is another, for any model.
+    # For the second data set, only the loops that make batches differ, whatever the model.
     found, of_these = called_by(with_a_large_one(data, folder), "gine", "eager", folder)
     seconds = found | seconds
     assert not any(isinstance(kind, types.Omitted) for loop in seconds for kind in loop.types)

@@ -1,4 +1,4 @@
-"""A clock that a test moves: nothing waits for real time, and nothing depends on it."""
+"""A clock that a test advances, so that nothing waits for or depends on real time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ManualClock(Clock):
         changed.wait()
 
     def advance(self, seconds: float) -> None:
-        """Moves time on, and wakes the thread that waits for it, if one does."""
+        """Advances the time, and wakes the thread that waits for it, if any."""
         waiting = self._waiting
         if waiting is None:
             self._now += seconds

@@ -1,4 +1,4 @@
-"""Points that a fit of memory is given: bytes of capacities, from coefficients that are known."""
+"""Points for fits of memory: bytes of capacities, computed from known coefficients."""
 
 from __future__ import annotations
 

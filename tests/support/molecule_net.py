@@ -1,4 +1,4 @@
-"""GINE or GPS of stock layers over the molecules of HIV, as a user writes it."""
+"""GINE or GPS of stock layers over the molecules of HIV, as a user would write it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
 
 
 class Molecules(nn.Module):
-    """Stock layers, pooling without a size."""
+    """Stock layers; pooling is called without a size."""
 
     def __init__(self, store, gps: bool, hidden: int = 32, layers: int = 2) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""GINE or GPS over OGB's features, stock layers, pooling without a size; and how it is trained."""
+"""GINE or GPS over OGB's features, and how it is trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRAIN = 640  # molecules: twenty batches of 32
 
 
 class Molecules(nn.Module):
-    """GINE or GPS over OGB's features, stock layers, pooling without a size."""
+    """GINE or GPS of stock layers over OGB's features; pooling is called without a size."""
 
     def __init__(self, store, gps: bool, hidden: int = 16, layers: int = 2) -> None:
         super().__init__()

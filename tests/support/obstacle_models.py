@@ -1,4 +1,4 @@
-"""A static model, and models with one obstacle each: its line ends in ``# here``."""
+"""A static model, and models with one obstacle each, whose line ends in ``# here``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAN = [CAPACITY]
 
 
 class Net(nn.Module):
-    """A static model; the obstacles derive from it."""
+    """A static model; those with obstacles derive from it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ OBSTACLES = [
 
 
 def where_of(kind: type) -> str:
-    """File and line of what is found in a model."""
+    """Returns the file and line of a model's obstacle."""
     lines = Path(__file__).read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"class {kind.__name__}("))
     line = next(i for i in range(start, len(lines)) if "# here" in lines[i]) + 1

@@ -1,4 +1,4 @@
-"""Models that ask for dense blocks of their own: of a least width, or several one after another."""
+"""Models with their own dense blocks: of a minimum width, or several in succession."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from torch_geometric.utils import to_dense_batch
 
 
 class Ranked(nn.Module):
-    """Keeps the first ``k`` nodes of each graph, of a block of at least ``k`` places, which people
-    write by hand where a library has no layer for it; two layers may keep different numbers."""
+    """Keeps the first ``k`` nodes of each graph, from a block of width at least ``k``.
+
+    Users write this by hand if a library has no layer for it. Several values of ``k`` are possible.
+    """
 
     def __init__(self, *kept: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What packers are tried on: drawn histograms, published ones, and the least number of packs."""
+"""Inputs for tests of packers: drawn and published histograms, and the minimum number of packs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def load(name: str) -> SizeHistogram:
 
 
 def alike(name: str, graphs: int, seed: int = 0) -> SizeHistogram:
-    """Molecules like those of QM9 with hydrogens or of ZINC, whose histograms are not at hand.
+    """Generates molecules like QM9 with hydrogens or ZINC, whose histograms are not available.
 
-    Nodes and rings are drawn from rounded normal distributions of about their means.
+    Nodes and rings are drawn from rounded normal distributions with about their means.
     """
     mean, spread, least, most, rings = {
         "qm9": (18.03, 2.95, 3, 29, 1.63),
@@ -38,7 +38,7 @@ def alike(name: str, graphs: int, seed: int = 0) -> SizeHistogram:
 
 @st.composite
 def problems(draw, max_types: int = 12, max_count: int = 6):
-    """A histogram of one to three components, limits that hold it, and a limit on graphs."""
+    """Draws a histogram of one to three components, limits that fit it, and a limit on graphs."""
     width = draw(st.integers(1, 3))
     rows = draw(
         st.lists(
@@ -61,8 +61,11 @@ def problems(draw, max_types: int = 12, max_count: int = 6):
 def assert_packed(
     packing: Packing, histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None = None
 ) -> None:
-    """Every graph once, no pack over what was asked for: by a loop over the packs' patterns, from
-    what the packer was given, which a packing might have noted otherwise."""
+    """Asserts that every graph is packed once and no pack exceeds the limits.
+
+    Loops over the patterns of the packs and uses the packer's own inputs, since the packing might
+    have recorded different ones.
+    """
     placed = [0] * len(histogram.counts)
     most = np.asarray(limits).tolist()
     for pattern, times in enumerate(packing.counts.tolist()):
@@ -82,7 +85,7 @@ def assert_packed(
 
 
 def fewest_packs(histogram: SizeHistogram, limits: np.ndarray, max_graphs: int | None) -> int:
-    """The true minimum, by exhaustive search over where each graph goes. For a few graphs."""
+    """Returns the true minimum by exhaustive search over all placements; for a few graphs."""
     items = np.repeat(histogram.sizes, histogram.counts, axis=0)[::-1].tolist()
     most = max_graphs or len(items)
     best = len(items)

@@ -1,11 +1,11 @@
-"""The code of the documents' pages, block by block, with the marks that stand before a block.
+"""The code blocks of the documentation pages, with the marks before them.
 
 A mark is a comment that a reader does not see::
 
-    <!-- setup            code that the blocks after it take for granted
-    <!-- needs: gpu -->   what the next block needs; a package's name, or one of ELSEWHERE
-    <!-- slow -->         it runs with the slow tests
-    <!-- instead: a | b -->   in the test b stands where the block has a; several, each its mark
+    <!-- setup            code that the following blocks require
+    <!-- needs: gpu -->   what the next block needs: gpu, a package's name, or a key of ELSEWHERE
+    <!-- slow -->         the next block runs with the slow tests
+    <!-- instead: a | b -->   in the test, b replaces a; may be repeated
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    # A changelog tells what was before.
+    # Blocks of a changelog may be outdated.
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "changelog.md"),
 ]
-# What no test brings along, and why.
+# Needs that no test can meet, and why.
 ELSEWHERE = {
     "torchrun": "processes that torchrun starts; tests/test_distributed.py has real ones",
     "slurm": "a cluster",
@@ -43,11 +43,11 @@ LANGUAGES = ("python", "bash", "text", "mermaid", "yaml")
 
 @dataclass(frozen=True)
 class Block:
-    """One block.
+    """A block of code.
 
     Attributes:
-        line: of the page, where its code begins.
-        needs: what must be there for it to run.
+        line: line of the page where its code begins.
+        needs: what it needs to run.
     """
 
     page: Path
@@ -63,7 +63,7 @@ class Block:
 
     @property
     def unmet(self) -> str:
-        """Why it cannot run here; empty where it can."""
+        """Why it cannot run here; empty if it can."""
         if self.needs == "gpu":
             import torch
 
@@ -76,7 +76,7 @@ class Block:
 
     @property
     def commands(self) -> list[list[str]]:
-        """The words of each command of a shell's block, variables before it left out."""
+        """The words of each command of a shell block, without variable assignments."""
         lines = self.code.replace("\\\n", " ").splitlines()
         split = (shlex.split(line, comments=True) for line in lines)
         return [
@@ -85,7 +85,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """In order; hidden code to set up is a block of Python."""
+    """Returns the blocks of a page in order; hidden setup code is a block of Python."""
     text, found = page.read_text(), []
     marks: dict[str, str] = {}
     instead: list[str] = []
@@ -111,7 +111,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def run(blocks: list[Block]) -> None:
-    """Blocks of one page, in one set of names; a traceback has the page's own lines."""
+    """Runs the blocks of one page in one namespace; tracebacks have the page's line numbers."""
     names: dict[str, object] = {"__name__": blocks[0].page.stem}
     for block in blocks:
         code = "\n" * (block.line - 1) + block.code

@@ -1,5 +1,8 @@
-"""A training run's picture is drawn where a test looks at it: it takes half a second, as long as a
-run of a test, and a hundred tests train. Elsewhere one grey point stands for it."""
+"""Draws the picture of a training run only for tests that look at it.
+
+Drawing takes half a second, as long as a test's training run, and a hundred tests train. For all
+others, one grey pixel replaces it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ POINT = b64decode(
 
 @pytest.fixture
 def painted() -> None:
-    """Asked for by a test that looks at pictures of training."""
+    """Requested by a test that looks at pictures of training."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The oracle of inert padding: a model over it equals plain PyG over the unpadded batch."""
+"""The oracle of inert padding: a model over a padded batch equals plain PyG without padding."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ WIDTH, EDGE_WIDTH = 8, 4
 
 
 def graphs(seed: int = 0) -> list[Data]:
-    """Five random graphs, undirected, with loops, isolated nodes and every field a layer asks for.
+    """Returns five random undirected graphs with loops, isolated nodes and all fields of layers.
 
-    Edges are sorted by destination, as in a store, so that order is no difference."""
+    Edges are sorted by destination, as in a store, so that their order does not differ."""
     random = np.random.default_rng(seed)
 
     def real(*shape: int) -> Tensor:
@@ -64,8 +64,10 @@ BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY)
 
 
 def poisoned(batch: sg.StaticBatch, scale: float, seed: int = 1) -> sg.StaticBatch:
-    """The batch with garbage in every padding row of every field: floats of ``scale``, integers
-    anywhere within the values that occur."""
+    """Returns the batch with garbage in every padding row of every field.
+
+    Floats have the given ``scale``; integers are within the range of the values that occur.
+    """
     random = torch.Generator().manual_seed(seed)
     tensors = {}
     for field in batch.layout.schema:
@@ -83,7 +85,7 @@ def poisoned(batch: sg.StaticBatch, scale: float, seed: int = 1) -> sg.StaticBat
 
 
 def unknown_counts(batch: sg.StaticBatch) -> sg.StaticBatch:
-    """The batch as a compiled step sees it."""
+    """Returns the batch as a compiled step sees it, without its real counts."""
     return sg.StaticBatch(batch.layout, batch.tensors())
 
 
@@ -108,7 +110,7 @@ class Result:
 
 
 def plain_step(model: nn.Module, forward: Callable[..., Any], batch: sg.StaticBatch) -> Result:
-    """PyG itself, on the unpadded batch."""
+    """Runs plain PyG on the unpadded batch."""
     model = copy.deepcopy(model)
     data = Batch.from_data_list(batch.to_data_list())
     out = forward(model, data)
@@ -120,7 +122,7 @@ def plain_step(model: nn.Module, forward: Callable[..., Any], batch: sg.StaticBa
 def static_step(
     model: nn.Module, forward: Callable[..., Any], batch: sg.StaticBatch, trace: bool = False
 ) -> tuple[Result | None, Trace | None]:
-    """The same through the static forms, eagerly or through the captured graph."""
+    """Runs the same with the static forms, eagerly or through the captured graph."""
     found, traced = static_steps([model], forward, batch, trace)
     return found[0] if found else None, traced
 
@@ -131,8 +133,11 @@ def static_steps(
     batch: sg.StaticBatch,
     trace: bool = False,
 ) -> tuple[list[Result], Trace | None]:
-    """Of several models at once, through one captured graph: half of what it takes to capture a
-    layer's step is the same for all. No result where nothing could be captured."""
+    """Runs the steps of several models at once, optionally through one captured graph.
+
+    Half of the time to capture a layer's step is the same for all. If nothing could be captured,
+    there are no results.
+    """
     models = [copy.deepcopy(model) for model in models]
     contexts = [context_of(model) for model in models]
     real = BATCH.real.graphs
@@ -162,7 +167,7 @@ def static_steps(
 
 
 def differences(plain: Result, static: Result, tolerance: float = TOLERANCE) -> list[str]:
-    """What differs by more than the tolerance, relative to the largest of its kind."""
+    """Returns what differs by more than the tolerance, relative to the largest of its kind."""
     wrong = []
     for name in sorted(plain.values.keys() | static.values.keys()):
         kind = name.split()[0]

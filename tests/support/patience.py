@@ -1,9 +1,9 @@
-"""How long a test waits before it calls something hung.
+"""How long a test waits before it considers something hung.
 
-A limit in seconds means nothing by itself: on a machine that does three other things everything
-takes four times as long, and nothing hangs. So limits are said for a quiet machine, and grow with
-how slow this one was found to be, once a process. They end what would never end and are no
-measurement: no test passes or fails by how fast a thing was.
+A limit in seconds alone means nothing: on a machine with three other jobs, everything takes four
+times as long without hanging. So limits are given for a quiet machine and scaled by the slowness of
+this one, measured once per process. They only end what would never end; no test passes or fails
+because of its speed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import time
 
-# Of :func:`_work`, on one quiet core of the machine that limits were said for (EPYC, 2026-11-22).
+# Time of :func:`_work` on a quiet core of the machine that limits are given for (EPYC, 2026-11-22).
 QUIET_S = 0.03
-# A machine that is quiet now may be busy later; a limit that is not reached costs nothing.
+# A quiet machine may be busy later; a limit that is not reached costs nothing.
 RESERVE = 3.0
 MOST = 40.0
 
@@ -27,12 +27,12 @@ def _work() -> int:
 
 @functools.cache
 def slowness() -> float:
-    """How many times as long as on a quiet machine the same work took; at least 1."""
+    """Returns how many times as long as on a quiet machine the same work takes; at least 1."""
     began = time.perf_counter()
     _work()
     return min(MOST, max(1.0, (time.perf_counter() - began) / QUIET_S))
 
 
 def patience(seconds: float) -> float:
-    """The limit for what may take so many seconds on a quiet machine."""
+    """Returns the limit for what may take ``seconds`` on a quiet machine."""
     return seconds * RESERVE * slowness()

@@ -1,9 +1,8 @@
-"""Where a test of the GPU runs: on the GPU, and the same body on the CPU, so that nothing a CPU can
-see fails only there.
+"""Runs a GPU test on the GPU, and its body on the CPU, which finds failures that a CPU can show.
 
-On the CPU a recording is one of the arena (:mod:`support.arena`), and what torch.compile traces
-runs as it was traced: Inductor's code for a CPU takes minutes and says nothing of a GPU's. What
-only CUDA has (launches, reserved bytes, graphs that torch recorded) stands behind
+On the CPU, recordings use the arena (:mod:`support.arena`), and graphs traced by torch.compile run
+as traced: Inductor's code for a CPU takes minutes to compile and says nothing about a GPU's. Checks
+that only CUDA allows (launches, reserved bytes, graphs that torch recorded) are conditional on
 :attr:`Place.cuda`.
 """
 
@@ -22,12 +21,12 @@ DEVICES = [pytest.param("cuda", marks=pytest.mark.gpu), "cpu"]
 
 
 class Place:
-    """One device, and what records on it.
+    """A device and its recorder.
 
     Attributes:
-        device: by name.
+        device: name of the device.
         cuda: whether it is the GPU.
-        recorders: those made on the CPU so far.
+        recorders: the recorders made on the CPU so far.
     """
 
     def __init__(self, device: str) -> None:
@@ -37,11 +36,11 @@ class Place:
 
     @property
     def recorder(self) -> Callable[[torch.device], Any] | None:
-        """For ``Recording(recorder=...)``: torch's graphs on CUDA."""
+        """The value for ``Recording(recorder=...)``: None on CUDA, for torch's graphs."""
         return None if self.cuda else self._arena
 
     def made_recorder(self) -> Any:
-        """One, for whoever takes no factory; None on CUDA, where each makes its own."""
+        """Returns a recorder for code that takes no factory; None on CUDA, to use the default."""
         return None if self.cuda else self._arena(torch.device(self.device))
 
     def _arena(self, device: torch.device) -> ArenaRecorder:
@@ -49,8 +48,10 @@ class Place:
         return self.recorders[-1]
 
     def held(self) -> int:
-        """Bytes that stay held once garbage is collected: those that the allocator reserves, or
-        those that recordings hold in their arenas."""
+        """Returns the bytes held after garbage collection.
+
+        These are the bytes that the allocator reserves, or that recordings hold in their arenas.
+        """
         gc.collect()
         if not self.cuda:
             return sum(recorder.arena.live for recorder in self.recorders)
@@ -60,7 +61,7 @@ class Place:
 
 
 class AsTraced:
-    """Takes the place of Inductor: runs the graph."""
+    """Replaces Inductor: runs the graph as traced."""
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -70,8 +71,11 @@ class AsTraced:
 
 
 def mode_of(mode: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A runner's mode for a test's: "traced" is "default", the graph run as it was traced, where
-    what is tested is decided by then and Inductor's code of one such graph proves the rest."""
+    """Returns the runner's mode for a test's mode.
+
+    "traced" becomes "default" with the graph run as traced, for tests that do not depend on
+    Inductor's code; another test of one such graph covers that.
+    """
     if mode != "traced":
         return mode
     monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", AsTraced)
@@ -80,7 +84,7 @@ def mode_of(mode: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(params=DEVICES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """The GPU where there is one, and the CPU everywhere."""
+    """The GPU, if there is one, and the CPU."""
     if request.param == "cpu":
         monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", AsTraced)
     yield Place(request.param)

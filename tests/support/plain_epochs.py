@@ -1,4 +1,4 @@
-"""Few small graphs in float64, a model and an optimizer, for loops beside plain PyG."""
+"""A few small graphs in float64, a model and an optimizer, to compare loops with plain PyG."""
 
 from __future__ import annotations
 

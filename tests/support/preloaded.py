@@ -1,8 +1,7 @@
-"""What the server of forks imports: all that is the same for each of them, and nothing that a
-program does.
+"""The imports of the fork server: everything that all forks share, without the work of a program.
 
-It is imported by that server alone (:mod:`support.fork_server`). What it says, of parts of torch
-that are deprecated, is nobody's who runs tests.
+Only that server (:mod:`support.fork_server`) imports this module. Deprecation warnings of torch are
+ignored here, as they do not concern the tests.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ with warnings.catch_warnings():
     for name in (
         *("support.ranks", "support.forked_python", "support.gine_net"),
         *("staticgraph.training.train", "staticgraph.cli"),
-        # What a run imports late.
+        # Late imports of a run.
         *("torch.utils.tensorboard", "torchmetrics.functional.classification"),
         *("torchmetrics.functional.regression", "matplotlib.backends.backend_agg"),
         *("staticgraph.training.plots", "torch.distributed.run", "torch.distributed._tensor"),
@@ -27,9 +26,9 @@ with warnings.catch_warnings():
     importlib.import_module("support.first_use").make_tables()
 importlib.import_module("support.compiled_once").begin()
 
-# As conftest.py has it for the tests: what is here stays, and need not be looked through.
+# As in conftest.py for the tests: these objects stay, and the collector need not scan them.
 gc.set_threshold(50_000, 20, 20)
 gc.collect()
 gc.freeze()
-# What nobody collects is told of as a leak by libraries that are unloaded.
+# Libraries report frozen objects as leaks when they are unloaded.
 atexit.register(gc.unfreeze)

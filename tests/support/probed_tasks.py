@@ -1,5 +1,4 @@
-"""What tests of a probe ask it for: a model with an optimizer, over capacities small enough for a
-real step on a busy core."""
+"""Tasks for tests of memory probes: a model with an optimizer, over small capacities."""
 
 from __future__ import annotations
 

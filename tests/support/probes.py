@@ -1,6 +1,6 @@
-"""Models that do one thing to all rows of a batch: right over padding, served, or wrong.
+"""Models that apply one operation to all rows of a batch: correct over padding, handled, or wrong.
 
-In those that are wrong the line that does it ends in ``# here``.
+In the wrong ones, the line of that operation ends in ``# here``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLAN = [CAPACITY]
 
 
 class Probe(nn.Module):
-    """A convolution, a trick over its rows, a mean over each graph, a head."""
+    """A convolution, an operation over its rows, a mean over each graph, a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Probe(nn.Module):
 
 
 class OwnNorm(nn.BatchNorm1d):
-    """Overrides nothing."""
+    """A subclass that overrides nothing."""
 
 
 class OptionsOnly(nn.BatchNorm1d):
@@ -204,7 +204,7 @@ class LayerNormOverAll(Probe):
 
 
 class CountedNodes(Probe):
-    """Depends on how many padding rows there are, and on nothing that stands in them."""
+    """Depends on the number of padding rows, but not on their values."""
 
     layer_name = ""
 
@@ -220,14 +220,14 @@ class Positions(Probe):
 
 
 class Cumulated(Probe):
-    """Padding rows come after the real ones: nothing is wrong."""
+    """Correct, since padding rows come after the real ones."""
 
     def trick(self, h):
         return h + h.cumsum(0)
 
 
 class Permuted(Probe):
-    """Rows in another order and back."""
+    """Correct, since the rows are reversed and restored."""
 
     def trick(self, h):
         return h.flip(0).relu().flip(0)
@@ -257,7 +257,7 @@ def runner_of(model, **options):
 def made(kind):
     torch.manual_seed(0)
     model = kind().double()
-    nn.init.normal_(model.conv.bias)  # a bias of zeros hides much, until it has learned
+    nn.init.normal_(model.conv.bias)  # an untrained bias of zeros would hide errors
     return model
 
 

@@ -1,8 +1,9 @@
-"""What tests cost: a run ends with the twenty that used the processor most, and with those that did
-for so long that they belong to the slow ones (:mod:`support.tiers`).
+"""Measures the cost of tests.
 
-Time on the wall depends on what else runs; time on the processor, of this process and of its
-children, hardly does. What a fixture takes is counted to the first test that asks for it.
+A run ends with a list of the twenty tests with the most processor time, and of those that take so
+long that they should be marked slow (:mod:`support.tiers`). Wall-clock time depends on what else
+runs; the processor time of this process and its children hardly does. The time of a fixture counts
+for the first test that requests it.
 """
 
 from __future__ import annotations
@@ -13,30 +14,30 @@ from typing import Any
 
 import pytest
 
-# What compiles for the first time takes longer than it will again.
+# Well above the limit of the list, since the first compilation takes longer than later ones.
 SLOW_S = 5.0
 SHOWN = 20
 NAME = "processor_s"
 STARTED = pytest.StashKey[float]()
 
 
-# Of processes that are no children of this one, since they fork from a server, and were told of.
+# Reported time of processes that are not children of this one, since they fork from a server.
 _elsewhere = [0.0]
 
 
 def own_processor_s() -> float:
-    """Seconds on the processor, of this process and of its children that have ended."""
+    """Returns the processor seconds of this process and of its children that have ended."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def add_elsewhere(seconds: float) -> None:
-    """Counts what another process spent to the test that runs."""
+    """Counts the time of another process for the running test."""
     _elsewhere[0] += seconds
 
 
 def processor_s() -> float:
-    """Seconds on the processor so far, of this process and of those that it waited for."""
+    """Returns the processor seconds so far, of this process and of those that it waited for."""
     return own_processor_s() + _elsewhere[0]
 
 
@@ -55,13 +56,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def by_cost(reports: list[pytest.TestReport]) -> list[tuple[float, pytest.TestReport]]:
-    """Reports with their seconds on the processor, most first."""
+    """Returns the reports with their processor seconds, most first."""
     found = [(dict(report.user_properties).get(NAME, 0.0), report) for report in reports]
     return sorted(found, key=lambda one: -one[0])
 
 
 def slowest(reports: list[pytest.TestReport]) -> list[str]:
-    """A line for each of the tests that cost most, and one for all together."""
+    """Returns a line for each of the most expensive tests, and one for the total."""
     costs = by_cost(reports)
     lines = [
         f"{s:6.1f} {report.duration:7.1f}  {report.nodeid}" for s, report in costs[:SHOWN] if s > 0
@@ -71,19 +72,19 @@ def slowest(reports: list[pytest.TestReport]) -> list[str]:
 
 
 def unmarked(reports: list[pytest.TestReport]) -> list[str]:
-    """A line for each test that was slow and did not say so, slowest first."""
+    """Returns a line for each slow test that is not marked slow, slowest first."""
     late = [(s, r) for s, r in by_cost(reports) if s > SLOW_S and "slow" not in r.keywords]
     return [f"{s:.0f} s {report.nodeid}" for s, report in late]
 
 
 def calls_of(stats: Mapping[str, Any]) -> list[pytest.TestReport]:
-    """Of a run, the report of each test that ran."""
+    """Returns the report of each test that ran."""
     ended = [one for kind in ("passed", "failed") for one in stats.get(kind, ())]
     return [one for one in ended if getattr(one, "when", "") == "call"]
 
 
 def seconds_of(stats: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds on the processor of each test that ran, by name."""
+    """Returns the processor seconds of each test that ran, by name."""
     return {report.nodeid: s for s, report in by_cost(calls_of(stats))}
 
 

@@ -1,4 +1,4 @@
-"""Models in the manner of published code: PyG's examples, OGB's baselines, papers' repositories."""
+"""Models in the style of published code: PyG's examples, OGB's baselines, papers' repositories."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ATOMS = (53, 1, 5)  # the first columns of ESOL
 
 
 class SageJumping(nn.Module):
-    """PyG's own GraphSAGE, every layer kept, two readouts side by side."""
+    """PyG's own GraphSAGE with jumping knowledge and two concatenated readouts."""
 
     def __init__(self, h=8):
         super().__init__()
@@ -48,7 +48,7 @@ class SageJumping(nn.Module):
 
 
 class GPSWithWalks(nn.Module):
-    """examples/graph_gps.py: a normed encoding of places beside a narrower embedding."""
+    """examples/graph_gps.py: a normalised positional encoding next to a narrower embedding."""
 
     def __init__(self, h=8, places=4):
         super().__init__()
@@ -67,7 +67,7 @@ class GPSWithWalks(nn.Module):
 
 
 class GatedGCN(MessagePassing):
-    """GraphGPS's gatedgcn_layer.py: the gate is a message, a weight, and the edges' new row."""
+    """GraphGPS's gatedgcn_layer.py: the gate is a message, a weight, and the new edge features."""
 
     def __init__(self, h):
         super().__init__(aggr="add")
@@ -108,7 +108,7 @@ class Gated(nn.Module):
 
 
 class ContinuousFilter(MessagePassing):
-    """SchNet's: a filter by distance, smoothly cut off."""
+    """SchNet's convolution: a filter by distance with a smooth cutoff."""
 
     def __init__(self, h, gaussians):
         super().__init__(aggr="add")
@@ -125,7 +125,7 @@ class ContinuousFilter(MessagePassing):
 
 
 class SchNetLike(nn.Module):
-    """Positions are a product of the features, so that they have gradients too."""
+    """Positions are a linear map of the features, so that they have gradients, too."""
 
     def __init__(self, h=8, gaussians=5):
         super().__init__()
@@ -144,7 +144,7 @@ class SchNetLike(nn.Module):
 
 
 class VectorMessage(MessagePassing):
-    """PaiNN's message: a scalar and three vectors' columns, by one product cut in three."""
+    """PaiNN's message: scalars and vectors of three components, from one product split in three."""
 
     def __init__(self, h, waves):
         super().__init__(aggr="add", node_dim=0)
@@ -166,7 +166,7 @@ class VectorMessage(MessagePassing):
 
 
 class VectorMessageByHand(nn.Module):
-    """The same as another repository writes it, with the gates of a second filter."""
+    """The same message as another repository writes it, with gates from a second filter."""
 
     def __init__(self, h, waves):
         super().__init__()
@@ -195,7 +195,7 @@ class VectorUpdate(nn.Module):
 
 
 class PaiNN(nn.Module):
-    """Positions are a product of the features, so that directions have gradients too."""
+    """Positions are a linear map of the features, so that directions have gradients, too."""
 
     def __init__(self, h=8, waves=5):
         super().__init__()
@@ -219,7 +219,7 @@ class PaiNN(nn.Module):
 
 
 class Points(nn.Module):
-    """Edge convolutions by the largest, their norms over edges, all layers concatenated."""
+    """Edge convolutions with max aggregation, norms over edges, all layers concatenated."""
 
     def __init__(self, h=8):
         super().__init__()
@@ -236,7 +236,7 @@ class Points(nn.Module):
 
 
 class EdgeNetwork(nn.Module):
-    """examples/qm9_nn_conv.py: a matrix an edge, a GRU, Set2Set."""
+    """examples/qm9_nn_conv.py: one matrix per edge, a GRU, Set2Set."""
 
     def __init__(self, h=4):
         super().__init__()
@@ -257,7 +257,7 @@ class EdgeNetwork(nn.Module):
 
 
 class Listed(nn.Module):
-    """torch_geometric.nn.Sequential, with a lambda and changes in place."""
+    """torch_geometric.nn.Sequential, with a lambda and in-place operations."""
 
     def __init__(self, h=8):
         super().__init__()
@@ -280,8 +280,10 @@ class Listed(nn.Module):
 
 
 class Deeper(nn.Module):
-    """examples/ogbn_proteins_deepgcn.py: softmax aggregation, norm and activation before a layer;
-    attention weighs what is read out."""
+    """examples/ogbn_proteins_deepgcn.py with an attentional readout.
+
+    Softmax aggregation, and norm and activation before a layer.
+    """
 
     def __init__(self, h=8):
         super().__init__()
@@ -303,7 +305,7 @@ class Deeper(nn.Module):
 
 
 class Equivariant(MessagePassing):
-    """A layer of an E(n)-equivariant network: two messages, of which one moves the points."""
+    """A layer of an E(n)-equivariant network: two messages, one of which moves the points."""
 
     def __init__(self, h):
         super().__init__(aggr="add")
@@ -347,7 +349,7 @@ class EquivariantNetwork(nn.Module):
 
 
 class OwnGAT(MessagePassing):
-    """A GAT as course notebooks write it, over the edges as they come."""
+    """A GAT as in course notebooks, over the edges as given."""
 
     def __init__(self, h, heads):
         super().__init__(aggr="add", node_dim=0)
@@ -369,7 +371,7 @@ class OwnGAT(MessagePassing):
 
 
 class Attentions(nn.Module):
-    """Heads that are averaged, weights that both ends share, and the layer above."""
+    """A GATv2 layer with averaged heads and shared weights, and the layer above."""
 
     def __init__(self, h=8):
         super().__init__()

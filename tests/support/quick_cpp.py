@@ -1,10 +1,10 @@
-"""What Inductor writes for a CPU is compiled quickly, since a test calls it a few times.
+"""Makes Inductor's CPU code compile quickly, since a test calls it only a few times.
 
-Where Inductor's cache is empty, as on a fresh clone, its C++ is a good part of what the tests cost.
-So g++ optimizes less, and loops are written once for single numbers, not again for vectors; the
-graph, its fusions and its buffers stay those of the mode. All is said by the environment, which
-children inherit, and is part of the keys of Inductor's cache: no run outside the tests finds
-what was made so. ``tests/test_compile_cache.py`` has its loops with vectors.
+With an empty Inductor cache, as in a fresh clone, compiling its C++ is a large part of the tests'
+cost. So g++ optimizes less, and loops are generated for scalars only, not also for vectors; the
+graph, its fusions and its buffers do not change. Everything is set by environment variables, which
+children inherit and which are part of the keys of Inductor's cache: runs outside the tests do not
+find this code. ``tests/test_compile_cache.py`` uses vectorized loops.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ COMPILER = Path(__file__).with_name("quick_g++")
 
 
 def begin(environ: MutableMapping[str, str] = os.environ) -> None:
-    """From now on, in this process and its children; what the caller's environment says stays.
+    """Installs this for this process and its children; variables already set are kept.
 
     Raises:
-        RuntimeError: if Inductor's settings were read already.
+        RuntimeError: if Inductor's settings have already been read.
     """
     if environ is os.environ and "torch._inductor.config" in sys.modules:
         raise RuntimeError("torch._inductor.config was imported before the tests' environment")
     environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
-    # Of an exported model, the code that calls its loops is most of what is compiled.
+    # For an exported model, most of the compiled code is the wrapper that calls its loops.
     environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
     environ.setdefault("AOT_INDUCTOR_ENABLE_LINE_TABLES", "0")
     if sys.platform == "linux" and shutil.which("g++") and " " not in str(COMPILER):

@@ -1,11 +1,11 @@
-"""Triton's interpreter in two thirds of its time; it computes what it did.
+"""Makes Triton's interpreter take two thirds of its time, with the same results.
 
-At every launch, and again at every call of one device function by another, the interpreter looks
-through all of ``triton.language`` for what it must take the place of; a call finds what its launch
-has done, and that was a quarter of all time. Here a launch takes the place of everything that a
-kernel or one of Triton's own functions can see, and a call of nothing. What the operators of the
-language are called with goes to them by one function less, and the table of NumPy's types is made
-once. A Triton that is built otherwise is left as it is.
+At every launch, and again at every call of one device function by another, the interpreter searches
+all of ``triton.language`` for what it must patch; a call only finds what its launch has patched,
+and that took a quarter of the time. Here a launch patches everything that a kernel or one of
+Triton's own functions can see, and a call patches nothing. The operators of the language are called
+through one function fewer, and the table of NumPy's types is built once. A Triton version with a
+different structure is not changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BY_THE_SCOPE = ("_LangPatchScope", "_patch_builtin", "_patch_lang_tensor", "_pat
 
 
 def begin() -> bool:
-    """From now on, in this process; whether it could be done."""
+    """Installs this in the current process; returns whether that was possible."""
     names = (*BY_THE_SCOPE, "_patch_attr", "_patch_lang", "_get_np_dtype", "interpreter_semantic")
     if not all(hasattr(interpreter, name) for name in names):
         return False
@@ -60,7 +60,7 @@ def _patch_lang(fn: Any) -> Any:
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of one device function by another, inside a launch."""
+    """Calls one device function from another, inside a launch."""
     try:
         return self.rewrite()(*args, **kwargs)
     except Exception as error:

@@ -1,5 +1,7 @@
-"""PyG writes two modules for each class of its convolutions, from two templates, and parses them
-each time, for 50 ms: a quarter of what quick tests over all layers take. Here it parses them once.
+"""Makes PyG parse the templates of its convolutions only once.
+
+PyG generates two modules per convolution class from two templates and parses them each time, which
+takes 50 ms: a quarter of the time of quick tests over all layers.
 """
 
 from __future__ import annotations
@@ -20,5 +22,5 @@ def _environment(loader: FileSystemLoader) -> Environment:
 
 
 def begin() -> None:
-    """From now on, in this process and in those that fork from it."""
+    """Installs this in the current process and its forks."""
     importlib.import_module("torch_geometric.template").__dict__["Environment"] = _environment

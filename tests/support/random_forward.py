@@ -1,7 +1,7 @@
-"""Forwards that nobody wrote: a random program over nodes, edges and graphs.
+"""Random forwards: programs over nodes, edges and graphs.
 
-Every step takes values made before and makes one, in one of the forms that torch has for it, or
-changes one in place. A program is its steps as text, so that a failure can be read and pasted.
+Every step computes a value from earlier ones, in one of torch's forms for it, or changes one in
+place. A program is a list of steps as text, so that a failure can be read and pasted.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ NODES = (
 
 
 def program(seed: int, length: int = 14) -> list[tuple[str, bool]]:
-    """Steps, each with whether it runs under ``torch.no_grad()``."""
+    """Draws steps, each with whether it runs under ``torch.no_grad()``."""
     draw = random.Random(seed)
     values = {"n": ["h0"], "e": ["e0"]}
     steps: list[tuple[str, bool]] = []
@@ -123,7 +123,7 @@ def program(seed: int, length: int = 14) -> list[tuple[str, bool]]:
 
 
 def as_text(steps: list[tuple[str, bool]]) -> str:
-    """The body of a forward, as one would write it."""
+    """Returns the body of a forward as source code."""
     lines = []
     for text, without in steps:
         lines += ["with torch.no_grad():", f"    {text}"] if without else [text]
@@ -165,8 +165,10 @@ def _words(text: str) -> list[str]:
 
 
 def runs(model: nn.Module, out: Tensor) -> bool:
-    """Whether torch differentiates what plain PyG computed: not where an operand that is needed was
-    changed in place."""
+    """Returns whether plain PyG's result is finite and torch can differentiate it.
+
+    It cannot if an operand that the backward needs was changed in place.
+    """
     try:
         out.sin().sum().backward()
     except RuntimeError:

@@ -13,7 +13,7 @@ from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
 
-GRAPHS, BATCH = 150, 8  # of 4 ranks: steps of 32, and a ragged last one
+GRAPHS, BATCH = 150, 8  # on 4 ranks: steps of 32 graphs, and an incomplete last one
 
 
 class Net(nn.Module):

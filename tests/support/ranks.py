@@ -1,7 +1,8 @@
-"""Real processes over gloo, for tests: a function on every rank, and what each of them gave.
+"""Runs a function on every rank of a group of real gloo processes, and collects the results.
 
-They fork from a server that has torch and the library loaded (:mod:`support.fork_server`), so that
-a test pays for its own work and not for imports. What they print is shown where a test fails.
+The processes fork from a server that has torch and the library loaded
+(:mod:`support.fork_server`), so that a test pays for its own work and not for imports. Their output
+is shown if a test fails.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ class RankFailed(AssertionError):
 
 
 def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What ``function(*args)`` gives on each of so many ranks, in their order.
+    """Runs ``function(*args)`` on every rank; returns the results in the order of the ranks.
 
     Args:
-        world_size: how many processes.
-        function: of a module's own level; asks ``torch.distributed`` for its rank.
-        args: whatever pickles.
+        world_size: number of processes.
+        function: a module-level function; it gets its rank from ``torch.distributed``.
+        args: its arguments, which must be picklable.
 
     Raises:
-        RankFailed: one or several did; the message has the tracebacks of all that raised.
+        RankFailed: if any rank failed; the message has the tracebacks of all that raised.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)

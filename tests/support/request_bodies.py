@@ -1,5 +1,4 @@
-"""Bodies of requests to a server: the same molecules as SMILES, as graphs and as arrays; and what
-nobody should send."""
+"""Request bodies for a server: molecules as SMILES, as graphs and as arrays, and invalid bodies."""
 
 from __future__ import annotations
 
@@ -65,11 +64,11 @@ def pickled() -> bytes:
 
 
 def twice(first: str, second: str) -> bytes:
-    """An npz of ethanol in which one array stands under both names."""
+    """Returns an npz of ethanol that has one array under both names."""
     arrays = npz_of([ETHANOL])
     file = io.BytesIO(saved(arrays))
     with zipfile.ZipFile(file, "a") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # zipfile warns of a name that is there
+        warnings.simplefilter("ignore")  # zipfile warns about duplicate names
         assert first in archive.namelist()
         archive.writestr(second, archive.read(first))
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""One model on real molecules: in a mode of the runner, and in plain PyG."""
+"""Compares a model on real molecules in a mode of the runner with plain PyG."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDS = [3, 1, 4, 1059, 200, 7]
 
 
 def garbage(batch: Any, store: Any) -> Any:
-    """Other categories in the padding of the features."""
+    """Fills the padding of the features with their last category."""
     for name, mask in (("x", batch.node_mask), ("edge_attr", batch.edge_mask)):
         last = torch.tensor([size - 1 for size in store.cardinality(name)])
         batch[name][~mask] = last
@@ -26,15 +26,17 @@ def garbage(batch: Any, store: Any) -> Any:
 
 
 def in_plain_pyg(model: nn.Module, store: Any, ids: list[int] = IDS) -> Tensor:
-    """What the model gives for a batch of PyG's, asked with the arguments that it names."""
+    """Returns the model's output for a PyG batch, called with the arguments that it names."""
     batch: Any = Batch.from_data_list([store[i] for i in ids])
     given = {**batch.to_dict(), "batch": batch.batch, "batch_size": len(ids)}
     return model(*(given[name] for name in inspect.signature(model.forward).parameters))
 
 
 def assert_as_in_plain_pyg(model: nn.Module, store: Any) -> Any:
-    """Outputs, gradients and running statistics of mode ``fused`` over garbage in the padding are
-    those of plain PyG; the runner."""
+    """Asserts that mode ``fused`` over garbage padding equals plain PyG; returns the runner.
+
+    Compares outputs, gradients and running statistics.
+    """
     stock = copy.deepcopy(model)
     runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
     batch = garbage(sg.StaticBatch.of(store, IDS, CAPACITY), store)
@@ -55,8 +57,10 @@ def assert_as_in_plain_pyg(model: nn.Module, store: Any) -> Any:
 
 
 def difference(model: nn.Module, store: Any, mode: str = "fused") -> tuple[float, Any]:
-    """The largest difference of outputs, gradients and buffers, of the largest gradient where that
-    is over one, and the runner that made it."""
+    """Returns the largest difference of outputs, gradients and buffers, and the runner.
+
+    A gradient's difference is relative to its largest value if that exceeds one.
+    """
     stock = copy.deepcopy(model)
     expected = in_plain_pyg(stock, store)
     expected.sin().sum().backward()
@@ -76,13 +80,13 @@ def difference(model: nn.Module, store: Any, mode: str = "fused") -> tuple[float
 
 
 def fired(runner: Any) -> Counter[str]:
-    """How often each rewrite took a place of the one graph that a runner captured."""
+    """Returns how often each rewrite was applied in the one graph that a runner captured."""
     (function,) = runner.steps.compiled._functions.values()
     return Counter(place.rewrite for place in function.captured.done)
 
 
 def assert_drawn_by_seed(runner: Any, batch: Any) -> None:
-    """What a runner drops is the same for the same seed, and other for another."""
+    """Asserts that a runner's dropout is the same for the same seed and differs for another."""
     outs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -92,12 +96,12 @@ def assert_drawn_by_seed(runner: Any, batch: Any) -> None:
 
 
 def missed(runner: Any) -> str:
-    """What was not rewritten, and why."""
+    """Returns what was not rewritten, and why."""
     (function,) = runner.steps.compiled._functions.values()
     return "\n".join(map(str, function.captured.missed.values()))
 
 
 def seeded(build: Any) -> nn.Module:
-    """A model in float64, the same at every call."""
+    """Builds a model in float64, the same at every call."""
     torch.manual_seed(0)
     return build().double()

@@ -1,4 +1,4 @@
-"""A runner of options that do not say whose they are: a subject's, a recording's, or its own."""
+"""Makes a runner from options of a subject, a recording or the runner itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECORDING = {field.name for field in dataclasses.fields(sg.Recording)}
 
 
 def made_runner(model: Any, plan: Any, mode: Any = "auto", **options: Any) -> sg.StaticGraphRunner:
-    """For tests that hand options on: each goes where it belongs."""
+    """Makes a runner and passes each option to the object that takes it."""
     subject = {name: value for name, value in options.items() if name in SUBJECT}
     recording = {name: value for name, value in options.items() if name in RECORDING}
     rest = {k: v for k, v in options.items() if k not in SUBJECT | RECORDING}

@@ -1,8 +1,8 @@
-"""``@pytest.mark.sampled(3)``: of a test's many cases every third runs, with ``EVERY_CASE=1`` all.
+"""``@pytest.mark.sampled(3)``: every third case of a test runs; with ``EVERY_CASE=1``, all of them.
 
-For families whose cases differ in the layer, the operator or the dtype alone, where most of what
-goes wrong goes wrong in many of them. ``make test-every`` runs all, as each release and each new
-version of torch or PyG must. Where there is a GPU, and where cases are named, nothing is left out.
+For tests whose cases differ only in the layer, the operator or the dtype, where most errors appear
+in many cases. ``make test-every`` runs all cases, which each release and each new version of torch
+or PyG requires. With a GPU, or if cases are named on the command line, nothing is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Those that are not drawn: of each family all but every k-th, in the order they stand in."""
+    """Returns the cases to leave out: of each test, all but every k-th, in their order."""
     seen: Counter[str] = Counter()
     found = []
     for item in items:

@@ -1,4 +1,4 @@
-"""The JSON schemas of what the commands print."""
+"""The JSON schemas of the commands' output."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ FOLDER = Path(__file__).parents[2] / "docs" / "schemas"
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """Of a command, or of a file that it writes."""
+    """Returns the schema of a command, or of a file that it writes."""
     return json.loads((FOLDER / f"{name}.json").read_text())

@@ -1,4 +1,4 @@
-"""The application of a service in this process alone, without workers and without a port."""
+"""The application of a service in a single process, without workers and without a port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from staticgraph.serving.service import Service
 
 
 def app_of(service: Service) -> FastAPI:
-    """Closes the service's server where there is none."""
+    """Returns the application; closes the service's server if it cannot be made."""
     try:
         return make_app(LocalBackend(service.server), *service[1:])
     except BaseException:
@@ -23,5 +23,5 @@ def app_of(service: Service) -> FastAPI:
 
 
 def app_of_run(folder: Path, **options: Any) -> FastAPI:
-    """Takes what :func:`staticgraph.serving.from_run.service_of_run` takes."""
+    """Takes the arguments of :func:`staticgraph.serving.from_run.service_of_run`."""
     return app_of(service_of_run(folder, **options))

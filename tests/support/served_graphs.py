@@ -1,4 +1,4 @@
-"""A small model, graphs that fit its three buckets, and what tests of serving need of them."""
+"""A small model, graphs that fit its three buckets, and helpers for tests of serving."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import staticgraph as sg
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from support.patience import patience
 
-PATIENCE_S = patience(30)  # until a test that hangs fails; nothing is timed
-# Float64 over sums of some tens of terms, in another order.
+PATIENCE_S = patience(30)  # until a hanging test fails; nothing is timed
+# Float64 sums of a few tens of terms, in another order.
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 SMALL = sg.Capacity(nodes=17, edges=40, graphs=5, max_graph_nodes=8)
 LARGE = sg.Capacity(nodes=41, edges=99, graphs=10, max_graph_nodes=8)
@@ -34,7 +34,7 @@ def graph(nodes: int, seed: int = 0) -> Data:
 
 
 def flat_of(graphs: list[Data]) -> FlatGraphs:
-    """As bytes over HTTP become them."""
+    """Returns the graphs in the form that bodies over HTTP are converted to."""
     return FlatGraphs(
         np.array([g.x.shape[0] for g in graphs]),
         np.array([g.edge_index.shape[1] for g in graphs]),
@@ -44,7 +44,7 @@ def flat_of(graphs: list[Data]) -> FlatGraphs:
 
 
 class Net(nn.Module):
-    """One convolution; ``edges`` gives rows of edges, too. Stops where a test says so."""
+    """One convolution; with ``out="edge"``, also gives rows per edge. A test can stop it."""
 
     def __init__(self, out: str = "graph") -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Net(nn.Module):
 
     def forward(self, x, edge_index, edge_attr, batch, batch_size):
         self.before()
-        if x.isnan().any():  # a graph that the model cannot take
+        if x.isnan().any():  # a graph that the model rejects
             raise RuntimeError("a node has no features\nand more lines")
         h = self.norm(self.conv(x, edge_index, edge_attr))
         pooled = global_add_pool(h, batch, batch_size)
@@ -83,7 +83,7 @@ def broken() -> Data:
 
 
 class Held:
-    """A model that stops in its forward until it is let go."""
+    """Makes a server's model wait in its forward until it is released."""
 
     def __init__(self, server: sg.Server) -> None:
         self.reached, self.go = threading.Event(), threading.Event()

@@ -1,12 +1,12 @@
-"""A device that is not there, whose streams and events are logged, and order the work on them.
+"""A simulated device with logged streams and events that detects races.
 
-Work queued on one stream runs in order; between streams, and between a stream and the host, nothing
-is ordered but by events. :class:`Streams` keeps that order as vector clocks: each stream, and the
-host, counts its own work and knows of the others' only what an event or a wait has told it. Two
-uses of one memory, of which one writes and neither of which is known to come before the other, are
-a race, whatever the values were this time.
+Work queued on one stream runs in order; between streams, and between a stream and the host, only
+events order work. :class:`Streams` keeps that order as vector clocks: each stream, and the host,
+counts its own work and knows of the others' only through events and waits. Two uses of the same
+memory, at least one of them a write and neither known to precede the other, are a race, even if the
+values happened to be right.
 
-Tensors asked for on ``cuda`` stand on the CPU, so that what the library does runs for real.
+Tensors requested on ``cuda`` are on the CPU, so that the library's code actually runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 HOST = "host"
-# What makes a tensor without reading or writing memory, or only looks at it.
+# Functions that make a tensor without reading or writing memory, or only inspect it.
 _VIEWS = {"__getitem__", "view", "numpy", "detach", "data_ptr", "untyped_storage", "__get__"}
 _HOST_READS = {"__bool__", "__int__", "__float__", "item", "tolist"}
 _EMPTY = {"empty", "empty_like"}
@@ -30,11 +30,11 @@ Clock = dict[str, int]
 
 
 class Race(AssertionError):
-    """Two uses of one memory that nothing orders."""
+    """Two unordered uses of the same memory."""
 
 
 class Streams(TorchFunctionMode):
-    """Logs who does what to which memory, and fails at the first race.
+    """Logs the uses of each memory, and fails at the first race.
 
     Attributes:
         log: ``(who, what)`` in the order of issue.
@@ -48,12 +48,12 @@ class Streams(TorchFunctionMode):
         self._clocks: dict[str, Clock] = defaultdict(lambda: defaultdict(int))
         self._uses: dict[int, list[tuple[str, int, bool, str]]] = defaultdict(list)
         self._on_device: set[int] = set()
-        self._kept: list[Any] = []  # an address that comes twice would be two memories
+        self._kept: list[Any] = []  # keeps addresses from being reused for another memory
 
     # ------------------------------------------------------------------ torch.cuda
 
     def install(self, monkeypatch: Any) -> Streams:
-        """Takes the place of ``torch.cuda``'s streams and events."""
+        """Replaces ``torch.cuda``'s streams and events."""
         for room in ("batches.loading.loader", "store.on_device"):
             monkeypatch.setattr(f"staticgraph.{room}.require_there", lambda device: device)
 
@@ -69,7 +69,7 @@ class Streams(TorchFunctionMode):
 
     @contextmanager
     def use(self, stream: FakeStream) -> Iterator[None]:
-        """``torch.cuda.stream``."""
+        """Imitates ``torch.cuda.stream``."""
         before, self.present = self.present, stream
         try:
             yield
@@ -79,19 +79,23 @@ class Streams(TorchFunctionMode):
     # ------------------------------------------------------------------ order
 
     def learn(self, who: str, clock: Clock) -> None:
-        """What comes next in ``who`` comes after all in ``clock``."""
+        """Orders the next work of ``who`` after everything in ``clock``."""
         own = self._clocks[who]
         for name, time in clock.items():
             own[name] = max(own[name], time)
 
     def known(self, who: str) -> Clock:
-        """What is done by now, as ``who`` knows it."""
+        """Returns the work that is done so far, as ``who`` knows it."""
         return dict(self._clocks[who])
 
     def touch(self, value: Tensor, who: str, what: str, writes: bool) -> None:
-        """One use of a memory."""
+        """Records one use of a memory.
+
+        Raises:
+            Race: if it is not ordered after an earlier use, and one of the two writes.
+        """
         if who != HOST:
-            self.learn(who, self._clocks[HOST])  # it is issued by now
+            self.learn(who, self._clocks[HOST])  # work follows what the host did before issuing it
         clock = self._clocks[who]
         clock[who] += 1
         self.log.append((who, what))
@@ -141,7 +145,7 @@ def _memory(value: Tensor) -> int:
 
 
 class FakeStream:
-    """``torch.cuda.Stream``."""
+    """Imitates ``torch.cuda.Stream``."""
 
     def __init__(self, streams: Streams, name: str) -> None:
         self.name = name
@@ -157,7 +161,7 @@ class FakeStream:
 
 
 class FakeEvent:
-    """``torch.cuda.Event``; one that was never recorded waits for nothing."""
+    """Imitates ``torch.cuda.Event``; waiting for one that was never recorded does nothing."""
 
     def __init__(self, streams: Streams) -> None:
         self.clock: Clock = {}
@@ -166,7 +170,7 @@ class FakeEvent:
     def record(self, stream: FakeStream | None = None) -> None:
         stream = stream or self._streams.present
         self._streams.log.append((stream.name, "record"))
-        # Copied: what the stream does later is not part of it.
+        # A copy, since later work of the stream is not part of the event.
         self.clock = self._streams.known(stream.name)
 
     def synchronize(self) -> None:

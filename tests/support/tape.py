@@ -1,9 +1,9 @@
 """A recorder without a GPU: it notes every operation with its tensors and repeats it on them.
 
-What a CUDA graph does to addresses, this does to tensor objects: a replay reads the noted inputs
-and writes the noted results, whatever Python has exchanged in the meantime. An input that was not
-copied to its noted place, or a number that was read on the host, gives wrong values here as it
-would there.
+It treats tensor objects as a CUDA graph treats addresses: a replay reads the noted inputs and
+writes the noted results, even if Python has replaced these objects in the meantime. An input that
+was not copied to its noted place gives wrong values, as with a CUDA graph, and reading a number on
+the host raises :class:`HostRead`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Tape(TorchDispatchMode):
                 returns = func._schema.returns
                 is_view = any(r.alias_info and not r.alias_info.is_write for r in returns)
                 if is_view:
-                    continue  # the noted view still looks at the noted tensor
+                    continue  # the noted view still refers to the noted tensor
                 fresh = tree_flatten(func(*args, **kwargs))[0]
                 values = [value for value in fresh if isinstance(value, Tensor)]
                 for noted, value in zip(results, values, strict=True):
@@ -52,7 +52,7 @@ class _Tape(TorchDispatchMode):
 
 
 class TapeRecorder:
-    """Records eager work; counts what a test wants to know."""
+    """Records eager work, and counts its recordings."""
 
     compiles = False
 

@@ -1,7 +1,7 @@
-"""A small net that stops in the middle of its forward, and threads that hand on what they found.
+"""A small net that can stop in its forward, and threads that pass on their results and errors.
 
-Interleaving is made, not hoped for: a forward stops in its middle until the other thread has
-finished or waits for its turn, or all meet at a barrier there.
+Interleaving is deterministic: a forward stops in the middle until the other thread has finished or
+waits for its turn, or until all threads reach a barrier there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from staticgraph.runner.execution import model_locks
 from support.patience import patience
 from support.runners import made_runner
 
-PATIENCE_S = patience(30)  # until a test that hangs fails; nothing is timed
+PATIENCE_S = patience(30)  # until a hanging test fails; nothing is timed
 
 
 def graphs(count: int, seed: int) -> list[Data]:
@@ -49,7 +49,7 @@ CAPACITY = sg.Capacity(nodes=100, edges=200, graphs=13, max_graph_nodes=10)
 
 
 class Net(nn.Module):
-    """A function and layers of PyG on both sides of its middle."""
+    """Calls ``middle`` between layers of PyG."""
 
     def __init__(self, seed: int = 0, middle=lambda: None) -> None:
         super().__init__()
@@ -74,8 +74,10 @@ def loss(out, batch):
 
 
 def runner_of(model: nn.Module, **options) -> sg.StaticGraphRunner:
-    """A runner that has looked at its model already, so that the model's middle is reached by the
-    steps of a test alone."""
+    """Returns a runner that has already inspected its model.
+
+    So only the steps of a test reach the model's ``middle``.
+    """
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.05, fused=options.get("mode") == "cuda-graph"
     )
@@ -101,13 +103,13 @@ def batch_of(first: int = 0, count: int = 10) -> sg.StaticBatch:
 
 
 def plain(model: nn.Module, some: list[Data]) -> torch.Tensor:
-    """What PyG gives on a batch without padding, by a copy that was never converted."""
+    """Returns plain PyG's output on a batch without padding; ``model`` must not be converted."""
     data = Batch.from_data_list(some)
     return model(data.x, data.edge_index, data.batch)
 
 
 class Elsewhere(threading.Thread):
-    """A thread that hands on what its work returned or raised."""
+    """A thread that passes on the result or the exception of its work."""
 
     def __init__(self, work) -> None:
         super().__init__(daemon=True)
@@ -120,7 +122,7 @@ class Elsewhere(threading.Thread):
             self._error = error
 
     def start_and_let_run(self) -> None:
-        """Until it has finished, or waits for a turn that another thread has."""
+        """Starts, and waits until it has finished or waits for another thread's turn to end."""
         self.start()
         until = time.monotonic() + PATIENCE_S
         while self.is_alive() and self.ident not in model_locks._WAITING:

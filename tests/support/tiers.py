@@ -1,10 +1,10 @@
-"""Which tests are quick: those that `make test` runs.
+"""Selects the quick tests, which `make test` runs.
 
-A test is slow where it says so itself (the marker), or where it was seen to use the processor for
-longer than :data:`QUICK_S` with empty caches; those are in ``tests/data/slow_tests.txt``, seconds
-and a name per line. ``make tiers`` runs all tests and writes the list: what ran and was slow is in,
-what ran and was quick is out, what did not run stays. A list, since a thousand of seven thousand
-tests take nine tenths of the time, and which ones is a matter of measuring.
+A test is slow if it has the marker, or if it was measured to use more than :data:`QUICK_S` of
+processor time with empty caches; those tests are in ``tests/data/slow_tests.txt``, with seconds and
+a name per line. ``make tiers`` runs all tests and writes the list: tests that ran are added if they
+were slow and removed if they were quick, and tests that did not run are kept. It is a list, since a
+thousand of the seven thousand tests take nine tenths of the time, and only measuring shows which.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import pytest
 from support.processor_time import seconds_of
 
 QUICK_S = 0.3
-# One that is in the list leaves it when it is quicker than this, so that none goes to and fro.
+# A test leaves the list if it is quicker than this, so that none alternates.
 LEAVES_S = 0.2
 LIST = Path(__file__).parents[1] / "data" / "slow_tests.txt"
 
 
 def listed() -> dict[str, float]:
-    """Tests that were slow, and the seconds of processor time that each took."""
+    """Returns the tests in the list and the seconds of processor time that each took."""
     parts = (line.partition(" ") for line in LIST.read_text().splitlines())
     return {name: float(seconds) for seconds, _, name in parts}
 
 
 def brought_up_to_date(slow: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
-    """The list after a run.
+    """Returns the list after a run.
 
     Args:
-        slow: the names that are in it.
-        seconds: of processor time, for every test that ran.
+        slow: the names in the list so far.
+        seconds: processor time of every test that ran, by name.
     """
     kept = {name for name in slow if seconds.get(name, QUICK_S) >= LEAVES_S}
     return sorted(kept | {name for name, spent in seconds.items() if spent > QUICK_S})

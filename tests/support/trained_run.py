@@ -10,7 +10,7 @@ from support.examples import EXAMPLES
 
 
 def trained_run(folder: Path) -> Path:
-    """The folder of a run over ESOL."""
+    """Trains over ESOL and returns the folder of the run."""
     config = TrainConfig(
         data=str(EXAMPLES / "esol.npz"), hidden=8, layers=1, epochs=1, compile_mode="eager"
     )

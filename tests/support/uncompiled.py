@@ -1,11 +1,10 @@
-"""The loops of numba as the Python that they are: nothing is compiled.
+"""Runs the numba loops as plain Python, without compiling.
 
-A loop takes a second of processor time to compile for each type, and is then called once or twice:
-over a graph of thirty nodes Python is through with it in milliseconds, by the same source. With
-``NUMBA_DISABLE_JIT`` numba leaves its functions as they are, but has no Python for what is written
-in instructions: the pointers that CPU kernels are given are ctypes' here, and what runs by the
-vector unit's lanes is NumPy's. Beyond that, a division by zero is as quiet as it is when it is
-compiled.
+A loop takes a second of processor time to compile per type and is then called once or twice; over a
+graph of thirty nodes, Python runs the same source in milliseconds. With ``NUMBA_DISABLE_JIT``,
+numba does not change its functions, but intrinsics have no Python code: here, the pointers passed
+to CPU kernels are those of ctypes, and operations on vector lanes use NumPy. Division by zero also
+gives no warning, as in compiled code.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ NOTHING = ctypes.c_byte()
 
 
 def begin() -> None:
-    """From now on, in this process, which was started with ``NUMBA_DISABLE_JIT=1``."""
+    """Installs this in the current process, which must run with ``NUMBA_DISABLE_JIT=1``."""
     assert os.environ.get("NUMBA_DISABLE_JIT") == "1"
     _Intrinsic.__call__ = _call
     np.seterr(all="ignore")
@@ -31,14 +30,14 @@ def begin() -> None:
 
 def _call(self: Any, *given: Any) -> Any:
     body = getattr(self._defn, "body", None)
-    if body is not None:  # what is given to threads: all of it is this one's
+    if body is not None:  # work for threads: this thread does all of it
         return body(0, 1, *given[1])
     assert self in PYTHON, f"{self} has no Python"
     return PYTHON[self](*given)
 
 
 def _pointer(address: int, like: Any) -> Any:
-    at = int(address) or ctypes.addressof(NOTHING)  # of no length: ctypes takes no null for that
+    at = int(address) or ctypes.addressof(NOTHING)  # an empty array; ctypes does not accept null
     return ctypes.cast(at, ctypes.POINTER(np.ctypeslib.as_ctypes_type(like.dtype)))
 
 

@@ -1,4 +1,4 @@
-"""Models as people write them: a trunk, encoders and layers of their own around PyG's layers."""
+"""Models as users write them: custom trunks, encoders and layers around PyG's layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEGREES = torch.tensor([0, 40, 60, 30, 10, 2])
 
 
 class Tables(nn.Module):
-    """The sum of one embedding a column, as OGB's encoders write it."""
+    """The sum of one embedding per column, as in OGB's encoders."""
 
     def __init__(self, sizes, hidden):
         super().__init__()
@@ -40,7 +40,7 @@ class Tables(nn.Module):
 
 
 class OwnConv(MessagePassing):
-    """A message of its own, whose activation no kernel knows."""
+    """A custom message with an activation that no kernel supports."""
 
     def __init__(self, hidden, activation=F.silu, aggr="add"):
         super().__init__(aggr=aggr)
@@ -57,7 +57,7 @@ class OwnConv(MessagePassing):
 
 
 class GatedConv(MessagePassing):
-    """A weight an edge, from the edge itself."""
+    """One weight per edge, computed from the edge itself."""
 
     def __init__(self, hidden):
         super().__init__(aggr="mean")
@@ -71,7 +71,7 @@ class GatedConv(MessagePassing):
 
 
 class LearntWeights(nn.Module):
-    """GCN over weights of edges that are learnt."""
+    """GCN with learnt edge weights."""
 
     def __init__(self, hidden):
         super().__init__()
@@ -82,7 +82,7 @@ class LearntWeights(nn.Module):
 
 
 class LearntByHand(nn.Module):
-    """The same normalised by hand, so that roots of the degrees have gradients too."""
+    """The same with explicit normalisation, so that roots of the degrees have gradients, too."""
 
     def __init__(self, hidden):
         super().__init__()
@@ -98,7 +98,7 @@ class LearntByHand(nn.Module):
 
 
 class EdgeMLP(MessagePassing):
-    """A message by a network of both ends and the edge, as interaction networks write it."""
+    """A message computed by a network from both ends and the edge, as in interaction networks."""
 
     def __init__(self, hidden, aggr="add"):
         super().__init__(aggr=aggr)
@@ -115,7 +115,7 @@ class EdgeMLP(MessagePassing):
 
 
 class Differences(MessagePassing):
-    """Edge convolution with the largest and the mean of one linear message."""
+    """Edge convolution with maximum, mean and variance of one linear message."""
 
     def __init__(self, hidden):
         super().__init__(aggr=["max", "mean", "var"])
@@ -129,7 +129,7 @@ class Differences(MessagePassing):
 
 
 class Heads(MessagePassing):
-    """The least and the spread of rows with heads, which nothing else is known of."""
+    """Minimum and standard deviation of rows with heads, in a custom message."""
 
     def __init__(self, hidden):
         super().__init__(aggr=["min", "std"], node_dim=0)
@@ -145,14 +145,14 @@ class Heads(MessagePassing):
 
 
 class OverriddenGINE(GINEConv):
-    """A subclass with a message of its own."""
+    """A subclass with its own message."""
 
     def message(self, x_j, edge_attr):
         return torch.relu(edge_attr + x_j)
 
 
 class ByHand(nn.Module):
-    """No layer of PyG's: gathers and sums written out, as ``how`` says."""
+    """Uses no layer of PyG: explicit gathers, and sums in the form named by ``how``."""
 
     def __init__(self, hidden, how):
         super().__init__()
@@ -176,7 +176,7 @@ class ByHand(nn.Module):
 
 
 class Attending(nn.Module):
-    """Softmax over neighbours of a score of its own."""
+    """Softmax over neighbours of a custom score."""
 
     def __init__(self, hidden):
         super().__init__()
@@ -213,7 +213,7 @@ class MoleculeGIN(MessagePassing):
 
 
 class MoleculeGCN(MessagePassing):
-    """OGB's GCN layer, which normalises by hand."""
+    """OGB's GCN layer, with explicit normalisation."""
 
     def __init__(self, hidden):
         super().__init__(aggr="add")
@@ -235,7 +235,7 @@ class MoleculeGCN(MessagePassing):
 
 
 class Trunk(nn.Module):
-    """Encoders, layers, norm, ReLU, dropout and residual sum, pool, head."""
+    """Encoders; layers with norm, ReLU, dropout and residual sum; pool and head."""
 
     def __init__(self, conv, hidden=16, layers=2, edges=True, dropout=0.0, pool=global_mean_pool):
         super().__init__()
@@ -294,7 +294,7 @@ class VirtualNode(nn.Module):
 
 
 class Transformer(nn.Module):
-    """GPS layers under a trunk of one's own."""
+    """GPS layers in a custom trunk."""
 
     def __init__(self, hidden=16, layers=2, dropout=0.0):
         super().__init__()
@@ -331,7 +331,7 @@ def pna(hidden):
 
 
 def pna_apart(hidden):
-    """Towers that each have columns of their own, every scaler, no edges."""
+    """Returns PNA with separate columns per tower, the other scalers, and no edge features."""
     aggregators, scalers = ["std", "sum", "max"], ["attenuation", "linear", "inverse_linear"]
     options = {"towers": 2, "divide_input": True, "pre_layers": 2, "train_norm": True}
     return PNAConv(hidden, hidden, aggregators, scalers, DEGREES, **options)

@@ -1,4 +1,4 @@
-"""Graphs to write a part at a time, and when two stores are the same."""
+"""Graphs to write in parts, and a comparison of two stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.graphs import random_graph
 
 
 def assert_same_files(found: sg.GraphStore, expected: sg.GraphStore) -> None:
-    """Every array in value, dtype and shape, and the schema."""
+    """Asserts that every array equals in value, dtype and shape, and the schemas are equal."""
     ours, theirs = found.arrays(), expected.arrays()
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():

@@ -1,7 +1,7 @@
 """Every layer of torch_geometric.nn that can be built here, and how a model would call it.
 
-One table serves the tests and the support page of the docs. A case is a layer and a call; around it
-stands a small model: a linear encoder before, the sum over each graph and a linear head after.
+One table serves the tests and the support page of the docs. A case is a layer and a call, inside a
+small model with a linear encoder before, and the sum over each graph and a linear head after.
 """
 
 from support.layer_cases.aggregations import aggregations

@@ -1,4 +1,4 @@
-"""One layer and how a model calls it, and the small model that stands around it."""
+"""A layer and how a model calls it, and the small model around it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Case:
 
     Attributes:
         kind: the section of the support page.
-        level: whether the call gives one row a node or one a graph.
-        eager_only: why the compiled form is refused, where it is.
-        tolerance: of the largest; more where PyG's own layer computes in less than float64.
-        dtype: where PyG's own layer does not run in float64.
+        level: whether the call gives one row per ``node`` or per ``graph``.
+        eager_only: why the compiled form is refused; empty if it is not.
+        tolerance: relative to the largest value; larger if PyG's layer computes below float64.
+        dtype: differs from float64 if PyG's layer does not run in float64.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Case:
 
 
 class Model(nn.Module):
-    """Encoder, the layer of a case, sum over each graph where it gives nodes, head."""
+    """Encoder, the layer of a case, sum over each graph if the layer gives nodes, head."""
 
     def __init__(self, case: Case, width: int = C) -> None:
         super().__init__()

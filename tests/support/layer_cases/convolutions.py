@@ -13,7 +13,7 @@ from support.layer_cases.case import C, Call, Case, attributed, mlp, plain, type
 
 
 class Second(nn.Module):
-    """GCN2Conv, FAConv: also given the features of the first layer."""
+    """For GCN2Conv and FAConv, which also take the features of the first layer."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whole models of torch_geometric.nn, and functions that models of one's own call."""
+"""Whole models of torch_geometric.nn, and functions that user models call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def dense_gcn(layer: Any, x: Tensor, d: Any) -> Tensor:
 
 
 class Jumping(nn.Module):
-    """Three convolutions and a jumping connection over them."""
+    """Three convolutions and jumping knowledge over them."""
 
     def __init__(self, mode: str) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def models() -> list[Case]:
 
 
 class WritesOnBatch(nn.Module):
-    """Layers that take the batch and set what they made on it, as GraphGym's do."""
+    """Layers that take the batch and store their results on it, as in GraphGym."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,24 +226,24 @@ class WritesOnBatch(nn.Module):
 
 
 def given_graph(pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-    """Stands for SchNet's ``interaction_graph`` until :func:`schnet` gives it the batch's edges."""
+    """Placeholder for SchNet's ``interaction_graph``, which :func:`schnet` replaces."""
     raise AssertionError("the call gives the edges")
 
 
 def schnet(layer: Any, x: Tensor, d: Any) -> Tensor:
-    """SchNet over edges that were found when the data set was made."""
+    """Runs SchNet over edges that were computed with the data set."""
 
     def edges(pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         row, col = d.edge_index
         away = (pos[row] - pos[col]).square().sum(-1)
-        return d.edge_index, (away + 1e-12).sqrt()  # loops have no length
+        return d.edge_index, (away + 1e-12).sqrt()  # loops have length 0
 
     layer.interaction_graph = edges
     return layer(d.node_type, d.pos + 0.01 * x[:, :3], d.batch)
 
 
 class AutoEncoder(nn.Module):
-    """GAE's encoder and its inner product over the edges, summed at their targets."""
+    """GAE's encoder, and its inner-product scores of the edges, summed at their targets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class Pairs(nn.Module):
 
 
 class HeteroJumping(nn.Module):
-    """Two convolutions of one node type and a jumping connection over them."""
+    """Two convolutions of one node type and jumping knowledge over them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Norms of torch_geometric.nn, with the batch vector and without."""
+"""Norms of torch_geometric.nn, with and without the batch vector, and BatchNorm of torch."""
 
 from __future__ import annotations
 

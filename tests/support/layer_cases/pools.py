@@ -1,4 +1,4 @@
-"""Global pools, and hierarchies of pooling layers."""
+"""Global pools and hierarchies of pooling layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.layer_cases.case import C, Case, mlp
 
 
 def pooled(layer: Any, x: Tensor, d: Any) -> Tensor:
-    """Pool, convolve, norm, pool again, read out: as in PyG's own example of hierarchies."""
+    """Calls a layer with edge attributes and the batch, as hierarchies are called."""
     return layer(x, d.edge_index, d.edge_attr, d.batch)
 
 
@@ -40,7 +40,7 @@ class Hierarchy(nn.Module):
 
 
 class DenseHierarchy(nn.Module):
-    """A dense pool, a convolution of its clusters, the same pool again, and the losses of both."""
+    """Dense pool, convolution of the clusters, the same kind of pool again; and the losses."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
