@@ -1,8 +1,5 @@
-"""Energies and forces of clusters of atoms with a SchNet-like model.
-
-The forces are the negative gradient of the energy with respect to the positions, taken inside the
-model's forward.
-"""
+"""Energies and forces of clusters of atoms, with a SchNet-like model: its forward takes the forces
+as the negative gradient of the energy with respect to the positions."""
 
 from __future__ import annotations
 

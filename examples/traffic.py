@@ -15,10 +15,7 @@ STEPS = 12
 
 
 def window(generator: torch.Generator) -> Data:
-    """Makes a network of 8 to 40 routers whose loads depend on the hour and the neighbours.
-
-    One label in ten is missing.
-    """
+    """Makes 8 to 40 routers with loads by hour and neighbours; one label in ten is missing."""
     routers = int(torch.randint(8, 41, (1,), generator=generator))
     links = torch.randint(routers, (2, 3 * routers), generator=generator)
     share = torch.rand(3 * routers, generator=generator)
