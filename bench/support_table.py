@@ -48,13 +48,13 @@ NO_LAYER |= {"KNNIndex", "L2KNNIndex", "MIPSKNNIndex", "ApproxL2KNNIndex", "Appr
 # Models of torch_geometric.nn that are not for batches of many graphs, or not for a training step.
 NOT_FOR_BATCHES = {
     "CorrectAndSmooth": "post-processing of one graph's predictions, without parameters",
-    "LINKX": "a weight a node of one graph",
-    "LightGCN": "an embedding a node of one graph",
+    "LINKX": "one weight per node of one graph",
+    "LightGCN": "one embedding per node of one graph",
     "LPFormer": "reads sparse matrices of one graph",
     "MetaPath2Vec": "random walks over one graph",
     "Node2Vec": "random walks over one graph",
     "RENet": "events of one temporal graph",
-    "TGNMemory": "a memory a node of one temporal graph",
+    "TGNMemory": "one memory per node of one temporal graph",
     "ARGA": "two optimizers in turn; its encoder is any model above",
     "ARGVA": "two optimizers in turn; its encoder is any model above",
     "VGAE": "as GAE, with noise; its encoder is any model above",

@@ -130,7 +130,7 @@ BY_HAND = {
     "gatv2": "GATv2",
     "pna": "PNA",
     "gps": "GPS",
-    "own": "`MessagePassing` of one's own, SiLU",
+    "own": "own `MessagePassing` layer, SiLU",
     "gcn, learnt weights": "GCN, weights of edges learnt",
     "molecule gin": "OGB's GIN with a virtual node",
     "molecule gcn": "OGB's GCN with a virtual node",
