@@ -139,7 +139,7 @@ def test_a_folder_that_was_moved_aside_is_put_back_and_said(tmp_path):
     store_of(1.5).save(tmp_path / "s")
     old = scratch.beside(tmp_path / "s", "old")
     (tmp_path / "s").rename(old.with_name(old.name.replace(scratch.TOKEN, "00000000")))
-    with pytest.warns(UserWarning, match="being replaced when its process ended.*before is back"):
+    with pytest.warns(UserWarning, match="being replaced when its process ended.*was put back"):
         assert GraphStore.load(tmp_path / "s").name == "1.5"
 
 
@@ -147,7 +147,7 @@ def test_data_sets_are_opened_after_a_kill_too(tmp_path):
     store_of(1.5).save(tmp_path / "s")
     old = scratch.beside(tmp_path / "s", "old")
     (tmp_path / "s").rename(old.with_name(old.name.replace(scratch.TOKEN, "00000000")))
-    with pytest.warns(UserWarning, match="before is back"):
+    with pytest.warns(UserWarning, match="was put back"):
         assert sg.datasets.open(tmp_path / "s").name == "1.5"
 
 
@@ -182,7 +182,7 @@ def test_of_two_writers_of_one_folder_one_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "PATIENCE_S", 0.0)
     # The other process finds what was moved aside and puts it back, as after a kill.
     with (
-        pytest.warns(UserWarning, match="is back"),
+        pytest.warns(UserWarning, match="was put back"),
         pytest.raises(FileExistsError, match="written by another process meanwhile, which is kept"),
     ):
         store_of(3.5).save(tmp_path / "s", overwrite=True)

@@ -149,7 +149,7 @@ def test_an_undirected_edge_that_stands_twice_is_refused(tmp_path, again):
     edges = np.array([[0, 1], [1, 3], [4, 4], again]).T
     np.savez(tmp_path / "g.npz", edges=edges, num_nodes=5)
     for opened in (data.open_links, data.open_nodes):
-        with pytest.raises(UnknownDataset, match=r"edge 3 joins . -> ., as edge 1.*stands once"):
+        with pytest.raises(UnknownDataset, match=r"edge 3 joins . -> ., as edge 1.*edge once"):
             opened(str(tmp_path / "g.npz"))
 
 

@@ -320,7 +320,7 @@ class Cut(BlockFirst):
 
 REFUSED = [
     (Unmasked, "no mask"),
-    (Biased, "something stands between the weights and their scores"),
+    (Biased, "there is an operation between the weights and their scores"),
     (KeptWeights, "its weights are read elsewhere"),
     (WeaklyMasked, "masked in a way that is not known"),
     (QueriesMasked, "its mask is not the one of to_dense_batch"),

@@ -150,13 +150,13 @@ def test_what_fits_is_rewritten_and_named_by_its_line(esol):
         (
             Learnt,
             "neighbour_sum",
-            "an activation times a number an edge that has a gradient",
+            "an activation times one number per edge that has a gradient",
         ),
-        (Scaled, "neighbour_sum", "an activation times something else than a number an edge"),
+        (Scaled, "neighbour_sum", "an activation times something other than one number per edge"),
         (Gelu, "neighbour_sum", "gelu is no activation of the kernel"),
         (Kept, "neighbour_sum", "the message is used elsewhere"),
         (KeptLeast, "neighbour_reduce", "the message is read by more than reductions"),
-        (Halved, "neighbour_sum", "a sum of something else than a neighbour's row and an edge's"),
+        (Halved, "neighbour_sum", "a sum of something other than a neighbour's row and an edge's"),
     ],
 )
 def test_a_broken_condition_is_said_and_the_result_stays(conv, rewrite, reason, esol):

@@ -76,7 +76,7 @@ def _missing(values: Array) -> Array:
 def _classes(name: str, y: Field, values: Array) -> tuple[Field, Array]:
     if y.width != 1 or y.rows != 1:
         raise BadGraph(
-            f"{name}: --task classes takes one label a graph, and y is {y.describe()}: make a "
+            f"{name}: --task classes takes one label per graph, and y is {y.describe()}: make a "
             "store whose graphs have the one that you want"
         )
     missing = np.flatnonzero(_missing(values).reshape(-1))

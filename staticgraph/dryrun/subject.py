@@ -19,7 +19,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.store.graph_store import GraphStore
 
-STAND_IN = "no loss was given: the mean square of the output stands for it"
+STAND_IN = "no loss was given: the mean square of the output is used instead"
 BATCH_SIZE = 32
 
 

@@ -124,8 +124,8 @@ class Batcher:
         self.window: int | None = by_plan if window == "auto" else window
         if self.blocks is not None and not exact and self.window is None:
             raise ValueError(
-                "shuffle='blocks' keeps graphs that stand together together, and window=None deals "
-                "all of them again: give a window, or exact=True"
+                "shuffle='blocks' reads graphs that are stored together together, and window=None "
+                "deals all of them again: give a window, or exact=True"
             )
         self.sizes: IntArray = planned_columns(narrow_sizes_of(sizes), plan)
         self.exact, self.shuffle, self.seed = exact, bool(shuffle), seed

@@ -141,7 +141,7 @@ def repair(folder: str | Path) -> None:
         raise
     sync_folder(target.parent)
     warnings.warn(
-        f"{target} was being replaced when its process ended; what stood there before is back",
+        f"{target} was being replaced when its process ended; the previous one was put back",
         stacklevel=3,
     )
 

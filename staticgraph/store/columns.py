@@ -111,7 +111,7 @@ def axis_offsets(axes: Mapping[str, Array], graphs: int, name: str) -> dict[str,
         if rows.shape != (graphs,) or (len(rows) and rows.min() < 0):
             raise BadGraph(
                 f"{name}: axis {axis!r} has counts of shape {rows.shape} for "
-                f"{how_many(graphs, 'graph')}; one number of at least 0 a graph is needed"
+                f"{how_many(graphs, 'graph')}; one number per graph is needed, at least 0"
             )
         offsets[axis] = _offsets(rows)
     return offsets

@@ -127,7 +127,9 @@ def _warnings(report: TrainReport) -> str:
     if report.diverged is not None:
         lines.append(f"diverged in epoch {report.diverged}: the loss is not finite")
     if report.stopped_early is not None:
-        lines.append(f"stopped after epoch {report.stopped_early}: the validation loss stood still")
+        lines.append(
+            f"stopped after epoch {report.stopped_early}: the validation loss stopped improving"
+        )
     if report.resumed_at:
         lines.append(f"resumed: the buckets count what came after step {report.resumed_at:,}")
     return "".join(f'<p class="warn">{escape(line)}</p>' for line in lines)

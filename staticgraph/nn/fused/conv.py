@@ -195,7 +195,7 @@ class FusedGraphConv(Fused, GraphConv):
             if self.aggr == "max":
                 reason = "the largest of weighted messages has no fused form"
             elif weight.numel() != edge_index.size(1) or not weight.is_floating_point():
-                reason = "edge_weight is not one float an edge"
+                reason = "edge_weight is not one float per edge"
         if not self.use(reason):
             return super().propagate(edge_index, size=size, **kwargs)
         assert batch is not None

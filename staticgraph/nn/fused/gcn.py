@@ -65,7 +65,7 @@ class FusedGCNConv(Fused, GCNConv):
         if edge_weight is None:
             return None
         if edge_weight.dim() != 1 or not edge_weight.is_floating_point():
-            return "edge_weight is not one float an edge"
+            return "edge_weight is not one float per edge"
         return None
 
     def _degrees(

@@ -206,8 +206,8 @@ def _each_once(path: Path, edges: IntArray, nodes: int) -> IntArray:
         edge = int(again.argmax())
         raise UnknownDataset(
             f"{path}: edge {edge} joins {edges[0, edge]} -> {edges[1, edge]}, as edge "
-            f"{first[place[edge]]} does one way or the other: each undirected edge stands once, "
-            "such as np.unique(np.sort(edges, axis=0), axis=1)"
+            f"{first[place[edge]]} does one way or the other: list each undirected edge once, "
+            "for example with np.unique(np.sort(edges, axis=0), axis=1)"
         )
     return edges
 

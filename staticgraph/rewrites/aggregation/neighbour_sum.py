@@ -106,7 +106,7 @@ def message(captured: Captured, rows: Any) -> Message | str:
             return f"{said(rows)} is no known message"
         if is_call(inner, ADD) and used_once(inner) and rows.target is RELU:
             found = _relu_of_sum(captured, rows)
-            return found or "a sum of something else than a neighbour's row and an edge's"
+            return found or "a sum of something other than a neighbour's row and an edge's"
         if rows.target is not RELU:
             return f"{name} is no activation of the kernel"
     return f"{said(rows)} is no known message"
@@ -130,9 +130,9 @@ def _weighed_message(captured: Captured, rows: Call) -> Message | str:
         if found is None or not used_once(first):
             continue
         if shape(second) == shape(rows) or (weight := _weight(captured, second, rows)) is None:
-            return "an activation times something else than a number an edge"
+            return "an activation times something other than one number per edge"
         if captured.has_gradient(second):
-            return "an activation times a number an edge that has a gradient"
+            return "an activation times one number per edge that has a gradient"
         return found._replace(weight=weight) if same_dtype(found.x, weight) else "two dtypes"
     return "a product of something else than a neighbour's row and a weight"
 

@@ -188,12 +188,12 @@ class _Reader:
         heads = [one for one in stretches if one.axis == COLUMN]
         rest = [one for one in stretches if one.axis != COLUMN]
         if place != (Stretch("place", width),) or rest != [Stretch("graph", groups)]:
-            raise OddBlocks("it attends along something else than the nodes of a graph")
+            raise OddBlocks("it attends along something other than the nodes of a graph")
         if len(last) != 1 or last[0].axis != COLUMN or last[0].step != 1 or len(heads) > 1:
-            raise OddBlocks("the columns of a head do not stand beside each other")
+            raise OddBlocks("the columns of a head are not adjacent")
         number = heads[0].size if heads else 1
         if heads and heads[0].step != last[0].size:
-            raise OddBlocks("the columns of a head do not stand beside each other")
+            raise OddBlocks("the columns of a head are not adjacent")
         return number, last[0].size
 
     def _check(self, node: Call, mask: KeyMask | None, dropout: Any) -> None:

@@ -106,7 +106,7 @@ class ScoreReader:
                 break
         pair = product(user)
         if pair is None or pair[0] is not weights:
-            raise OddBlocks("something stands between the weights and their sum", user)
+            raise OddBlocks("there is an operation between the weights and their sum", user)
         _, values, _, order_b, order = pair
         block = turned(self.blocks.at(values), lambda axes: axes.permute(order_b))
         if block is None:
@@ -191,6 +191,6 @@ class ScoreReader:
             user, before, depth = left.pop()
             pair = product(before)
             if pair is not None and None not in (self.blocks.at(pair[0]), self.blocks.at(pair[1])):
-                raise OddBlocks("something stands between the weights and their scores", user)
+                raise OddBlocks("there is an operation between the weights and their scores", user)
             if depth < 8 and shape(before) == shape(node):
                 left += [(before, one, depth + 1) for one in before.all_input_nodes]

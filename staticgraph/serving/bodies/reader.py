@@ -275,7 +275,7 @@ def _rows_of(found: Array, item: Field) -> Array:
         return found[None]
     found = _rows_first(found, item)
     if found.ndim != 1 + len(item.shape) or found.shape[1:] != item.shape:
-        beside = f", one beside the other in dimension {item.cat_dim}" if item.cat_dim else ""
+        beside = f", side by side in dimension {item.cat_dim}" if item.cat_dim else ""
         raise BadBody(f"{item.name!r} has shape {list(shape)}, and it is {item.describe()}{beside}")
     return found
 

@@ -16,6 +16,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.execution.prediction import new_graphs
 from staticgraph.schema import Schema
 from staticgraph.serving.engine.concatenation import StoreSpan, concatenated
+from staticgraph.serving.engine.request_too_large import RequestTooLarge
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
@@ -23,10 +24,6 @@ from staticgraph.text.how_many import how_many, how_many_of
 
 # A retry sooner than this would find the same queue.
 SOONEST_RETRY_S = 0.001
-
-
-class RequestTooLarge(ValueError):
-    """A request has more graphs than the queue holds; it was not enqueued."""
 
 
 class Admission:

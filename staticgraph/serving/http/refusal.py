@@ -16,8 +16,8 @@ from staticgraph.errors import (
     ServerClosed,
 )
 from staticgraph.serving.bodies.bad_body import BadBody
-from staticgraph.serving.engine.admission import RequestTooLarge
 from staticgraph.serving.engine.error_words import first_line
+from staticgraph.serving.engine.request_too_large import RequestTooLarge
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 

@@ -101,7 +101,7 @@ class Workers:
                     self.stop()
                     raise RuntimeError(
                         f"a process that reads requests did not start (status {process.poll()}): "
-                        "its message stands above; --workers 0 reads them in this one"
+                        "see its message above; --workers 0 reads them in this one"
                     )
 
     def wait(self) -> bool:

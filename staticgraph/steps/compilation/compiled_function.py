@@ -239,8 +239,8 @@ class CompiledFunction:
         if not frames or frames[-1].name != "__delattr__":
             return None
         return NotStatic(
-            f"{self._name}: {error}: the forward deletes it, and it stood there before the first "
-            "step alone. Do not set it in __init__, or set it to None where it is deleted; or use "
+            f"{self._name}: {error}: the forward deletes it, so it is there for the first step "
+            "only. Do not set it in __init__, or set it to None where it is deleted; or use "
             "mode='eager'"
         )
 

@@ -189,7 +189,7 @@ def _check_given(model: object, loss: object, optimizer: object) -> None:
     if isinstance(optimizer, list | tuple | dict):
         raise TypeError(
             f"optimizer= is a {type(optimizer).__name__} of {len(optimizer)}, and a step has one: "
-            "for other settings a part of the model, give one optimizer parameter groups "
+            "for different settings per part of the model, give one optimizer parameter groups "
             "(torch.optim.Adam([{'params': model.head.parameters(), 'lr': 1e-4}, ...])); for "
             "optimizers that take turns, or are of different kinds, call runner(batch) in your own "
             "loop, docs/loops.md"
