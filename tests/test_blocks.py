@@ -147,6 +147,7 @@ def test_blocks_and_windows_are_drawn_anew():
     assert not np.array_equal(np.sort(first[:16]), first[:16])
 
 
+@pytest.mark.slow  # on a fresh clone, for what its cases compile
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_epoch_in_blocks(exact, ranks):

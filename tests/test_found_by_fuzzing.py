@@ -282,6 +282,7 @@ def test_one_node_one_edge_and_one_cluster():
     assert store.schema["cluster_index"].counts == ("node", "clusters")
 
 
+@pytest.mark.slow  # on a fresh clone, for what its cases compile
 @pytest.mark.parametrize(
     "sizes",
     [

@@ -88,6 +88,7 @@ def test_training_by_each_path_equals_dense(place, path, mode):
         assert float((a - b).abs().max()) <= TOLERANCE * float(a.abs().max())
 
 
+@pytest.mark.slow  # on a fresh clone, for what its cases compile
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

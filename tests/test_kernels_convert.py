@@ -31,6 +31,7 @@ def reasons(model) -> set[str]:
     return {layer.stock_reason for layer in fused_layers(model) if layer.stock_reason is not None}
 
 
+@pytest.mark.slow  # on a fresh clone, for what its cases compile
 @pytest.mark.parametrize("pool", ["mean", "add"])
 @pytest.mark.parametrize("name", models.NAMES)
 def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, pool, esol):

@@ -45,6 +45,7 @@ def with_gradients(out: Tensor, *inputs: Tensor) -> list[Tensor]:
     return [out, *torch.autograd.grad((out * weights).sum(), inputs)]
 
 
+@pytest.mark.slow  # on a fresh clone, for what its cases compile
 @pytest.mark.parametrize("nodes", [7, 700])
 @pytest.mark.parametrize(
     ("transform", "coded"),
@@ -71,6 +72,7 @@ def test_sums_over_neighbours(nodes, transform, coded):
     on_each_number(summed)
 
 
+@pytest.mark.slow  # on a fresh clone, for what its cases compile
 @pytest.mark.parametrize("nodes", [7, 700])
 @pytest.mark.parametrize("trained", [False, True])
 def test_sums_weighed_by_a_number_an_edge(nodes, trained):

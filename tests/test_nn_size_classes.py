@@ -65,6 +65,7 @@ def test_small_blocks_stay_in_one():
             refuse()
 
 
+@pytest.mark.slow  # on a fresh clone, for what its cases compile
 @pytest.mark.parametrize("known", [True, False], ids=["counts known", "counts unknown"])
 def test_every_path_gives_the_same(known, monkeypatch):
     """Outputs and gradients of each path against plain PyG in float64."""

@@ -131,6 +131,7 @@ def test_never_more_packs_than_the_listing(problem):
     assert ours.num_packs <= fewest_of_the_listing(histogram, limits, max_graphs)
 
 
+@pytest.mark.slow  # on a fresh clone, for what its cases compile
 @pytest.mark.parametrize("name", ["qm9", "zinc"])
 @pytest.mark.parametrize("graphs", [2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6])
 def test_never_more_packs_than_the_listing_at_two_graphs_a_pack(name, graphs):
