@@ -27,7 +27,8 @@ from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.example_batch import revalued, with_gaps
 from staticgraph.checking.jitter import nudge
-from staticgraph.checking.outcome import Difference, Outcome, differing, first_clear, largest_of
+from staticgraph.checking.leak_error import GAPS, SIZES, leak_of
+from staticgraph.checking.outcome import Outcome, differing, first_clear, largest_of
 from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
 from staticgraph.checking.plain_batch import has_gaps, labelled_loss, plain_batch, plain_loss
 from staticgraph.errors import PaddingLeaks
@@ -45,21 +46,6 @@ from staticgraph.steps.state.training_state import untouched
 PADDINGS = {torch.float64: 1e-10, torch.float32: 3e-5}
 PLAIN = {torch.float64: 1e-9, torch.float32: 1e-3}
 COARSE = {id(PADDINGS): 1e-2, id(PLAIN): 5e-2}  # bfloat16, float16
-
-# What to do, depending on the cause; the last two are added if it was plain PyG that differs.
-LAYERS = "Reduce over each graph with a pool and the batch vector, or mask with batch.node_mask"
-LOSSES = (
-    "In a loss, sg.masked_mean(values, batch) is the mean of rows, and batch.graph_mask "
-    "(node_mask, edge_mask) leaves padding out of anything else"
-)
-SIZES = (
-    "; batch.num_nodes, num_edges, num_graphs and sizes of tensors count padding rows, and "
-    "batch.num_real_nodes, num_real_edges and num_real_graphs do not"
-)
-GAPS = (
-    "; a missing label (NaN) reads as 0 in a loss, and its entry is left out of the mean: what "
-    "depends on torch.isnan of a target needs a mask of its own, as a field of the data"
-)
 
 
 class PaddingCheck:
@@ -174,7 +160,7 @@ class PaddingCheck:
             lambda: self._padded(other, training, step),
             PADDINGS,
         )
-        return _leak(
+        return leak_of(
             found,
             culprit,
             self._model,
@@ -212,7 +198,7 @@ class PaddingCheck:
         culprit = self._culprit(
             unpadded, lambda: self._padded(batch, training, step), PLAIN, operations=False
         )
-        return _leak(
+        return leak_of(
             found,
             culprit,
             self._model,
@@ -375,33 +361,3 @@ def _several_ranks() -> bool:
 
 def _graphs_in(batch: StaticBatch) -> int:
     return batch.real.graphs if batch.real is not None else int(batch.num_real_graphs)
-
-
-def _leak(
-    found: Difference,
-    culprit: Culprit | None,
-    model: torch.nn.Module,
-    what: str,
-    more: str = "",
-) -> PaddingLeaks:
-    """Returns the error, which names the layer if it is known; ``more`` is added to the remedy."""
-    path, where, line = culprit or Culprit(None)
-    remedy = LAYERS
-    for kind in ("the buffer ", "the parameter "):
-        if path is None and found.name.startswith(kind):
-            path = found.name.removeprefix(kind).rpartition(".")[0]
-    if path is None:
-        named = "no layer does it: look at the loss, and at the function that calls the model"
-        remedy = LOSSES
-    elif path:
-        kind = type(model.get_submodule(path)).__name__
-        named = f"the first to differ is {path!r} ({kind})"
-    else:
-        named = f"none does it: it is the forward of {type(model).__name__}"
-    named += f", at {where}: {line}" if where else ""
-    return PaddingLeaks(
-        f"{what}. Of the layers, {named}. {remedy}{more}; sg.preflight(model, plan, store) lists "
-        "every layer; Subject(..., check_padding=False) turns this check off",
-        path,
-        where,
-    )

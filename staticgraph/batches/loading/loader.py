@@ -21,6 +21,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.collation.collate import fill
 from staticgraph.batches.collation.transform import Transform, apply_transform, check_transform
 from staticgraph.batches.loading.from_device import IdsFeed
+from staticgraph.batches.loading.loaded_graphs import LoadedGraphs
 from staticgraph.batches.loading.loader_options import check_options, check_workers
 from staticgraph.batches.loading.read_ahead import announced
 from staticgraph.batches.slots.batch_memory import used
@@ -332,29 +333,6 @@ class StaticLoader:
             slot.released.record(self._copy_stream)
         torch.cuda.current_stream(self.device).wait_stream(self._copy_stream)
         return target
-
-
-class LoadedGraphs:
-    """The graphs that a loader iterates over, by their positions in the store.
-
-    Args:
-        store: the store that holds them.
-        indices: their positions.
-    """
-
-    def __init__(self, store: GraphStore | DeviceStore, indices: np.ndarray) -> None:
-        self.store = store
-        self.indices = indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, number: int) -> Any:
-        """Returns one graph as a PyG ``Data`` or ``HeteroData``."""
-        held = self.store.host if isinstance(self.store, DeviceStore) else self.store
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"graph {number} of {len(self)}")
-        return held[int(self.indices[number])]
 
 
 def _options() -> set[str]:
