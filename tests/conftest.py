@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from support import after_fork, dryrun_server, quick_cpp, quick_templates
+from support import after_fork, dryrun_server, quick_cpp, quick_templates, quick_tracing
 from support.examples import EXAMPLES
 from support.patience import patience
 
@@ -21,6 +21,7 @@ import staticgraph as sg
 after_fork.begin()
 quick_cpp.begin()
 quick_templates.begin()
+quick_tracing.begin()
 
 # Seconds after which a test counts as hanging, read by pytest-timeout.
 os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))

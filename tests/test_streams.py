@@ -104,6 +104,46 @@ def esol_ids(first):
     return torch.arange(first, first + 20).numpy()
 
 
+def test_memory_is_not_reused_before_the_stream_that_read_the_last_batch(loader, streams, esol):
+    """The loader and the ids of a store on the device are dropped while that stream is busy."""
+    with streams:
+        made = loader(slots=2)
+        layouts = [SlotLayout(0, sg.BucketPlan.of(PLAN).capacities[0], esol.schema)]
+        pool = SlotPool(layouts, 1, CUDA)
+        feed = IdsFeed(Moved(esol.to("cpu")), layouts, pool)
+        slots = [*made._pool._all]
+        side = torch.cuda.Stream(CUDA)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for batch in made:
+                assert bool(batch.node_mask.any())
+                del batch
+            ids = feed._write(esol_ids(0), pool.lend()).on_device
+            assert ids[:2].tolist() == [0, 1]
+        for memory in (*(slot.buffer for slot in slots), ids):
+            streams.free(memory)
+            assert any(who == side.name for who, *_ in streams._uses[memory.data_ptr()])
+
+
+def test_the_log_finds_memory_that_is_freed_too_early(streams):
+    with streams:
+        side = torch.cuda.Stream(CUDA)
+        value = torch.zeros(4, device=CUDA)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            value.add_(1)
+        with pytest.raises(Race, match="is freed before add_ on stream 1"):
+            streams.free(value)
+        value.record_stream(side)
+        streams.free(value)
+        other = torch.zeros(4, device=CUDA)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            other.add_(1)
+        torch.cuda.current_stream().wait_stream(side)
+        streams.free(other)
+
+
 def test_the_log_finds_a_race(streams):
     """A stream that does not wait for another stream's write is caught; one that does is not."""
     with streams:

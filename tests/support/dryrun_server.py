@@ -161,11 +161,12 @@ def main(number: int) -> None:
 
     loaded = guard.load()
     guard.load = lambda: loaded
-    from support import after_fork, forked_python
+    from support import after_fork, forked_python, quick_tracing
 
     after_fork.begin()
     for name in LOADED:
         importlib.import_module(name)
+    quick_tracing.begin(seeds=False)
     gc.freeze()
     asked = [waiting, sys.stdin]
     while sys.stdin not in select.select(asked, [], [])[0]:

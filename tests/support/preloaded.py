@@ -14,6 +14,7 @@ import warnings
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     importlib.import_module("support.after_fork").begin()
+    importlib.import_module("support.quick_tracing").begin()
     for name in (
         *("support.ranks", "support.forked_python", "support.gine_net"),
         *("staticgraph.training.train", "staticgraph.cli"),

@@ -6,13 +6,17 @@ counts its own work and knows of the others' only through events and waits. Two 
 memory, at least one of them a write and neither known to precede the other, are a race, even if the
 values happened to be right.
 
+The caching allocator reuses freed memory in the order of the stream that it was allocated on, which
+may be before another stream has used it for the last time, unless the memory was marked with
+``record_stream``; :meth:`Streams.free` checks that.
+
 Tensors requested on ``cuda`` are on the CPU, so that the library's code actually runs.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +52,7 @@ class Streams(TorchFunctionMode):
         self._clocks: dict[str, Clock] = defaultdict(lambda: defaultdict(int))
         self._uses: dict[int, list[tuple[str, int, bool, str]]] = defaultdict(list)
         self._on_device: set[int] = set()
+        self._marked: set[tuple[int, str]] = set()  # memory and stream
         self._kept: list[Any] = []  # keeps addresses from being reused for another memory
 
     # ------------------------------------------------------------------ torch.cuda
@@ -65,6 +70,8 @@ class Streams(TorchFunctionMode):
         monkeypatch.setattr(torch.cuda, "Event", lambda *_, **__: FakeEvent(self))
         monkeypatch.setattr(torch.cuda, "stream", self.use)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.present)
+        # Replaced as a method: torch refuses a stream that is none before it asks a mode.
+        monkeypatch.setattr(Tensor, "record_stream", self.mark)
         return self
 
     @contextmanager
@@ -105,6 +112,27 @@ class Streams(TorchFunctionMode):
             if (writes or wrote) and clock[other] < time:
                 raise Race(f"{what} on {who} does not wait for {before} on {other}: {self.log}")
         uses.append((who, clock[who], writes, what))
+
+    @property
+    def mark(self) -> Callable[[Tensor, FakeStream], None]:
+        """Imitates ``Tensor.record_stream``."""
+        return lambda value, stream: self._marked.add((_memory(value), stream.name))
+
+    def free(self, value: Tensor) -> None:
+        """Imitates that the last reference to a memory of the default stream goes.
+
+        Raises:
+            Race: the default stream may reuse it before another stream has used it for the last
+                time.
+        """
+        memory, reuse = _memory(value), self.known(self.default.name)
+        for marked, stream in self._marked:
+            if marked == memory:  # the allocator waits for it, and so for what it has waited for
+                for who, time in self.known(stream).items():
+                    reuse[who] = max(reuse.get(who, 0), time)
+        for who, time, _, what in self._uses[memory]:
+            if reuse.get(who, 0) < time:
+                raise Race(f"memory is freed before {what} on {who}: {self.log}")
 
     # ------------------------------------------------------------------ torch
 

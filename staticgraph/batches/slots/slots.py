@@ -192,7 +192,7 @@ class Slot:
         generation: how many times the slot was given back.
     """
 
-    __slots__ = ("_layouts", "_views", "buffer", "generation", "released")
+    __slots__ = ("_layouts", "_made_on", "_views", "buffer", "generation", "released")
 
     def __init__(self, layouts: Sequence[SlotLayout], device: torch.device, pinned: bool) -> None:
         nbytes = max(layout.nbytes for layout in layouts)
@@ -203,15 +203,23 @@ class Slot:
         note(self.buffer, frozenset().union(*(layout.lengths for layout in layouts)))
         self.released: torch.cuda.Event | None = None
         self.generation: int = 0
+        self._made_on = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._layouts = layouts
         self._views: dict[int, _Views] = {}
         self.mark_released(device)
 
     def mark_released(self, device: torch.device) -> None:
-        """Makes the next fill wait for what the current stream has queued; on a device only."""
+        """Makes the next fill wait for what the current stream has queued; on a device only.
+
+        So does the next owner of the memory, once nobody has the slot any longer: the caching
+        allocator by itself waits only for the stream that the memory was allocated on.
+        """
         if device.type == "cuda":
+            present = torch.cuda.current_stream(device)
             self.released = self.released or torch.cuda.Event()
-            self.released.record(torch.cuda.current_stream(device))
+            self.released.record(present)
+            if present != self._made_on:
+                self.buffer.record_stream(present)
 
     def tensors(self, bucket: int) -> dict[str, Tensor]:
         """Returns the arrays of a bucket as tensors; always the same objects."""
