@@ -204,7 +204,7 @@ def test_what_cannot_be_in_blocks_is_refused():
         Batcher(sizes, plan, exact=False, shuffle="blocks", window=None)
     with pytest.raises(ValueError, match="shuffle='block'; choose"):
         Batcher(sizes, plan, shuffle="block")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="window of at least 1"):
+    with pytest.raises(ValueError, match="window=0: give a whole number of at least 1"):
         Blocks(4, 0)
     with pytest.raises(ValueError, match="where each rank's graphs"):
         Batcher(sizes, plan, world_size=2, rank_bounds=[0, 60, 50])

@@ -196,7 +196,7 @@ def test_options_of_torchs_loader_are_all_answered(esol, plan):
 
 @pytest.mark.parametrize("workers", ["auto", -1, 1.5, None])
 def test_workers_are_a_number_of_threads(esol, plan, workers):
-    with pytest.raises(ValueError, match=r"num_workers=.*: give how many threads fill slots"):
+    with pytest.raises(ValueError, match=r"num_workers=.*: give a whole number of at least 0"):
         sg.StaticLoader(esol, plan, num_workers=workers)
     assert len(sg.StaticLoader(esol, plan, num_workers=np.int64(1))) > 0
 

@@ -118,8 +118,8 @@ def test_relations_that_would_be_others_are_refused(tmp_path, relations, said):
         (Data(edge_index=torch.from_numpy(EDGES)), {}, "edges is a Data.*edge_index"),
         (HeteroData(), {}, "edges is a HeteroData.*edge_index"),
         ([[0, 1], [2]], {}, "edges is not an array"),
-        (EDGES, {"num_nodes": 30.0}, "num_nodes=30.0 is not a whole number"),
-        (EDGES, {"num_partitions": "3"}, "num_partitions='3' is not a whole number"),
+        (EDGES, {"num_nodes": 30.0}, "num_nodes=30.0: give a whole number"),
+        (EDGES, {"num_partitions": "3"}, "num_partitions='3': give a whole number"),
         (EDGES, {"chunk": 0}, "chunk=0; give at least 1 edge"),
     ],
 )

@@ -96,8 +96,8 @@ def test_the_nodes_of_a_batch_are_the_callers(graph):
         ("link", {"negatives": 3, "degree_fraction": 1.5}, "degree_fraction=1.5"),
         ("node", {"fanouts": [-1]}, r"fanouts=\[-1\].*for all neighbours the largest degree"),
         ("node", {"fanouts": 5}, "fanouts=5: give a list"),
-        ("node", {"fanouts": [2.5]}, "fanouts=2.5 is not a whole number"),
-        ("node", {"batch_size": 8.0}, "batch_size=8.0 is not a whole number"),
+        ("node", {"fanouts": [2.5]}, "fanouts=2.5: give a whole number"),
+        ("node", {"batch_size": 8.0}, "batch_size=8.0: give a whole number"),
     ],
 )
 def test_options_that_would_be_ignored_or_fail_later_are_refused(graph, task, options, said):

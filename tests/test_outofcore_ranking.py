@@ -119,7 +119,7 @@ def test_nothing_is_ranked_in_the_middle_of_an_epoch(tmp_path):
         ({"rate": float("nan")}, "rate=nan"),
         ({"spread": float("inf")}, "spread=inf"),
         ({"seed": -1}, "seed=-1"),
-        ({"dimension": 8.5}, "dimension=8.5 is not a whole number"),
+        ({"dimension": 8.5}, "dimension=8.5: give a whole number"),
     ],
 )
 def test_numbers_that_cannot_train_are_refused(options, said):

@@ -46,7 +46,8 @@ def test_workers_for_times_in_whole_milliseconds_are_those_of_whole_numbers(read
 
 
 def test_times_that_are_none_are_refused():
-    for times in ((-1.0, 0.0, 1.0), (0.0, 0.0, 0.0)):
-        with pytest.raises(ValueError, match="measure a few warm batches"):
-            autosize_workers(*times)
+    with pytest.raises(ValueError, match=r"read_s=-1.0: give a number of at least 0"):
+        autosize_workers(-1.0, 0.0, 1.0)
+    with pytest.raises(ValueError, match=r"step_s=0.0: give a number above 0"):
+        autosize_workers(0.0, 0.0, 0.0)
     assert "ms to make a batch" in autosize_workers(0.1, 0.1, 0.1).reason

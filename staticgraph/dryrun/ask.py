@@ -19,6 +19,7 @@ from staticgraph.dryrun.availability import why_not
 from staticgraph.dryrun.report import DryRun
 from staticgraph.dryrun.targets import target_of
 from staticgraph.errors import DryRunBroken, DryRunUnavailable
+from staticgraph.text.numeric_options import whole_option
 from staticgraph.text.progress import say
 
 # How much of a dead child's output is shown.
@@ -181,7 +182,7 @@ def dry_run(
         "compile_kernels": compile_kernels,
     }
     if batch_size is not None:
-        request["batch_size"] = batch_size
+        request["batch_size"] = whole_option("batch_size", batch_size, 1)
     objects = {}
     given = {"model": model, "loss": loss, "optimizer": optimizer, "forward": forward}
     for name, value in given.items():

@@ -49,6 +49,7 @@ from staticgraph.plans.order_statistics import keep_order_statistics
 from staticgraph.plans.packings import digest_of_packings
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.numeric_options import whole_option
 
 # Open packs of a stream, by default.
 WINDOW = 8
@@ -82,7 +83,8 @@ class Batcher:
 
     Raises:
         GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
-        ValueError: ``exact`` without a batch size in the plan, or a number out of range.
+        ValueError: ``exact`` without a batch size in the plan, or a number that is out of range
+            or no whole number.
     """
 
     exact: bool
@@ -115,6 +117,10 @@ class Batcher:
                 "exact=True needs a plan with a batch size; this one packs freely: make it with "
                 "plan_buckets(store, batch_size=...), or pass exact=False"
             )
+        seed, min_steps = whole_option("seed", seed), whole_option("min_steps", min_steps, 0)
+        rank, world_size = whole_option("rank", rank), whole_option("world_size", world_size, 1)
+        if window is not None and window != "auto":
+            window = whole_option("window", window, 1)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} must be at least 0 and below world_size={world_size}")
         if oversize not in ("error", "skip", "bucket"):

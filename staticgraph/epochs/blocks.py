@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from staticgraph.epochs.windows import level
 from staticgraph.packing.random import STEP, below, shuffle, stream_of
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.numeric_options import whole_option
 
 # Incremented whenever the same seed gives another order, so that no epoch resumes in a different
 # one.
@@ -40,15 +41,15 @@ class Blocks:
         window: the number of blocks that are mixed.
 
     Raises:
-        ValueError: either of them is below 1.
+        ValueError: either of them is not a whole number of at least 1.
     """
 
     graphs: int = 2048
     window: int = 64
 
     def __post_init__(self) -> None:
-        if self.graphs < 1 or self.window < 1:
-            raise ValueError(f"{self} must have graphs and a window of at least 1")
+        object.__setattr__(self, "graphs", whole_option("graphs", self.graphs, 1))
+        object.__setattr__(self, "window", whole_option("window", self.window, 1))
 
     @property
     def mixed(self) -> int:

@@ -23,6 +23,7 @@ from staticgraph.memory.model import MemoryModel
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes
 from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import whole_option
 from staticgraph.text.table import table
 
 __all__ = [
@@ -188,6 +189,8 @@ class MemoryBudget:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
+        for name in ("driver_bytes", "headroom_bytes", "data_set_bytes"):
+            object.__setattr__(self, name, whole_option(name, getattr(self, name), 0))
 
     @classmethod
     def of_device(

@@ -39,6 +39,7 @@ from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.reserves import with_reserves
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import real_option, whole_option
 
 
 def plan_buckets(
@@ -105,8 +106,15 @@ def plan_buckets(
         BudgetExceeded: the given batch size, or even batches of one graph, need more than the
             budget.
         ValueError: there are no graphs, more than two buckets are requested for exact batches, a
-            bucket does not fit the device, or arguments exclude each other.
+            bucket does not fit the device, a number is out of range or no whole number, or
+            arguments exclude each other.
     """
+    batch_size = None if batch_size is None else whole_option("batch_size", batch_size)
+    num_buckets = None if num_buckets is None else whole_option("num_buckets", num_buckets, 1)
+    graphs, seed = whole_option("graphs", graphs, 1), whole_option("seed", seed)
+    margin = None if margin is None else real_option("margin", margin)
+    min_steps_per_epoch = whole_option("min_steps_per_epoch", min_steps_per_epoch)
+    time_limit = real_option("time_limit", time_limit, 0, more=True, infinite=True)
     sizes = sizes_of(source)
     trained = _trained(sizes, indices)
     if effort != "fast":

@@ -7,6 +7,7 @@ import os
 from typing import NamedTuple
 
 from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import real_option, whole_option
 
 # Relative error allowed in sums and quotients of floating-point times.
 ROUNDING = 1e-9
@@ -36,14 +37,13 @@ def autosize_workers(
         step itself, and slots for the batches they fill ahead.
 
     Raises:
-        ValueError: a negative time, or ``step_s`` that is not positive.
+        ValueError: a negative time, ``step_s`` that is not positive, or a number of cores below 1.
     """
-    if min(read_s, collate_s) < 0 or step_s <= 0:
-        raise ValueError(
-            f"read_s={read_s}, collate_s={collate_s} must not be negative and step_s={step_s} "
-            "must be positive: measure a few warm batches and steps"
-        )
-    available = cores or len(os.sched_getaffinity(0))
+    read_s, collate_s = real_option("read_s", read_s, 0), real_option("collate_s", collate_s, 0)
+    step_s = real_option("step_s", step_s, 0, more=True)
+    if cores is None:
+        cores = len(os.sched_getaffinity(0))
+    available = whole_option("cores", cores, 1)
     most = max(1, available - 1)
     # 0.1 + 0.2 is slightly more than three times 0.1, a difference no clock would see.
     needed = (read_s + collate_s) * (1.0 - ROUNDING)

@@ -40,7 +40,7 @@ from staticgraph.store.columns import (
 )
 from staticgraph.store.indices import check_indices
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
-from staticgraph.store.positions import one_graph, several_graphs
+from staticgraph.store.positions import graph_number, one_graph, several_graphs
 from staticgraph.store.sorted_edges import SortedEdges
 from staticgraph.store.splits import Splits
 from staticgraph.text.how_many import how_many
@@ -258,7 +258,13 @@ class GraphColumns:
         return SizeHistogram.from_sizes(self.narrow_sizes, self.schema.components)
 
     def size(self, graph: int) -> GraphSize:
-        """Returns the numbers of nodes and edges of one graph."""
+        """Returns the numbers of nodes and edges of one graph.
+
+        Raises:
+            IndexError: there is no such graph.
+            ValueError: ``graph`` is not a whole number.
+        """
+        graph = graph_number(graph, len(self.narrow_sizes))
         return GraphSize(*map(int, self.narrow_sizes[graph, :2]))
 
     @property
@@ -365,7 +371,12 @@ class GraphColumns:
         """Returns the position of each edge of one graph before sorting.
 
         None if the edges were not moved, or the level is not one of edges.
+
+        Raises:
+            IndexError: there is no such graph.
+            ValueError: ``graph`` is not a whole number.
         """
+        graph = graph_number(graph, len(self))
         origin = self.edge_origin if level == "edge" else self.origins.get(level)
         if origin is None or not len(origin):
             return None
@@ -376,7 +387,13 @@ class GraphColumns:
         return (self[graph] for graph in range(len(self)))
 
     def rows_of(self, item: Field, graph: int) -> slice:
-        """Returns the rows of a field's column that belong to one graph."""
+        """Returns the rows of a field's column that belong to one graph.
+
+        Raises:
+            IndexError: there is no such graph.
+            ValueError: ``graph`` is not a whole number.
+        """
+        graph = graph_number(graph, len(self))
         if item.level == "graph":
             return slice(graph * item.rows, (graph + 1) * item.rows)
         offsets = self.offsets_of(item.level)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Set
-from typing import cast
+from typing import SupportsIndex, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import whole_option
 
 
 def one_graph(which: object, total: int) -> int | None:
@@ -27,6 +28,19 @@ def one_graph(which: object, total: int) -> int | None:
         graph = operator.index(which)  # type: ignore[arg-type]
     except TypeError:
         return None
+    if not -total <= graph < total:
+        raise IndexError(f"graph {graph} of {total}")
+    return graph % total
+
+
+def graph_number(given: SupportsIndex, total: int) -> int:
+    """Returns the number of one graph from 0 on; a negative one counts from the end.
+
+    Raises:
+        IndexError: if there is no such graph.
+        ValueError: if it is not a whole number.
+    """
+    graph = whole_option("graph", given)
     if not -total <= graph < total:
         raise IndexError(f"graph {graph} of {total}")
     return graph % total

@@ -31,6 +31,7 @@ from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.gather import gathered
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.merge import Survey, merge
+from staticgraph.store.positions import graph_number
 from staticgraph.store.shard_list import ShardList
 from staticgraph.store.shards import OpenShards, check_whole
 from staticgraph.store.splits import Splits
@@ -116,6 +117,7 @@ class Sharded(GraphColumns):
         return int(self._starts[-1])
 
     def _shard_of(self, graph: int) -> tuple[int, int]:
+        graph = graph_number(graph, len(self))
         number = int(np.searchsorted(self._starts, graph, side="right")) - 1
         return number, graph - int(self._starts[number])
 

@@ -31,9 +31,12 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.merge import merge
 from staticgraph.store.runs import slices
 from staticgraph.store.shard_list import numbers_of, parts_in, remove_list, write_list
+from staticgraph.text.numeric_options import whole_option
 
 # A part of molecules takes some 10 MB, and 100 million graphs take 5,000 folders.
 PART_GRAPHS = 20_000
+# The number of a shard has five digits in the names of its parts.
+MOST_SHARDS = 10**5
 
 
 class StoreWriter:
@@ -56,7 +59,7 @@ class StoreWriter:
         committed: graphs of this shard on disk, and so the index of the next graph to append.
 
     Raises:
-        ValueError: if ``part_graphs`` or ``shard`` is out of range.
+        ValueError: if ``part_graphs`` or ``shard`` is out of range or no whole number.
     """
 
     def __init__(
@@ -72,8 +75,11 @@ class StoreWriter:
         check_finite: bool | tuple[str, ...] = False,
         overwrite: bool = False,
     ) -> None:
-        if part_graphs < 1 or not 0 <= (shard or 0) < 10**5:
-            raise ValueError(f"part_graphs={part_graphs} of at least 1, shard={shard} below 100000")
+        part_graphs = whole_option("part_graphs", part_graphs, 1)
+        if shard is not None:
+            shard = whole_option("shard", shard, 0)
+            if shard >= MOST_SHARDS:
+                raise ValueError(f"shard={shard} must be below {MOST_SHARDS}")
         self.folder: Path = Path(folder).expanduser()
         self._shard, self._part_graphs = shard, part_graphs
         self._name = name or self.folder.name

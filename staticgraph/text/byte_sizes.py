@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from numbers import Real
 
 UNITS = {
     "": 1,
@@ -32,7 +33,7 @@ def parse_bytes(text: int | float | str) -> int:
         ValueError: not a finite number, an unknown unit, or less than one byte.
         TypeError: neither a number nor text.
     """
-    if isinstance(text, bool) or not isinstance(text, str | int | float):
+    if isinstance(text, bool) or not isinstance(text, str | Real):
         raise TypeError(
             f"{text!r} is a {type(text).__name__}; give an amount of memory as a number of bytes "
             "or as text such as '20GiB'"

@@ -79,7 +79,8 @@ class SlotIds:
                 # The previous batch's ids may have been read on another stream.
                 torch.cuda.current_stream(self._device).wait_event(self._slot.released)
             self.copy_to(self._device_ids)
-            if self._copied is not None:  # the allocator waits for this stream before it reuses them
+            if self._copied is not None:
+                # As for the slot: this memory is reused only after the stream's work.
                 self._device_ids.record_stream(torch.cuda.current_stream(self._device))
             self._sent = True
         assert self._device_ids is not None

@@ -22,7 +22,7 @@ from staticgraph.batches.collation.collate import fill
 from staticgraph.batches.collation.transform import Transform, apply_transform, check_transform
 from staticgraph.batches.loading.from_device import IdsFeed
 from staticgraph.batches.loading.loaded_graphs import LoadedGraphs
-from staticgraph.batches.loading.loader_options import check_options, check_workers
+from staticgraph.batches.loading.loader_options import check_options
 from staticgraph.batches.loading.read_ahead import announced
 from staticgraph.batches.slots.batch_memory import used
 from staticgraph.batches.slots.real_counts import RealCounts
@@ -39,6 +39,7 @@ from staticgraph.store.device_there import require_there
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.store.sharded import Sharded
+from staticgraph.text.numeric_options import whole_option
 
 # The batch's ids, the slot that it was copied into, and its real counts.
 Filled = tuple[BatchIds, Slot, RealCounts]
@@ -82,7 +83,7 @@ class StaticLoader:
         PlanMismatch: the plan was made for other data.
         GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
         SlotsExhausted: while iterating, when more than ``slots`` batches are kept.
-        ValueError: there is no such device, or ``num_workers`` is not a valid number.
+        ValueError: there is no such device, or a number is out of range or no whole number.
         TypeError: ``store`` is not a store of graphs, or there is no such option; for one of
             torch's ``DataLoader`` the message says what to write in its place.
     """
@@ -115,7 +116,8 @@ class StaticLoader:
                 f"a StaticLoader reads a GraphStore, not a {type(store).__name__}: make one of the "
                 "graphs with sg.GraphStore.from_pyg(graphs)"
             )
-        check_workers(num_workers)
+        num_workers = whole_option("num_workers", num_workers, 0)
+        slots = whole_option("slots", slots, 1)
         self.store = store
         self.device: torch.device = _device_of(store, device)
         self.num_workers: int = 0 if isinstance(store, DeviceStore) else num_workers
@@ -201,7 +203,8 @@ class StaticLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration start at the beginning of this epoch."""
-        self._batcher.current_epoch, self._batcher.position = epoch, 0
+        self._batcher.current_epoch = whole_option("epoch", epoch, 0)
+        self._batcher.position = 0
         self._resumed = False
 
     def state_dict(self) -> dict[str, Any]:

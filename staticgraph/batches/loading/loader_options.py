@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
-from numbers import Integral
 
 # Options of torch's and PyG's DataLoader -> why a loader has none such, and what to write.
 ELSEWHERE = {
@@ -49,15 +48,3 @@ def check_options(given: Iterable[str], known: Collection[str]) -> None:
         near = difflib.get_close_matches(name, known, n=1)
         meant = f"did you mean {near[0]}=?" if near else f"it has {', '.join(sorted(known))}"
         raise TypeError(f"a StaticLoader has no {name}=: {ELSEWHERE.get(name, meant)}")
-
-
-def check_workers(num_workers: object) -> None:
-    """Refuses a ``num_workers`` that is not a number of threads.
-
-    Raises:
-        ValueError: it is not a non-negative integer.
-    """
-    if not isinstance(num_workers, Integral) or num_workers < 0:
-        raise ValueError(
-            f"num_workers={num_workers!r}: give how many threads fill slots ahead, 0 for none"
-        )

@@ -11,6 +11,7 @@ MariusGNN, EuroSys 2023, section 3.
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Literal, SupportsIndex
 
@@ -35,9 +36,9 @@ from staticgraph.outofcore.disk.manifest import (
 )
 from staticgraph.outofcore.disk.nearness import visits
 from staticgraph.outofcore.disk.node_choice import chosen_nodes
-from staticgraph.outofcore.disk.whole_number import whole_number
 from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES
 from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import whole_option
 
 # Edges in memory at once: four copies of 4 Mi rows of three int64 take 400 MiB.
 CHUNK = 1 << 22
@@ -87,8 +88,9 @@ def partition(
         FileExistsError: if the folder holds a partitioned graph and ``overwrite`` is false, or
             anything else; the message names it, and nothing is changed.
     """
-    num_nodes, near = whole_number(num_nodes, "num_nodes"), whole_number(near, "near")
-    seed, chunk = whole_number(seed, "seed"), whole_number(chunk, "chunk")
+    whole = partial(whole_option, error=BadGraph)
+    num_nodes, near = whole("num_nodes", num_nodes), whole("near", near)
+    seed, chunk = whole("seed", seed), whole("chunk", chunk)
     if num_nodes < 1:
         raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
     rows = None if features is None else FeatureRows(features, num_nodes)
@@ -96,7 +98,7 @@ def partition(
     p = (
         _auto(num_nodes, 200 if rows is None else rows.row_bytes)
         if num_partitions == "auto"
-        else whole_number(num_partitions, "num_partitions")
+        else whole("num_partitions", num_partitions)
     )
     size = _partition_size(num_nodes, p)
     first = _training(training_nodes, num_nodes)

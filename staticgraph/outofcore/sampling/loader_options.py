@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from staticgraph.outofcore.disk.whole_number import whole_number
+from staticgraph.text.numeric_options import whole_option
 
 WHY = {
     "node": "they are of edges, and task='node' has none to predict: leave them out",
@@ -33,7 +33,7 @@ def hop_fanouts(fanouts: Sequence[int]) -> list[int]:
         ValueError: if there is none, or one is below 1.
     """
     try:
-        found = [whole_number(fanout, "fanouts") for fanout in fanouts]
+        found = [whole_option("fanouts", fanout) for fanout in fanouts]
     except TypeError:
         raise ValueError(f"fanouts={fanouts!r}: give a list, one for each hop") from None
     if not found or min(found) < 1:

@@ -24,7 +24,6 @@ from staticgraph.outofcore.buffer.resident_embeddings import ResidentEmbeddings
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.neighbours import Direction
 from staticgraph.outofcore.disk.node_choice import chosen_nodes, class_labels
-from staticgraph.outofcore.disk.whole_number import whole_number
 from staticgraph.outofcore.policies.node_policy import NodePolicy
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory
 from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule
@@ -35,6 +34,7 @@ from staticgraph.outofcore.sampling.link_sampling import LinkSampler
 from staticgraph.outofcore.sampling.loader_options import hop_fanouts, require_of_task
 from staticgraph.outofcore.sampling.running_epoch import RunningEpoch
 from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
+from staticgraph.text.numeric_options import whole_option
 
 # The number of states of the first epoch that a profile samples.
 PROFILE_STATES = 4
@@ -111,7 +111,7 @@ class SampledLoader:
         classes = None if labels is None else class_labels(labels, graph.num_nodes)
         _check_policy(task, policy)
         _check_negatives(negatives, degree_fraction)
-        batch_size = whole_number(batch_size, "batch_size")
+        batch_size = whole_option("batch_size", batch_size)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}; give at least 1")
         self.graph, self.policy, self.task = graph, policy, task

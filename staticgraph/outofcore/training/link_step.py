@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from staticgraph.outofcore.buffer.buffer import ResidentState
-from staticgraph.outofcore.disk.whole_number import whole_number
 from staticgraph.outofcore.training.adagrad import distinct
 from staticgraph.outofcore.training.decoders import DECODERS, Decoder
+from staticgraph.text.numeric_options import whole_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class LinkConfig:
             raise ValueError(f"decoder={self.decoder!r}; choose one of {', '.join(DECODERS)}")
         # Plain Python numbers, since configurations are compared by their text.
         for name in ("dimension", "batch_size", "chunks", "negatives", "seed"):
-            object.__setattr__(self, name, whole_number(getattr(self, name), name))
+            object.__setattr__(self, name, whole_option(name, getattr(self, name)))
         for name in ("degree_fraction", "rate", "spread"):
             object.__setattr__(self, name, float(getattr(self, name)))
         if not (0 <= self.rate < math.inf and 0 <= self.spread < math.inf and self.seed >= 0):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from staticgraph.steps.compilation.modes import FUSED, OWN
+from staticgraph.text.numeric_options import real_option, whole_option
 
 # Simplest first: a tie goes to the earlier way.
 WAYS = ("eager", FUSED, "default", OWN)
@@ -64,8 +65,8 @@ class Auto:
         stopwatch: called with the device; returns the stopwatch to measure with.
 
     Raises:
-        ValueError: ``ways`` are unknown, out of order or without ``eager``, or there are too few
-            rounds to choose by.
+        ValueError: ``ways`` are unknown, out of order or without ``eager``, there are too few
+            rounds to choose by, or the limit is negative.
     """
 
     limit_s: float = 600.0
@@ -80,8 +81,9 @@ class Auto:
             raise ValueError(
                 f"ways={self.ways}: eager first, then any of {', '.join(WAYS[1:])}, in this order"
             )
-        if self.rounds < LEAST_ROUNDS:
-            raise ValueError(f"rounds={self.rounds}: at least {LEAST_ROUNDS} are needed to choose")
+        object.__setattr__(self, "rounds", whole_option("rounds", self.rounds, LEAST_ROUNDS))
+        limit_s = real_option("limit_s", self.limit_s, 0, infinite=True)
+        object.__setattr__(self, "limit_s", limit_s)
 
     @classmethod
     def of(cls, mode: str | Auto) -> Auto | None:

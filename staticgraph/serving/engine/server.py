@@ -39,6 +39,7 @@ from staticgraph.serving.engine.request import Piece, Request, requests_of
 from staticgraph.serving.engine.served_batches import ServedBatches
 from staticgraph.serving.engine.statistics import Counts, ServerStats
 from staticgraph.serving.engine.waiting import TakenBatch, Waiting
+from staticgraph.text.numeric_options import real_option, whole_option
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
@@ -74,11 +75,8 @@ class Server:
         schema: Schema | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if not max_wait_ms >= 0 or max_queue < 1:
-            raise ValueError(
-                f"max_wait_ms={max_wait_ms} must not be negative, and max_queue={max_queue} must "
-                "be at least 1"
-            )
+        max_wait_ms = real_option("max_wait_ms", max_wait_ms, 0)
+        max_queue = whole_option("max_queue", max_queue, 1)
         known = schema or runner.plan.schema
         if known is None:
             raise ValueError(

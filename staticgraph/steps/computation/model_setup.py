@@ -20,6 +20,7 @@ from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.computation.precision import check_autocast, name_of
 from staticgraph.steps.loss.finite_losses import EVERY
 from staticgraph.steps.loss.mean_loss import Loss
+from staticgraph.text.numeric_options import real_option, whole_option
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,15 +81,12 @@ class Subject:
                 f"differentiable={self.differentiable!r}: give names of fields, such as ('pos',)"
             )
         object.__setattr__(self, "differentiable", tuple(self.differentiable))
-        if not isinstance(self.accumulate, int) or self.accumulate < 1:
-            raise ValueError(
-                f"accumulate={self.accumulate!r}; give a whole number of batches, at least 1"
-            )
+        object.__setattr__(self, "accumulate", whole_option("accumulate", self.accumulate, 1))
+        if self.clip_norm is not None:
+            clip_norm = real_option("clip_norm", self.clip_norm, 0, infinite=True)
+            object.__setattr__(self, "clip_norm", clip_norm)
         check_autocast(self.autocast)
-        if self.check_finite < 0:
-            raise ValueError(
-                f"check_finite={self.check_finite}; give a number of steps, or 0 for no check"
-            )
+        object.__setattr__(self, "check_finite", whole_option("check_finite", self.check_finite, 0))
 
     @classmethod
     def of(cls, model: torch.nn.Module | Subject, **given: Any) -> Subject:

@@ -1,0 +1,130 @@
+"""A wrong number given as an option is refused by its name, before anything is computed with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import staticgraph as sg
+from staticgraph.epochs.blocks import Blocks
+from staticgraph.text.numeric_options import real_option, whole_option
+
+NO_WHOLE = ["4", 4.5, 4.0, True, np.True_, math.nan, math.inf, [3], None, np.float32(3)]
+NO_NUMBER = ["4", True, math.nan, [3, 4], None, 1j, b"4"]
+
+
+@pytest.mark.parametrize("given", [3, np.int8(3), np.uint64(3), torch.tensor(3)])
+def test_integers_of_every_kind_become_pythons(given):
+    found = whole_option("k", given, 3)
+    assert type(found) is int
+    assert found == 3
+    with pytest.raises(ValueError, match=r"k=.*: give a whole number of at least 4"):
+        whole_option("k", given, 4)
+
+
+@pytest.mark.parametrize("given", NO_WHOLE)
+def test_what_is_no_whole_number_is_refused(given):
+    with pytest.raises(ValueError, match=r"^k=.*: give a whole number$"):
+        whole_option("k", given)
+
+
+@pytest.mark.parametrize("given", [2, 2.0, np.float32(2), np.int64(2), torch.tensor(2.0)])
+def test_numbers_of_every_kind_become_pythons(given):
+    found = real_option("x", given, 2)
+    assert type(found) is float
+    assert found == 2.0
+    with pytest.raises(ValueError, match=r"x=.*: give a number above 2"):
+        real_option("x", given, 2, more=True)
+
+
+@pytest.mark.parametrize("given", NO_NUMBER)
+def test_what_is_no_number_is_refused(given):
+    with pytest.raises(ValueError, match=r"^x=.*: give a number$"):
+        real_option("x", given, infinite=True)
+
+
+def test_infinity_is_a_number_only_where_it_may_be():
+    assert real_option("x", math.inf, 0, infinite=True) == math.inf
+    with pytest.raises(ValueError, match="x=inf: give a number of at least 0"):
+        real_option("x", math.inf, 0)
+    with pytest.raises(ValueError, match="x=-inf"):
+        real_option("x", -math.inf, 0, infinite=True)
+
+
+PLAN = [(50, 110, 8)]
+
+
+def plan(store: sg.GraphStore, **given: Any) -> object:
+    return sg.plan_buckets(store, **{"batch_size": 4, **given})
+
+
+def subject(store: sg.GraphStore, **given: Any) -> object:
+    return sg.Subject(nn.Linear(1, 1), **given)
+
+
+def loader(store: sg.GraphStore, **given: Any) -> object:
+    return sg.StaticLoader(store, PLAN, exact=False, oversize="skip", **given)
+
+
+# For each: the options of whole numbers, then those of any numbers.
+OPTIONS: dict[str, tuple[Callable[..., object], str, str]] = {
+    "plan": (plan, "batch_size num_buckets graphs min_steps_per_epoch seed", "margin time_limit"),
+    "loader": (loader, "seed num_workers slots rank world_size window min_steps", ""),
+    "epoch": (lambda store, **given: loader(store).set_epoch(**given), "epoch", ""),
+    "blocks": (lambda store, **given: Blocks(**given), "graphs window", ""),
+    "subject": (subject, "accumulate check_finite", "clip_norm"),
+    "auto": (lambda store, **given: sg.Auto(**given), "rounds", "limit_s"),
+    "budget": (
+        lambda store, **given: sg.MemoryBudget(1, **given),
+        "driver_bytes headroom_bytes data_set_bytes",
+        "",
+    ),
+    "writer": (lambda store, **given: sg.StoreWriter("no", **given), "shard part_graphs", ""),
+    "workers": (
+        lambda store, **given: sg.autosize_workers(
+            **{"read_s": 1.0, "collate_s": 1.0, "step_s": 1.0, **given}
+        ),
+        "cores",
+        "read_s collate_s step_s",
+    ),
+    "size": (lambda store, **given: store.size(**given), "graph", ""),
+    "server": (
+        lambda store, **given: sg.Server(None, **given),  # refused before the runner is looked at
+        "max_queue",
+        "max_wait_ms",
+    ),
+}
+# Options for which None means that the library chooses.
+CHOSEN = {"batch_size", "num_buckets", "margin", "window", "shard", "cores", "clip_norm"}
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_the_option_is_named(what, esol):
+    make, wholes, reals = OPTIONS[what]
+    for names, wrong in ((wholes, NO_WHOLE), (reals, NO_NUMBER)):
+        for name in names.split():
+            for value in wrong:
+                if value is None and name in CHOSEN:
+                    continue
+                with pytest.raises(ValueError, match=rf"^{name}=.*: give a (whole )?number"):
+                    make(esol, **{name: value})
+
+
+def test_a_graph_is_counted_from_the_end_or_there_is_none(esol):
+    last = len(esol) - 1
+    field = next(iter(esol.schema))
+    assert esol.size(-1) == esol.size(last)
+    assert esol.rows_of(field, -1) == esol.rows_of(field, last)
+    for graph in (len(esol), -len(esol) - 1, 10**30):
+        with pytest.raises(IndexError, match=f"graph {graph} of {len(esol)}"):
+            esol.size(graph)
+
+
+def test_amounts_of_memory_may_be_numpys():
+    assert sg.MemoryBudget(np.int64(4096)).max_bytes == 4096
