@@ -1,0 +1,54 @@
+"""What ``docs/errors.md`` quotes from a message is in the source, and its types are errors."""
+
+from __future__ import annotations
+
+import builtins
+import re
+
+import pytest
+from support.message_templates import ANY, is_written, literal_letters
+from support.pages import ROOT
+
+import staticgraph as sg
+from staticgraph import errors
+
+ROWS = [
+    line.split(" | ")[0]
+    for line in (ROOT / "docs" / "errors.md").read_text().splitlines()
+    if line.startswith("| `")
+]
+# Types of other packages.
+FOREIGN = {"Unsupported": "torch._dynamo.exc"}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_is_quoted_is_in_a_message(row):
+    for quoted in re.findall(r'"([^"]+)"', row):
+        assert is_written(quoted) or is_written(quoted.replace("`", "")), quoted
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_what_is_named_is_an_error_or_a_warning(row):
+    outside = re.sub(r'"[^"]*"|\([^)]*\)', "", row)
+    for name in re.findall(r"`([A-Z]\w+)`", outside):
+        kind = getattr(sg, name, getattr(errors, name, getattr(builtins, name, None)))
+        assert name in FOREIGN or (isinstance(kind, type) and issubclass(kind, BaseException)), name
+
+
+@pytest.mark.parametrize(
+    ("part", "template", "literal"),
+    [
+        ("has 3 nodes", f"graph {ANY} has {ANY} nodes", 10),
+        ("it has 3 nodes and", f"it has {ANY} nodes{ANY}", 13),
+        ("graph 3 has", f"graph {ANY} has {ANY} nodes", 10),
+        ("abc", f"{ANY}", 0),
+        ("bc", "abcd", 2),
+        ("bd", "abcd", -1),
+    ],
+)
+def test_how_a_part_is_found_in_a_template(part, template, literal):
+    assert literal_letters(part, template) == literal
+
+
+def test_what_no_message_says_is_found_out():
+    assert not is_written("no message of this library has these words in it")
