@@ -225,6 +225,6 @@ def test_a_device_that_is_not_there_is_told_in_a_line(esol, plan, monkeypatch):
 def test_what_is_no_state_is_refused_with_words(esol, plan, state):
     loader = sg.StaticLoader(esol, plan)
     with pytest.raises(
-        ValueError, match=r"that is no state of a loader: give what loader\.state_d"
+        ValueError, match=r"is not the state of a loader: pass what loader\.state_dict"
     ):
         loader.load_state_dict(state)

@@ -213,8 +213,8 @@ class Batcher:
         """
         if not isinstance(state, Mapping) or not {"of", "epoch", "position"} <= state.keys():
             raise ValueError(
-                f"a {type(state).__name__} is given that is no state of a loader: give what "
-                "loader.state_dict() gave, in a checkpoint of several states that one"
+                f"this {type(state).__name__} is not the state of a loader: pass what "
+                "loader.state_dict() returned; a checkpoint may hold it among other states"
             )
         now, then = self._fingerprint(), state["of"]
         differing = [

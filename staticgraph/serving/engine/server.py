@@ -75,7 +75,7 @@ class Server:
         schema: Schema | None = None,
         clock: Clock | None = None,
     ) -> None:
-        max_wait_ms = real_option("max_wait_ms", max_wait_ms, 0)
+        max_wait_ms = real_option("max_wait_ms", max_wait_ms, 0, infinite=True)
         max_queue = whole_option("max_queue", max_queue, 1)
         known = schema or runner.plan.schema
         if known is None:
