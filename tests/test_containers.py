@@ -146,6 +146,7 @@ def test_predictions_stand_in_the_same_container(esol, kind):
     assert all(torch.equal(a, b) for a, b in zip(leaves[1:6], nodes, strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["default", "cuda-graph"])
 @pytest.mark.parametrize("kind", ["named tuple", "ordered dict", "dataclass"])
 def test_a_container_is_traced(esol, kind, mode, monkeypatch):

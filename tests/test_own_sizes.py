@@ -139,6 +139,7 @@ def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10, msg=name)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", MODELS)
 def test_the_preflight_finds_nothing_in_the_way(way):
     store = sg.GraphStore.from_pyg(graphs(), progress=False)
@@ -290,6 +291,7 @@ def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode, monkeypatch):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10, msg=name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("typed", [False, True], ids=["bipartite", "typed"])
 @pytest.mark.parametrize("ways", UNPACKED)
 def test_the_preflight_finds_nothing_in_the_way_of_types_and_sides(typed, ways):
