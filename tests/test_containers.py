@@ -97,7 +97,7 @@ def runner_of(esol, kind, mode):
     )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_container_comes_back_as_it_is(esol, kind, mode):
