@@ -97,7 +97,7 @@ def runner_of(esol, kind, mode):
     )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_container_comes_back_as_it_is(esol, kind, mode):
@@ -146,6 +146,7 @@ def test_predictions_stand_in_the_same_container(esol, kind):
     assert all(torch.equal(a, b) for a, b in zip(leaves[1:6], nodes, strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["default", "cuda-graph"])
 @pytest.mark.parametrize("kind", ["named tuple", "ordered dict", "dataclass"])
 def test_a_container_is_traced(esol, kind, mode, monkeypatch):

@@ -141,6 +141,7 @@ def test_kernels_equal_a_loop_over_graphs(sizes, dtype, device):
             assert float((c - a).abs().max()) <= 2 * max(least, float((b - a).abs().max()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("path", ["dense", "size-classed", "flex", "varlen", "kernel"])
 def test_memory_is_fitted_for_each_path(path, device, esol):

@@ -114,7 +114,7 @@ BOTH_WAYS = {
 NARROW = {("neighbour_attention", "targets_kernel"), ("segment_sum", "sum_backward_kernel")}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", BOTH_WAYS)
 def test_rows_of_300_are_loaded_by_16_and_8_bytes(name, dtype):
@@ -129,6 +129,7 @@ def test_rows_of_300_are_loaded_by_16_and_8_bytes(name, dtype):
         assert each.widest("st") >= 32 * dtype.itemsize
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tables_gradient_is_summed_on_the_matrix_unit(dtype):
     found = launches(table.backward, torch.zeros(NODES, WIDTH, dtype=dtype), INDEX, OFFSETS, 77)
@@ -147,7 +148,8 @@ def test_a_norm_joins_its_chunks_at_once():
     assert all(each.spilled == 0 for each in forward + backward)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_norm_of_few_rows_is_one_launch_without_a_loop(dtype):
     x = torch.zeros(op.ONE_LAUNCH_ROWS, WIDTH, dtype=dtype)
     both = [

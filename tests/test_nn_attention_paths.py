@@ -43,8 +43,16 @@ def forward(model, data):
     return model(data)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("batch", [BATCH, WIDE], ids=["small", "several tiles"])
+# Every second case has another path, each batch in turn.
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("path", "batch"),
+    [
+        pytest.param(path, batch, id=f"{'small' if batch is BATCH else 'several tiles'}-{path}")
+        for number, path in enumerate(PATHS)
+        for batch in ((WIDE, BATCH) if number % 2 else (BATCH, WIDE))
+    ],
+)
 def test_a_compiled_step_is_one_graph_and_equals_plain_pyg(path, batch, monkeypatch):
     """Outputs and gradients in float64, with unknown counts and garbage in the padding."""
     torch.manual_seed(0)
@@ -88,9 +96,17 @@ class Pooling(nn.Module):
         return self.head(self.pool(data.x, data.batch))
 
 
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("known", [True, False], ids=["counts known", "traced"])
-@pytest.mark.parametrize("path", ["dense", "size-classed", "flex"])
+# Every second case: each pool with each path, traced or not.
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("pool", "known", "path"),
+    [
+        pytest.param(pool, known, path, id=f"{path}-{'counts known' if known else 'traced'}-{pool}")
+        for at, path in enumerate(("dense", "size-classed", "flex"))
+        for number, pool in enumerate(POOLS)
+        for known in ((True, False) if (at + number) % 2 else (False, True))
+    ],
+)
 def test_pools_by_attention_in_blocks_equal_plain_pyg(pool, known, path, monkeypatch):
     """Blocks by size return the graphs in their order."""
     torch.manual_seed(0)

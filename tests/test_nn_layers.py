@@ -47,7 +47,7 @@ PARTS = 16
 POISONED = unknown_counts(poisoned(BATCH, 1000.0))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_layer_is_one_graph_of_fixed_shapes(part):
     """Captured as by torch.compile, the layers of a part together and, if that fails, each alone,
@@ -99,6 +99,7 @@ def test_outside_the_runner_nothing_changes(case):
     assert torch.equal(converted.eval()(batch), model.eval()(batch))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_batch_of_padding_alone_changes_nothing(case):
     """Warm-up and ranks without graphs run such a batch: no gradient, no NaN, and unchanged running

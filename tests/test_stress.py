@@ -1,4 +1,4 @@
-"""Two thousand steps with everything that happens in between: evaluations, predictions, losses that
+"""A long training with everything that happens in between: evaluations, predictions, losses that
 raise, interrupts at any point of a step, and resumes from files.
 
 The oracle is the same training without disturbance. Losses and parameters must match it bit for
@@ -226,8 +226,9 @@ def young_alone():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("young_alone")
-@pytest.mark.parametrize(("mode", "steps"), [("eager", 2000), ("recorded", 100)])
-def test_two_thousand_steps_and_all_that_comes_between(tmp_path, mode, steps):
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("mode", "steps"), [("eager", 1000), ("eager", 2000), ("recorded", 100)])
+def test_a_long_training_and_all_that_comes_between(tmp_path, mode, steps):
     store, random = small_store(), Random(5)
     expected, model = in_peace(store, mode, steps)
     gc.collect()
