@@ -66,6 +66,7 @@ class Uncertain(nn.Module):
 WAYS = pytest.mark.parametrize("mode", ["eager", TIMED, "fused"], ids=["eager", "auto", "fused"])
 
 
+@pytest.mark.sampled(2)
 @WAYS
 @pytest.mark.parametrize("by_name", [False, True], ids=["itself", "lambda"])
 def test_a_loss_with_parameters_and_buffers(mode, by_name):

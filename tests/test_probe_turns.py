@@ -157,7 +157,8 @@ def test_steps_of_unlike_many_blocks_match_iteration_by_iteration():
 # ---------------------------------------------------------------------------------- real models
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", sorted(POOLS, reverse=True))
 def test_pools_are_predicted_where_graphs_are_larger_than_any_probed(name, tmp_path):
     """One block at all capacities that the data need; several at twice and four times the largest
     graph, with rows and graphs varied independently."""

@@ -150,6 +150,7 @@ def with_loops():
     return sg.GraphStore.from_pyg(graphs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layer", FIRE)
 def test_it_is_as_in_plain_pyg_and_served(layer, esol):
     largest, runner = difference(seeded(lambda: Trunk(layer)), esol)

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
+from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.kernels.register import NAMESPACE
 from support.kernel_cases import CASES, DROPPED, FEW, NO_FLOAT64, Sizes, operands, where
 
@@ -95,9 +97,17 @@ def far(
     return wrong
 
 
+def shaped_zeros(like: Tensor) -> Tensor:
+    """Returns zeros of the shape, strides and dtype of a fake tensor."""
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()
+
+
 @contextmanager
-def operators_called() -> Iterator[set[str]]:
-    """Yields a set that collects the names of this library's operators that are called."""
+def operators_called(compute: bool = True) -> Iterator[set[str]]:
+    """Yields a set that collects the names of this library's operators that are called.
+
+    Without ``compute``, they return zeros of the same shapes, and no loop is compiled for them.
+    """
     called: set[str] = set()
 
     class Watching(TorchDispatchMode):
@@ -105,7 +115,13 @@ def operators_called() -> Iterator[set[str]]:
             namespace, _, name = func.name().partition("::")
             if namespace == NAMESPACE:
                 called.add(name.partition(".")[0])
-            return func(*args, **(kwargs or {}))
+            if compute or namespace != NAMESPACE:
+                return func(*args, **(kwargs or {}))
+            fakes = FakeTensorMode()
+            args, kwargs = tree_map_only(Tensor, fakes.from_tensor, (args, kwargs or {}))
+            with fakes:
+                out = func(*args, **kwargs)
+            return tree_map_only(Tensor, shaped_zeros, out)
 
     with Watching():
         yield called
