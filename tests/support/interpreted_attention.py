@@ -77,6 +77,7 @@ def test_equals_the_reference(dtype, sizes, longest, heads, size):
     check(rows, grad, starts, heads, found, longest)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dropout_is_the_same_both_ways(dtype):
     """Values with one column per key show which weights are kept; their share must be right."""
@@ -106,7 +107,8 @@ def test_dropout_is_the_same_both_ways(dtype):
         assert not torch.equal(alive, other[:, : len(owner), : len(owner)])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", DTYPES[::-1])
 def test_a_graph_is_the_same_bits_whatever_stands_beside_it(dtype):
     """Compares a graph alone with one among others in another bucket, forward and backward."""
     sizes, longest = SEVERAL
