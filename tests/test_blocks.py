@@ -75,6 +75,7 @@ def tight_plan(sizes: np.ndarray, batch_size: int) -> BucketPlan:
     return BucketPlan.of([Capacity(nodes + 1, edges, batch_size + 1)], batch_size)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rest", "batch_size"), [(0, 128), (100, 128), (100, 96)])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_no_graph_of_a_window_comes_from_another_windows_blocks(rest, batch_size, ranks):
@@ -240,6 +241,7 @@ def test_ranks_with_graphs_of_their_own(n, cuts, exact, seed):
     assert rows[:, :, 1:].sum(axis=(0, 1)).tolist() == sizes.sum(axis=0).tolist()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shuffle", [True, False, "blocks"])
 @pytest.mark.parametrize("exact", [True, False])
 def test_narrow_types_give_the_same_batches(shuffle, exact, monkeypatch):

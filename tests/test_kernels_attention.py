@@ -34,7 +34,7 @@ MOLECULES = sg.Capacity(
 CUDA = AttentionSetting("cuda", "float32", 16, 0.5, compiled=True, kernels=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("p", [0.0, 0.25])
 @pytest.mark.parametrize("size", [16, 64, 96])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from support.sampled import in_turn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GINConv, GINEConv, SAGEConv
 
@@ -32,8 +33,8 @@ def reasons(model) -> set[str]:
 
 
 @pytest.mark.slow  # on a fresh clone, for what its cases compile
-@pytest.mark.parametrize("pool", ["mean", "add"])
-@pytest.mark.parametrize("name", models.NAMES)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("name", "pool"), in_turn(models.NAMES, ["mean", "add"]))
 def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, pool, esol):
     """In float64, on padded batches."""
     torch.manual_seed(0)

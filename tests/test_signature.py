@@ -140,6 +140,7 @@ def test_what_torch_tells_of_is_named_by_the_next_replay(hiv, what):
             runner.eval_step(batch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", QUIET | TOLD)
 def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_change(hiv, what):
     change, message = (QUIET | TOLD)[what]

@@ -187,6 +187,12 @@ def test_every_third_case_of_a_family_is_drawn():
     assert [one.nodeid for one in out] == ["a[1]", "b[1]", "a[2]", "a[4]"]
 
 
+def test_cases_that_are_drawn_have_the_options_in_turn():
+    drawn = sampled.in_turn(["a", "b", "c"], [(0, False), (1, True)])
+    assert drawn[::2] == [("a", 0, False), ("b", 1, True), ("c", 0, False)]
+    assert len(set(drawn)) == len(drawn) == 6
+
+
 @pytest.mark.parametrize(
     ("asked", "every", "gpu", "run"),
     [

@@ -18,6 +18,7 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 from staticgraph.kernels.graph_attention import gpu, graph_attention_reference  # noqa: E402
 from staticgraph.sizes.attention import kernel_tile  # noqa: E402
 from support.interpreted_oracle import DTYPES, close, exact  # noqa: E402
+from support.sampled import in_turn  # noqa: E402
 
 PADDING = 9
 # Graphs of one tile and of several, of exactly one tile, of one node, and empty graphs, also at the
@@ -65,15 +66,18 @@ def check(rows, grad, starts, heads, found, longest, kept=None, p=0.0):
     assert not found[1][real:].any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("sizes", "longest"), [SEVERAL, SMALL], ids=["several tiles", "small"])
-@pytest.mark.parametrize(("heads", "size"), [(2, 10), (1, 72)])
+GRAPHS = [(*sizes, *heads) for sizes in (SEVERAL, SMALL) for heads in ((2, 10), (1, 72))]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("sizes", "longest", "heads", "size", "dtype"), in_turn(GRAPHS, DTYPES))
 def test_equals_the_reference(dtype, sizes, longest, heads, size):
     rows, grad, starts = batch(sizes, heads, size, dtype)
     found = both_ways(rows, grad, starts, heads, longest)
     check(rows, grad, starts, heads, found, longest)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dropout_is_the_same_both_ways(dtype):
     """Values with one column per key show which weights are kept; their share must be right."""
@@ -103,7 +107,8 @@ def test_dropout_is_the_same_both_ways(dtype):
         assert not torch.equal(alive, other[:, : len(owner), : len(owner)])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", DTYPES[::-1])
 def test_a_graph_is_the_same_bits_whatever_stands_beside_it(dtype):
     """Compares a graph alone with one among others in another bucket, forward and backward."""
     sizes, longest = SEVERAL

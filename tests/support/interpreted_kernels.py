@@ -15,6 +15,7 @@ import torch
 
 from support import quick_interpreter
 from support.interpreted_oracle import DTYPES, close, exact, graph
+from support.sampled import in_turn
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 quick_interpreter.begin()
@@ -36,21 +37,24 @@ from staticgraph.kernels.table_sum import table_sum_reference  # noqa: E402
 NODES, EDGES = 14, 34
 
 
-@pytest.mark.parametrize(("mean", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
+OPERANDS = [
+    ("copy", None),
+    ("multiply", "scalar"),
+    ("multiply", "edge"),
+    ("relu_add", "edge"),
+    ("relu_add", "table"),
+    ("multiply", "table"),
+    ("relu_add", "each"),
+    ("relu_add", "weighed"),
+    ("relu_add", "weighed table"),
+]
+
+
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [20])
 @pytest.mark.parametrize(
-    ("transform", "operand"),
-    [
-        ("copy", None),
-        ("multiply", "scalar"),
-        ("multiply", "edge"),
-        ("relu_add", "edge"),
-        ("relu_add", "table"),
-        ("multiply", "table"),
-        ("relu_add", "each"),
-        ("relu_add", "weighed"),
-        ("relu_add", "weighed table"),
-    ],
+    ("transform", "operand", "mean", "dtype"),
+    in_turn(OPERANDS, [(False, torch.float32), (True, torch.bfloat16)]),
 )
 def test_neighbour_sum(mean, dtype, width, transform, operand):
     torch.manual_seed(0)
@@ -88,8 +92,8 @@ def test_neighbour_sum(mean, dtype, width, transform, operand):
         assert close(dedge, gradients[1], max(width, EDGES))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(3, 5), (70, 70)])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("rows", "width", "dtype"), in_turn([(70, 70), (3, 5)], DTYPES))
 def test_table_sum(dtype, rows, width):
     torch.manual_seed(0)
     sizes = (5, 70, 2)
@@ -132,20 +136,18 @@ def test_segment_sum(dtype, mean):
     assert close(segments.sum_backward(grad, ptr, 41, mean), gradient, 1)
 
 
-@pytest.mark.parametrize(
-    ("relu", "joined", "dtype"),
-    [
-        (False, True, torch.float32),
-        (True, False, torch.float32),
-        (False, False, torch.bfloat16),
-        (True, True, torch.bfloat16),
-    ],
-)
-@pytest.mark.parametrize(
-    ("norm", "rows", "real"),
-    [(norm, 90, 77), (norm, 300, 270), (norm, 40, 0)]
-    + [(small_norm, 90, 77), (small_norm, 1024, 1000), (small_norm, 40, 0)],
-)
+NORMS = [(norm, 90, 77), (norm, 300, 270), (norm, 40, 0)]
+NORMS += [(small_norm, 90, 77), (small_norm, 1024, 1000), (small_norm, 40, 0)]
+USES = [
+    (False, True, torch.float32),
+    (True, False, torch.float32),
+    (True, True, torch.bfloat16),
+    (False, False, torch.bfloat16),
+]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("norm", "rows", "real", "relu", "joined", "dtype"), in_turn(NORMS, USES))
 def test_batch_norm(relu, joined, dtype, norm, rows, real, monkeypatch):
     """300 rows make four chunks of three blocks, the last without a real row; the mean is large.
 
@@ -246,10 +248,11 @@ def test_running_statistics(norm, momentum):
     assert int(ours[2]) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("tile", "real", "relu"),
-    [(32, 133, False), (32, 133, True), (64, 133, True), (128, 133, False)]
-    + [(64, 1, False), (32, 0, True)],
+    [(32, 133, True), (32, 133, False), (128, 133, False), (64, 133, True)]
+    + [(32, 0, True), (64, 1, False)],
 )
 def test_statistics_from_the_products_epilogue(tile, real, relu, monkeypatch):
     """The bits of the plain product, and the statistics of the norm; NaN padding has no effect.

@@ -12,6 +12,7 @@ import torch
 
 from support import quick_interpreter
 from support.interpreted_oracle import DTYPES, close
+from support.sampled import in_turn
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 quick_interpreter.begin()
@@ -53,17 +54,18 @@ def test_masked_sums(dtype, monkeypatch):
     assert close(sums, expected.double().sum(0), 110)
 
 
+SIZES = [(163, 33, 17), (40, 70, 40), (1, 5, 1), (32, 64, 66)]
+# Not float32 of what is held in bfloat16, since autocast casts to the narrower dtype alone.
+HELD = [
+    (torch.float32, torch.float32, True),
+    (torch.bfloat16, torch.float32, True),
+    (torch.bfloat16, torch.bfloat16, False),
+]
+
+
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("dtype", "held", "relu"),
-    [
-        (torch.float32, torch.float32, True),
-        (torch.float32, torch.bfloat16, False),
-        (torch.bfloat16, torch.float32, True),
-        (torch.bfloat16, torch.bfloat16, False),
-    ],
-)
-@pytest.mark.parametrize(
-    ("rows", "width", "columns"), [(40, 70, 40), (163, 33, 17), (1, 5, 1), (32, 64, 66)]
+    ("rows", "width", "columns", "dtype", "held", "relu"), in_turn(SIZES, HELD)
 )
 def test_linear_of_few_rows(dtype, held, relu, rows, width, columns, monkeypatch):
     """All tiles of a launch, one chunk, and two chunks of several steps.
@@ -75,8 +77,6 @@ def test_linear_of_few_rows(dtype, held, relu, rows, width, columns, monkeypatch
         monkeypatch.setattr(limits, "ROWS_A_CHUNK", 128)
         assert limits.chunks_of(rows) == (2, 128)
     torch.manual_seed(0)
-    if held == torch.bfloat16 and dtype == torch.float32:
-        pytest.skip("autocast casts to the narrower dtype alone")
     x, into = (torch.randn(2, rows, width) + 0.1).to(dtype).to(held)
     weight, bias = (torch.randn(size).to(dtype).to(held) for size in ((columns, width), columns))
     grad = torch.randn(rows, columns).to(dtype)

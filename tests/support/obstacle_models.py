@@ -128,23 +128,23 @@ class FromNumpy(Net):
 
 
 OBSTACLES = [
+    (Item, "host read", ".item()"),
     (ToList, "host read", ".tolist()"),
     (Formatted, "host read", "a tensor as text"),
     (NewTensor, "host-to-device copy", "a tensor of the host's values"),
-    (FromNumpy, "host-to-device copy", "a tensor of the host's values"),
     (Classes, "host read", "one_hot without num_classes"),
-    (Item, "host read", ".item()"),
-    (Nonzero, "size from data", "nonzero"),
-    (Unique, "size from data", "unique"),
-    (MaskIndex, "index with a mask", "x[mask]"),
-    (MaskWrite, "write through a mask", "x[mask] = y"),
+    (FromNumpy, "host-to-device copy", "a tensor of the host's values"),
     (HostTensor, "host-to-device copy", "torch.tensor"),
     (HostRange, "host-to-device copy", "torch.arange without device="),
-    (Branch, "branch on data", "bool() of a tensor"),
+    (Nonzero, "size from data", "nonzero"),
+    (Unique, "size from data", "unique"),
+    (Repeats, "size from data", "repeat_interleave"),
+    (MaskWrite, "write through a mask", "x[mask] = y"),
+    (MaskIndex, "index with a mask", "x[mask]"),
     (Checkpointed, "activation checkpointing", "checkpoint"),
     (CheckpointedReentrant, "activation checkpointing", "checkpoint"),
     (ToHost, "device-to-host copy", ".cpu()"),
-    (Repeats, "size from data", "repeat_interleave"),
+    (Branch, "branch on data", "bool() of a tensor"),
 ]
 
 

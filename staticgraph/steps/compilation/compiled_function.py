@@ -20,7 +20,7 @@ from torch import Tensor
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.inductor import inductor
-from staticgraph.internals.tracing import TorchDynamoException, counters, watched
+from staticgraph.internals.tracing import TorchDynamoException, counters, switched, watched
 from staticgraph.rewrites import Captured, RewriteTarget, rewrite
 from staticgraph.steps.compilation.activation_checkpointing import checked
 from staticgraph.steps.compilation.graph_trees import skipped_recordings
@@ -208,13 +208,18 @@ class CompiledFunction:
             ) from None  # the context is torch's long message, which is not shown again
         self._warm = self._backend.done = True
         if self._fused:
-            self._next = GuardedCall(self._function, self._call)
+            self._next = GuardedCall(self._function, self._call, self._refused)
         self.counts.seconds += time.perf_counter() - started
         self.counts.add_since(before)
         return result
 
     def _compiled(self, tensors: tuple[Tensor, ...]) -> Any:
         return self._call(*tensors)
+
+    def _refused(self, *tensors: Tensor) -> Any:
+        """Calls torch.compile's function after a guard failed; raises before it traces again."""
+        with _COMPILING, switched(error_on_recompile=True):
+            return self._call(*tensors)
 
     def _again(self, tensors: tuple[Tensor, ...]) -> Any:
         try:

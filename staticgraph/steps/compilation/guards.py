@@ -4,8 +4,8 @@ The problem: around each call torch.compile checks a thousand things that were t
 of which cannot have changed: functions and classes of torch, PyG and this library, shapes that the
 runner has checked, cells of a function that this library made. The idea: those guards are dropped
 before torch builds any, and if the remaining ones hold, the function that Dynamo wrote is called
-directly, without frame evaluation. If one does not hold, torch.compile is called as usual, and
-reports what changed.
+directly, without frame evaluation. If one does not hold, torch.compile is called, and reports
+what changed.
 
 Invariant: whatever a user can change between two steps (a module's attributes, parameters, flags
 and hooks, what its forward reads of the user's own modules and globals, torch's own modes and
@@ -87,10 +87,17 @@ class GuardedCall:
     Args:
         function: the function that was compiled, of tensors alone, ``def function(*tensors)``.
         call: what ``torch.compile`` returned for it.
+        refused: called instead if a guard fails; by default ``call``, which then traces again.
     """
 
-    def __init__(self, function: FunctionType, call: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        function: FunctionType,
+        call: Callable[..., Any],
+        refused: Callable[..., Any] | None = None,
+    ) -> None:
         self._call = call
+        self._refused = refused or call
         self._traced = traced(function)
         code = function.__code__
         if code.co_argcount or not code.co_flags & 4:  # it takes something other than *tensors
@@ -110,8 +117,8 @@ class GuardedCall:
         if found.holds(given):
             return found.run(*tensors)
         if not watched():
-            return self._call(*tensors)
+            return self._refused(*tensors)
         with unwatched():
             if not found.holds(given):
-                return self._call(*tensors)
+                return self._refused(*tensors)
         return found.run(*tensors)  # watched operation by operation, as it would be untraced
