@@ -78,7 +78,7 @@ def reasons_of(model: Model, runner: sg.StaticGraphRunner | None = None) -> dict
     return {layer.name: layer.stock_reason for layer in fused_layers(model)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_plain_pygs(name):
     torch.manual_seed(0)
@@ -257,6 +257,7 @@ def test_a_pool_by_another_vector_is_the_stock_one():
     assert "not the batch's own" in model[0].stock_reason
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["gcn weighted", "gat edges", "gatv2", "transformer edges", "sage max", "softmax"]
 )

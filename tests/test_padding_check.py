@@ -63,7 +63,7 @@ def test_what_padding_reaches_is_an_error_that_names_it(kind):
         assert error.module == kind.layer_name, said
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_supported_layer_is_flagged(case):
     for mode in ("eager", "default"):
@@ -72,14 +72,19 @@ def test_no_supported_layer_is_flagged(case):
         assert not check.wanted("step")
 
 
+@pytest.fixture(scope="module")
+def plan(hiv) -> sg.BucketPlan:
+    return sg.plan_buckets(hiv, batch_size=16)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_model_of_the_zoo_is_flagged(hiv, name, dropout):
+def test_no_model_of_the_zoo_is_flagged(hiv, plan, name, dropout):
     torch.manual_seed(0)
     model = build(name, hiv, hidden=16, layers=2, dropout=dropout)
     runner = sg.StaticGraphRunner(
         model,
-        sg.plan_buckets(hiv, batch_size=16),
+        plan,
         mode="eager",
         loss=lambda out, batch: F.binary_cross_entropy_with_logits(
             out, batch.y.to(out.dtype), reduction="none"

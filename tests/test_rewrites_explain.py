@@ -246,7 +246,8 @@ class IndexAdd(nn.Module):
         return torch.zeros_like(x).index_add_(0, edge_index[1], rows)
 
 
-@pytest.mark.parametrize("conv", [Summing, OwnConv, EdgeMLP, IndexAdd])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("conv", [Summing, OwnConv, IndexAdd, EdgeMLP])
 def test_where_the_forward_differentiates_the_graph_stays(conv, esol):
     """No operator here has a second derivative, and the captured graph shows that one is needed."""
     found = sg.explain(Forces(conv), [CAPACITY], esol)

@@ -32,15 +32,19 @@ def killed_before(k: int, action: Callable[[], object]) -> bool:
     return False
 
 
-def every_kill(action: Callable[[], object]) -> Iterator[int]:
+def every_kill(action: Callable[[], object], step: int = 1) -> Iterator[int]:
     """Kills the action before its first call, its second, and so on to the last.
 
     Yields after each kill, and once more after the action ran to its end.
+
+    Args:
+        action: what the child does.
+        step: leaves out all but every so many-th call.
     """
     k = 0
     while killed_before(k, action):
         yield k
-        k += 1
+        k += step
     yield k
 
 
