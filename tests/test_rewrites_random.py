@@ -33,6 +33,7 @@ def test_forwards_that_once_failed(seed, esol):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(1000, 1020))
 def test_other_forwards(seed, esol):
     check(seed, esol)

@@ -42,7 +42,7 @@ def config(molecules) -> TrainConfig:
         str(molecules),
         model="gps",
         hidden=8,
-        layers=2,
+        layers=1,
         dropout=0.2,
         batch_size=15,
         epochs=2,
@@ -159,6 +159,7 @@ def test_a_killed_run_goes_on_bit_for_bit(config, uninterrupted, tmp_path):
     assert_same_run(folder, uninterrupted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stop_at", [1, 6, 11])
 def test_ctrl_c_stops_between_steps_and_goes_on(
     stop_at, config, uninterrupted, tmp_path, monkeypatch
