@@ -27,6 +27,7 @@ def check(seed, store):
     assert largest <= 1e-9, model.steps
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", FOUND)
 def test_forwards_that_once_failed(seed, esol):
     check(seed, esol)

@@ -323,8 +323,9 @@ def test_a_diverged_run_writes_its_report_and_names_the_graphs(tmp_path, esol):
     for graph in graphs:
         graph.x = graph.x.float()
     settings = TrainConfig(
-        str(tmp_path / "few.pt"), model="gin", hidden=8, layers=1, batch_size=16, epochs=1, seed=1
-    )
+        str(tmp_path / "few.pt"), model="gin", hidden=8, layers=1, batch_size=16, epochs=1, seed=1,
+        compile_mode="eager",
+    )  # fmt: skip
     torch.save(graphs, tmp_path / "few.pt")
     last = int(sg.datasets.open(tmp_path / "few.pt", seed=1).splits["train"][-1])
     graphs[last].y = torch.tensor([[float("inf")]])
