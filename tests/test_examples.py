@@ -46,20 +46,43 @@ def example(name):
     return module
 
 
-@pytest.mark.filterwarnings("error:.*outside of any forward that knows it:UserWarning")
+# The ways of computing that a script chooses between are timed for every third of these.
+AS_THEY_ARE = (
+    *("own_layer", "virtual_node", "molecules with attention"),
+    *("branching", "traffic", "molecules"),
+    *("with_lightning", "typed", "forces"),
+)
+UNKNOWN = "error:.*outside of any forward that knows it:UserWarning"
+
+
+def in_eager(monkeypatch) -> None:
+    """Lets scripts compute in one way, without timing the others."""
+    eager = functools.partial(sg.StaticGraphRunner, mode="eager")
+    monkeypatch.setattr(sg, "StaticGraphRunner", eager)
+
+
+@pytest.mark.filterwarnings(UNKNOWN)
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_script_learns(name, monkeypatch):
     monkeypatch.chdir(ROOT)
+    in_eager(monkeypatch)
     main = example(name).main
-    learned = main(epochs=4, **SMALL[name])
-    # The script has run as it is; its ways of computing need not be timed again.
-    eager = functools.partial(sg.StaticGraphRunner, mode="eager")
-    monkeypatch.setattr(sg, "StaticGraphRunner", eager)
-    assert learned < main(epochs=1, **SMALL[name])
+    assert main(epochs=4, **SMALL[name]) < main(epochs=1, **SMALL[name])
+
+
+@pytest.mark.filterwarnings(UNKNOWN)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", AS_THEY_ARE)
+def test_a_script_runs_as_it_is(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    name, _, attends = name.partition(" ")
+    options = SMALL[name] | ({"model": "gps"} if attends else {})
+    assert example(name).main(epochs=1, **options) > 0
 
 
 def test_molecules_with_attention(monkeypatch):
     monkeypatch.chdir(ROOT)
+    in_eager(monkeypatch)
     assert example("molecules").main("gps", molecules=64, epochs=1, width=8) > 0
 
 

@@ -47,7 +47,7 @@ class Gps(nn.Module):
         return self.first(self.encoder(x), edge_index, batch)
 
 
-MODELS = {**LAYERS, "gps": Gps}
+MODELS = {"gps": Gps, **LAYERS}
 
 
 def places(model: nn.Module) -> list[tuple[str, str]]:
@@ -84,7 +84,7 @@ def calls(model: nn.Module, path: str, kind: str, static: bool) -> int:
     return count
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_hook_is_called_as_in_plain_pyg(name):
     torch.manual_seed(0)

@@ -173,7 +173,7 @@ def test_compiled_is_for_a_gpu_that_is_not_here(data, words, capsys):
 
 def test_the_path_says_whose_shapes_are_read(data, capsys):
     """Batch norm over only the real rows takes less memory than with a mask."""
-    words = ["--model", "gine", "--hidden", "8", "--layers", "2", "--kernels", "off", "--json"]
+    words = ["--model", "gine", "--hidden", "8", "--layers", "1", "--kernels", "off", "--json"]
     found = []
     for path in ("counted", "recorded"):
         assert cli.main(["probe", "--data", data, *words, "--path", path]) == 0

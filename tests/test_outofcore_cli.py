@@ -90,6 +90,7 @@ def test_links_train_report_and_go_on(triples, tmp_path, capsys):
     assert "--overwrite" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encoder", ["sage", "gcn", "gat"])
 def test_links_train_below_an_encoder_and_go_on(triples, tmp_path, capsys, encoder):
     arguments = [*LINKS, "--data", triples, "--policy", "comet", "--partitions", "8", "--buffer",

@@ -37,21 +37,27 @@ def graphs(count: int = 12) -> list[Data]:
 
 
 class Net(nn.Module):
-    """``examples/colors_topk_pool.py`` of PyG: scores of the kept nodes are fitted to ``attn``."""
+    """``examples/colors_topk_pool.py`` of PyG: scores of the kept nodes are fitted to ``attn``.
 
-    def __init__(self, pool) -> None:
+    With ``short``, the first convolution is a linear layer, and there is none behind the pool.
+    """
+
+    def __init__(self, pool, short: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.short = short
         self.conv = GINConv(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16)))
         self.pool, self.after = pool(16), GINConv(nn.Linear(16, 16))
+        if short:
+            self.conv, self.after = nn.Linear(6, 16), None
         self.head = nn.Linear(16, 1)
         self.double()
 
     def forward(self, data):
-        h = self.conv(data.x, data.edge_index).relu()
+        h = (self.conv(data.x) if self.short else self.conv(data.x, data.edge_index)).relu()
         h, edge_index, _, batch, perm, score = self.pool(h, data.edge_index, None, data.batch)
         ratio = scatter(torch.ones_like(score), batch, dim_size=data.num_graphs)
-        h = self.after(h, edge_index).relu()
+        h = h if self.short else self.after(h, edge_index).relu()
         out = self.head(global_add_pool(h, batch, data.num_graphs))
         wanted = data.attn[perm]
         apart = F.kl_div(torch.log(score + 1e-14), wanted, reduction="none")
@@ -77,22 +83,34 @@ def loss(out, batch):
     return (value - batch.y).square().view(-1) + 0.1 * apart
 
 
-# The traced graph decides which nodes are kept, so running Inductor's code for one pool suffices.
-MODES = [(pool, mode) for pool in POOLS for mode in ("eager", "traced")]
+@pytest.mark.parametrize("pool", POOLS)
+def test_what_is_kept_indexes_the_fields_of_all_nodes(pool):
+    compare_with_plain_pyg(Net(POOLS[pool]), "eager")
 
 
-@pytest.mark.parametrize(
-    ("pool", "mode"), [*MODES, pytest.param("top", "default", marks=pytest.mark.slow)]
-)
-def test_what_is_kept_indexes_the_fields_of_all_nodes(pool, mode, monkeypatch):
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("pool", POOLS)
+def test_what_is_kept_in_a_traced_graph(pool, monkeypatch):
+    compare_with_plain_pyg(Net(POOLS[pool]), mode_of("traced", monkeypatch))
+
+
+@pytest.mark.slow
+def test_what_is_kept_in_compiled_code():
+    """The traced graph decides which nodes are kept, so running Inductor's code for one pool
+    suffices, without layers around it, which Inductor compiles for other tests."""
+    compare_with_plain_pyg(Net(POOLS["top"], short=True), "default", evaluated=False)
+
+
+def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> None:
+    """A step's loss and gradients; if ``evaluated``, an evaluation's kept nodes, too, for which
+    Inductor would compile as many kernels again."""
     data = graphs()
     store = sg.GraphStore.from_pyg(data, progress=False)
-    model = Net(POOLS[pool])
     plain = copy.deepcopy(model)
     runner = sg.StaticGraphRunner(
         model,
         [CAPACITY],
-        mode=mode_of(mode, monkeypatch),
+        mode=mode,
         loss=loss,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
     )
@@ -105,11 +123,12 @@ def test_what_is_kept_indexes_the_fields_of_all_nodes(pool, mode, monkeypatch):
     for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
         if theirs.grad is not None:
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-9, msg=name)
-    if mode != "default":  # would compile as many kernels again for the same forward
+    if evaluated:
         kept = runner.eval_step(batch).out[2][: len(IDS)]
         assert torch.equal(kept, plain(whole)[2]), "as many nodes of each graph"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pool", POOLS)
 def test_the_preflight_finds_nothing_in_the_way(pool):
     store = sg.GraphStore.from_pyg(graphs(), progress=False)

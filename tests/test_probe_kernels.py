@@ -32,7 +32,8 @@ def task_of(store, name: str, **options) -> Probed:
     return Probed(Subject(model, squared, optimizer, **options), store.schema)
 
 
-@pytest.mark.parametrize("name", ["gine", "gps"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ["gps", "gine"])
 def test_fused_layers_are_probed_and_predicted(esol, name, monkeypatch):
     """Compared with real steps whose layers choose by their own sizes; the probes lie on both sides
     of the size from which the CPU's fused product gains."""
@@ -46,7 +47,8 @@ def test_fused_layers_are_probed_and_predicted(esol, name, monkeypatch):
             assert abs(memory.fit.predict(capacity) / found.step - 1) < 0.03
 
 
-@pytest.mark.parametrize("name", ["gine", "gps", "gat", "sage"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ["gps", "gine", "gat", "sage"])
 def test_counted_as_on_cuda_layers_choose_as_they_do_there(esol, name):
     """On CUDA GPS attends by a kernel over node rows, on the CPU in blocks; GAT's is for CUDA."""
     memory = sg.probe(task_of(esol, name).subject, esol, like="cuda")
@@ -56,8 +58,10 @@ def test_counted_as_on_cuda_layers_choose_as_they_do_there(esol, name):
         assert sg.probe(task_of(esol, name).subject, esol, like="cpu").fit.form == "series"
 
 
-@pytest.mark.parametrize("converted", [False, True])
-@pytest.mark.parametrize("like", ["cpu", "cuda"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("like", "converted"), [("cpu", False), ("cuda", False), ("cuda", True), ("cpu", True)]
+)
 def test_kernels_are_put_under_a_model_for_as_long_as_it_is_probed(esol, like, converted):
     """The probe reads the step of a converted model and leaves the model as it was."""
 

@@ -169,6 +169,16 @@ class Harmless(Base):
         return F.dropout(s + weight * h, 0.5, False, True)
 
 
+_COMPARED: dict[type[Base], tuple] = {}
+
+
+def compared(build, store) -> tuple:
+    """The difference to plain PyG and the runner, computed once for all tests of a model."""
+    if build not in _COMPARED:
+        _COMPARED[build] = difference(seeded(build), store)
+    return _COMPARED[build]
+
+
 HARMFUL = [
     AddedAfterGather,
     ReluAfterGather,
@@ -190,25 +200,25 @@ HARMFUL = [
 
 @pytest.mark.parametrize("build", [*HARMFUL, Harmless])
 def test_outputs_and_gradients_are_those_of_plain_pyg(build, esol):
-    largest, _ = difference(seeded(build), esol)
+    largest, _ = compared(build, esol)
     assert largest <= 1e-10
 
 
 def test_what_nothing_else_reads_is_rewritten(esol):
-    _, runner = difference(seeded(Harmless), esol)
+    _, runner = compared(Harmless, esol)
     assert fired(runner) == {"neighbour_sum": 1, "batch_norm": 1, "segments": 1}
 
 
 @pytest.mark.parametrize("build", [ColumnAfterGather, AddedAfterGather, Twice, Degrees, Input])
 def test_a_change_that_is_read_by_name_alone_keeps_nothing_from_being_rewritten(build, esol):
-    _, runner = difference(seeded(build), esol)
+    _, runner = compared(build, esol)
     assert fired(runner)["segments"] >= 1
     assert "in place" not in missed(runner)
 
 
 @pytest.mark.parametrize("build", [OwnOperand, WithoutGradientAfterGather])
 def test_a_change_that_something_else_sees_is_said_with_its_line(build, esol):
-    _, runner = difference(seeded(build), esol)
+    _, runner = compared(build, esol)
     assert not fired(runner)
     said = missed(runner)
     assert "test_rewrites_in_place.py" in said

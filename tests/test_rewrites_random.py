@@ -27,12 +27,14 @@ def check(seed, store):
     assert largest <= 1e-9, model.steps
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", FOUND)
 def test_forwards_that_once_failed(seed, esol):
     check(seed, esol)
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(1000, 1020))
 def test_other_forwards(seed, esol):
     check(seed, esol)

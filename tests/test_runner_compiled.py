@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from support.molecule_steps import TRAIN, Molecules, adam, bce, loader_of
-from support.places import AsTraced
+from support.places import AsTraced, mode_of
 from torch import nn
 from torch._dynamo.utils import counters
 from torch_geometric.nn import global_add_pool
@@ -132,7 +132,7 @@ def test_a_host_read_is_named_with_its_line(hiv, plan):
 
 
 @pytest.mark.slow
-def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol):
+def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol, monkeypatch):
     """As GraphGym's layers do: the second step must not see what the first one assigned."""
 
     class Writes(nn.Module):
@@ -147,16 +147,16 @@ def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol):
 
     outs = {}
     batch = sg.StaticBatch.of(esol, range(4), (100, 230, 6))
-    for mode in ("eager", "default"):
+    for mode in ("eager", "traced"):
         torch.manual_seed(0)
         model = Writes()
         runner = sg.StaticGraphRunner(
             model,
             [(100, 230, 6)],
-            mode=mode,
+            mode=mode_of(mode, monkeypatch),
             loss=lambda out, data: out - data.y + 0 * data.h[:, :1],
             optimizer=torch.optim.SGD(model.parameters(), 1e-6),
         )
         outs[mode] = [float(runner.step(batch)) for _ in range(3)]
-    assert outs["eager"] == pytest.approx(outs["default"], rel=1e-5)
+    assert outs["eager"] == pytest.approx(outs["traced"], rel=1e-5)
     assert outs["eager"][0] > outs["eager"][1] > outs["eager"][2]

@@ -42,7 +42,7 @@ def config(molecules) -> TrainConfig:
         str(molecules),
         model="gps",
         hidden=8,
-        layers=2,
+        layers=1,
         dropout=0.2,
         batch_size=15,
         epochs=2,
@@ -159,6 +159,7 @@ def test_a_killed_run_goes_on_bit_for_bit(config, uninterrupted, tmp_path):
     assert_same_run(folder, uninterrupted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stop_at", [1, 6, 11])
 def test_ctrl_c_stops_between_steps_and_goes_on(
     stop_at, config, uninterrupted, tmp_path, monkeypatch
@@ -322,8 +323,9 @@ def test_a_diverged_run_writes_its_report_and_names_the_graphs(tmp_path, esol):
     for graph in graphs:
         graph.x = graph.x.float()
     settings = TrainConfig(
-        str(tmp_path / "few.pt"), model="gin", hidden=8, layers=1, batch_size=16, epochs=1, seed=1
-    )
+        str(tmp_path / "few.pt"), model="gin", hidden=8, layers=1, batch_size=16, epochs=1, seed=1,
+        compile_mode="eager",
+    )  # fmt: skip
     torch.save(graphs, tmp_path / "few.pt")
     last = int(sg.datasets.open(tmp_path / "few.pt", seed=1).splits["train"][-1])
     graphs[last].y = torch.tensor([[float("inf")]])

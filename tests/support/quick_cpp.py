@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 
 COMPILER = Path(__file__).with_name("quick_g++")
@@ -32,3 +33,17 @@ def begin(environ: MutableMapping[str, str] = os.environ) -> None:
     environ.setdefault("AOT_INDUCTOR_ENABLE_LINE_TABLES", "0")
     if sys.platform == "linux" and shutil.which("g++") and " " not in str(COMPILER):
         environ.setdefault("CXX", str(COMPILER))
+
+
+@contextmanager
+def without_headers() -> Iterator[None]:
+    """While a model is exported, compiles no headers in advance: for the few models that tests
+    export, this takes longer than it saves, unlike for the many kernels of compiled steps."""
+    from torch._inductor import config
+
+    before = config.aot_inductor.precompile_headers
+    config.aot_inductor.precompile_headers = False
+    try:
+        yield
+    finally:
+        config.aot_inductor.precompile_headers = before
