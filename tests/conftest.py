@@ -22,6 +22,7 @@ after_fork.begin()
 quick_cpp.begin()
 quick_templates.begin()
 quick_tracing.begin()
+quick_cpp.leave_out_headers()
 
 # Seconds after which a test counts as hanging, read by pytest-timeout.
 os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))

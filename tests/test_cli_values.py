@@ -69,7 +69,7 @@ WRITTEN = (values.file_to_write, values.picture_to_write, values.folder_to_write
 
 # Of the values that the parser refuses, one in so many is tried by default; of the others, one in
 # so many.
-REFUSED, TAKEN = 4, 2
+REFUSED, TAKEN = 6, 3
 
 
 def refused(action: argparse.Action, value: str) -> bool:

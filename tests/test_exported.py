@@ -15,7 +15,6 @@ import torch
 from support.examples import EXAMPLES
 from support.forked import run_forked
 from support.patience import patience
-from support.quick_cpp import without_headers
 
 import staticgraph as sg
 from staticgraph.files import document
@@ -51,8 +50,7 @@ def exported(tmp_path_factory):
     folder, runner = tmp_path_factory.mktemp("exports") / "gps", runner_of("gps")
     runner.model.train()
     before = {name: value.clone() for name, value in runner.model.state_dict().items()}
-    with without_headers():
-        digest = runner.export(folder, progress=False)
+    digest = runner.export(folder, progress=False)
     assert runner.model.training, "nothing of the model has changed"
     for name, value in runner.model.state_dict().items():
         assert torch.equal(value, before[name]), name

@@ -17,7 +17,6 @@ from support.command import status_of
 from support.examples import EXAMPLES
 from support.forked_python import forked_python
 from support.patience import patience
-from support.quick_cpp import without_headers
 
 import staticgraph as sg
 from staticgraph.cli import serve
@@ -195,8 +194,7 @@ def exported(tmp_path_factory):
     few = replace(plan, capacities=plan.capacities[-1:])
     runner = sg.StaticGraphRunner(runner.model, few, mode="eager")
     folder = tmp_path_factory.mktemp("exports") / "esol"
-    with without_headers():
-        return folder, runner.export(folder, progress=False), runner
+    return folder, runner.export(folder, progress=False), runner
 
 
 @pytest.mark.slow

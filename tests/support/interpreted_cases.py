@@ -44,7 +44,7 @@ def from_the_cpu():
     return found
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "dtype"), RUN)
 def test_triton_gives_the_cpus_results(from_the_cpu, name, dtype):
     with operators_called() as called:

@@ -2,18 +2,18 @@
 
 With an empty Inductor cache, as in a fresh clone, compiling its C++ is a large part of the tests'
 cost. So g++ optimizes less, and loops are generated for scalars only, not also for vectors; the
-graph, its fusions and its buffers do not change. Everything is set by environment variables, which
+graph, its fusions and its buffers do not change. Almost all is set by environment variables, which
 children inherit and which are part of the keys of Inductor's cache: runs outside the tests do not
 find this code. ``tests/test_compile_cache.py`` uses vectorized loops.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import MutableMapping
 from pathlib import Path
 
 COMPILER = Path(__file__).with_name("quick_g++")
@@ -35,15 +35,7 @@ def begin(environ: MutableMapping[str, str] = os.environ) -> None:
         environ.setdefault("CXX", str(COMPILER))
 
 
-@contextmanager
-def without_headers() -> Iterator[None]:
-    """While a model is exported, compiles no headers in advance: for the few models that tests
-    export, this takes longer than it saves, unlike for the many kernels of compiled steps."""
-    from torch._inductor import config
-
-    before = config.aot_inductor.precompile_headers
-    config.aot_inductor.precompile_headers = False
-    try:
-        yield
-    finally:
-        config.aot_inductor.precompile_headers = before
+def leave_out_headers() -> None:
+    """Compiles no headers in advance for exported models: for the few that tests export, this takes
+    longer than it saves, unlike for the many kernels of compiled steps. No variable sets it."""
+    importlib.import_module("torch._inductor.config").aot_inductor.precompile_headers = False
