@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -41,6 +42,11 @@ def batches_of(place, hiv, plan, count):
     ]
 
 
+def buckets_of(place):
+    """Two buckets; on the CPU one of them by default, both with ``EVERY_CASE=1``."""
+    return TWO if place.cuda or os.environ.get("EVERY_CASE") else TWO[:1]
+
+
 def steps_of(place):
     """The number of steps; on the CPU, a few per bucket show what twenty do."""
     return 20 if place.cuda else 4
@@ -50,8 +56,9 @@ def steps_of(place):
 def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
     """Twenty steps over two buckets in turn; graphs are counted, none is skipped or made later.
 
-    On the CPU GPS has one bucket, since tracing it for another is most of the time."""
-    plan = sg.BucketPlan.of(TWO if place.cuda or not gps else TWO[:1], batch_size=32)
+    On the CPU, GPS has one bucket by default, since tracing it for another is most of the time.
+    """
+    plan = sg.BucketPlan.of(buckets_of(place) if gps else TWO, batch_size=32)
     model = model_of(place, hiv, gps)
     twin = copy.deepcopy(model)
     skipped, before = skipped_recordings(), recorded_graphs(torch.device(place.device))
@@ -146,7 +153,7 @@ def test_held_outputs_keep_their_values(place, hiv, mode):
 
 def test_auto_measures_and_stays_equal_to_eager(place, hiv):
     """Every contender is timed, none is refused, and the steps follow eager."""
-    sizes = TWO if place.cuda else TWO[:1]
+    sizes = buckets_of(place)
     plan = sg.BucketPlan.of(sizes, batch_size=32)
     model = model_of(place, hiv, gps=False)
     twin = copy.deepcopy(model)

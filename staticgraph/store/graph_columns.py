@@ -258,7 +258,7 @@ class GraphColumns:
         return SizeHistogram.from_sizes(self.narrow_sizes, self.schema.components)
 
     def size(self, graph: int) -> GraphSize:
-        """Returns the numbers of nodes and edges of one graph.
+        """Returns the numbers of nodes and edges of one graph; -1 is the last one.
 
         Raises:
             IndexError: there is no such graph.
@@ -368,13 +368,9 @@ class GraphColumns:
         return data
 
     def origin_of(self, graph: int, level: Level) -> Array | None:
-        """Returns the position of each edge of one graph before sorting.
+        """Returns the position of each edge of one graph (as in :meth:`size`) before sorting.
 
         None if the edges were not moved, or the level is not one of edges.
-
-        Raises:
-            IndexError: there is no such graph.
-            ValueError: ``graph`` is not a whole number.
         """
         graph = graph_number(graph, len(self))
         origin = self.edge_origin if level == "edge" else self.origins.get(level)
@@ -387,12 +383,7 @@ class GraphColumns:
         return (self[graph] for graph in range(len(self)))
 
     def rows_of(self, item: Field, graph: int) -> slice:
-        """Returns the rows of a field's column that belong to one graph.
-
-        Raises:
-            IndexError: there is no such graph.
-            ValueError: ``graph`` is not a whole number.
-        """
+        """Returns the rows of a field's column that belong to one graph (as in :meth:`size`)."""
         graph = graph_number(graph, len(self))
         if item.level == "graph":
             return slice(graph * item.rows, (graph + 1) * item.rows)

@@ -28,9 +28,7 @@ def one_graph(which: object, total: int) -> int | None:
         graph = operator.index(which)  # type: ignore[arg-type]
     except TypeError:
         return None
-    if not -total <= graph < total:
-        raise IndexError(f"graph {graph} of {total}")
-    return graph % total
+    return graph_number(graph, total)
 
 
 def graph_number(given: SupportsIndex, total: int) -> int:
@@ -40,6 +38,8 @@ def graph_number(given: SupportsIndex, total: int) -> int:
         IndexError: if there is no such graph.
         ValueError: if it is not a whole number.
     """
+    if type(given) is int and 0 <= given < total:  # as in reading all graphs, one by one
+        return given
     graph = whole_option("graph", given)
     if not -total <= graph < total:
         raise IndexError(f"graph {graph} of {total}")

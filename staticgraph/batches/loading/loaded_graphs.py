@@ -8,6 +8,7 @@ import numpy as np
 
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
+from staticgraph.store.positions import graph_number
 
 
 class LoadedGraphs:
@@ -26,8 +27,11 @@ class LoadedGraphs:
         return len(self.indices)
 
     def __getitem__(self, number: int) -> Any:
-        """Returns one graph as a PyG ``Data`` or ``HeteroData``."""
+        """Returns one graph as a PyG ``Data`` or ``HeteroData``; -1 is the last one.
+
+        Raises:
+            IndexError: there is no such graph.
+            ValueError: ``number`` is not a whole number.
+        """
         held = self.store.host if isinstance(self.store, DeviceStore) else self.store
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"graph {number} of {len(self)}")
-        return held[int(self.indices[number])]
+        return held[int(self.indices[graph_number(number, len(self))])]
