@@ -24,6 +24,7 @@ ROOT = Path(staticgraph.__file__).parent
 # rooms listed before it.
 ROOMS = (
     "errors",
+    "jit",
     "text",
     "schema",
     "files",
@@ -53,7 +54,7 @@ ROOMS = (
     "serving",
     "cli",
 )
-MOST_ROOMS = 29
+MOST_ROOMS = 30
 # Rooms within a room, lowest first; modules directly in the outer room are above them all.
 FLOORS_OF = {
     "batches": ("slots", "collation", "batch", "loading"),
@@ -72,7 +73,7 @@ FLOORS_OF = {
     "steps": ("state", "loss", "rows", "computation", "update", "tracing", "compilation"),
     "serving": ("bodies", "engine", "http", "processes"),
 }
-PURE = ("errors", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
+PURE = ("errors", "jit", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
 # Packages that an extra installs, or that exist on some machines only: imported where needed.
 EXTRAS = {"matplotlib", "tensorboard", "torchmetrics", "rdkit", "ogb", "scipy", "triton"}

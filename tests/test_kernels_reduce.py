@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from support.drawn import examples
 from support.kernel_oracle import DTYPES, agree, graphs
 
+from staticgraph.jit import kernel
 from staticgraph.kernels import edge_rows, neighbour_reduce
 from staticgraph.kernels.edge_rows import edge_rows_reference
 from staticgraph.kernels.exponential import exp
-from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.neighbour_reduce import (
     ACTIVATIONS,
     REDUCTIONS,

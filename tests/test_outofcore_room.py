@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "staticgraph"
 ROOM = PACKAGE / "outofcore"
 POLICIES = sorted((ROOM / "policies").glob("*.py"))
 # Subpackages of the library that ``outofcore`` may use.
-SHARED = {"errors", "files", "packing", "recording", "steps", "text"}
+SHARED = {"errors", "files", "jit", "packing", "recording", "steps", "text"}
 
 
 def imported(path: Path) -> set[str]:

@@ -17,7 +17,7 @@ import torch
 from hypothesis import settings
 from support import patience, sampled
 from support.drawn import examples
-from support.processor_time import NAME, SHOWN, slowest, unmarked
+from support.processor_time import NAME, SHOWN, SLOWNESS, slowest, unmarked
 from support.tiers import LEAVES_S, QUICK_S, brought_up_to_date, listed
 
 TESTS = Path(__file__).parent
@@ -108,6 +108,25 @@ def test_the_slowest_twenty_are_told_with_the_sum_of_all():
     assert [line.split()[-1] for line in lines] == [f"t{n}" for n in range(29, 29 - SHOWN, -1)]
     assert lines[0].split() == ["29.0", "58.0", "t29"]
     assert total.split() == ["435", "870", "all", "tests"]
+
+
+def test_the_sum_is_told_for_the_machine_that_limits_are_given_for():
+    """By the mean of what was measured while the tests ran, on a machine as slow as that."""
+    reports = [report_of(f"t{n}", n) for n in range(30)]
+    for report, slow in zip(reports[::10], (1.0, 2.0, 3.0), strict=True):
+        report.user_properties.append((SLOWNESS, slow))
+    *_, total, elsewhere = slowest(reports)
+    assert total.split()[0] == "435"
+    assert elsewhere.split()[0] == "218"
+    assert elsewhere.endswith("(this one: 2.00 times as slow, the mean of 3 measurements)")
+
+
+def test_the_speed_of_now_is_measured_by_processor_time(monkeypatch):
+    """The quickest of three tries of a tenth of the work, so that one interruption is not seen."""
+    quiet = patience.QUIET_S / 10
+    now = iter([0.0, 9 * quiet, 0.0, 2 * quiet, 0.0, 4 * quiet])
+    monkeypatch.setattr(patience.time, "process_time", lambda: next(now))
+    assert patience.slowness_now() == pytest.approx(2.0)
 
 
 def limits(source: str) -> list[int]:

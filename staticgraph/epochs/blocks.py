@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.epochs.windows import level
+from staticgraph.jit import loop
 from staticgraph.packing.random import STEP, below, shuffle, stream_of
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.numeric_options import whole_option
@@ -122,7 +122,7 @@ def spread(share_between: float, batch_size: int, blocks: Blocks) -> float:
     return 1.0 + share_between * (batch_size - 1) / blocks.window
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _mix(
     standing: IntArray, drawn: IntArray, graphs: int, window: int, order: IntArray, seed: np.uint64
 ) -> None:

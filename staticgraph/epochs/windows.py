@@ -17,10 +17,10 @@ stay as near to it as possible.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from staticgraph.jit import loop, part
 from staticgraph.packing.random import STEP, below
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -66,7 +66,7 @@ def level(
     _level(drawn, beyond, allowed, window, seed)
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _totals(standing: IntArray, graphs: int, sizes: IntArray) -> tuple[FloatArray, FloatArray]:
     """``[b, C]`` summed sizes and ``[b]`` number of graphs of each block."""
     blocks = (len(standing) + graphs - 1) // graphs
@@ -78,7 +78,7 @@ def _totals(standing: IntArray, graphs: int, sizes: IntArray) -> tuple[FloatArra
     return totals, counts
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _level(
     drawn: IntArray, beyond: FloatArray, allowed: FloatArray, window: int, seed: np.uint64
 ) -> None:
@@ -108,7 +108,7 @@ def _level(
             break
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _roomiest(load: FloatArray, w: int, counter: np.uint64) -> int:
     """Of a few random other windows, the one whose fullest component is the least full."""
     best, least = -1, np.inf
@@ -121,7 +121,7 @@ def _roomiest(load: FloatArray, w: int, counter: np.uint64) -> int:
     return best
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _swap(
     drawn: IntArray,
     beyond: FloatArray,

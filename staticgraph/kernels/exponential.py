@@ -22,6 +22,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
+from staticgraph.jit import KERNEL_OPTIONS
+
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
 
 
@@ -68,7 +70,7 @@ def exp(x: Any) -> Any:
     return np.exp(x)
 
 
-@overload(exp, jit_options=cast(Any, OPTIONS), inline="never")
+@overload(exp, jit_options=cast(Any, KERNEL_OPTIONS), inline="never")
 def _exp(x: Any) -> Any:
     if x == types.float32:
 

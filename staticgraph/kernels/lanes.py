@@ -1,6 +1,6 @@
 """Sums and products of rows in vector lanes, for loops that LLVM leaves scalar.
 
-The problem: a sum may not be reordered (:mod:`staticgraph.kernels.jit`), so a loop that sums a row
+The problem: a sum may not be reordered (:mod:`staticgraph.jit`), so a loop that sums a row
 stays scalar, and the product of a row with a small matrix keeps its sums in memory; attention is
 nothing but these. The idea: make the order part of the function. ``LANES`` sums run side by side,
 in explicit vector instructions, and are then added in pairs: the same order everywhere, whatever a

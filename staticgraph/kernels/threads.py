@@ -34,7 +34,7 @@ from numba import typeof, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from staticgraph.kernels.jit import kernel
+from staticgraph.jit import kernel_part
 
 # Size of a pass, in numbers, below which a second thread costs more than it saves: about 10 us.
 SMALL = 1 << 15
@@ -69,7 +69,7 @@ def threads_for(numbers: int) -> int:
     return torch.get_num_threads() if AVAILABLE and numbers >= SMALL else 1
 
 
-@kernel
+@kernel_part
 def portion(number: int, whole: int, thread: int, threads: int) -> tuple[int, int]:
     """Returns where a thread's part of ``number`` rows begins and ends, both multiples of ``whole``
     except for the last end."""

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numba
 import numpy as np
 
+from staticgraph.jit import loop
 from staticgraph.packing.columns import ColumnGeneration, Columns, columns_of, scipy_optimize, whole
 from staticgraph.packing.companions import packed_giants
 from staticgraph.packing.giants import giants_bound
@@ -238,7 +238,7 @@ def _whole_part(generation: ColumnGeneration) -> IntArray:
     return times
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _without_surplus(
     starts: IntArray, types: IntArray, copies: IntArray, counts: IntArray, left: IntArray
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from staticgraph.jit import loop
 from staticgraph.packing.pack import Packing, harmonic_mean
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import MOST_ROWS, IntArray, distinct_rows
@@ -133,7 +133,7 @@ def _keys(rows: IntArray) -> IntArray:
     return np.asarray(np.ravel_multi_index(tuple(rows.T), tuple(spans.tolist())), np.int64)
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _gather(
     member: IntArray, sizes: IntArray, counts: IntArray, largest: IntArray, graphs: IntArray
 ) -> None:
@@ -145,7 +145,7 @@ def _gather(
             largest[m, c] = max(largest[m, c], sizes[t, c])
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _expand(
     starts: IntArray,
     types: IntArray,

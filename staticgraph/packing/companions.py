@@ -15,9 +15,9 @@ Related: :mod:`staticgraph.packing.giants`, the bound from the space that no com
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from staticgraph.jit import loop, part
 from staticgraph.packing.fill import with_graphs
 from staticgraph.packing.pack import Packing, volumes
 from staticgraph.sizes.histogram import SizeHistogram
@@ -64,7 +64,7 @@ def _giants(histogram: SizeHistogram, limits: IntArray) -> tuple[IntArray, int, 
     return rows[np.argsort(richness, kind="stable")], scarce, second
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _fill_beside(
     giants: IntArray,
     sizes: IntArray,
@@ -107,7 +107,7 @@ def _fill_beside(
     return np.array(starts), np.array(types), np.array(copies), np.ones(len(starts) - 1, np.int64)
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _fits(size: IntArray, room: IntArray) -> bool:
     fits = True
     for c in range(len(room)):
@@ -115,7 +115,7 @@ def _fits(size: IntArray, room: IntArray) -> bool:
     return fits
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _companion(sizes: IntArray, left: IntArray, room: IntArray, scarce: int, second: int) -> int:
     """The largest type that is no denser than the room, else the least dense that fits, or -1."""
     best, sparse = -1, False
@@ -133,7 +133,7 @@ def _companion(sizes: IntArray, left: IntArray, room: IntArray, scarce: int, sec
     return best
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _just_so(
     sizes: IntArray,
     left: IntArray,

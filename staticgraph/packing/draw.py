@@ -9,10 +9,10 @@ offline packing never change, and a stream over a shuffled order mixes better.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
+from staticgraph.jit import loop
 from staticgraph.packing.pack import Packing
 from staticgraph.packing.random import shuffle, stream_of
 from staticgraph.sizes.whole_numbers import IntArray, distinct_rows
@@ -69,7 +69,7 @@ def draw_packs(
     )
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _deal(
     order: IntArray,
     types: IntArray,

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
+from staticgraph.jit import inlined, loop, part
 from staticgraph.packing.random import STEP, below
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -41,13 +41,13 @@ UNROLLED = 3
 Limits = tuple[float, ...] | np.ndarray
 
 
-@numba.njit(inline="always")
+@inlined
 def _over(load: float, limit: float) -> float:
     """The excess of one component over its limit, as a share of the limit; 0 where it fits."""
     return max(0.0, load - limit) / max(1.0, limit)
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _excess(load: np.ndarray, batch: int, limits: Limits) -> float:
     """The excess of a batch over its limits, summed over the components."""
     excess = 0.0
@@ -78,7 +78,7 @@ def repair(
     return _repair(order, sizes, bounds, given, seed)
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _repair(
     order: IntArray,
     sizes: IntArray,
@@ -120,7 +120,7 @@ def _repair(
     return over_at_first, swaps, over
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _count_over(load: np.ndarray, limits: Limits) -> int:
     """The number of batches that are over a limit."""
     over = 0
@@ -129,7 +129,7 @@ def _count_over(load: np.ndarray, limits: Limits) -> int:
     return over
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _roomiest(load: np.ndarray, batch: int, limits: Limits, counter: np.uint64) -> int:
     """Of a few random other batches, the one whose fullest component is the least full."""
     best = -1
@@ -148,7 +148,7 @@ def _roomiest(load: np.ndarray, batch: int, limits: Limits, counter: np.uint64) 
     return best
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _swap(
     order: IntArray,
     local: np.ndarray,

@@ -27,10 +27,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from staticgraph.jit import loop, part
 from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound, volumes
 from staticgraph.packing.swap import fewer_by_swaps
@@ -162,7 +162,7 @@ def component_weights(
     return (needed / max(needed.max(initial=0.0), 1e-12)) ** sharpness
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _fill(
     sizes: IntArray,
     counts: IntArray,
@@ -228,7 +228,7 @@ def _fill(
     return np.array(starts), np.array(types), np.array(copies), np.array(repeats)
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _place(
     tree: IntArray,
     sizes: IntArray,
@@ -249,7 +249,7 @@ def _place(
         remove(tree, t)
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _next(
     tree: IntArray,
     sizes: IntArray,
@@ -306,7 +306,7 @@ def _next(
     )
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _copies_at_once(
     sizes: IntArray, counts: IntArray, used: IntArray, room: IntArray, t: int, early: int
 ) -> int:
@@ -318,7 +318,7 @@ def _copies_at_once(
     return max(1, most - early)
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _search(
     tree: IntArray,
     sizes: IntArray,

@@ -14,9 +14,9 @@ packing problem", which pair large items in one component.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from staticgraph.jit import loop
 from staticgraph.packing.pack import volumes
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
@@ -53,7 +53,7 @@ def giants_bound(histogram: SizeHistogram, limits: IntArray) -> int:
     return -(-total // limit)
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _least(amounts: IntArray, taken: IntArray, limit: int) -> IntArray:
     """``[limit + 1]`` the least of one component among graphs that sum to an exact amount of
     another, :data:`NEVER` where none do."""
@@ -69,7 +69,7 @@ def _least(amounts: IntArray, taken: IntArray, limit: int) -> IntArray:
     return least
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _filled(least: IntArray, room: IntArray, left: IntArray) -> IntArray:
     """``[T]`` the most that fits into each room, given what is left of the other component."""
     most = np.zeros(len(room), np.int64)

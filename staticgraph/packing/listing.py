@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numba
 import numpy as np
 
+from staticgraph.jit import loop, part
 from staticgraph.packing.pack import Packing
 from staticgraph.packing.stream import NO_LIMIT
 from staticgraph.sizes.histogram import SizeHistogram
@@ -75,7 +75,7 @@ def _falling(sizes: IntArray, measure: int) -> IntArray:
     return np.lexsort((*sizes.T[::-1], value))[::-1].astype(np.int64)
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _measured(row: IntArray, measure: int) -> int:
     """The measure of one size or room ``[C]``."""
     if measure >= 4:
@@ -93,7 +93,7 @@ def _measured(row: IntArray, measure: int) -> int:
     return value
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _first_at_least(keys: IntArray, groups: int, key: int) -> int:
     """The first position among the ``groups`` sorted keys whose key is at least ``key``."""
     low, high = 0, groups
@@ -106,7 +106,7 @@ def _first_at_least(keys: IntArray, groups: int, key: int) -> int:
     return low
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _place_all(
     sizes: IntArray,
     counts: IntArray,
@@ -179,7 +179,7 @@ def _place_all(
     return _as_patterns(parent, added, times, len(sizes))
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _as_patterns(
     parent: list[int], added: list[int], times: list[int], num_types: int
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from staticgraph.jit import loop
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -53,7 +53,7 @@ def homes(sizes: IntArray, capacities: Sequence[Capacity]) -> IntArray:
     return found
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def group_by_pack(packs: IntArray, num_packs: int) -> tuple[IntArray, IntArray]:
     """Positions grouped by pack, each group in input order, and the ``[P + 1]`` group bounds."""
     bounds = np.zeros(num_packs + 1, np.int64)
@@ -69,7 +69,7 @@ def group_by_pack(packs: IntArray, num_packs: int) -> tuple[IntArray, IntArray]:
     return grouped, bounds
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def place_batches(sizes: IntArray, order: IntArray, bounds: IntArray, limits: IntArray) -> IntArray:
     """The first bucket that holds each batch, or -1.
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from staticgraph.jit import loop
 from staticgraph.packing.pack import volumes
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
@@ -117,7 +117,7 @@ def trimmed(patterns: Patterns, sizes: IntArray, limits: IntArray, prices: Price
     return Patterns(*_trim(*patterns, sizes, limits, prices))
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _knapsack(sizes: IntArray, prices: Prices, room: IntArray) -> Prices:
     """See :func:`worth_of_rooms`."""
     worth = np.zeros((room[0] + 1, room[1] + 1))
@@ -142,7 +142,7 @@ def _knapsack(sizes: IntArray, prices: Prices, room: IntArray) -> Prices:
     return worth
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _trace(
     sizes: IntArray,
     prices: Prices,
@@ -197,7 +197,7 @@ def _trace(
     return np.array(starts), np.array(rows), np.array(copies)
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _trim(
     starts: IntArray,
     rows: IntArray,

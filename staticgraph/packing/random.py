@@ -8,9 +8,9 @@ generators", figure 17): a counter and a mixing function. Not for cryptography.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from staticgraph.jit import inlined, loop
 from staticgraph.sizes.whole_numbers import IntArray
 
 # The odd constant nearest 2**64 divided by the golden ratio; the step of SplitMix64's counter.
@@ -20,7 +20,7 @@ _SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_32 = (np.uint64(k) for k in (30, 27, 31,
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-@numba.njit(inline="always")
+@inlined
 def mix(counter: np.uint64) -> np.uint64:
     """SplitMix64's output for one value of its counter."""
     z = (counter ^ (counter >> _SHIFT_30)) * _MIX_1
@@ -28,13 +28,13 @@ def mix(counter: np.uint64) -> np.uint64:
     return z ^ (z >> _SHIFT_31)
 
 
-@numba.njit(inline="always")
+@inlined
 def below(counter: np.uint64, bound: int) -> int:
     """A number in ``0 .. bound - 1``; ``bound`` is below ``2**32``, the bias below ``2**-32``."""
     return np.int64(((mix(counter) >> _SHIFT_32) * np.uint64(bound)) >> _SHIFT_32)  # type: ignore[return-value]
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def shuffle(items: IntArray, seed: np.uint64) -> None:
     """Puts ``items`` ``[n]`` into a random order in place (Fisher and Yates)."""
     counter = seed

@@ -19,9 +19,9 @@ import math
 import time
 from collections.abc import Callable
 
-import numba
 import numpy as np
 
+from staticgraph.jit import inlined, loop, part
 from staticgraph.packing.fill import with_graphs
 from staticgraph.packing.pack import Packing
 from staticgraph.packing.random import STEP, below, mix, stream_of
@@ -142,7 +142,7 @@ def _places(packing: Packing) -> tuple[IntArray, IntArray]:
     return patterns[number], graphs[number].astype(np.int64)
 
 
-@numba.njit(inline="always")
+@inlined
 def _excess(load, row, limits, weights):
     """The weighted excess of a pack over its limits."""
     excess = 0.0
@@ -152,7 +152,7 @@ def _excess(load, row, limits, weights):
     return excess
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _settle(homeless, members, held, load, sizes, limits, weights):
     """Places each homeless graph where it adds the least excess, among ties in the fullest pack."""
     for t in homeless:
@@ -174,7 +174,7 @@ def _settle(homeless, members, held, load, sizes, limits, weights):
             load[best, c] += sizes[t, c]
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter):
     """Makes exchanges in place; returns the packs then over a limit, the steps and the counter."""
     packs, width, components = len(held), members.shape[1], len(limits)
@@ -245,7 +245,7 @@ def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter)
     return count, made, counter
 
 
-@numba.njit(inline="always")
+@inlined
 def _best_pair(members, held, load, sizes, limits, weights, a, b, x, y, change, counter):
     """Finds the exchange that leaves two packs least over their limits, ties broken at random.
 
@@ -288,7 +288,7 @@ def _best_pair(members, held, load, sizes, limits, weights, a, b, x, y, change, 
     return best, gives, takes, counter
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _partner(a, load, weights, counter):
     """Another pack: a random one, or the emptiest of a few."""
     counter += STEP
@@ -306,7 +306,7 @@ def _partner(a, load, weights, counter):
     return best
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _swap(members, held, a, b, x, i, y, j):
     """Exchanges graphs at places ``x`` and ``i`` of pack ``a`` for ``y`` and ``j`` of ``b``."""
     ours, theirs = np.empty(2, np.int64), np.empty(2, np.int64)

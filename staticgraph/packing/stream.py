@@ -18,11 +18,11 @@ packing: best is better than first"); here with several components, as in tuple 
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
 from staticgraph.errors import GraphTooLarge
+from staticgraph.jit import loop, part
 from staticgraph.sizes.whole_numbers import IntArray
 
 NO_LIMIT = np.iinfo(np.int64).max
@@ -78,7 +78,7 @@ def pack_stream(
     return packs
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def stream_kernel(
     sizes: IntArray, order: IntArray, limits: IntArray, max_graphs: int, window: int
 ) -> tuple[IntArray, int]:
@@ -131,7 +131,7 @@ def stream_kernel(
     return packs, -1
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _fullest(room: IntArray, slots: IntArray, share: np.ndarray) -> int:
     """The open pack with the least room in its fullest component, or one without a free slot."""
     best = 0

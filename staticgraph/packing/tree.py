@@ -12,15 +12,15 @@ The tree is an array ``[2 * leaves, C]``: the root is row 1, the children of ``p
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from staticgraph.jit import part
 from staticgraph.sizes.whole_numbers import IntArray
 
 GONE = np.iinfo(np.int64).max
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def build(sizes: IntArray, counts: IntArray) -> IntArray:
     """The tree over ``sizes`` ``[T, C]``, without the types whose count is 0."""
     leaves = 1
@@ -36,14 +36,14 @@ def build(sizes: IntArray, counts: IntArray) -> IntArray:
     return tree
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def _refresh(tree: IntArray, p: int) -> None:
     """Recomputes a node as the minimum of its two children."""
     for c in range(tree.shape[1]):
         tree[p, c] = min(tree[2 * p, c], tree[2 * p + 1, c])
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def remove(tree: IntArray, t: int) -> None:
     """Removes type ``t``, so that it is no longer found."""
     p = len(tree) // 2 + t
@@ -53,7 +53,7 @@ def remove(tree: IntArray, t: int) -> None:
         _refresh(tree, p)
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def restore(tree: IntArray, t: int, size: IntArray) -> None:
     """Restores type ``t`` with this size ``[C]``, so that it is found again."""
     p = len(tree) // 2 + t
@@ -64,7 +64,7 @@ def restore(tree: IntArray, t: int, size: IntArray) -> None:
         _refresh(tree, p)
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def first(tree: IntArray, room: IntArray, start: int) -> int:
     """The first type from ``start`` on that fits ``room`` ``[C]`` in every component, or -1."""
     leaves = len(tree) // 2

@@ -25,6 +25,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from staticgraph.jit import loop
 from staticgraph.schema import Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
@@ -174,7 +175,7 @@ def _copy_bytes(_: Any, target: Any, source: Any, count: Any) -> Any:
     return types.none(types.voidptr, types.voidptr, types.int64), generate
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _rows(
     addresses: IntArray, owners: IntArray, ids: IntArray, begins: IntArray, offsets: IntArray
 ) -> None:
@@ -184,7 +185,7 @@ def _rows(
         offsets[g + 1] = offsets[g] + known[ids[g] + 1] - begins[g]
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _copy(
     addresses: IntArray,
     owners: IntArray,
@@ -199,7 +200,7 @@ def _copy(
         _copy_bytes(_pointer(target.ctypes.data + at), _pointer(first), stop - at)
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _unchecked(
     blocks: IntArray,
     done: IntArray,

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
+from staticgraph.jit import loop
 from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.text.how_many import how_many
@@ -247,7 +247,7 @@ def checked_splits(splits: Mapping[str, ArrayLike], n: int, name: str) -> dict[s
     return checked
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _counting_sort(
     keys: IntArray, node_offsets: IntArray, edge_offsets: IntArray, order: IntArray, ptr: IntArray
 ) -> bool:

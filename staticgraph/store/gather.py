@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numba
 import numpy as np
 
+from staticgraph.jit import loop
 from staticgraph.schema import Schema
 from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store.addresses import LevelRows, TakenGraphs
@@ -90,7 +90,7 @@ def _row_pointers(taken: TakenGraphs, nodes: LevelRows, edges: LevelRows) -> Arr
     return target
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _shift(offsets: IntArray, by: IntArray, values: Array) -> None:
     """Adds ``by[g]`` to the values of each graph ``g``, in place."""
     for g in range(len(offsets) - 1):

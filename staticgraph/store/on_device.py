@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 from staticgraph.errors import BudgetExceeded
+from staticgraph.jit import loop
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.schema import POINTERS, Field, Schema
 from staticgraph.sizes.histogram import SizeHistogram
@@ -293,7 +293,7 @@ def _first_by_source(store: GraphColumns) -> IntArray:
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _count_sources(
     edge_src: Array, node_offsets: IntArray, edge_offsets: IntArray, found: IntArray
 ) -> None:

@@ -2,23 +2,35 @@
 
 A run ends with a list of the twenty tests with the most processor time, and of those that take so
 long that they should be marked slow (:mod:`support.tiers`). Wall-clock time depends on what else
-runs; the processor time of this process and its children hardly does. The time of a fixture counts
+runs; the processor time of this process and its children does so less. The time of a fixture counts
 for the first test that requests it.
+
+On a shared machine even processor time doubles from one hour to the next. So every few seconds a
+process measures how long a loop takes, and the run ends with the time that the tests would have
+taken on the machine for which time limits are given (:mod:`support.patience`).
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Generator, Mapping
 from typing import Any
 
 import pytest
 
+from staticgraph.text.how_many import how_many
+from support.patience import slowness_now
+
 # Well above the limit of the list, since the first compilation takes longer than later ones.
 SLOW_S = 5.0
 SHOWN = 20
 NAME = "processor_s"
+SLOWNESS = "slowness"
 STARTED = pytest.StashKey[float]()
+# Processor seconds of a process between two measurements of its speed, which take about 15 ms.
+APART_S = 5.0
+_measured_at = [-APART_S]
 
 
 # Reported time of processes that are not children of this one, since they fork from a server.
@@ -43,6 +55,10 @@ def processor_s() -> float:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    began = processor_s()
+    if began - _measured_at[0] >= APART_S:
+        item.user_properties.append((SLOWNESS, slowness_now()))
+        _measured_at[0] = began
     item.stash[STARTED] = processor_s()
     return (yield)
 
@@ -67,8 +83,20 @@ def slowest(reports: list[pytest.TestReport]) -> list[str]:
     lines = [
         f"{s:6.1f} {report.duration:7.1f}  {report.nodeid}" for s, report in costs[:SHOWN] if s > 0
     ]
-    total = f"{sum(s for s, _ in costs):6.0f} {sum(r.duration for _, r in costs):7.0f}  all tests"
-    return ["on the processor, on the wall (s)", *lines, total]
+    spent = sum(s for s, _ in costs)
+    total = f"{spent:6.0f} {sum(r.duration for _, r in costs):7.0f}  all tests"
+    return ["on the processor, on the wall (s)", *lines, total, *_elsewhere_spent(spent, reports)]
+
+
+def _elsewhere_spent(spent: float, reports: list[pytest.TestReport]) -> list[str]:
+    """Returns a line with the processor seconds on the machine that limits are given for."""
+    given = [dict(report.user_properties) for report in reports]
+    found = [one[SLOWNESS] for one in given if SLOWNESS in one]
+    if not found:
+        return []
+    slow = statistics.fmean(found)
+    times = f"{slow:.2f} times as slow, the mean of {how_many(len(found), 'measurement')}"
+    return [f"{spent / slow:6.0f}          on the machine that limits are for (this one: {times})"]
 
 
 def unmarked(reports: list[pytest.TestReport]) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.kernels.jit import kernel
+from staticgraph.jit import kernel
 from staticgraph.schema import POINTERS
 from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.columns import Array

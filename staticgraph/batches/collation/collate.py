@@ -15,12 +15,12 @@ Every fill writes every element of the slot, so nothing of an earlier batch rema
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from staticgraph.batches.collation.collate_axes import fill_axes, fill_axis, fill_index, stand_apart
 from staticgraph.batches.slots.real_counts import RealCounts, real_counts
 from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.jit import loop
 from staticgraph.schema import COUNTS, Field
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
@@ -131,7 +131,7 @@ def _fill_field(store: GraphColumns, ids: IntArray, field: Field, target: Array)
     _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _graphs(ids: IntArray, graph_ids: Array, graph_mask: Array) -> None:
     for g in range(len(ids)):
         graph_ids[g] = ids[g]
@@ -140,7 +140,7 @@ def _graphs(ids: IntArray, graph_ids: Array, graph_mask: Array) -> None:
     graph_mask[len(ids) :] = False
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _structure(
     ids: IntArray,
     node_offsets: IntArray,
@@ -193,7 +193,7 @@ def _structure(
         edge_index[1, edge + k] = target
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _pointers(
     ids: IntArray,
     node_offsets: IntArray,
@@ -235,7 +235,7 @@ def _pointers(
         col_ptr[v] = k
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _copy_rows(ids: IntArray, offsets: IntArray, width: int, source: Array, target: Array) -> None:
     """Concatenates the rows of ``ids``, widening the dtype; zeros after them."""
     at = 0
@@ -249,7 +249,7 @@ def _copy_rows(ids: IntArray, offsets: IntArray, width: int, source: Array, targ
     target[at:] = 0
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _look_up_rows(
     ids: IntArray, offsets: IntArray, width: int, given: Array, source: Array, target: Array
 ) -> None:

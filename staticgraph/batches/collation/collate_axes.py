@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numba
 import numpy as np
 
 from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.jit import loop
 from staticgraph.schema import Field, Level
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
@@ -47,7 +47,7 @@ def fill_axis(store: GraphColumns, ids: IntArray, level: Level, arrays: dict[str
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _axis(ids: IntArray, offsets: IntArray, mask: Array, batch: Array, ptr: Array) -> None:
     real, at = len(ids), 0
     for g in range(real):
@@ -102,7 +102,7 @@ def _before(store: GraphColumns, ids: IntArray, level: Level) -> IntArray:
     return before
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _index_rows(
     ids: IntArray,
     offsets: IntArray,

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
-
 from staticgraph.errors import GraphTooLarge
+from staticgraph.jit import loop
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
@@ -93,7 +92,7 @@ def _extra(store: GraphColumns, ids: IntArray, capacity: Capacity) -> tuple[tupl
     return extra
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _totals(ids: IntArray, node_offsets: IntArray, edge_offsets: IntArray) -> tuple[int, int, int]:
     nodes, edges, largest = 0, 0, 0
     for g in ids:

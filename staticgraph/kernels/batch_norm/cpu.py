@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.addresses import carray, pointer
-from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 BLOCK = 64
 
 
-@kernel
+@kernel_part
 def _statistics(
     thread: int, threads: int, x: Array, addend: Array, total: Array, count: int, parts: Array
 ) -> None:
@@ -54,7 +54,7 @@ def _statistics(
                 part[f] += away * away
 
 
-@kernel
+@kernel_part
 def _apply(
     thread: int,
     threads: int,
@@ -90,7 +90,7 @@ def _apply(
             out[r, f] = zero
 
 
-@kernel
+@kernel_part
 def _gradient_sums(
     thread: int,
     threads: int,
@@ -123,7 +123,7 @@ def _gradient_sums(
                 product[f] += passed * (x[r, f] - centre[f])
 
 
-@kernel
+@kernel_part
 def _apply_gradient(
     thread: int,
     threads: int,
@@ -158,7 +158,7 @@ _gradient_sums_on_threads = on_threads(_gradient_sums)
 _apply_gradient_on_threads = on_threads(_apply_gradient)
 
 
-@kernel
+@kernel_part
 def _affine(
     weight: Array, bias: Array, mean: Array, var: Array, eps: float, scale: Array, shift: Array
 ) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from staticgraph.jit import inlined, kernel
 from staticgraph.kernels.exponential import exp
-from staticgraph.kernels.jit import inlined, kernel
 from staticgraph.kernels.lanes import total
 from staticgraph.store.columns import Array
 

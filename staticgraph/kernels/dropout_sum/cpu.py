@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.kernels.jit import kernel
+from staticgraph.jit import kernel
 from staticgraph.packing.random import STEP, mix
 from staticgraph.store.columns import Array
 

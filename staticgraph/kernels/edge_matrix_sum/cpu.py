@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.addresses import carray, pointer
-from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import dot
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 
-@kernel
+@kernel_part
 def _forward(
     thread: int,
     threads: int,
@@ -64,7 +64,7 @@ def forward(
     _forwards(threads, (x, matrices, src, row_ptr, mean, out))
 
 
-@kernel
+@kernel_part
 def _of_edges(
     thread: int,
     threads: int,
@@ -102,7 +102,7 @@ def _of_edges(
                         dmatrices[e, k, o] = value * given[o]
 
 
-@kernel
+@kernel_part
 def _of_sources(
     thread: int, threads: int, rows: Array, col_ptr: Array, transpose: Array, dx: Array
 ) -> None:

@@ -5,7 +5,7 @@ Backward scatters by source as it goes: on one core the order of additions is fi
 
 from __future__ import annotations
 
-from staticgraph.kernels.jit import kernel
+from staticgraph.jit import kernel
 from staticgraph.store.columns import Array
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.addresses import carray, pointer
-from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
@@ -40,7 +40,7 @@ def degrees(
         root[i] = zero if total == zero else one / total**0.5
 
 
-@kernel
+@kernel_part
 def _forward(
     thread: int,
     threads: int,
@@ -104,7 +104,7 @@ def forward(
     _forwards(threads, (x, bias, root, own, weight, src, row_ptr, out, loops))
 
 
-@kernel
+@kernel_part
 def _backward(
     thread: int,
     threads: int,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.addresses import carray, pointer
-from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import dot
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 
-@kernel
+@kernel_part
 def _products(
     thread: int,
     threads: int,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.exponential import exp
 from staticgraph.kernels.graph_attention import cpu_backward
 from staticgraph.kernels.graph_attention.cpu_layout import (
@@ -23,7 +24,6 @@ from staticgraph.kernels.graph_attention.cpu_layout import (
     most_nodes,
     rows_of,
 )
-from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import combine, largest, total
 from staticgraph.kernels.threads import on_threads, portion, threads_for
 from staticgraph.store.columns import Array
@@ -46,7 +46,7 @@ def kept(first: int, nodes: int, heads: int, seed: int, site: int, p: float) -> 
     return torch.from_numpy(out)
 
 
-@kernel
+@kernel_part
 def _forward(
     thread: int,
     threads: int,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.exponential import exp
 from staticgraph.kernels.graph_attention.cpu_layout import (
     columns_of,
@@ -20,7 +21,6 @@ from staticgraph.kernels.graph_attention.cpu_layout import (
     most_nodes,
     rows_of,
 )
-from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import combine, total
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
@@ -29,7 +29,7 @@ from staticgraph.store.columns import Array
 QUERIES = 64
 
 
-@kernel
+@kernel_part
 def _slopes(
     rows: Array,
     grad: Array,
@@ -82,7 +82,7 @@ def _slopes(
                 weight[j] *= keep[j]
 
 
-@kernel
+@kernel_part
 def _backward(
     thread: int,
     threads: int,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from staticgraph.kernels.jit import kernel
+from staticgraph.jit import kernel_part
 from staticgraph.kernels.lanes import LANES
 from staticgraph.packing.random import STEP, mix
 from staticgraph.store.columns import Array
@@ -23,14 +23,14 @@ _TOP = np.uint64(40)
 _STEPS = 1 << 24
 
 
-@kernel
+@kernel_part
 def drawn_from(seed: int, site: int, p: float) -> tuple[Any, Any]:
     """Returns the initial value of a call's hashes, and the threshold from which a weight is
     kept."""
     return mix(np.uint64(seed) + mix(np.uint64(site) * STEP)), np.uint64(p * _STEPS)
 
 
-@kernel
+@kernel_part
 def keep_of(first: int, i: int, heads: int, h: int, start: Any, least: Any, out: Array) -> None:
     """Writes the mask of one query's weights: 1 for kept, 0 for dropped."""
     key = mix(start + np.uint64((first + i) * heads + h) * STEP)
@@ -38,13 +38,13 @@ def keep_of(first: int, i: int, heads: int, h: int, start: Any, least: Any, out:
         out[j] = 1 if (mix(key + np.uint64(j) * STEP) >> _TOP) >= least else 0
 
 
-@kernel
+@kernel_part
 def filled(count: int) -> int:
     """Rounds ``count`` up to whole vectors."""
     return -(-count // LANES) * LANES
 
 
-@kernel
+@kernel_part
 def columns_of(
     rows: Array, begin: int, end: int, part: int, h: int, scale: Any, out: Array
 ) -> None:
@@ -60,7 +60,7 @@ def columns_of(
             out[d * wide + j] = 0
 
 
-@kernel
+@kernel_part
 def rows_of(
     rows: Array, begin: int, end: int, part: int, h: int, out: Array
 ) -> tuple[Array, int, int]:
@@ -81,7 +81,7 @@ def rows_of(
     return out, 0, wide
 
 
-@kernel
+@kernel_part
 def most_nodes(starts: Array) -> int:
     """Returns the number of nodes of the largest graph, rounded up to whole vectors."""
     found = 0
@@ -90,7 +90,7 @@ def most_nodes(starts: Array) -> int:
     return filled(found)
 
 
-@kernel
+@kernel_part
 def hide(behind: Array, nodes: int, padded: int) -> None:
     """Writes the initial scores: zero, and minus infinity after the last node."""
     for j in range(nodes):

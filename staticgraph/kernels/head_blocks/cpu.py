@@ -3,7 +3,7 @@ derivative."""
 
 from __future__ import annotations
 
-from staticgraph.kernels.jit import kernel
+from staticgraph.jit import kernel
 from staticgraph.store.columns import Array
 
 

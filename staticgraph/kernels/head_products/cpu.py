@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staticgraph.kernels.jit import kernel
+from staticgraph.jit import kernel
 from staticgraph.kernels.lanes import dot
 from staticgraph.store.columns import Array
 

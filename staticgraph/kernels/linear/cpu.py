@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.addresses import LIKE, addresses, carray, pointer
-from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import LANES
 from staticgraph.kernels.threads import on_threads, portion, threads_for
 from staticgraph.kernels.tiles import ROWS, WIDE, tile, wide_tile
@@ -31,7 +31,7 @@ STRETCH = 256
 BLOCK = 64
 
 
-@kernel
+@kernel_part
 def _product(
     thread: int,
     threads: int,
@@ -115,7 +115,7 @@ def input_gradient(
     _products(threads, (grad, weight, rows, terms, columns, out[:0], False, out))
 
 
-@kernel
+@kernel_part
 def _weight_gradient(
     thread: int,
     threads: int,

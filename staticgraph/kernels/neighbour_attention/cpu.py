@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.exponential import exp
-from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import dot
 from staticgraph.store.columns import Array
 
 
-@kernel
+@kernel_part
 def _leaky(value: Any, slope: Any) -> Any:
     return value if value > 0 else slope * value
 
 
-@kernel
+@kernel_part
 def _turned(pair: Array, place: int, out: Array) -> None:
     """Writes one side of ``pair [H, N, 2]`` to ``out [N, H]``; zeros without a pair."""
     nodes, heads = out.shape
@@ -32,7 +32,7 @@ def _turned(pair: Array, place: int, out: Array) -> None:
             out[i, h] = pair[h, i, place] if len(pair) > 0 else 0
 
 
-@kernel
+@kernel_part
 def _exponentials(values: Array) -> None:
     flat = values.reshape(-1)
     for k in range(len(flat)):

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from staticgraph.kernels.jit import kernel
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.store.columns import Array
 
 
-@kernel
+@kernel_part
 def _relu(value: Any, zero: Any) -> Any:
     """Applies ReLU; NaN propagates."""
     return zero if value <= zero else value

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from staticgraph.jit import inlined, kernel, kernel_part
 from staticgraph.kernels.exponential import exp
-from staticgraph.kernels.jit import inlined, kernel
 from staticgraph.store.columns import Array
 
 SUM, MEAN, MIN, MAX, VAR, STD = range(6)
@@ -97,7 +97,7 @@ def _rise(
             given[f] *= share * (one - share)
 
 
-@kernel
+@kernel_part
 def _wanted(kinds: Array, kind: int) -> bool:
     found = False
     for k in kinds:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.addresses import carray, pointer
-from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.neighbour_sum.cpu_backward import (
     copy_backward,
     multiply_backward,
@@ -28,7 +28,7 @@ from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 
-@kernel
+@kernel_part
 def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, ...]:
     """Returns ``x, edge, code, weight, src, row_ptr, out`` as arrays at their addresses.
 
@@ -47,7 +47,7 @@ def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple
     )
 
 
-@kernel
+@kernel_part
 def _copy(
     thread: int,
     threads: int,
@@ -70,7 +70,7 @@ def _copy(
                 out[i, f] += share * x[j, f]
 
 
-@kernel
+@kernel_part
 def _multiply(
     thread: int,
     threads: int,
@@ -101,7 +101,7 @@ def _multiply(
                     out[i, f] += share * x[j, f] * edge[r, f]
 
 
-@kernel
+@kernel_part
 def _relu_add(
     thread: int,
     threads: int,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.addresses import carray, pointer
-from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import dot
 from staticgraph.kernels.neighbour_sum.own_term import own_term
 from staticgraph.kernels.table_sum.pieces import join, of_pieces
@@ -17,7 +17,7 @@ from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 
-@kernel
+@kernel_part
 def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, ...]:
     """Returns the operands as arrays at their addresses.
 
@@ -44,13 +44,13 @@ def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple
     )
 
 
-@kernel
+@kernel_part
 def _weights(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
     """Returns the factors of the messages; empty if all are one."""
     return carray(pointer(at[12], like), sizes[8])
 
 
-@kernel
+@kernel_part
 def _copy(
     thread: int,
     threads: int,
@@ -80,7 +80,7 @@ def _copy(
                 dx[j, f] += weight * grad[i, f]
 
 
-@kernel
+@kernel_part
 def _weigh(
     thread: int,
     threads: int,
@@ -114,7 +114,7 @@ def _weigh(
                 dx[j, f] += weight * grad[i, f]
 
 
-@kernel
+@kernel_part
 def _multiply(
     thread: int,
     threads: int,
@@ -170,7 +170,7 @@ def _multiply(
                         table[r, f] = slope * x[j, f]
 
 
-@kernel
+@kernel_part
 def _relu_add(
     thread: int,
     threads: int,
@@ -227,7 +227,7 @@ _multiplies = on_threads(_multiply)
 _relu_adds = on_threads(_relu_add)
 
 
-@kernel
+@kernel_part
 def _pieces(edge: Array, code: Array, threads: int) -> tuple[Array, int]:
     """Returns one table per piece of the sources, and the number of pieces.
 
@@ -238,7 +238,7 @@ def _pieces(edge: Array, code: Array, threads: int) -> tuple[Array, int]:
     return tables, len(tables) if coded else threads
 
 
-@kernel
+@kernel_part
 def _add_up(tables: Array, code: Array, into_edge: Array, dedge: Array) -> None:
     """Adds the pieces' tables, if edges read one, and the gradient of the edges handed on."""
     if len(code) > 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staticgraph.kernels.jit import inlined
+from staticgraph.jit import inlined
 from staticgraph.store.columns import Array
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from staticgraph.kernels.jit import inlined, kernel
+from staticgraph.jit import inlined, kernel
 from staticgraph.kernels.lanes import total
 from staticgraph.store.columns import Array
 

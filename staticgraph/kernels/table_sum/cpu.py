@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.kernels.jit import kernel
+from staticgraph.jit import kernel, kernel_part
 from staticgraph.kernels.table_sum.pieces import join, of_pieces
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 
-@kernel
+@kernel_part
 def _forward(
     thread: int,
     threads: int,
@@ -59,7 +59,7 @@ def forward(index: Array, offsets: Array, weight: Array, out: Array, threads: in
     return -1
 
 
-@kernel
+@kernel_part
 def _backward(
     thread: int, threads: int, grad: Array, index: Array, offsets: Array, tables: Array
 ) -> None:

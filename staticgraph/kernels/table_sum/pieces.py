@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.kernels.jit import kernel
+from staticgraph.jit import kernel_part
 from staticgraph.store.columns import Array
 
 # Most pieces, and fewest additions per entry in a piece: with fewer, its own table costs more than
@@ -18,7 +18,7 @@ PIECES = 4
 ADDED_TO_AN_ENTRY = 4
 
 
-@kernel
+@kernel_part
 def of_pieces(additions: int, table: Array) -> Array:
     """Allocates a table for each piece, ``[pieces, V, F]``, uninitialised."""
     entries, columns = table.shape
@@ -26,7 +26,7 @@ def of_pieces(additions: int, table: Array) -> Array:
     return np.empty((max(1, pieces), entries, columns), table.dtype)
 
 
-@kernel
+@kernel_part
 def join(tables: Array, out: Array) -> None:
     """Sums the tables in order; writes every element of ``out [V, F]``."""
     entries, columns = out.shape

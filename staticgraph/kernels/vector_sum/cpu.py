@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from staticgraph.jit import inlined, kernel, kernel_part
 from staticgraph.kernels.addresses import carray, pointer
-from staticgraph.kernels.jit import inlined, kernel
 from staticgraph.kernels.lanes import dot
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
@@ -40,7 +40,7 @@ def _give_back(
         dx[j, at + f] += slope[f] * edge[e, at + f]
 
 
-@kernel
+@kernel_part
 def _forward(
     thread: int,
     threads: int,
@@ -115,7 +115,7 @@ def forward(
     _forwards(threads, (*operands, gate, along, scalar, out, total))
 
 
-@kernel
+@kernel_part
 def _backward(
     thread: int,
     threads: int,

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from staticgraph.jit import loop
 from staticgraph.outofcore.buffer.timeline import StateTime
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.neighbours import Direction, Neighbours
@@ -196,7 +196,7 @@ class ResidentGraphs:
         return ResidentGraph(self.graph, number, state, slot_of, self._features, self.direction)
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _renumber(edges, slot_of, size):
     last = edges.shape[1] - 1
     for e in range(edges.shape[0]):

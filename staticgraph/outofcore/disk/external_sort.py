@@ -14,10 +14,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from staticgraph.jit import loop
 from staticgraph.outofcore.disk.edge_source import EdgeSource, IntArray
 from staticgraph.text.how_many import how_many
 
@@ -141,7 +141,7 @@ def write_all(file: int, array: NDArray[np.generic], offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _partition_rows(rows, column, size, starts, ordered):
     """Sorts rows by the partition of one column, with a stable counting sort."""
     for e in range(rows.shape[0]):
@@ -156,7 +156,7 @@ def _partition_rows(rows, column, size, starts, ordered):
         at[k] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _count_cells(rows, size, counts):
     last = rows.shape[1] - 1
     for e in range(rows.shape[0]):

@@ -17,12 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files.checksum import crc32_of_array
+from staticgraph.jit import loop
 from staticgraph.outofcore.disk.manifest import EDGES, FEATURES, NODE_IDS, OFFSETS, SUMS, Manifest
 from staticgraph.outofcore.disk.neighbours import Direction
 from staticgraph.outofcore.disk.reading import BlockFile
@@ -234,7 +234,7 @@ class PartitionedGraph:
         )
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _count(nodes, total):
     for e in range(len(nodes)):
         total[nodes[e]] += 1

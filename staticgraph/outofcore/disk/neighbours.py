@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from staticgraph.jit import loop
 
 IntArray = NDArray[np.int64]
 Direction = Literal["in", "out", "both"]
@@ -70,7 +71,7 @@ class Neighbours:
         return total
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _group(keys, values, pointers, ordered):
     for e in range(len(keys)):
         pointers[keys[e] + 1] += 1
@@ -82,7 +83,7 @@ def _group(keys, values, pointers, ordered):
         at[keys[e]] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _without_loops(pointers, indices, total):
     for v in range(len(total)):
         for e in range(pointers[v], pointers[v + 1]):

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from staticgraph.jit import loop
 from staticgraph.outofcore.disk.neighbours import Neighbours
 from staticgraph.packing.random import STEP, mix
 from staticgraph.text.how_many import how_many
@@ -113,7 +113,7 @@ class DenseSampler:
         return DenseSample(np.concatenate(nodes), tuple(hops), tuple(draws))
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _mark(nodes, place, base):
     """Assigns positions to nodes; returns the index of a node that already had one, or -1."""
     repeated = -1
@@ -124,13 +124,13 @@ def _mark(nodes, place, base):
     return repeated
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _unmark(nodes, place):
     for i in range(len(nodes)):
         place[nodes[i]] = -1
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _sample_hop(nodes, pointers, indices, fanout, way, seed, place, base, target, new, count):
     """Samples neighbours into ``target``; newly reached nodes are appended to ``new[:count]``.
 

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from staticgraph.jit import loop
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
 
 
@@ -240,7 +240,7 @@ def exact_capacity(sample: DenseSample) -> HopCapacity:
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _place(nodes, hops, starts, degrees, all_degrees, rows, degree, whole, mask):
     rows[:] = 0
     degree[:] = 0
@@ -255,7 +255,7 @@ def _place(nodes, hops, starts, degrees, all_degrees, rows, degree, whole, mask)
             mask[at] = True
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _shift(drawn, hops, starts, padded):
     """Converts positions in a sample to 1 + positions in the padded rows."""
     padded[:] = 0

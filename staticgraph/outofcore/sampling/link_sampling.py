@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from staticgraph.jit import loop
 from staticgraph.outofcore.buffer.resident import ResidentGraph
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
 from staticgraph.outofcore.sampling.hop_profile import profile_of
@@ -103,7 +103,7 @@ def take_out(
     _empty(sample.draws[0], np.unique(both), seeds)
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _empty(drawn, pairs, seeds):
     for i in range(drawn.shape[0]):
         for r in range(drawn.shape[1]):

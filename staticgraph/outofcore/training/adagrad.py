@@ -7,16 +7,17 @@ order. Source: Duchi et al., JMLR 2011.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from staticgraph.jit import loop
 
 EPSILON = np.float32(1e-10)
 Rows = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 
 
-@numba.njit(cache=True, nogil=True, fastmath=False)
+@loop
 def adagrad_rows(
     values: Rows, sums: Rows, rows: Numbers, gradient: Rows, rate: np.float32 | float
 ) -> None:
@@ -33,7 +34,7 @@ def adagrad_rows(
             values[row, d] -= rate * g / (np.sqrt(total) + EPSILON)
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def distinct(
     rows: Numbers, place: NDArray[np.int32], distinct_rows: Numbers, local: Numbers
 ) -> int:

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
+from staticgraph.jit import loop
 from staticgraph.outofcore.disk.edge_choice import chosen_edges, require_trained
 from staticgraph.outofcore.training.encoded_link import EncodedLinkTrainer
 from staticgraph.outofcore.training.link import LinkTrainer
@@ -146,7 +146,7 @@ def _true_ends(
     return pointers, ends[taken]
 
 
-@numba.njit(cache=True, nogil=True)
+@loop
 def _count(scores, positive, low, ends, pointers, others, counts):
     """Counts candidates of a block that are better than, and equal to, the true endpoint.
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-import numba
 import numpy as np
 
+from staticgraph.jit import loop
 from staticgraph.schema import EDGE_INDEX, Field
 from staticgraph.serving.bodies.bad_body import BadBody
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
@@ -122,7 +122,7 @@ def _limits(sizes: tuple[int, ...]) -> IntArray:
     return np.array(sizes, np.int64)
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _outside(index: IntArray, nodes: IntArray, edges: IntArray) -> int:
     """The first edge with an endpoint outside its graph; -1 if there is none."""
     edge = 0
@@ -136,7 +136,7 @@ def _outside(index: IntArray, nodes: IntArray, edges: IntArray) -> int:
     return -1
 
 
-@numba.njit(nogil=True, cache=True)
+@loop
 def _beyond(found: IntArray, limits: IntArray) -> int:
     """The first value, in C order, that is not a category of its column; -1 if all are."""
     rows, columns = found.shape

@@ -15,9 +15,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numba
 import numpy as np
 
+from staticgraph.jit import loop
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 
@@ -64,7 +64,7 @@ def plain_graphs(body: bytes) -> dict[str, Any] | None:
 # One function: with separate functions for a number, its digits and its power, bodies of 38 to
 # 57 kB took 1.7 to 2.5 times as long, inlined or not; with one only for the part after the integer
 # digits, decimal numbers took 7 to 12% longer (one core of a 2-core CPU, 2026-11-23).
-@numba.njit(cache=True, nogil=True)
+@loop
 def _numbers(
     body: Array, at: int, whole: IntArray, real: Array, used: int, powers: Array
 ) -> tuple[int, int, int, bool]:
