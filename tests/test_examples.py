@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import staticgraph as sg
 
@@ -68,6 +69,18 @@ def test_a_script_learns(name, monkeypatch):
     in_eager(monkeypatch)
     main = example(name).main
     assert main(epochs=4, **SMALL[name]) < main(epochs=1, **SMALL[name])
+
+
+@pytest.mark.filterwarnings(UNKNOWN)
+def test_the_layer_of_ones_own_learns_by_its_steps(monkeypatch):
+    """Its last batch happens to be an easier one each epoch, with steps of length 0 too."""
+    monkeypatch.chdir(ROOT)
+    in_eager(monkeypatch)
+    main = example("own_layer").main
+    learned = main(epochs=4, **SMALL["own_layer"])
+    adam = torch.optim.Adam
+    monkeypatch.setattr(torch.optim, "Adam", lambda params, lr: adam(params, lr=0.0))
+    assert learned < 0.9 * main(epochs=4, **SMALL["own_layer"])
 
 
 @pytest.mark.filterwarnings(UNKNOWN)

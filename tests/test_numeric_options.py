@@ -93,6 +93,11 @@ OPTIONS: dict[str, tuple[Callable[..., object], str, str]] = {
         "cores",
         "read_s collate_s step_s",
     ),
+    "capacity": (
+        lambda store, **given: sg.Capacity(**{"nodes": 50, "edges": 110, "graphs": 8, **given}),
+        "nodes edges graphs max_graph_nodes edge_reserve node_reserve",
+        "",
+    ),
     "size": (lambda store, **given: store.size(**given), "graph", ""),
     "server": (
         lambda store, **given: sg.Server(None, **given),  # refused before the runner is looked at
@@ -128,3 +133,8 @@ def test_a_graph_is_counted_from_the_end_or_there_is_none(esol):
 
 def test_amounts_of_memory_may_be_numpys():
     assert sg.MemoryBudget(np.int64(4096)).max_bytes == 4096
+
+
+def test_a_number_of_rows_of_a_capacity_is_named():
+    with pytest.raises(ValueError, match=r"extra\['angles'\]=12.5: give a whole number"):
+        sg.Capacity(50, 110, 8, extra={"angles": 12.5})

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import whole_option
 
 NODES_EDGES = ("nodes", "edges")
 
@@ -69,14 +69,10 @@ class Capacity:
     def __post_init__(self) -> None:
         if self.extra or isinstance(self.extra, Mapping):
             pairs = dict(self.extra).items()
-            object.__setattr__(self, "extra", tuple((name, int(rows)) for name, rows in pairs))
+            rows = ((name, whole_option(f"extra[{name!r}]", number)) for name, number in pairs)
+            object.__setattr__(self, "extra", tuple(rows))
         for name in ("nodes", "edges", "graphs", "max_graph_nodes", "edge_reserve", "node_reserve"):
-            try:
-                object.__setattr__(self, name, index(getattr(self, name)))
-            except TypeError:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} of a capacity is not a whole number"
-                ) from None
+            object.__setattr__(self, name, whole_option(name, getattr(self, name)))
         if min(self.nodes, self.node_reserve) < 1 or self.edges < 0 or self.graphs < 2:
             raise ValueError(
                 f"{self}: a bucket needs at least 1 node, 0 edges and 2 graphs, "
