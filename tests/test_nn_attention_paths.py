@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from support.attending import Attending, batch_of, batches
+from support.attending import Attending, batch_of, batches, pair_by_pair
 from support.drawn import examples
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 from torch import nn
@@ -18,7 +18,6 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GPSConv, aggr, global_add_pool
 
 import staticgraph as sg
-from staticgraph.kernels.varlen_attention import op, varlen_attention
 from staticgraph.nn.attention import paths as attention_paths
 from staticgraph.nn.context import document_mask
 from staticgraph.nn.context.document_mask import DocumentLayout
@@ -30,13 +29,6 @@ BOUNDS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks that fit SIZES withou
 BATCH = batch_of(SIZES, sg.Capacity(170, 20, 14, 60, order_statistics=BOUNDS))
 # Graphs across borders of tiles of 128, a graph larger than a tile, and tiles of padding only.
 WIDE = batch_of([160, 3, 8, 1, 17, 50, 9, 2, 90], sg.Capacity(700, 20, 14, 160))
-
-
-def one_by_one(q, k, v, owner):
-    """The oracle: softmax attention by a mask over all pairs of nodes, ``[N, heads, D]`` each."""
-    scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(owner[:, None] != owner, -torch.inf)
-    return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
 
 
 def forward(model, data):
@@ -264,38 +256,6 @@ def test_torchs_flex_attention_takes_the_mask_in_one_graph(lets_backward):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_varlen_by_its_loop_equals_attention_pair_by_pair():
-    """Forward and gradients, also through torch.compile in one graph; rows after the last graph
-    are ignored."""
-    torch.manual_seed(0)
-    starts = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
-    owner = torch.repeat_interleave(torch.arange(5), starts.diff())
-    inputs = [torch.randn(23, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    seed = torch.randn(20, 2, 4, dtype=torch.float64)
-    expected = one_by_one(*(t[:20] for t in inputs), owner)
-    wanted = torch.autograd.grad(expected, inputs, seed)
-    compiled = torch.compile(varlen_attention, backend="aot_eager", fullgraph=True)
-    for function in (varlen_attention, compiled):
-        found = function(*inputs, starts, 14)
-        torch.testing.assert_close(found[:20], expected)
-        for a, b in zip(torch.autograd.grad(found[:20], inputs, seed), wanted, strict=True):
-            torch.testing.assert_close(a, b)
-    torch.library.opcheck(torch.ops.staticgraph.varlen_attention.default, (*inputs, starts, 14))
-
-
-@pytest.mark.parametrize("longest", [1, 31, 64])
-def test_torchs_kernel_of_float32_has_the_shapes_that_are_said(longest):
-    """The private operator takes these arguments and returns the shapes that the fake promises."""
-    q, k, v = torch.empty(40, 3, 2, 16, device="meta").unbind(1)
-    starts = torch.empty(8, device="meta", dtype=torch.int32)
-    out, lse = op.efficient_forward(q, k, v, starts, longest)
-    assert out.shape == q.shape
-    assert lse.shape == (7, 2, -(-longest // op.LSE_ROWS) * op.LSE_ROWS)
-    assert lse.dtype == torch.float32
-    for grad in op.efficient_backward(out, q, k, v, out, lse, starts, longest):
-        assert (grad.shape, grad.dtype) == (q.shape, q.dtype)
-
-
 def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatch):
     """A stand-in for the CUDA kernel leaves NaN outside of graphs, forward and backward, and is
     called with the starts of the real graphs and the bucket's longest graph."""
@@ -319,7 +279,7 @@ def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatc
             owner = torch.repeat_interleave(torch.arange(len(starts) - 1), starts.diff())
             with torch.enable_grad():
                 own = [t[:last].detach().requires_grad_() for t in inputs]
-                found = torch.autograd.grad(one_by_one(*own, owner), own, grad[:last])
+                found = torch.autograd.grad(pair_by_pair(*own, owner), own, grad[:last])
             wide = [torch.full_like(t, torch.nan) for t in inputs]
             for full, part in zip(wide, found, strict=True):
                 full[:last] = part
@@ -345,26 +305,6 @@ def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatc
     assert starts.tolist() == [0, *ends.tolist(), *padding.tolist()]
     assert starts.dtype == torch.int32
     assert longest == 60
-
-
-def test_half_precision_on_cuda_goes_to_torchs_public_kernel(monkeypatch):
-    """Device and dtype select the kernel; the arguments are in its order."""
-    called = []
-    monkeypatch.setattr(
-        "torch.nn.attention.varlen.varlen_attn", lambda *given: called.append(given) or given[0]
-    )
-
-    class OnCuda(torch.Tensor):
-        device = property(lambda _: torch.device("cuda"))
-
-    q, k, v = (torch.zeros(6, 2, 8, dtype=torch.bfloat16).as_subclass(OnCuda) for _ in range(3))
-    starts = torch.tensor([0, 4, 6], dtype=torch.int32)
-    varlen_attention(q, k, v, starts, 5)
-    ((*rows, first, second, longest, longest_key),) = called
-    assert all(a is b for a, b in zip(rows, (q, k, v), strict=True))
-    assert first is starts
-    assert second is starts
-    assert (longest, longest_key) == (5, 5)
 
 
 @pytest.mark.parametrize("path", ["flex", "varlen"])

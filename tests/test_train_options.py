@@ -8,11 +8,11 @@ import math
 import sys
 import tomllib
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
 from support.command import status_of
+from support.trained_run import SMALL, losses_of, trained
 from torch.nn import functional as F
 from torch_geometric.data import Batch
 
@@ -23,7 +23,6 @@ from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.training import train
 from staticgraph.training.config import FREE, TrainConfig
 from staticgraph.training.config_file import read_config, write_config
-from staticgraph.training.history import read_steps
 from staticgraph.training.run import Training
 from staticgraph.training.schedule import factor, stands_still
 from staticgraph.training.subject import mode_of
@@ -36,7 +35,6 @@ from staticgraph import models
 def build(store):
     return models.build("gin", store, hidden=8, layers=1)
 """
-SMALL = {"model": "gin", "hidden": 8, "layers": 1, "batch_size": 16, "compile_mode": "eager"}
 
 
 @pytest.fixture(scope="module")
@@ -45,92 +43,6 @@ def data(tmp_path_factory, esol) -> str:
     path = tmp_path_factory.mktemp("data") / "few"
     few.with_splits(train=range(80), val=range(80, 95), test=range(95, 110)).save(path)
     return str(path)
-
-
-def trained(data: str, folder: Path, **settings):
-    return train.train(TrainConfig(data, **{**SMALL, **settings}), folder, progress=False)
-
-
-def losses(folder: Path) -> list[float]:
-    return [step.loss for step in read_steps(folder / "steps.csv")]
-
-
-# ---------------------------------------------------------------------- a loss by name
-
-LOSSES = """\
-def absolute(out, batch):
-    return (out.view_as(batch.y) - batch.y).abs()
-
-
-def likelihood(out, batch):  # of a mean and the logarithm of a variance
-    mean, log = out.chunk(2, 1)
-    return (mean - batch.y).square() * (-log).exp() + log
-
-
-def build():
-    import torch
-    from torch_geometric.nn import GCNConv, global_mean_pool
-
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.head = GCNConv(9, 4), torch.nn.Linear(4, 2)
-
-        def forward(self, x, edge_index, batch):
-            return self.head(global_mean_pool(self.conv(x.float(), edge_index), batch))
-
-    return Net()
-"""
-
-
-@pytest.fixture
-def users_losses(tmp_path, monkeypatch):
-    (tmp_path / "users_losses.py").write_text(LOSSES)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "users_losses", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.usefixtures("users_losses")
-def test_a_loss_by_name_trains_and_judges(data, tmp_path):
-    """The validation loss is the mean absolute error, the metric stays the task's, and a resumed
-    run keeps the loss."""
-    report = trained(data, tmp_path / "run", epochs=1, loss="users_losses:absolute")
-    model = Trained.load(tmp_path / "run", torch.device("cpu")).model
-    store = sg.datasets.open(data)
-    val = [store[int(i)] for i in store.splits["val"]]
-    batch = Batch.from_data_list(val)
-    out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch.num_graphs)
-    error = (out - batch.y).detach()
-    assert report.epochs[0].val_loss == pytest.approx(float(error.abs().mean()), rel=1e-5)
-    assert report.epochs[0].val_metric == pytest.approx(
-        float(error.square().mean().sqrt()), rel=1e-5
-    )
-    assert losses(tmp_path / "run") != losses_of_default(data, tmp_path / "other")
-    assert read_config(tmp_path / "run" / "config.toml")["loss"] == "users_losses:absolute"
-    again = train.resume(tmp_path / "run", {"epochs": 2}, progress=False)
-    assert again.config["loss"] == "users_losses:absolute"
-
-
-def losses_of_default(data, folder):
-    trained(data, folder, epochs=1)
-    return losses(folder)
-
-
-@pytest.mark.usefixtures("users_losses")
-def test_outputs_that_the_metric_cannot_judge_have_none(data, tmp_path):
-    own = {"model": "users_losses:build", "loss": "users_losses:likelihood"}
-    config = TrainConfig(data, **own, batch_size=16, compile_mode="eager", epochs=1)
-    report = train.train(config, tmp_path / "run", progress=False)
-    assert math.isfinite(report.epochs[0].val_loss)
-    assert math.isnan(report.epochs[0].val_metric)
-
-
-@pytest.mark.usefixtures("users_losses")
-def test_a_loss_that_leads_nowhere_is_told_before_data_is_read(capsys):
-    words = ["train", "--data", "esol", "--loss", "users_losses:absolut"]
-    assert status_of(words) == 2
-    assert "nothing called 'absolut'; did you mean 'absolute'?" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- schedules
@@ -200,7 +112,7 @@ def test_accumulated_updates_are_those_of_plain_torch(data, tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     train.train(config, tmp_path / "r", progress=False)
-    assert losses(tmp_path / "r") == pytest.approx(expected, rel=1e-4)
+    assert losses_of(tmp_path / "r") == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -229,7 +141,7 @@ def test_a_run_that_accumulates_goes_on_where_it_stopped(every, data, tmp_path, 
         with pytest.raises(train.Interrupted):
             trained(data, tmp_path / "cut", **settings)
     train.resume(tmp_path / "cut", progress=False)
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert losses_of(tmp_path / "cut") == losses_of(tmp_path / "whole")
 
 
 def test_gradients_are_clipped(data, tmp_path):
@@ -249,7 +161,7 @@ def test_autocast_computes_in_bfloat16(data, tmp_path):
     report = trained(data, tmp_path / "r", autocast="bfloat16", epochs=1)
     exact = trained(data, tmp_path / "exact", epochs=1)
     assert report.runner.autocast == "bfloat16"
-    first, expected = losses(tmp_path / "r")[0], losses(tmp_path / "exact")[0]
+    first, expected = losses_of(tmp_path / "r")[0], losses_of(tmp_path / "exact")[0]
     assert first != expected
     assert first == pytest.approx(expected, rel=0.05)
     assert exact.runner.autocast is None
@@ -302,7 +214,7 @@ def test_a_model_by_name_is_trained_resumed_and_loaded(data, tmp_path, monkeypat
     assert status_of(["train", "--resume", "--out", "r", "--epochs", "2"]) == 0
     assert "own_net:build," in capsys.readouterr().out
     trained(data, tmp_path / "zoo", epochs=2, kernels="off")
-    assert losses(tmp_path / "r") == losses(tmp_path / "zoo")
+    assert losses_of(tmp_path / "r") == losses_of(tmp_path / "zoo")
     loaded = Trained.load(tmp_path / "r", torch.device("cpu"))
     assert loaded.config.model == "own_net:build"
     settings = read_config(tmp_path / "r" / "config.toml")
