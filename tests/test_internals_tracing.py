@@ -51,6 +51,19 @@ def test_what_dynamo_notes():
     assert tracing.ConstantSource("n").source_name == "n"
 
 
+def test_a_size_that_is_data_is_an_error_of_tracing_whoever_raises_it():
+    """``tolist`` of as many numbers as data say raises it outside torch's own handling."""
+    tracing.forget_compiled()
+
+    def parts(rows, classes):
+        return rows.split(torch.bincount(classes, minlength=2).tolist())
+
+    compiled = torch.compile(parts, backend="eager", fullgraph=True)
+    with pytest.raises(tracing.UNTRACEABLE, match="data-dependent"):
+        compiled(torch.zeros(5), torch.tensor([0, 0, 0, 1, 1]))
+    assert tracing.TorchDynamoException in tracing.UNTRACEABLE
+
+
 def test_guards_are_not_timed_inside_in_any_thread(monkeypatch):
     """The timing is torch's own; its replacement is removed when the last user leaves."""
     timed = []

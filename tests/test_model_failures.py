@@ -76,6 +76,18 @@ class Chooses(Net):
         return out[out[:, 0] > 0]
 
 
+class Splits(Net):
+    def forward(self, x, edge_index, batch):
+        out = super().forward(x, edge_index, batch)
+        return out + out.split(x[0, :2].tolist())[0].sum(0)
+
+
+class Counts(Net):
+    def forward(self, x, edge_index, batch):
+        out = super().forward(x, edge_index, batch)
+        return out + 0 * len(torch.bincount(batch).tolist())
+
+
 class Detached(Net):
     def forward(self, x, edge_index, batch):
         return super().forward(x, edge_index, batch).detach()
@@ -109,7 +121,8 @@ def of_no_field(out, batch):
 """
 TRAIN = ["train", "--compile-mode", "eager", "--epochs", "1", "--overwrite", "--out", "run"]
 PROBE = ["probe"]
-LINE = r"users_models\.py, line \d+, in "
+AT = r"users_models\.py, line \d+"
+LINE = f"{AT}, in "
 
 
 @pytest.fixture(autouse=True)
@@ -218,6 +231,8 @@ EAGER = "; --compile-mode eager runs it, staticgraph check says more"
         ("narrow", LINE + r"forward: RuntimeError: .*(shapes|dim)"),
         ("Asks", LINE + f"forward: a number or a size in it follows from data, .*{EAGER}"),
         ("Chooses", f"a number or a size in it follows from data, .*{EAGER}"),
+        ("Counts", LINE + f"forward: a number or a size in it follows from data, .*{EAGER}"),
+        ("Splits", AT + f": a number or a size in it follows from data, .*{EAGER}"),
         ("Breaks", LINE + f"forward: torch.compile cannot follow it: Call to .*{EAGER}"),
     ],
 )

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from support.linear_net import Linear
 from support.molecule_steps import adam
 from torch_geometric.data import Batch, Data
+from torch_geometric.utils import unbatch
 
 import staticgraph as sg
 from staticgraph.steps.loss.mean_loss import mean_loss
@@ -114,6 +115,44 @@ def test_what_torch_cannot_compile_is_said_in_few_lines(hiv, plan):
     shown = "".join(traceback.format_exception(refused.value))
     assert "TORCHDYNAMO_VERBOSE" not in shown
     assert "TORCHDYNAMO_VERBOSE" in str(refused.value.__context__)
+
+
+@pytest.mark.parametrize("mode", ["fused", "default"])
+def test_sizes_read_from_data_are_said_in_few_lines(mode, hiv, plan):
+    """torch raises no error of its tracer for these, but one of its symbols."""
+
+    def loss(out, batch):
+        counts = torch.bincount(batch.batch, minlength=batch.num_graphs)
+        parts = batch.x.float().split(counts.tolist())  # the line
+        return out[:, 0] + torch.stack([part.sum() for part in parts])
+
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    with pytest.raises(sg.NotStatic) as refused:
+        losing(loss, plan, mode).step(batch)
+    _, why, line, remedy, _ = str(refused.value).splitlines()
+    assert "data-dependent" in why
+    assert line.endswith("# the line")
+    assert remedy.startswith("a number or a size here follows from data: give sizes")
+
+
+def test_a_line_that_reads_many_numbers_is_named_once(hiv, plan):
+    def loss(out, batch):
+        return out[:, 0] * sum(batch.batch[:8].tolist())  # the line
+
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    with pytest.raises(sg.NotStatic, match="numbers that depend on data") as refused:
+        losing(loss, plan, "default").step(batch)
+    assert str(refused.value).count("# the line") == 1
+
+
+def test_what_has_no_static_form_in_any_mode_is_not_sent_to_eager(hiv, plan):
+    def loss(out, batch):
+        return out[:, 0] + torch.stack([part.sum() for part in unbatch(batch.x, batch.batch)])
+
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    with pytest.raises(sg.NotStatic, match="unbatch has no static form") as refused:
+        losing(loss, plan, "default").step(batch)
+    assert "mode='eager'" not in str(refused.value)
 
 
 def test_a_loss_that_is_none_a_row_is_named(hiv, plan):

@@ -13,20 +13,22 @@ from collections.abc import Callable
 
 from staticgraph.errors import NotStatic
 
-# The package of the exceptions of torch's tracer.
-DYNAMO = "torch._dynamo"
+# The packages of the exceptions of torch's tracer, and of sizes that are data.
+TRACERS = ("torch._dynamo", "torch.fx.experimental")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
+# A line of this library's own message about the captured graph.
+_IN_GRAPH = re.compile(r"^  .+ at (?P<file>\S+):(?P<line>\d+): ", re.MULTILINE)
 # An operation on fake tensors that fails because of a wrong shape, as it would in eager mode.
 _OPERATION = re.compile(r"got (\w+\(.+\))")
 _CALL = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
-_ON_DATA = re.compile(r"data-dependent|\.item\(\)", re.IGNORECASE)
+_ON_DATA = re.compile(r"data-dependent|depend on data|\.item\(\)", re.IGNORECASE)
 
 Frame = tuple[str, int, str]
 
 
 def of_compiling(error: Exception) -> bool:
     """Whether an error means that torch could not compile a step."""
-    return isinstance(error, NotStatic) and type(error.__context__).__module__.startswith(DYNAMO)
+    return isinstance(error, NotStatic) and type(error.__context__).__module__.startswith(TRACERS)
 
 
 def compile_failure(error: Exception, is_users: Callable[[str], bool]) -> tuple[Frame | None, str]:
@@ -37,13 +39,14 @@ def compile_failure(error: Exception, is_users: Callable[[str], bool]) -> tuple[
         is_users: tells whether a file is the user's own.
 
     Returns:
-        File, line and function of the user's code that was traced last, or None if this library or
-        no line of the user raised the error; and the reason.
+        File, line and function (empty if unknown) of the user's code that was traced last, or None
+        if this library or no line of the user raised the error; and the reason.
     """
     from staticgraph.steps.tracing.failures import observed
 
     said = str(error.__context__)
     frames = [(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(said)]
+    frames = frames or [(m["file"], int(m["line"]), "") for m in _IN_GRAPH.finditer(said)]
     place = next((frame for frame in reversed(frames) if is_users(frame[0])), None)
     if met := observed(error.__context__):
         file, line, _ = frames[-1] if frames else ("", 0, "")

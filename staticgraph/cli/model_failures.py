@@ -76,7 +76,7 @@ def _place(error: Exception) -> str | None:
 
 
 def _at(filename: str, line: int, name: str) -> str:
-    where = "" if name == "<module>" else f", in {name}"
+    where = "" if name in ("", "<module>") else f", in {name}"
     return f"{_short(filename)}, line {line}{where}"
 
 

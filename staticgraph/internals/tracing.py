@@ -16,6 +16,10 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    PendingUnbackedSymbolNotFound,
+)
 from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import (
     _disable_current_modes,
@@ -24,6 +28,7 @@ from torch.utils._python_dispatch import (
 from torch.utils.module_tracker import ModuleTracker
 
 __all__ = [
+    "UNTRACEABLE",
     "ConstantSource",
     "TorchDynamoException",
     "Traced",
@@ -38,6 +43,14 @@ __all__ = [
     "unwatched",
     "watched",
 ]
+
+# What a first call of torch.compile's function raises if it cannot trace: its own errors, and those
+# of sizes that are data, which some operations let through.
+UNTRACEABLE: tuple[type[Exception], ...] = (
+    TorchDynamoException,
+    GuardOnDataDependentSymNode,
+    PendingUnbackedSymbolNotFound,
+)
 
 
 class Traced(NamedTuple):

@@ -20,7 +20,13 @@ from torch import Tensor
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.inductor import inductor
-from staticgraph.internals.tracing import TorchDynamoException, counters, switched, watched
+from staticgraph.internals.tracing import (
+    UNTRACEABLE,
+    TorchDynamoException,
+    counters,
+    switched,
+    watched,
+)
 from staticgraph.rewrites import Captured, RewriteTarget, rewrite
 from staticgraph.steps.compilation.activation_checkpointing import checked
 from staticgraph.steps.compilation.graph_trees import skipped_recordings
@@ -198,7 +204,7 @@ class CompiledFunction:
         try:
             with tracing_options():
                 result = self._call(*tensors)
-        except TorchDynamoException as error:
+        except UNTRACEABLE as error:
             cause = getattr(error, "inner_exception", None)
             if isinstance(cause, NotStatic):
                 raise cause from None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from staticgraph.errors import NotStatic
-from staticgraph.steps.tracing.obstacles import Obstacle
+from staticgraph.steps.tracing.obstacles import KINDS, Obstacle
 
 _LIBRARIES = ("/torch/", "/torch_geometric/", "/staticgraph/", "/jinja2/")
 _OBSERVED = re.compile(r"raised exception (\w+\(.+\))")
@@ -51,6 +51,11 @@ KEEP_IN_TENSORS = (
     "Keep a number that changes between steps in a tensor, and write to it in place "
     "(tensor.fill_(value)); change other things before warmup(), or make a new runner; or use "
     "mode='eager'"
+)
+# Messages of torch about a number or a size that is data.
+_ON_DATA = re.compile(r"data-dependent (expression|symbol)|unbacked symbol", re.IGNORECASE)
+_FOLLOWS = "a number or a size here follows from data: {}; or use mode='eager'".format(
+    KINDS["host read"][1]
 )
 # Process-wide settings that torch.compile traces for, by torch's names, and the calls that set
 # them.
@@ -132,13 +137,16 @@ def why_not_compiled(error: Exception, seen: str | None) -> str:
     lines = [f"the model or the loss raises {seen}" if seen else found.operation]
     if any(_of_model(match["file"]) for match in _FRAME.finditer(message)):
         lines.append(f"{found.where}: {found.line}")
-    advice = found.advice or "Give the operation a static form, or use mode='eager'"
-    return "\n".join([*lines, advice, "torch's own text: str(error.__context__)"])
+    if not (seen or "").startswith(NotStatic.__name__):  # whose own text says what to do
+        lines.append(found.advice or "Give the operation a static form, or use mode='eager'")
+    return "\n".join([*lines, "torch's own text: str(error.__context__)"])
 
 
 def remedy(message: str) -> str | None:
     """Returns what to write instead of what stopped torch.compile; None if unknown."""
-    return _DERIVED if any(words in message for words in _ASKS_DERIVATIVE) else None
+    if any(words in message for words in _ASKS_DERIVATIVE):
+        return _DERIVED
+    return _FOLLOWS if _ON_DATA.search(message) else None
 
 
 def of_setting(changed: str) -> str | None:

@@ -156,7 +156,8 @@ def obstacles(graph: torch.fx.GraphModule) -> list[Obstacle]:
     """Finds the operations that depend on data or cross between host and device, in order.
 
     These bring a size or a number from data into the trace, write through a mask, or copy from host
-    to device; operations that only pass such a size on are left out.
+    to device; operations that only pass such a size on are left out. What one line does again and
+    again, as ``tolist`` reads each number, is in the list once.
     """
     found, known = [], set()
     for node in graph.graph.nodes:
@@ -174,7 +175,7 @@ def obstacles(graph: torch.fx.GraphModule) -> list[Obstacle]:
             where, line = place_of(node.stack_trace or "")
             found.append(Obstacle(_name(node.target), where, line, kind))
         known |= fresh
-    return found
+    return list(dict.fromkeys(found))
 
 
 def unrecordable(graph: torch.fx.GraphModule) -> list[Obstacle]:
@@ -188,7 +189,7 @@ def unrecordable(graph: torch.fx.GraphModule) -> list[Obstacle]:
         if tag is not None and any(tag in getattr(op, "tags", ()) for op in operators):
             where, line = place_of(node.stack_trace or "")
             found.append(Obstacle(_name(node.target), where, line, "cannot be recorded"))
-    return found
+    return list(dict.fromkeys(found))
 
 
 def is_mask(index: Any) -> bool:
