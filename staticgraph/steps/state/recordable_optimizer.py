@@ -188,9 +188,11 @@ class RecordableOptimizer:
         pairs = zip(self._names, present, noted, strict=True)
         changed = [name for name, now, before in pairs if _differs(now, before)]
         if changed:
+            cycled = not {"betas", "momentum"}.isdisjoint(changed)
             raise NotStatic(
                 f"the optimizer's {', '.join(sorted(changed))} changed after its step was "
                 "recorded; only lr may: call warmup() again, or use scope='forward_backward'"
+                + (" (a OneCycleLR or CyclicLR needs cycle_momentum=False)" if cycled else "")
             )
         noted[:] = present
 
