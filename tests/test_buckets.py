@@ -23,7 +23,7 @@ from staticgraph.plans.limits import (
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.plans.several import choose_buckets, knee
 from staticgraph.schema import Field, Schema
-from staticgraph.sizes.capacity import GraphSize
+from staticgraph.sizes.capacity import Capacity, GraphSize
 from staticgraph.sizes.histogram import SizeHistogram
 
 HISTOGRAMS = Path(__file__).parent / "data" / "histograms"
@@ -69,6 +69,23 @@ def test_a_file_of_another_version_or_kind_is_refused(tmp_path):
     path.write_text(json.dumps(values))
     with pytest.raises(ValueError, match="capacities"):
         BucketPlan.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("note", True, "note=True: give a text"),
+        ("strategy", 3, "strategy=3: give a text"),
+        ("digest", 7, "digest=7: give a text"),
+        ("versions", (("torch", 2),), "torch=2: give a text"),
+        ("maxima", (12, 2.5), "maxima=2.5: give a whole number"),
+        ("efficiency", ("most",), "efficiency='most': give a number"),
+    ],
+)
+def test_a_plan_with_a_value_of_another_kind_is_refused(name, value, says):
+    """A file that someone wrote, or changed with its checksum."""
+    with pytest.raises(ValueError, match=says):
+        BucketPlan((Capacity(50, 110, 8),), **{name: value})
 
 
 def test_other_data_is_refused_with_what_changed():

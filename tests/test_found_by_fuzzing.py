@@ -282,6 +282,44 @@ def test_one_node_one_edge_and_one_cluster():
     assert store.schema["cluster_index"].counts == ("node", "clusters")
 
 
+@pytest.mark.parametrize("clusters", [2, 3])
+def test_fewer_clusters_than_nodes_where_every_graph_has_as_many_edges(clusters):
+    """The clusters are known by their number; only the nodes had to be told from the edges."""
+    data = Clusters(
+        **graph(3, num_clusters=clusters).to_dict(),
+        cluster_index=torch.tensor([[0, 1, 2], [0, 0, clusters - 1]]),
+    )
+    data.edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])  # a ring
+    levels = {"cluster_index": "node", "num_clusters": "graph"}
+    store = sg.GraphStore.from_pyg([data, data.clone()], levels=levels, progress=False)
+    assert store.schema["cluster_index"].counts == ("node", "clusters")
+    batch = sg.StaticBatch.of(store, [0, 1], sg.plan_buckets(store, 2).capacities[0])
+    found = batch.to_data_list()
+    assert [one.cluster_index.tolist() for one in found] == [data.cluster_index.tolist()] * 2
+
+
+def test_a_loss_in_a_bucket_of_one_edge():
+    """A column of one target per graph is no row of the only edge."""
+    data = graph(1)
+    store = sg.GraphStore.from_pyg([data], progress=False)
+    batch = sg.StaticBatch.of(store, [0], sg.Capacity(2, 1, 3))
+    model = nn.Linear(3, 1)
+    runner = sg.StaticGraphRunner(
+        sg.Subject(
+            model,
+            loss=lambda out, batch: (out - batch.y).square(),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+            forward=lambda model, batch: model(
+                torch.zeros(batch.num_graphs, 3).index_add(0, batch.batch, batch.x)
+            ),
+        ),
+        [batch.capacity],
+        mode="eager",
+    )
+    expected = (model(data.x) - data.y).square().mean()
+    assert float(runner.step(batch)) == pytest.approx(float(expected))
+
+
 @pytest.mark.slow  # on a fresh clone, for what its cases compile
 @pytest.mark.parametrize(
     "sizes",

@@ -98,6 +98,11 @@ OPTIONS: dict[str, tuple[Callable[..., object], str, str]] = {
         "nodes edges graphs max_graph_nodes edge_reserve node_reserve",
         "",
     ),
+    "given plan": (
+        lambda store, **given: sg.BucketPlan((sg.Capacity(50, 110, 8),), **given),
+        "batch_size num_graphs",
+        "margin",
+    ),
     "size": (lambda store, **given: store.size(**given), "graph", ""),
     "server": (
         lambda store, **given: sg.Server(None, **given),  # refused before the runner is looked at

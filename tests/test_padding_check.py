@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ import torch.nn.functional as F
 from support import probes
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
+from support.obstacle_models import Tied
 from support.parity import BATCH
 from support.probes import NAMED, RIGHT, SERVED, Mean, Probe, made, plain_loss, runner_of
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import global_mean_pool
+from torch_geometric.nn import GCNConv, SAGPooling, TopKPooling, global_mean_pool
 
 import staticgraph as sg
 from staticgraph.models import NAMES, build
@@ -93,6 +95,47 @@ def test_no_model_of_the_zoo_is_flagged(hiv, plan, name, dropout):
     )
     runner.warmup(hiv)
     assert not runner._intake._padding.wanted("step")
+
+
+def test_a_choice_among_equal_rows_is_a_warning_and_no_leak():
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="Tied chooses among equal rows") as told:
+        runner_of(Tied().double()).step(BATCH)
+    assert len(told) == 1
+    leaks = Tied(off=1.0).double()
+    with pytest.raises(sg.PaddingLeaks, match="number of padding rows"):
+        runner_of(leaks).step(BATCH)
+    hooks = [len(module._forward_hooks) for module in leaks.modules()]
+    assert not any(hooks), "the noise is gone with the check"
+
+
+class PooledTwice(nn.Module):
+    """The best half of a molecule's atoms, of which many are symmetric, and of these the best."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.pool = GCNConv(9, 16), TopKPooling(16, 0.5)
+        self.next_conv, self.next_pool = GCNConv(16, 16), SAGPooling(16, 0.8)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x, edge_index, batch):
+        h, edge_index, _, batch, _, _ = self.pool(
+            self.conv(x.float(), edge_index).relu(), edge_index, None, batch
+        )
+        h = self.next_conv(h, edge_index).relu()
+        h, _, _, batch, _, _ = self.next_pool(h, edge_index, None, batch)
+        return self.head(global_mean_pool(h, batch))
+
+
+def test_pools_of_symmetric_molecules_are_not_flagged(esol):
+    """How the machine rounds decides whether any choice differs, and with it the warning."""
+    plan = sg.plan_buckets(esol, batch_size=32)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        runner = sg.StaticGraphRunner(PooledTwice(), plan, mode="eager")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "PooledTwice chooses among equal rows")
+            assert runner.predict(esol[:30]).isfinite().all()
 
 
 def test_random_numbers_are_drawn_alike_and_a_leak_beside_them_is_found():

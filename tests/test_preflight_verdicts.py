@@ -15,12 +15,12 @@ from support.obstacle_models import (
     Net,
     NewTensor,
     Nonzero,
+    Tied,
     ToHost,
 )
-from support.parity import BATCH, STORE
+from support.parity import STORE
 from torch import nn
 from torch_geometric.data import Batch
-from torch_geometric.nn import global_add_pool
 
 from staticgraph.checking.preflight import preflight
 
@@ -137,28 +137,6 @@ def test_advice_belongs_to_the_failure(kind, has, lacks):
 def test_a_first_node_has_a_fixed_form():
     said = lines_of(preflight(Nonzero().double(), PLAN, STORE))
     assert "batch.ptr[:-1]" in said
-
-
-class Tied(nn.Module):
-    """Chooses among equal rows, and rounds differently when there are more of them."""
-
-    def __init__(self, off=0.0):
-        super().__init__()
-        self.off = off
-        self.lin = nn.Linear(C, C)
-        self.head = nn.Linear(C, 2)
-
-    def forward(self, x, edge_index, batch, num_graphs):
-        h = self.lin(torch.ones_like(x))
-        rounds = (
-            1e-13 * torch.arange(len(h), device=h.device) * (1 if len(h) == BATCH.num_nodes else -1)
-        )
-        score = h[:, 0] + rounds
-        best = h.new_full((num_graphs,), -torch.inf)
-        best = best.scatter_reduce(0, batch, score.detach(), "amax")
-        chosen = torch.where((score == best[batch])[:, None], x, 0)
-        padded = self.off * (len(h) - 34)
-        return self.head(global_add_pool(chosen, batch, num_graphs)) + padded
 
 
 def test_ties_are_known_and_nothing_else_passes_for_one():

@@ -57,7 +57,7 @@ class TestRefusals:
         runner = runner_of(model, hiv, optimizer)
         runner.step(batches_of(hiv, 1)[0])
         schedule.step()
-        with pytest.raises(sg.NotStatic, match="betas changed after.*cycle_momentum=False"):
+        with pytest.raises(sg.NotStatic, match=r"betas changed after.*cycle_momentum=False"):
             runner.step(batches_of(hiv, 1)[0])
 
     def test_state_loaded_later(self, hiv):

@@ -9,6 +9,7 @@ same random weights and differentiate the sum.
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -93,11 +94,9 @@ def _compare(
         """Runs a copy of the model over the plain batch, with jitter if there is any."""
         model = copy.deepcopy(stock)
         model = model if training else model.eval()
-        seen: Any = plain_batch
-        if jitter is not None:
-            jitter.on(model)
-            seen = jitter.of(plain_batch.fresh())
-        return _Side(model, forward(model, seen), None)
+        seen: Any = plain_batch if jitter is None else jitter.of(plain_batch.fresh())
+        with nullcontext() if jitter is None else jitter.on(model):
+            return _Side(model, forward(model, seen), None)
 
     try:
         expected = side_of(training=True)
@@ -170,9 +169,8 @@ def _static_side(
     context = context_of(model)
     unknown = StaticBatch(batch.layout, poisoned(batch).tensors())
     if jitter is not None:
-        jitter.on(model)
         unknown = jitter.of(unknown)
-    with Restored():
+    with Restored(), nullcontext() if jitter is None else jitter.on(model):
         context.enter(unknown)
         seen = with_own_sizes(unknown) if own_sizes else unknown.replace()
         return _Side(model, forward(model, seen), context)

@@ -10,6 +10,8 @@ nodes. A real row gets the same noise with padding and without.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,11 +41,14 @@ class Jitter:
             if field.level == "node" and not field.is_index
         ]
 
-    def on(self, model: torch.nn.Module) -> None:
-        """Adds noise to what a copy of the model computes for nodes, from now on."""
-        for path, module in model.named_modules():
-            if isinstance(module, _MIXES):
-                module.register_forward_hook(self._hook(path))
+    @contextmanager
+    def on(self, model: torch.nn.Module) -> Iterator[None]:
+        """A ``with`` block in which noise is added to what the model computes for nodes."""
+        with ExitStack() as stack:
+            for path, module in model.named_modules():
+                if isinstance(module, _MIXES):
+                    stack.callback(module.register_forward_hook(self._hook(path)).remove)
+            yield
 
     def of(self, batch: Any) -> Any:
         """Sets the noisy fields on a batch, with padding or without, and returns it."""

@@ -14,6 +14,7 @@ two paddings. Invariant: the model, its optimizer and the random states are unch
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Lock
@@ -21,12 +22,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn.pool.select import SelectTopK
 
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.example_batch import revalued, with_gaps
-from staticgraph.checking.jitter import nudge
+from staticgraph.checking.jitter import Jitter, nudge
 from staticgraph.checking.leak_error import GAPS, SIZES, leak_of
 from staticgraph.checking.outcome import Outcome, differing, first_clear, largest_of
 from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
@@ -171,15 +171,15 @@ class PaddingCheck:
     def _beside_plain(
         self, batch: StaticBatch, clean: Outcome, training: bool, step: bool
     ) -> PaddingLeaks | None:
-        if batch.real is None or _several_ranks() or self._leaves_ties_open(batch.device):
+        if batch.real is None or _several_ranks():
             return None
         data = self._attempt(lambda: plain_batch(batch))
         if data is None:
             return None
 
-        def unpadded(nudged: bool = False) -> Outcome:
-            """Runs plain PyG on the same graphs, with nudged parameters if requested."""
-            return self._plain(batch, data, training, step, nudged)
+        def unpadded(nudged: bool = False, jitter: Jitter | None = None) -> Outcome:
+            """Runs plain PyG on the same graphs, with nudged parameters or noise if requested."""
+            return self._plain(batch, data, training, step, nudged, jitter)
 
         plain = self._attempt(unpadded)
         padded: Outcome | None = clean
@@ -194,6 +194,14 @@ class PaddingCheck:
             return None
         found = first_clear(differences, plain, self._again(lambda: unpadded(nudged=True)))
         if found is None:
+            return None
+        if self._of_ties_alone(batch, training, step, unpadded):
+            warnings.warn(
+                f"{type(self._model).__name__} chooses among equal rows (TopK, max, sort), where "
+                f"rounding decides: {found.name} is off by {found.how} from plain PyG, whose own "
+                "choice changes from batch to batch. With noise on the rows nothing differs",
+                stacklevel=2,
+            )
             return None
         culprit = self._culprit(
             unpadded, lambda: self._padded(batch, training, step), PLAIN, operations=False
@@ -222,6 +230,22 @@ class PaddingCheck:
         clean = self._attempt(lambda: self._padded(other, True, True))
         return None if clean is None else self._beside_plain(other, clean, True, True)
 
+    def _of_ties_alone(
+        self, batch: StaticBatch, training: bool, step: bool, unpadded: Callable[..., Outcome]
+    ) -> bool:
+        """Whether plain PyG and the padded batch differ only while rows are equal.
+
+        Which of them a model chooses (TopK, max, sort) then depends on rounding, or on a device's
+        sort; see :mod:`staticgraph.checking.jitter`.
+        """
+        if batch.layout.schema.hetero:
+            return False
+        plain = self._attempt(lambda: unpadded(jitter=Jitter(batch)))
+        padded = self._attempt(lambda: self._padded(batch, training, step, jitter=Jitter(batch)))
+        if plain is None or padded is None or not plain.finite:
+            return False
+        return not differing(plain, padded, self._tolerance(PLAIN))
+
     def _tolerance(self, tolerances: dict[torch.dtype, float]) -> float:
         kind = next((p.device.type for p in self._model.parameters()), "cpu")
         around = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype
@@ -241,11 +265,6 @@ class PaddingCheck:
         None with several ranks, since the others would not join its collectives.
         """
         return None if _several_ranks() else self._attempt(run)
-
-    def _leaves_ties_open(self, device: torch.device) -> bool:
-        """Whether plain PyG may order equal nodes differently: its sort is stable only on a CPU."""
-        chooses = any(isinstance(module, SelectTopK) for module in self._model.modules())
-        return chooses and device.type != "cpu"
 
     def _culprit(
         self,
@@ -267,12 +286,15 @@ class PaddingCheck:
     # ------------------------------------------------------------------ running
 
     @contextmanager
-    def _run(self, training: bool, step: bool, nudged: bool) -> Iterator[Any]:
+    def _run(
+        self, training: bool, step: bool, nudged: bool, jitter: Jitter | None
+    ) -> Iterator[Any]:
         gradients = torch.enable_grad() if step else torch.no_grad()
         kept = untouched(
             self._model, self._optimizer, beside=self._beside, attributes=True, seeded=True
         )
-        with kept, without_callbacks(self._model, self._optimizer), gradients:
+        noise = nullcontext() if jitter is None else jitter.on(self._model)
+        with kept, without_callbacks(self._model, self._optimizer), gradients, noise:
             if training is not self._model.training:
                 self._model.train(training)
             if nudged:
@@ -281,25 +303,38 @@ class PaddingCheck:
             yield torch.get_rng_state()
 
     def _padded(
-        self, batch: StaticBatch, training: bool, step: bool, nudged: bool = False
+        self,
+        batch: StaticBatch,
+        training: bool,
+        step: bool,
+        nudged: bool = False,
+        jitter: Jitter | None = None,
     ) -> Outcome:
         if self._compiled:
             batch = StaticBatch(batch.layout, batch.tensors())
-        with self._run(training, step, nudged) as before, self._computation.active():
+        if jitter is not None:
+            batch = jitter.of(batch.replace())
+        with self._run(training, step, nudged, jitter) as before, self._computation.active():
             result = self._computation.run("both" if step else "forward", batch, keep=True)
             out, loss = result if step else (result, None)
             return self._outcome(out, loss, before)
 
     def _plain(
-        self, batch: StaticBatch, data: Any, training: bool, step: bool, nudged: bool
+        self,
+        batch: StaticBatch,
+        data: Any,
+        training: bool,
+        step: bool,
+        nudged: bool,
+        jitter: Jitter | None,
     ) -> Outcome:
         device = batch.device.type
         precision = (
             nullcontext() if self._autocast is None else torch.autocast(device, self._autocast)
         )
-        with self._run(training, step, nudged) as before:
+        with self._run(training, step, nudged, jitter) as before:
             with precision:
-                seen = data.fresh()
+                seen = data.fresh() if jitter is None else jitter.of(data.fresh())
                 out = self._forward(self._model, seen)
                 mean = labelled_loss if has_gaps(batch) else plain_loss
                 loss = mean(self._loss, out, seen) if step else None

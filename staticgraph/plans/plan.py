@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.text.how_many import how_many, how_many_of
 from staticgraph.text.notebook import as_preformatted
+from staticgraph.text.numeric_options import real_option, whole_option
 
 FORMAT = "staticgraph.plan"
 VERSION = 1
@@ -79,9 +81,8 @@ class BucketPlan:
                 f"the capacities {', '.join(map(str, self.capacities))} are not ascending and "
                 "distinct: BucketPlan.of(capacities) puts them in order"
             )
+        self._check_plain_values()
         if self.batch_size is not None:
-            if self.batch_size < 1:
-                raise ValueError(f"batch_size={self.batch_size} must be at least 1")
             most = max(capacity.graph_limit for capacity in self.capacities)
             if most < self.batch_size:
                 raise ValueError(
@@ -89,6 +90,23 @@ class BucketPlan:
                     f"{how_many(most, 'graph')} (one graph is kept for padding): give a capacity "
                     f"of at least {how_many(self.batch_size + 1, 'graph')}, or a smaller batch_size"
                 )
+
+    def _check_plain_values(self) -> None:
+        """Numbers become Python's; a value of another kind is refused, whoever wrote the file."""
+        give = partial(object.__setattr__, self)
+        if self.batch_size is not None:
+            give("batch_size", whole_option("batch_size", self.batch_size, 1))
+        if self.margin is not None:
+            give("margin", real_option("margin", self.margin))
+        give("num_graphs", whole_option("num_graphs", self.num_graphs, 0))
+        give("maxima", tuple(whole_option("maxima", most, 0) for most in self.maxima))
+        give("efficiency", tuple(real_option("efficiency", share) for share in self.efficiency))
+        texts = {"strategy": self.strategy, "note": self.note, **dict(self.versions)}
+        if self.digest is not None:
+            texts["digest"] = self.digest
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise ValueError(f"{name}={text!r}: give a text")
 
     _repr_html_ = as_preformatted
 

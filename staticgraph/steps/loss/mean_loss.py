@@ -284,7 +284,7 @@ def _check_level(values: Tensor, out: object, batch: StaticBatch) -> None:
     """
     if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] != 1 or values.dim() != 2:
         return
-    if batch.layout.schema.hetero:
+    if batch.layout.schema.hetero or values.shape[1] == 1:  # a bucket may have just one edge
         return
     masks = {"graph": batch.graph_mask, "node": batch.node_mask, "edge": batch.edge_mask}
     rows = {level: mask.shape[0] for level, mask in masks.items()}

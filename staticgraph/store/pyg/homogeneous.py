@@ -180,17 +180,20 @@ class PygReader(CountedFields):
             return found
         number, data = self.ruled
         told = counted_by(data, key, number)
-        if told is not None and "" in told:
-            told = tuple(level or self._of_number() for level in told)
-        if told is None or "" in told:
+        decided: list[Level] = [""]
+        if told is not None:
+            width = max(len(told), len(found))
+            pairs = zip(told * (width // len(told)), found * (width // len(found)), strict=True)
+            decided = [
+                guess if guess != "node" else said or self._of_number() for said, guess in pairs
+            ]
+        if "" in decided:
             raise BadGraph(
                 f"{key!r} counts nodes or edges (__inc__), since every graph has as many of both, "
                 "and its class does not tell which: let __inc__ return self.num_nodes or "
                 "self.num_edges for it, or add a graph with another number of edges"
             )
-        width = max(len(told), len(found))
-        levels = zip(told * (width // len(told)), found * (width // len(found)), strict=True)
-        return [said if guess == "node" else guess for said, guess in levels]
+        return decided
 
     def _of_number(self) -> Level:
         """Returns the level for increments that follow neither nodes nor edges, but equal both.
