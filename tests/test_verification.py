@@ -7,8 +7,10 @@ import copy
 import torch
 from support.gine_net import CAPACITIES, Net, batches_of
 from support.recorded_net import runner_of
+from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
+from staticgraph.runner.verification import Verification, _unclear
 
 
 def test_verify_passes_what_is_right_and_changes_nothing(hiv):
@@ -70,3 +72,66 @@ def test_verify_finds_a_wrong_gradient(hiv, monkeypatch):
 
     monkeypatch.setattr(runner, "step", wrong)
     assert runner.verify(batch).errors["gradients"] > 1e-3
+
+
+class Normed(torch.nn.Module):
+    """The gradient of the bias before the norm is zero but for rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin, self.norm = torch.nn.Linear(9, 16), torch.nn.BatchNorm1d(16)
+        self.head = torch.nn.Linear(16, 1)
+
+    def forward(self, x, batch):
+        h = self.norm(self.lin(x.float())).relu()
+        return self.head(global_add_pool(h, batch))
+
+
+def normed(lr):
+    torch.manual_seed(0)
+    model = Normed()
+    return sg.Subject(
+        model,
+        loss=lambda out, batch: (out - batch.y).square(),
+        optimizer=torch.optim.Adam(model.parameters(), lr=lr),
+    )
+
+
+def test_a_gradient_of_rounding_does_not_fail_a_step_of_adam(esol):
+    plan = sg.plan_buckets(esol, batch_size=32)
+    runner = sg.StaticGraphRunner(normed(0.1), plan, mode="fused")
+    verification = runner.verify(next(iter(runner.loader(esol))))
+    assert verification.passed, str(verification)
+    assert verification.left_out < 64, "of 209"
+
+
+def test_which_gradients_are_rounding():
+    ours = {"equal": torch.tensor([0.0, 1e-9]), "bias": torch.tensor([1e-9, 1.0, -4e-8])}
+    theirs = {"equal": torch.tensor([0.0, 1e-9]), "bias": torch.tensor([-2e-9, 1.0, -3e-8])}
+    unclear = _unclear(ours, theirs)
+    assert unclear["equal"].tolist() == [False, False]
+    assert unclear["bias"].tolist() == [True, False, True]
+    told = str(Verification({"loss": 0.0}, ("x",), (), 1e-3, left_out=2))
+    assert told.endswith(
+        "parameters: without 2 elements whose gradient is rounding, of either sign"
+    )
+
+
+def test_a_step_that_updates_less_is_found_beside_them(esol, monkeypatch):
+    plan = sg.plan_buckets(esol, batch_size=32)
+    subject = normed(0.1)
+    runner = sg.StaticGraphRunner(subject, plan, mode="fused")
+    batch = next(iter(runner.loader(esol)))
+    step = runner.step
+
+    def lazy(batch):
+        kept = subject.model.head.weight.detach().clone()
+        loss = step(batch)
+        with torch.no_grad():
+            subject.model.head.weight.copy_(kept)
+        return loss
+
+    monkeypatch.setattr(runner, "step", lazy)
+    verification = runner.verify(batch)
+    assert verification.errors["gradients"] < 1e-3 < verification.errors["parameters"]
+    assert not verification.passed
