@@ -39,13 +39,13 @@ def plain_step(model, optimizer, ids):
     return loss
 
 
-def grown(cls, change):
+def grown(cls, change, mode="eager", optimizer_of=sgd):
     """Train a runner and plain PyG with the same change after each step, and compare them."""
     torch.manual_seed(0)
     ours, theirs = cls().to(D), cls().to(D)
     theirs.load_state_dict(ours.state_dict())
-    first, second = sgd(ours), sgd(theirs)
-    runner = sg.StaticGraphRunner(ours, PLAN, "eager", loss=squared, optimizer=first)
+    first, second = optimizer_of(ours), optimizer_of(theirs)
+    runner = sg.StaticGraphRunner(ours, PLAN, mode, loss=squared, optimizer=first)
     for number, batch in enumerate(runner.loader(STORE, indices=range(24))):
         ids = range(8 * number, 8 * number + 8)
         equal([runner.step(batch)], [plain_step(theirs, second, ids)])
@@ -66,6 +66,20 @@ def test_a_norm_that_is_added_runs_over_real_rows():
     batch = Batch.from_data_list(GRAPHS)
     out = theirs.eval()(batch.x, batch.edge_index, batch.batch, len(GRAPHS))
     equal([runner.predict(GRAPHS)], [out])
+
+
+@pytest.mark.parametrize("mode", ["eager", "default", "fused"])
+def test_settings_of_the_optimizer_are_followed(mode):
+    """As ``OneCycleLR`` cycles the momentum; recorded steps refuse it."""
+
+    def change(model, optimizer, number):
+        group = optimizer.param_groups[0]
+        group["momentum"], group["weight_decay"] = 0.8 - 0.2 * number, 0.1 * (number + 1)
+
+    def with_momentum(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    grown(Net, change, mode, with_momentum)
 
 
 def test_a_norm_that_is_exchanged_runs_over_real_rows():

@@ -87,9 +87,9 @@ class Normed(torch.nn.Module):
         return self.head(global_add_pool(h, batch))
 
 
-def normed(lr):
+def normed(lr, kind=Normed):
     torch.manual_seed(0)
-    model = Normed()
+    model = kind()
     return sg.Subject(
         model,
         loss=lambda out, batch: (out - batch.y).square(),
@@ -108,7 +108,8 @@ def test_a_gradient_of_rounding_does_not_fail_a_step_of_adam(esol):
 def test_which_gradients_are_rounding():
     ours = {"equal": torch.tensor([0.0, 1e-9]), "bias": torch.tensor([1e-9, 1.0, -4e-8])}
     theirs = {"equal": torch.tensor([0.0, 1e-9]), "bias": torch.tensor([-2e-9, 1.0, -3e-8])}
-    unclear = _unclear(ours, theirs)
+    nudged = {"equal": torch.tensor([2e-9, 1e-9]), "bias": torch.tensor([1e-9, 1.0, -3.3e-8])}
+    unclear = _unclear(ours, theirs, nudged)
     assert unclear["equal"].tolist() == [False, False]
     assert unclear["bias"].tolist() == [True, False, True]
     told = str(Verification({"loss": 0.0}, ("x",), (), 1e-3, left_out=2))
@@ -135,3 +136,33 @@ def test_a_step_that_updates_less_is_found_beside_them(esol, monkeypatch):
     verification = runner.verify(batch)
     assert verification.errors["gradients"] < 1e-3 < verification.errors["parameters"]
     assert not verification.passed
+
+
+class WithTiny(Normed):
+    """A parameter whose gradient is below the tolerance beside all others."""
+
+    def __init__(self):
+        super().__init__()
+        self.tiny = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x, batch):
+        return super().forward(x, batch) + 1e-6 * self.tiny
+
+
+def test_a_small_gradient_of_the_wrong_sign_is_not_taken_for_rounding(esol, monkeypatch):
+    plan = sg.plan_buckets(esol, batch_size=32)
+    subject = normed(0.1, WithTiny)
+    runner = sg.StaticGraphRunner(subject, plan, mode="fused")
+    batch = next(iter(runner.loader(esol)))
+    step = runner.step
+
+    def wrong(batch):
+        loss = step(batch)
+        with torch.no_grad():
+            subject.model.tiny.grad.neg_()
+            subject.model.tiny.neg_()  # it was zero: the step of Adam in the other direction
+        return loss
+
+    monkeypatch.setattr(runner, "step", wrong)
+    verification = runner.verify(batch)
+    assert verification.errors["gradients"] < 1e-3 < verification.errors["parameters"]

@@ -4,7 +4,8 @@ A mean, a softmax or a norm over all rows of a batch includes padding rows. Noth
 looks like any other number, and is wrong. So one batch runs three times: as it is, with other
 values in its padding rows, and without padding through plain PyG. Output, loss, gradients and
 buffers (running statistics) must agree; between the first two runs up to rounding, since they do
-the same arithmetic. A difference is an error that names the layer.
+the same arithmetic. A difference is an error that names the layer, unless it vanishes with noise on
+the rows: then the model chooses among equal ones, by rounding, and a warning says so.
 
 Random numbers depend on the shapes they are drawn for, so a model that draws any is compared with
 plain PyG in evaluation mode. If a comparison is impossible (plain PyG raises, or its numbers are

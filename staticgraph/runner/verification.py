@@ -2,9 +2,10 @@
 
 One batch is stepped twice from the same state, through the runner and in plain eager, and the loss,
 gradients and parameters are compared. Where a gradient is nothing but rounding, as that of a bias
-before a BatchNorm, Adam moves the parameter by a whole learning rate in either direction; such
-elements are not compared after the step, and the result says how many they are. Then each input
-field is changed in turn, and the output must change. A recording whose input was never copied
+before a BatchNorm, Adam moves the parameter by a whole learning rate in either direction. A second
+eager step, with parameters moved by a few units in their last place, shows how large rounding is;
+such elements are not compared after the step, and the result says how many they are. Then each
+input field is changed in turn, and the output must change. A recording whose input was never copied
 passes every test of shapes and fails these.
 """
 
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from staticgraph.batches.batch.field_mask import field_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.checking.jitter import nudge
+from staticgraph.checking.outcome import CLEAR
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.rows.provenance import leaves
@@ -29,8 +32,6 @@ from staticgraph.text.table import table
 # Chosen, not derived: far above float32 rounding, far below the effect of a stale or skipped input.
 # TF32 and bfloat16 round more coarsely and need a larger one.
 TOLERANCE = 1e-3
-# A gradient of fewer times the largest difference in its tensor may have either sign.
-CLEAR = 10.0
 
 
 class RunsBothWays(Protocol):
@@ -119,7 +120,8 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
         errors["gradients"] = _relative(
             list(ours.gradients.values()), list(theirs.gradients.values())
         )
-        unclear = _unclear(ours.gradients, theirs.gradients)
+        nudged = _after_step(runner, plain, eager=True, nudged=True)
+        unclear = _unclear(ours.gradients, theirs.gradients, nudged.gradients)
         left_out = sum(int(mask.sum()) for mask in unclear.values())
         errors["parameters"] = _relative(_without(ours, unclear), _without(theirs, unclear))
     with untouched(subject.model, subject.optimizer, beside=subject.functions):
@@ -147,10 +149,14 @@ class _AfterStep(NamedTuple):
     parameters: dict[str, Tensor]
 
 
-def _after_step(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> _AfterStep:
+def _after_step(
+    runner: RunsBothWays, batch: StaticBatch, eager: bool, nudged: bool = False
+) -> _AfterStep:
     """Returns loss, gradients and parameters after one step from the current state."""
     model = runner.subject.model
     with untouched(model, runner.subject.optimizer, beside=runner.subject.functions):
+        if nudged:
+            nudge(model)
         loss = runner.eager_step(batch) if eager else runner.step(batch)
         named = dict(model.named_parameters())
         return _AfterStep(
@@ -160,16 +166,25 @@ def _after_step(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> _After
         )
 
 
-def _unclear(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Masks of the elements whose gradients differ by as much as they are large, by name.
+def _unclear(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], nudged: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Masks of the elements whose gradient is no larger than rounding, by name.
 
     Equal gradients are clear, zero or not: they must move a parameter alike.
+
+    Args:
+        ours: the runner's gradients.
+        theirs: those of eager.
+        nudged: those of eager from nudged parameters; how far they are from ``theirs`` is rounding,
+            whatever the runner computed.
     """
     masks = {}
-    for name in ours.keys() & theirs.keys():
-        apart = (ours[name] - theirs[name]).abs()
-        if apart.numel() and bool(apart.isfinite().all()):
-            masks[name] = (apart > 0) & (theirs[name].abs() <= CLEAR * apart.max())
+    for name in ours.keys() & theirs.keys() & nudged.keys():
+        rounding = (nudged[name] - theirs[name]).abs()
+        if rounding.numel() and bool(rounding.isfinite().all()):
+            small = theirs[name].abs() <= CLEAR * rounding.max()
+            masks[name] = small & (ours[name] != theirs[name])
     return masks
 
 
