@@ -13,13 +13,15 @@ from support import probes
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
 from support.obstacle_models import Tied
-from support.parity import BATCH
-from support.probes import NAMED, RIGHT, SERVED, Mean, Probe, made, plain_loss, runner_of
+from support.parity import BATCH, STORE
+from support.probes import NAMED, PLAN, RIGHT, SERVED, Mean, Probe, made, plain_loss, runner_of
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGPooling, TopKPooling, global_mean_pool
 
 import staticgraph as sg
+from staticgraph.checking.comparison import RunOptions
+from staticgraph.checking.padding_check import STEPS
 from staticgraph.models import NAMES, build
 
 NO_EDGES = torch.zeros(2, 0, dtype=torch.int64)
@@ -150,6 +152,108 @@ def test_random_numbers_are_drawn_alike_and_a_leak_beside_them_is_found():
     runner_of(made(Only)).step(BATCH)
     with pytest.raises(sg.PaddingLeaks):
         runner_of(made(Dropped)).step(BATCH)
+
+
+class Latent(Probe):
+    """A drawn latent behind a BatchNorm, whose rows of padding do not depend on their values."""
+
+    def made(self):
+        return nn.BatchNorm1d(C)
+
+    def trick(self, h):
+        mean = self.layer(h)
+        self.kl = (mean.square() - 1 - mean.square().add(0.1).log()).mean()
+        return mean + torch.randn_like(mean)
+
+
+class Noisy(Probe):
+    """Noise by the mean of all rows, beside dropout."""
+
+    def made(self):
+        return nn.BatchNorm1d(C)
+
+    def trick(self, h):
+        h = F.dropout(self.layer(h), 0.3, self.training)
+        return h + self.training * torch.randn_like(h) * h.abs().mean()
+
+
+class Mixup(Noisy):
+    def trick(self, h):
+        h = F.dropout(self.layer(h), 0.3, self.training)
+        return h + h[torch.randperm(len(h))] if self.training else h
+
+
+class Drawing(Probe):
+    """Right: draws in all ways, over rows, graphs and a width of its own, in either mode."""
+
+    def forward(self, x, edge_index, batch):
+        h = F.dropout(self.conv(x, edge_index), 0.4, self.training) + 0.1 * torch.rand_like(x)
+        h = h * torch.bernoulli(torch.full_like(h, 0.8)) + torch.empty_like(h).exponential_()
+        h = h + torch.normal(torch.zeros_like(h), 0.1) + torch.randint_like(h, 3)
+        h = h * torch.distributions.Beta(h.new_tensor(0.4), h.new_tensor(0.4)).sample()
+        pooled = global_mean_pool(h, batch)
+        return self.head(pooled + torch.randn_like(pooled) + torch.rand(C, dtype=h.dtype))
+
+
+def kl_runner(model, weight):
+    def kl_loss(out, batch):
+        return (out - batch.y).square(), None, weight() * model.kl
+
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    return sg.StaticGraphRunner(model, PLAN, mode="eager", loss=kl_loss, optimizer=sgd)
+
+
+@pytest.mark.parametrize("kind", [Noisy, Mixup])
+def test_a_statistic_over_all_rows_beside_random_numbers_is_found(kind):
+    with pytest.raises(sg.PaddingLeaks, match="number of padding rows"):
+        runner_of(made(kind)).step(BATCH)
+
+
+def test_random_numbers_alone_are_no_difference():
+    check = runner_of(made(Drawing))._intake._padding
+    check.of(BATCH, "step")
+    parity = check._comparer.beside_plain(BATCH, RunOptions(training=True, gradients=True))
+    assert parity.note == "in the model's own mode"
+    assert parity.worst < 1e-12
+
+
+def test_a_kl_term_behind_a_drawn_latent_is_found():
+    with pytest.raises(sg.PaddingLeaks, match="the loss is off"):
+        kl_runner(made(Latent), lambda: 1.0).step(BATCH)
+
+
+def test_a_term_that_is_annealed_from_zero_is_found_when_its_weight_grows():
+    weight, model = [0.0], made(Latent)
+    runner = kl_runner(model, lambda: weight[0])
+    for _ in range(3):
+        runner.step(BATCH)
+    weight[0] = 0.5
+    with pytest.raises(sg.PaddingLeaks, match="the loss is off"):
+        for _ in range(STEPS):
+            runner.step(BATCH)
+
+
+class Later(Mean):
+    """Mixes rows from the epoch on that a tensor says, which no attribute tells."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("since", torch.zeros(()))
+
+    def trick(self, h):
+        return torch.where(self.since > 0, super().trick(h), h)
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
+    model = made(Later)
+    runner = runner_of(model, mode=mode)
+    loader = runner.loader(STORE, exact=False)
+    with pytest.raises(sg.PaddingLeaks):
+        for _ in range(4):
+            for batch in loader:
+                runner.step(batch)
+            model.since += 1
 
 
 def test_a_table_that_a_forward_writes_to_is_compared():

@@ -111,7 +111,9 @@ def test_it_runs_once_and_not_over_padding_alone(known):
     blank = sg.StaticBatch.of(STORE, [], CAPACITY)
     if not known:
         blank.real = None
-    runner.steps.computation.known(blank)  # an extra run finds which results are rows
+    for mode in (False, True):  # an extra run finds which results are rows
+        model.train(mode)
+        runner.steps.computation.known(blank)
     calls = []
     model.register_forward_hook(lambda *_: calls.append(1))
     runner.step(blank)

@@ -1,15 +1,18 @@
-"""Compares a model over padding with plain PyG without it: outputs and parameters' gradients.
+"""Runs a model over a batch in different ways, and says where two of them differ.
 
-The static side runs as a compiled step does, without real counts and with garbage in the padding.
-So a width taken from the batch, or a gradient that is not finite because of a division by the zero
-nodes of a padding graph, is found before training. Both sides sum their real output rows with the
-same random weights and differentiate the sum.
+It runs over padding, or without padding in plain PyG; in training or evaluation mode; forward
+alone, or with loss and gradients. Two runs draw equal random numbers
+(:mod:`staticgraph.checking.equal_draws`), so that dropout and noise hide nothing; what they may
+differ by follows from how much one of them differs from itself, once its parameters are moved by a
+few units in their last place.
+
+Invariant: the model, its optimizer and the random states are unchanged afterwards.
 """
 
 from __future__ import annotations
 
-import copy
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,187 +20,267 @@ from torch import Tensor
 
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.example_batch import poisoned
-from staticgraph.checking.jitter import Jitter
-from staticgraph.checking.plain_batch import PlainBatch
-from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.checking.equal_draws import EqualDraws, match_draws
+from staticgraph.checking.jitter import Jitter, nudge
+from staticgraph.checking.outcome import Difference, Outcome, Tolerance
+from staticgraph.checking.padding_culprit import real_rows
+from staticgraph.checking.plain_batch import (
+    PlainBatch,
+    has_gaps,
+    labelled_loss,
+    plain_batch,
+    plain_loss,
+)
 from staticgraph.nn.context.present import Restored
-from staticgraph.nn.convert import context_of
-from staticgraph.nn.utils.own_sizes import with_own_sizes
-from staticgraph.steps.computation.model_arguments import Forward
-
-# Of the largest value: far above what float32 loses over a deep network, a tenth of what garbage
-# causes. GINE 5x300 and GPS 10x64 on molecules of HIV differ by 4e-5 and 3e-7 in float32, gradients
-# included.
-TOLERANCE = 1e-3
+from staticgraph.recording.signature import Signature
+from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_arguments import forward_of
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_hooks import without_callbacks
+from staticgraph.steps.state.training_state import untouched
 
 
-class Comparison(NamedTuple):
-    """How far apart the two sides are.
+class RunOptions(NamedTuple):
+    """What distinguishes one run of a comparison from another.
 
     Attributes:
-        worst: the largest difference, relative to the largest value of its kind; None if plain PyG
-            does not run.
-        note: how it was measured, or why not.
-        what: what differs by more than the tolerance, in words; None if nothing does.
-        finite: whether all gradients over padding are finite.
+        training: whether the model is in training mode.
+        gradients: whether to compute a loss and its gradients; without a loss function, that of
+            the outputs with fixed weights.
+        constant: whether all random numbers are the same one.
+        nudged: whether parameters are moved by a few units in their last place.
+        jitter: noise on the rows, which breaks ties.
     """
 
-    worst: float | None
+    training: bool
+    gradients: bool
+    constant: bool = False
+    nudged: bool = False
+    jitter: Jitter | None = None
+
+
+class Parity(NamedTuple):
+    """How a run over padding compares with plain PyG.
+
+    Attributes:
+        worst: the largest difference, relative to the largest value of its kind.
+        difference: the first that rounding does not explain, if any.
+        note: how it was measured.
+        options: those of the two runs.
+        tied: the difference that there was before noise broke the ties among equal rows, if that
+            is why there is none.
+    """
+
+    worst: float
+    difference: Difference | None
     note: str
-    what: str | None = None
-    finite: bool = True
+    options: RunOptions
+    tied: Difference | None = None
 
 
-def compare_with_plain(
-    stock: torch.nn.Module,
-    forward: Forward,
-    batch: StaticBatch,
-    plain_batch: PlainBatch,
-    own_sizes: bool = False,
-) -> Comparison:
-    """Runs copies of a model on both sides; the model itself is left as it was.
-
-    A difference is measured again without ties; see :mod:`staticgraph.checking.jitter`.
+class Comparer:
+    """Runs one model in different ways.
 
     Args:
-        stock: the model.
-        forward: how it is called.
-        batch: with real graphs and padding of every kind.
-        plain_batch: the same graphs as PyG batches them.
-        own_sizes: whether the model reads sizes off the batch's own indices.
+        subject: its model is converted; its optimizer is left as it is.
+        computation: runs the model over padding.
+        compiled: whether padded batches are as a compiled step sees them, without counts.
+
+    Attributes:
+        model: the model.
+        signature: of what a run reads, or None.
+        written: what of it a run itself writes.
     """
-    found = _compare(stock, forward, batch, plain_batch, own_sizes, None)
-    if found.what is None or not found.finite or batch.layout.schema.hetero:
-        return found
-    untied = _compare(stock, forward, batch, plain_batch, own_sizes, Jitter(batch))
-    if untied.worst is None or untied.what is not None:
-        return found
-    return Comparison(
-        untied.worst,
-        f"{untied.note}, without ties: with them {found.what}, as a choice among equal rows (TopK, "
-        "max, sort) falls otherwise; with noise on the rows it does not differ",
-    )
+
+    def __init__(self, subject: Subject, computation: Computation, compiled: bool = False) -> None:
+        self.signature: Signature | None = None
+        self.written: set[str] = set()
+        self.model: torch.nn.Module = subject.model
+        self._subject, self._computation, self._compiled = subject, computation, compiled
+        self._forward = subject.forward or forward_of(subject.model)
+        dtypes = [p.dtype for p in self.model.parameters() if p.is_floating_point()]
+        dtypes += [] if subject.autocast is None else [subject.autocast]
+        self._dtype = max(dtypes, key=lambda d: torch.finfo(d).eps, default=torch.float32)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """The tolerance of the coarsest dtype in use here, an autocast around it included."""
+        kind = self._subject.device.type
+        around = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype
+        return Tolerance(*map(max, Tolerance.of(self._dtype), Tolerance.of(around)))
+
+    # ------------------------------------------------------------------ running
+
+    def padded(self, batch: StaticBatch, options: RunOptions) -> Outcome:
+        """Runs over a batch as it is."""
+        if self._compiled:
+            batch = StaticBatch(batch.layout, batch.tensors())
+        if options.jitter is not None:
+            batch = options.jitter.of(batch.replace())
+        computation = self._computation
+        with self._run(options), computation.active():
+            computation.known(batch)  # now, since it draws random numbers of its own
+            with EqualDraws(options.constant) as random:
+                both = options.gradients and self._subject.loss is not None
+                result = computation.run("both" if both else "forward", batch, keep=True)
+                out, loss = result if both else (result, None)
+                return self._outcome(out, loss, options, random)
+
+    def plain(self, batch: StaticBatch, data: PlainBatch, options: RunOptions) -> Outcome:
+        """Runs over the graphs of a batch without padding.
+
+        Args:
+            batch: the batch.
+            data: its graphs, by :func:`staticgraph.checking.plain_batch.plain_batch`.
+            options: as for :meth:`padded`.
+        """
+        autocast, loss = self._subject.autocast, None
+        precision = torch.autocast(batch.device.type, autocast) if autocast else nullcontext()
+        seen: Any = data.fresh() if options.jitter is None else options.jitter.of(data.fresh())
+        # Nothing is bound: this may be inside another model's forward (a teacher's first call).
+        with self._run(options), Restored(nothing=True), EqualDraws(options.constant) as random:
+            with precision:
+                out = self._forward(self.model, seen)
+                if options.gradients and self._subject.loss is not None:
+                    mean = labelled_loss if has_gaps(batch) else plain_loss
+                    loss = mean(self._subject.loss, out, seen)
+            return self._outcome(out, loss, options, random)
+
+    @contextmanager
+    def _run(self, options: RunOptions) -> Iterator[None]:
+        subject, model, jitter = self._subject, self.model, options.jitter
+        kept = untouched(
+            model, subject.optimizer, beside=subject.functions, attributes=True, seeded=True
+        )
+        gradients = torch.enable_grad() if options.gradients else torch.no_grad()
+        with (
+            kept,
+            without_callbacks(model, subject.optimizer),
+            gradients,
+            torch.autograd.set_multithreading_enabled(False),  # a backward may draw: checkpoints
+            nullcontext() if jitter is None else jitter.on(model),
+        ):
+            if options.training is not model.training:
+                model.train(options.training)
+            if options.nudged:
+                nudge(model)
+            yield
+            if self.signature is not None:
+                self.written.update(change.where for change in self.signature.changes())
+
+    def _outcome(
+        self, out: Any, loss: Tensor | None, options: RunOptions, random: EqualDraws
+    ) -> Outcome:
+        context = self._computation.context
+        bound = context if context.batch is not None else None
+        if options.gradients and self._subject.loss is None:
+            parts = [t for t in tensors_in(out) if t.requires_grad and t.is_floating_point()]
+            terms = [_weighted(real_rows(tensor, bound)) for tensor in parts]
+            loss = torch.stack(terms).sum() if terms else None
+        return Outcome.of(self.model, out, loss, bound, random.draws)
+
+    # ------------------------------------------------------------------ comparing
+
+    def between_paddings(
+        self, batch: StaticBatch, other: StaticBatch, clean: Outcome, options: RunOptions
+    ) -> Difference | None:
+        """Returns the first difference when padding rows have other values, if there is any.
+
+        Args:
+            batch: a batch.
+            other: the same with other padding.
+            clean: the outcome of the batch.
+            options: of both runs.
+        """
+        dirty = attempt(lambda: self.padded(other, options))
+        if dirty is None or not clean.finite:
+            return None
+        nudged = options._replace(nudged=True)
+        return clean.clear_difference(
+            dirty,
+            self.tolerance.same_order,
+            # With several ranks, only the one with a difference would run.
+            lambda: None if several_ranks() else attempt(lambda: self.padded(batch, nudged)),
+        )
+
+    def beside_plain(
+        self, batch: StaticBatch, options: RunOptions, clean: Outcome | None = None
+    ) -> Parity | None:
+        """Compares with plain PyG on the same graphs.
+
+        If the two do not draw equal numbers, all numbers are one constant; where even that is not
+        possible (a kernel draws its own), both evaluate.
+
+        Args:
+            batch: with real graphs and padding.
+            options: of both runs.
+            clean: the outcome over padding, if it is known already.
+
+        Returns:
+            None if plain PyG does not run, or does not give numbers that can be compared.
+        """
+        data = attempt(lambda: plain_batch(batch))
+        padded = clean
+        for tried, note in (
+            (options, "in the model's own mode"),
+            (options._replace(constant=True), "with one constant for all random numbers"),
+            (options._replace(training=False), "in evaluation mode: it draws random numbers"),
+        ):
+            plain = attempt(lambda tried=tried: self.plain(batch, data, tried))
+            if padded is None or tried is not options:
+                padded = attempt(lambda tried=tried: self.padded(batch, tried))
+            if plain is None or padded is None or not plain.finite:
+                return None
+            if self._draw_alike(plain, padded, tried):
+                return self._parity(batch, data, plain, padded, tried, note)
+        return None
+
+    def _draw_alike(self, plain: Outcome, padded: Outcome, options: RunOptions) -> bool:
+        if not options.constant:
+            return match_draws(plain.draws, padded.draws)
+        hashed = all(draw.hashed for draw in (*plain.draws, *padded.draws))
+        return hashed and not self._computation.context.kernels
+
+    def _parity(
+        self,
+        batch: StaticBatch,
+        data: PlainBatch,
+        plain: Outcome,
+        padded: Outcome,
+        options: RunOptions,
+        note: str,
+    ) -> Parity:
+        """Compares two outcomes; a difference is measured again without ties."""
+        tolerance, nudged = self.tolerance.other_order, options._replace(nudged=True)
+        difference = plain.clear_difference(
+            padded, tolerance, lambda: attempt(lambda: self.plain(batch, data, nudged))
+        )
+        worst = max((each.off for each in plain.differences(padded)), default=0.0)
+        if difference is not None and not batch.layout.schema.hetero:
+            plain = attempt(lambda: self.plain(batch, data, options._replace(jitter=Jitter(batch))))
+            padded = attempt(lambda: self.padded(batch, options._replace(jitter=Jitter(batch))))
+            if plain is not None and padded is not None and plain.finite:
+                off = max((each.off for each in plain.differences(padded)), default=0.0)
+                if off <= tolerance:
+                    return Parity(off, None, note, options, difference)
+        return Parity(worst, difference, note, options)
 
 
-def _compare(
-    stock: torch.nn.Module,
-    forward: Forward,
-    batch: StaticBatch,
-    plain_batch: PlainBatch,
-    own_sizes: bool,
-    jitter: Jitter | None,
-) -> Comparison:
-    before = torch.get_rng_state()
+def _weighted(values: Tensor) -> Tensor:
+    """Returns the sum of values with random weights, which depend on their shape alone."""
+    drawn = torch.rand(values.shape, generator=torch.Generator().manual_seed(0))
+    return (values * (drawn + 0.5).to(values)).sum()
 
-    def side_of(training: bool) -> _Side:
-        """Runs a copy of the model over the plain batch, with jitter if there is any."""
-        model = copy.deepcopy(stock)
-        model = model if training else model.eval()
-        seen: Any = plain_batch if jitter is None else jitter.of(plain_batch.fresh())
-        with nullcontext() if jitter is None else jitter.on(model):
-            return _Side(model, forward(model, seen), None)
 
+def attempt(run: Callable[[], Any]) -> Any:
+    """Returns the result of a run, or None if the model raises."""
     try:
-        expected = side_of(training=True)
-        random = not torch.equal(before, torch.get_rng_state())
-        if random:  # dropout draws different patterns for different shapes
-            expected = side_of(training=False)
-    except Exception as error:  # whatever the model raises
-        return Comparison(None, f"plain PyG raised {type(error).__name__}: {error}")
-    training = stock.training and not random
-    found = _static_side(stock, forward, batch, training, own_sizes, jitter)
-    note = "in evaluation mode: it draws random numbers" if random else "in the model's own mode"
-    outputs = _worst(expected.outputs, found.outputs)
-    worst_gradient, name = max(
-        ((_apart(g, found.gradients.get(n), expected.scale), n) for n, g in expected.named()),
-        default=(0.0, ""),
-    )
-    worst = max(outputs, worst_gradient)
-    if not outputs <= TOLERANCE:
-        return Comparison(worst, note, f"off by {outputs:.1e} of the largest value")
-    if not worst_gradient <= TOLERANCE:
-        finite = bool(torch.isfinite(found.gradients.get(name, torch.zeros(()))).all())
-        how = f"off by {worst_gradient:.1e} of the largest gradient" if finite else "not finite"
-        return Comparison(worst, note, f"the gradient of {name} is {how}", finite)
-    return Comparison(worst, note)
+        return run()
+    except Exception:  # whatever the model raises; its own step will raise it again
+        return None
 
 
-def relative_difference(expected: Tensor, found: Tensor) -> float:
-    """Returns the difference relative to the largest value.
-
-    Infinite if either side is not finite, or if integers differ.
-    """
-    if not expected.numel():
-        return 0.0
-    if not expected.is_floating_point():
-        return 0.0 if torch.equal(expected, found) else float("inf")
-    return _apart(expected, found, max(float(expected.abs().max()), 1e-6))
-
-
-class _Side:
-    """The real rows of the outputs, and the gradients of a weighted sum of them."""
-
-    def __init__(self, model: torch.nn.Module, out: Any, context: BatchContext | None) -> None:
-        outputs = [_real_rows(tensor, context) for tensor in tensors_in(out)]
-        summed = [t for t in outputs if t.requires_grad and t.is_floating_point()]
-        self.outputs = [t.detach() for t in outputs]
-        self.gradients: dict[str, Tensor] = {}
-        if summed:
-            named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-            total = torch.stack([(t * _weights(t)).sum() for t in summed]).sum()
-            gradients = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
-            pairs = zip(named, gradients, strict=True)
-            self.gradients = {n: g for (n, _), g in pairs if g is not None}
-        largest = [float(g.abs().max()) for g in self.gradients.values() if g.numel()]
-        self.scale = max([*largest, 1e-6])
-
-    def named(self) -> list[tuple[str, Tensor]]:
-        """Returns the gradients with the names of their parameters."""
-        return list(self.gradients.items())
-
-
-def _static_side(
-    stock: torch.nn.Module,
-    forward: Forward,
-    batch: StaticBatch,
-    training: bool,
-    own_sizes: bool,
-    jitter: Jitter | None,
-) -> _Side:
-    model = copy.deepcopy(stock).train(training) if training else copy.deepcopy(stock).eval()
-    context = context_of(model)
-    unknown = StaticBatch(batch.layout, poisoned(batch).tensors())
-    if jitter is not None:
-        unknown = jitter.of(unknown)
-    with Restored(), nullcontext() if jitter is None else jitter.on(model):
-        context.enter(unknown)
-        seen = with_own_sizes(unknown) if own_sizes else unknown.replace()
-        return _Side(model, forward(model, seen), context)
-
-
-def _real_rows(tensor: Tensor, context: BatchContext | None) -> Tensor:
-    rows = context.find_rows(tensor.shape[0]) if context is not None and tensor.dim() else None
-    return tensor if rows is None else tensor[rows.mask]
-
-
-def _weights(like: Tensor) -> Tensor:
-    """Returns random weights, the same on both sides for outputs of the same shape."""
-    drawn = torch.rand(like.shape, generator=torch.Generator().manual_seed(0))
-    return (drawn + 0.5).to(like)
-
-
-def _worst(expected: list[Tensor], found: list[Tensor]) -> float:
-    if [t.shape for t in expected] != [t.shape for t in found]:
-        return float("inf")
-    pairs = zip(expected, found, strict=True)
-    return max((relative_difference(a, b) for a, b in pairs), default=0.0)
-
-
-def _apart(expected: Tensor, found: Tensor | None, scale: float) -> float:
-    """Returns the largest difference relative to ``scale``; a missing tensor counts as zero."""
-    other = torch.zeros_like(expected) if found is None else found
-    if not expected.numel():
-        return 0.0
-    off = float((expected - other).abs().max()) / scale
-    return off if off == off else float("inf")
+def several_ranks() -> bool:
+    """Whether several processes train, so that a run may have to be one of all of them."""
+    ranks = torch.distributed
+    return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1

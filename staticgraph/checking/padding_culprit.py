@@ -50,6 +50,14 @@ class TrailEntry(NamedTuple):
     inputs: list[Tensor] | None
     values: list[Tensor]
 
+    def reads_as(self, other: TrailEntry, tolerance: float) -> bool:
+        """Whether a module got the same inputs in another run."""
+        return self.inputs is not None and _same(self.inputs, other.inputs or [], tolerance)
+
+    def gives_as(self, other: TrailEntry, tolerance: float) -> bool:
+        """Whether the results are the same as in another run."""
+        return _same(self.values, other.values, tolerance)
+
 
 class Trail:
     """The recorded results of one run.
@@ -90,9 +98,9 @@ class Trail:
             match = next((e for e in theirs if e.what == event.what), None)
             if match is None:
                 return None
-            if _same(event.values, match.values, tolerance):
+            if event.gives_as(match, tolerance):
                 continue
-            if event.inputs is None or _same(event.inputs, match.inputs or [], tolerance):
+            if event.inputs is None or event.reads_as(match, tolerance):
                 return event.culprit
             # The difference arose between this module and the one before.
             path = event.culprit.module
@@ -155,6 +163,12 @@ class _Operations(TorchFunctionMode):
 
 def _at(path: str | None, place: tuple[str, int, str] | None) -> Culprit:
     return Culprit(path) if place is None else Culprit(path, f"{place[0]}:{place[1]}", place[2])
+
+
+def real_rows(value: Tensor, context: BatchContext | None) -> Tensor:
+    """Returns the rows of a tensor that are real: all if its leading size is not the batch's."""
+    rows = context.find_rows(value.shape[0]) if context is not None and value.dim() else None
+    return value if rows is None else value[rows.mask]
 
 
 def real_part(value: Tensor, context: BatchContext | None) -> Tensor | None:

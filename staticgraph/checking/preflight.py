@@ -14,16 +14,19 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.comparison import TOLERANCE, compare_with_plain, relative_difference
+from staticgraph.checking.comparison import Comparer, RunOptions
 from staticgraph.checking.example_batch import batch_of, poisoned
 from staticgraph.checking.module_rows import is_layer, module_row
+from staticgraph.checking.outcome import Tolerance
+from staticgraph.checking.padding_culprit import Trail
 from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.checking.report import DID_NOT_RUN, ModuleRow, PreflightReport
 from staticgraph.checking.watching import Watch
@@ -37,6 +40,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.attention_choices import attention_choices
 from staticgraph.steps.attention_row import AttentionRow
+from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.weighted_means import stock_mean
@@ -46,6 +50,8 @@ from staticgraph.steps.tracing.trace import trace_step
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many
 
+# Garbage that reaches real rows is ten times as large.
+TOLERANCE = Tolerance.of(torch.float32).other_order
 # On a GPU, a compiled step refuses it, too.
 HOST_COPY = "host-to-device copy"
 
@@ -87,7 +93,8 @@ class _Preflight:
     """The runs of one preflight, each on a copy of the model."""
 
     def __init__(self, subject: Subject, batch: StaticBatch) -> None:
-        self._stock = subject.model
+        self._subject, self._stock = subject, subject.model
+        self._options = RunOptions(subject.model.training, gradients=True)
         self._batch = batch
         self._forward = subject.forward or forward_of(subject.model)
         self._loss = subject.loss
@@ -105,8 +112,10 @@ class _Preflight:
         by_nature = {o.kind for o in self._obstacles} - RECORDING_ALONE
         compiles = graphs == 1 and self._static and not by_nature & {"refused", HOST_COPY}
         recordable = compiles and not self._obstacles
-        inert = {} if stopped else self._measured()
-        parity, note = (None, DID_NOT_RUN) if stopped else self._compared()
+        refused = stopped or bool(caching_layers(self._stock))
+        inert = {} if refused else self._measured()
+        parity, note = (None, "not compared: a layer is refused") if refused else self._compared()
+        note = DID_NOT_RUN if stopped else note
         if not stopped:
             self._loss_compared()
         attention = self._attention()
@@ -246,14 +255,35 @@ class _Preflight:
             )
         return trace.graphs if trace.error is None else 0
 
+    @cached_property
+    def _comparer(self) -> Comparer:
+        """Runs a copy of the model, over padding as in a compiled step."""
+
+        def forward(model: torch.nn.Module, batch: Any) -> Any:
+            """Calls the model, with sizes of the batch's own indices where it reads them."""
+            static = self._own_sizes and isinstance(batch, StaticBatch)
+            return self._forward(model, with_own_sizes(batch) if static else batch)
+
+        model = _copied(self._stock)
+        subject = replace(self._subject, model=model, forward=forward, loss=None, optimizer=None)
+        computation = Computation(subject)
+        computation.assume_rows()
+        return Comparer(subject, computation, compiled=True)
+
     def _measured(self) -> dict[str, bool]:
         """Maps each module whose real inputs stayed the same to whether its real outputs did."""
-        clean, dirty = (self._outputs(b) for b in (self._batch, poisoned(self._batch)))
+        comparer, trails = self._comparer, []
+        for batch in (self._batch, poisoned(self._batch)):
+            trail = Trail(comparer.model, context_of(comparer.model), operations=False)
+            with trail.followed():
+                comparer.padded(batch, self._options)
+            trails.append({event.what: event for event in reversed(trail.events)})
+        clean, dirty = trails
         inert: dict[str, bool] = {}
-        for path, (inputs, outputs) in clean.items():
-            if path not in dirty or not _same(inputs, dirty[path][0]):
-                continue
-            inert[path] = _same(outputs, dirty[path][1])
+        for what in reversed(clean):
+            if what in dirty and clean[what].reads_as(dirty[what], TOLERANCE):
+                path = what.removeprefix("module ")
+                inert[path] = clean[what].gives_as(dirty[what], TOLERANCE)
         guilty = [
             path
             for path, fine in inert.items()
@@ -276,40 +306,36 @@ class _Preflight:
             )
         return inert
 
-    def _outputs(self, batch: StaticBatch) -> dict[str, tuple[list[Tensor], list[Tensor]]]:
-        """Returns the real rows of each module's inputs and outputs, at its first call."""
-        model, context = self._copy()
-        seen: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
-
-        def note(path: str) -> Any:
-            """Returns the hook that keeps the first input and output of the module at a path."""
-
-            def hook(_: Any, given: Any, out: Any) -> None:
-                """Keeps the real rows of both, at the first call only."""
-                if path not in seen:
-                    seen[path] = _real(given, context), _real(out, context)
-
-            return hook
-
-        for path, module in model.named_modules():
-            module.register_forward_hook(note(path))
-        torch.manual_seed(0)
-        with Restored(), torch.enable_grad():  # a force model differentiates
-            context.enter(batch)
-            self._forward(model, with_own_sizes(batch) if self._own_sizes else batch.replace())
-        return seen
-
     def _compared(self) -> tuple[float | None, str]:
         """Compares outputs and gradients with plain PyG's on the same graphs without padding."""
-        unpadded = plain_batch(self._batch)
-        found = compare_with_plain(
-            self._stock, self._forward, self._batch, unpadded, own_sizes=self._own_sizes
-        )
-        if found.what is not None and not self._obstacles:
-            kind = "differs from plain PyG" if found.finite else "padding breaks a gradient"
-            where = defined_at(type(self._stock))
-            self._obstacles.append(Obstacle(type(self._stock).__name__, where, found.what, kind))
-        return found.worst, found.note
+        batch = poisoned(self._batch)
+        parity = self._comparer.beside_plain(batch, self._options)
+        if parity is None:
+            try:
+                self._comparer.plain(batch, plain_batch(batch), self._options)
+            except Exception as error:  # whatever the model raises
+                return None, f"plain PyG raised {type(error).__name__}: {error}"
+            return None, "plain PyG gives no numbers that can be compared"
+        note, tied, difference = parity.note, parity.tied, parity.difference
+        if tied is not None:
+            note += (
+                f", without ties: with them {tied.name} is off by {tied.how}, as a choice among "
+                "equal rows (TopK, max, sort) falls otherwise; with noise on the rows it does not "
+                "differ"
+            )
+        if difference is not None and not self._obstacles:
+            broken = difference.off == float("inf") and difference.name.startswith("the gradient")
+            kind = "padding breaks a gradient" if broken else "differs from plain PyG"
+            how = "not finite" if broken else f"off by {difference.how}"
+            self._obstacles.append(
+                Obstacle(
+                    type(self._stock).__name__,
+                    defined_at(type(self._stock)),
+                    f"{difference.name} is {how}",
+                    kind,
+                )
+            )
+        return parity.worst, note
 
     def _loss_compared(self) -> None:
         """Compares the loss's mean over rows with that of torch's functions, on plain PyG."""
@@ -322,7 +348,7 @@ class _Preflight:
                 mean, own, name = stock_mean(self._loss, self._forward(model, data), data)
         except Exception:  # whatever model or loss raise on a plain batch; a step reports it
             return
-        if name and relative_difference(own, mean) > TOLERANCE:
+        if name and abs(float(own - mean)) > TOLERANCE * max(abs(float(own)), 1e-6):
             self._obstacles.append(
                 Obstacle(
                     f"{name} with weights or ignore_index: {float(mean):.4g} here, "
@@ -372,21 +398,3 @@ def _copied(model: torch.nn.Module) -> torch.nn.Module:
             "carries a gradient. torch.nn.utils.weight_norm leaves such a tensor: take "
             "torch.nn.utils.parametrizations.weight_norm; a tensor kept from a forward: detach it"
         ) from error
-
-
-def _real(value: Any, context: BatchContext) -> list[Tensor]:
-    """Returns the real rows of each tensor whose rows are known."""
-    found = []
-    for tensor in tensors_in(value):
-        rows = context.find_rows(tensor.shape[0]) if tensor.dim() else None
-        if rows is None or not tensor.is_floating_point():
-            continue
-        if tensor.untyped_storage().size():  # an invertible layer frees what it was given
-            found.append(tensor.detach()[rows.mask].clone())
-    return found
-
-
-def _same(left: list[Tensor], right: list[Tensor]) -> bool:
-    if [t.shape for t in left] != [t.shape for t in right]:
-        return False
-    return all(relative_difference(a, b) <= TOLERANCE for a, b in zip(left, right, strict=True))

@@ -57,8 +57,11 @@ class Intake:
             self._commitments.use(batch.bucket)
         if batch.real is not None:
             self._statistics[batch.bucket].count(batch.real, work)
-        if self._padding is not None and self._padding.wanted(work) and not self._recorded:
-            self._padding.of(batch, work)
+        if self._padding is not None:
+            recorded = self._recorded
+            full = recorded and (self._commitments is not None or not self._padding.done)
+            if not full and self._padding.wanted(work, batch, recorded):
+                self._padding.of(batch, work)
         return batch
 
     @property

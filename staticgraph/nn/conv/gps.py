@@ -48,10 +48,11 @@ class StaticGPSConv(GPSConv):
                 "GPSConv was called without batch, so its attention would join all graphs: "
                 "pass batch=batch"
             )
+        local = None
+        if self.conv is not None:  # first, as in PyG, so that a seed gives the same numbers
+            local = self._residual(self.conv(x, edge_index, **kwargs), x, self.norm1, batch)
         out = self._residual(self._attend(x), x, self.norm2, batch)
-        if self.conv is not None:
-            local = self.conv(x, edge_index, **kwargs)
-            out = self._residual(local, x, self.norm1, batch) + out
+        out = out if local is None else local + out
         return self._norm(self.norm3, out + self.mlp(out), batch)
 
     def _residual(

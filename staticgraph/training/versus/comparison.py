@@ -233,7 +233,7 @@ class _Trial:
         if plain.refused is None:
             self.random = bool(plain.tried(lambda: draws_random(plain.side)))
             try:
-                self.apart = outputs_apart(self.setting, plain.side)
+                self.apart = outputs_apart(self.setting)
             except Exception:  # the model cannot run with fixed shapes: its modes report why
                 self.apart = None
             plain.tried(lambda: _fastest_workers(plain.side))

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.loader import DataLoader
 
-from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.plain_batch import PlainBatch, plain_batch
+from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.training.versus.labels import fields_with_gaps, plain_mean
 from staticgraph.training.versus.setting import Course, VersusSetting
 from staticgraph.training.versus.side import Filling
@@ -91,17 +90,6 @@ class PlainSide:
     def _first(self) -> list[Any]:
         assert self._course is not None
         return [self._course.graphs[i] for i in self._course.order[0]]
-
-    def outputs(self, batch: StaticBatch) -> Any:
-        """The model's output in evaluation mode for a batch's real graphs, without gradients."""
-        data: Any = plain_batch(batch)
-        was = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                return self.setting.forward(self.model, data)
-        finally:
-            self.model.train(was)
 
     def filling(self) -> Filling:
         """All rows are real, since there is no padding."""

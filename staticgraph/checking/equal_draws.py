@@ -1,0 +1,195 @@
+"""Random numbers that are equal although the shapes they are drawn for are not.
+
+A padded batch and plain PyG's draw over other shapes, so a generator gives their real rows other
+numbers. Inside :class:`EqualDraws` a number depends on the draw and on its position alone, by a
+hash. A position counts real rows before padding rows, so that a real row draws what it draws
+without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.internals.dispatch import TorchDispatchMode
+from staticgraph.nn.context.present import present
+
+# Dropout keeps a value, and a normal number is positive.
+CONSTANT = 0.9
+_BITS = (1 << 52) - 1
+
+
+class Draw(NamedTuple):
+    """One operation that drew random numbers.
+
+    Attributes:
+        name: of the operation.
+        shape: of what it drew.
+        real: the same, with real rows alone.
+        hashed: whether its numbers depend on their positions alone; otherwise they come from a
+            generator, and are equal for equal shapes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    real: tuple[int, ...]
+    hashed: bool
+
+    def matches(self, padded: Draw) -> bool:
+        """Whether a draw without padding gave the numbers of a padded one's real rows."""
+        if self.name != padded.name or len(self.shape) != len(padded.shape):
+            return False
+        sizes = zip(self.shape, padded.shape, padded.real, strict=True)
+        if not self.hashed:
+            return self.shape == padded.shape
+        return all(plain in (size, real) for plain, size, real in sizes)
+
+
+class EqualDraws(TorchDispatchMode):
+    """While entered, draws by position.
+
+    Args:
+        constant: whether all uniform numbers are :data:`CONSTANT` instead: equal on two sides that
+            do not draw in the same order, or for rows that cannot be matched.
+
+    Attributes:
+        draws: the operations that drew so far.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, constant: bool = False) -> None:
+        super().__init__()
+        self.draws: list[Draw] = []
+        self._constant = constant
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+            return func(*args, **kwargs)
+        with torch.no_grad():
+            return self._draw(func, args, kwargs)
+
+    def _draw(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        # Every operation takes one number of torch's generator, whatever it draws.
+        before = torch.get_rng_state()
+        seed = int(torch.randint(1 << 62, ()))
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        parts = func._schema.arguments
+        given = {part.name: part.default_value for part in parts if part.has_default_value()}
+        given |= dict(zip((part.name for part in parts), args, strict=False)) | kwargs
+        value_of = VALUES.get(name)
+        torch.manual_seed(seed)
+        started = _generators(given)
+        result = func(*args, **kwargs)
+        if value_of is None and started == _generators(given):
+            torch.set_rng_state(before)
+            return result
+        torch.manual_seed(seed)
+        first = result[0] if isinstance(result, tuple) else result
+        real = tuple(map(_real_size, first.shape))
+        self.draws.append(Draw(name, tuple(first.shape), real, value_of is not None))
+        if value_of is None:
+            return result
+        value = value_of(self._uniform(first, seed), given)
+        for own, new in zip(
+            result if isinstance(result, tuple) else (result,),
+            value if isinstance(value, tuple) else (value,),
+            strict=True,
+        ):
+            own.copy_(new)
+        return result
+
+    def _uniform(self, like: Tensor, seed: int) -> Tensor:
+        """Returns float64 numbers between 0 and 1, of the shape and on the device of a tensor."""
+        if self._constant:
+            return torch.full_like(like, CONSTANT, dtype=torch.float64)
+        code = torch.tensor(seed, device=like.device)
+        for size in like.shape:
+            code = _mixed(code[..., None] + _positions(size, like.device))
+        return ((code & _BITS).double() + 0.5) / (_BITS + 1)
+
+
+def match_draws(plain: Sequence[Draw], padded: Sequence[Draw]) -> bool:
+    """Whether two runs drew equal numbers: the same operations, over as many real rows."""
+    return len(plain) == len(padded) and all(map(Draw.matches, plain, padded))
+
+
+def _generators(given: dict[str, Any]) -> tuple[bytes, list[int]]:
+    """The states of torch's generators, of CUDA's only where an operation runs there."""
+    offsets = [
+        torch.cuda.default_generators[value.device.index or 0].get_offset()
+        for value in given.values()
+        if isinstance(value, Tensor) and value.is_cuda
+    ]
+    return torch.get_rng_state().numpy().tobytes(), offsets
+
+
+def _real_size(size: int) -> int:
+    binding = present()
+    rows = None if binding is None else binding.rows.get(size)
+    return size if rows is None else int(rows.mask.sum())
+
+
+def _positions(size: int, device: torch.device) -> Tensor:
+    """``[size]`` int64: the positions along a dimension, those of real rows first."""
+    binding = present()
+    rows = None if binding is None else binding.rows.get(size)
+    if rows is None:
+        return torch.arange(size, device=device)
+    real = rows.mask.to(device)
+    return torch.where(real, real.cumsum(0), real.sum() + (~real).cumsum(0)) - 1
+
+
+def _mixed(code: Tensor) -> Tensor:
+    """Mixes the bits of int64 numbers (Murmur3's finalizer)."""
+    code = (code ^ (code >> 33)) * -0xAE502812AA7333
+    code = (code ^ (code >> 33)) * -0x3B314601E57A13AD
+    return code ^ (code >> 33)
+
+
+def _integers(uniform: Tensor, given: dict[str, Any]) -> Tensor:
+    low = given.get("low", 0)
+    return (low + uniform * (given["high"] - low)).floor()
+
+
+def _exponential(uniform: Tensor, given: dict[str, Any]) -> Tensor:
+    return -torch.log1p(-uniform) / given["lambd"]
+
+
+def _dropout(uniform: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    x, p = given["input"], given["p"]
+    keeps = uniform < 1 - p if given["train"] else torch.ones_like(uniform, dtype=torch.bool)
+    return torch.where(keeps, x / max(1 - p, 1e-300) if given["train"] else x, 0), keeps
+
+
+def _normal(uniform: Tensor, given: dict[str, Any]) -> Tensor:
+    return given["mean"] + given["std"] * torch.special.ndtri(uniform)
+
+
+def _bernoulli(uniform: Tensor, given: dict[str, Any]) -> Tensor:
+    return uniform < given.get("p", given["self"])
+
+
+def _between(uniform: Tensor, given: dict[str, Any]) -> Tensor:
+    return given["from"] + (given["to"] - given["from"]) * uniform
+
+
+# From uniform numbers and the operation's arguments to its result.
+VALUES: dict[str, Callable[[Tensor, dict[str, Any]], Any]] = {
+    "bernoulli": _bernoulli,
+    "exponential": _exponential,
+    "native_dropout": _dropout,
+    "normal": _normal,
+    "rand": lambda uniform, _: uniform,
+    "rand_like": lambda uniform, _: uniform,
+    "randint": _integers,
+    "randint_like": _integers,
+    "randn": lambda uniform, _: torch.special.ndtri(uniform),
+    "randn_like": lambda uniform, _: torch.special.ndtri(uniform),
+    "randperm": lambda uniform, _: uniform.argsort(stable=True),
+    "uniform": _between,
+}
