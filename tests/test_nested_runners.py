@@ -10,8 +10,10 @@ import threading
 import pytest
 import torch
 from support.places import mode_of
+from support.runners import made_runner
 from support.tape import TapeRecorder
 from support.threaded import (
+    CAPACITY,
     GRAPHS,
     PATIENCE_S,
     STORE,
@@ -65,6 +67,38 @@ def test_a_teacher_runs_inside_a_students_forward(mode, monkeypatch):
     assert torch.allclose(found, expected, rtol=0, atol=1e-10)
     assert teacher.training
     assert present.present() is None
+
+
+class Mixing(Student):
+    def forward(self, x, edge_index, batch, teach):
+        return super().forward(x - x.mean(0), edge_index, batch, teach)
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+@pytest.mark.parametrize("kind", [Student, Mixing])
+def test_padding_is_checked_past_a_teacher(kind, mode):
+    plan, model = [sg.Capacity(120, 300, 20, 10), CAPACITY], kind(2)
+    teaching = made_runner(Net(1), plan, mode=mode)
+
+    def forward(model, batch):
+        given = batch.x, batch.edge_index, batch.batch
+        return model(*given, lambda: teaching.eval_step(batch).out.clone())
+
+    runner = made_runner(
+        model,
+        plan,
+        mode="eager",
+        forward=forward,
+        loss=loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    batch = batch_of()
+    if kind is Student:
+        runner.step(batch)
+        assert not runner._intake._padding.wanted("step")
+    else:
+        with pytest.raises(sg.PaddingLeaks):
+            runner.step(batch)
 
 
 def eval_loss(data) -> torch.Tensor:

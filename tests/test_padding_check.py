@@ -222,6 +222,11 @@ def test_a_kl_term_behind_a_drawn_latent_is_found():
         kl_runner(made(Latent), lambda: 1.0).step(BATCH)
 
 
+def _run_steps(runner, count):
+    for _ in range(count):
+        runner.step(BATCH)
+
+
 def test_a_term_that_is_annealed_from_zero_is_found_when_its_weight_grows():
     weight, model = [0.0], made(Latent)
     runner = kl_runner(model, lambda: weight[0])
@@ -229,8 +234,7 @@ def test_a_term_that_is_annealed_from_zero_is_found_when_its_weight_grows():
         runner.step(BATCH)
     weight[0] = 0.5
     with pytest.raises(sg.PaddingLeaks, match="the loss is off"):
-        for _ in range(STEPS):
-            runner.step(BATCH)
+        _run_steps(runner, STEPS)
 
 
 class Later(Mean):
@@ -249,11 +253,11 @@ def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
     model = made(Later)
     runner = runner_of(model, mode=mode)
     loader = runner.loader(STORE, exact=False)
+    for batch in loader:
+        runner.step(batch)
+    model.since += 1
     with pytest.raises(sg.PaddingLeaks):
-        for _ in range(4):
-            for batch in loader:
-                runner.step(batch)
-            model.since += 1
+        runner.step(next(iter(loader)))
 
 
 def test_a_table_that_a_forward_writes_to_is_compared():

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from itertools import islice
 
+import pytest
 import torch
+import torch.nn.functional as F
 from support.gine_net import CAPACITIES, Net, batches_of
 from support.recorded_net import runner_of
 from torch_geometric.nn import global_add_pool
@@ -166,3 +170,44 @@ def test_a_small_gradient_of_the_wrong_sign_is_not_taken_for_rounding(esol, monk
     monkeypatch.setattr(runner, "step", wrong)
     verification = runner.verify(batch)
     assert verification.errors["gradients"] < 1e-3 < verification.errors["parameters"]
+
+
+class Dropped(Normed):
+    """Random numbers in training, beside a step that mode ``fused`` rewrites."""
+
+    def forward(self, x, batch):
+        h = F.dropout(self.lin(x.float()).relu(), 0.3, self.training) + torch.rand(16)
+        return self.head(global_add_pool(self.norm(h), batch))
+
+
+@pytest.mark.parametrize("kind", [Normed, Dropped])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_first_step_is_compared_with_eager(esol, kind, wrong, monkeypatch):
+    plan = sg.plan_buckets(esol, batch_size=32)
+    runner = sg.StaticGraphRunner(normed(0.1, kind), plan, mode="fused")
+    train = runner.steps.train
+
+    def train_wrong(batch, way=None):
+        loss = train(batch, way)
+        if way == "fused":
+            runner.model.head.weight.grad.mul_(1.01)
+        return loss
+
+    if wrong:
+        monkeypatch.setattr(runner.steps, "train", train_wrong)
+    batches = list(map(sg.StaticBatch.clone, islice(runner.loader(esol), 2)))
+    state = copy.deepcopy(runner.model.state_dict())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        runner._intake._first_steps.compare(batches[0])
+        runner._intake._first_steps.compare(batches[1])
+    assert [str(w.message)[:14] for w in told] == ["the first step"] * wrong
+    for name, value in state.items():
+        assert torch.equal(value, runner.model.state_dict()[name]), name
+
+
+def test_a_warm_up_says_what_its_comparisons_cost(esol, capsys):
+    plan = sg.plan_buckets(esol, batch_size=32)
+    runner = sg.StaticGraphRunner(normed(0.1), plan, mode="fused").warmup(esol)
+    assert "compared with eager in" in capsys.readouterr().err
+    assert runner._intake._first_steps.buckets == set(range(len(plan.capacities)))

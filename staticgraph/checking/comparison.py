@@ -34,7 +34,6 @@ from staticgraph.checking.plain_batch import (
 from staticgraph.nn.context.present import Restored
 from staticgraph.recording.signature import Signature
 from staticgraph.steps.computation.computation import Computation
-from staticgraph.steps.computation.model_arguments import forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import untouched
@@ -97,7 +96,6 @@ class Comparer:
         self.written: set[str] = set()
         self.model: torch.nn.Module = subject.model
         self._subject, self._computation, self._compiled = subject, computation, compiled
-        self._forward = subject.forward or forward_of(subject.model)
         dtypes = [p.dtype for p in self.model.parameters() if p.is_floating_point()]
         dtypes += [] if subject.autocast is None else [subject.autocast]
         self._dtype = max(dtypes, key=lambda d: torch.finfo(d).eps, default=torch.float32)
@@ -117,10 +115,19 @@ class Comparer:
             batch = StaticBatch(batch.layout, batch.tensors())
         if options.jitter is not None:
             batch = options.jitter.of(batch.replace())
+        try:
+            return self._padded(batch, options, EqualDraws(options.constant))
+        except Exception:  # what it calls is compiled at its first call, outside of such a mode
+            self._padded(batch, options, None)
+            return self._padded(batch, options, EqualDraws(options.constant))
+
+    def _padded(
+        self, batch: StaticBatch, options: RunOptions, random: EqualDraws | None
+    ) -> Outcome:
         computation = self._computation
         with self._run(options), computation.active():
             computation.known(batch)  # now, since it draws random numbers of its own
-            with EqualDraws(options.constant) as random:
+            with random or nullcontext():
                 both = options.gradients and self._subject.loss is not None
                 result = computation.run("both" if both else "forward", batch, keep=True)
                 out, loss = result if both else (result, None)
@@ -134,13 +141,12 @@ class Comparer:
             data: its graphs, by :func:`staticgraph.checking.plain_batch.plain_batch`.
             options: as for :meth:`padded`.
         """
-        autocast, loss = self._subject.autocast, None
-        precision = torch.autocast(batch.device.type, autocast) if autocast else nullcontext()
+        loss = None
         seen: Any = data.fresh() if options.jitter is None else options.jitter.of(data.fresh())
         # Nothing is bound: this may be inside another model's forward (a teacher's first call).
         with self._run(options), Restored(nothing=True), EqualDraws(options.constant) as random:
-            with precision:
-                out = self._forward(self.model, seen)
+            with self._computation.precision():
+                out = self._computation.plain(seen)
                 if options.gradients and self._subject.loss is not None:
                     mean = labelled_loss if has_gaps(batch) else plain_loss
                     loss = mean(self._subject.loss, out, seen)
@@ -169,7 +175,7 @@ class Comparer:
                 self.written.update(change.where for change in self.signature.changes())
 
     def _outcome(
-        self, out: Any, loss: Tensor | None, options: RunOptions, random: EqualDraws
+        self, out: Any, loss: Tensor | None, options: RunOptions, random: EqualDraws | None
     ) -> Outcome:
         context = self._computation.context
         bound = context if context.batch is not None else None
@@ -177,7 +183,7 @@ class Comparer:
             parts = [t for t in tensors_in(out) if t.requires_grad and t.is_floating_point()]
             terms = [_weighted(real_rows(tensor, bound)) for tensor in parts]
             loss = torch.stack(terms).sum() if terms else None
-        return Outcome.of(self.model, out, loss, bound, random.draws)
+        return Outcome.of(self.model, out, loss, bound, random.draws if random else ())
 
     # ------------------------------------------------------------------ comparing
 
@@ -238,8 +244,8 @@ class Comparer:
     def _draw_alike(self, plain: Outcome, padded: Outcome, options: RunOptions) -> bool:
         if not options.constant:
             return match_draws(plain.draws, padded.draws)
-        hashed = all(draw.hashed for draw in (*plain.draws, *padded.draws))
-        return hashed and not self._computation.context.kernels
+        drawn = (*plain.draws, *padded.draws)  # as many: a compiled teacher's are not among them
+        return len(drawn) == 2 * len(plain.draws) and all(draw.hashed for draw in drawn)
 
     def _parity(
         self,

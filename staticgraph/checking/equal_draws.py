@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.internals.dispatch import TorchDispatchMode
+from staticgraph.internals.dispatch import TorchDispatchMode, current_graph_task
 from staticgraph.nn.context.present import present
 
-# Dropout keeps a value, and a normal number is positive.
+# Dropout keeps a value by it, and a normal number is positive.
 CONSTANT = 0.9
 _BITS = (1 << 52) - 1
+DROPOUT = "staticgraph::dropout_sum"
+# This library's operators that draw by a seed of their own.
+SEEDED = {DROPOUT, "staticgraph::graph_attention", "staticgraph::graph_attention_backward"}
 
 
 class Draw(NamedTuple):
@@ -68,6 +71,9 @@ class EqualDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        name = getattr(getattr(func, "_schema", None), "name", "")
+        if name in SEEDED and args[-1]:
+            return self._draw_by_seed(func, args)
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
         with torch.no_grad():
@@ -90,8 +96,8 @@ class EqualDraws(TorchDispatchMode):
             return result
         torch.manual_seed(seed)
         first = result[0] if isinstance(result, tuple) else result
-        real = tuple(map(_real_size, first.shape))
-        self.draws.append(Draw(name, tuple(first.shape), real, value_of is not None))
+        if not (self._constant and name == "randint" and first.shape == (1,)):  # not a seed
+            self._note(name, first, value_of is not None)
         if value_of is None:
             return result
         value = value_of(self._uniform(first, seed), given)
@@ -102,6 +108,20 @@ class EqualDraws(TorchDispatchMode):
         ):
             own.copy_(new)
         return result
+
+    def _note(self, name: str, drawn: Tensor, hashed: bool) -> None:
+        real = tuple(map(_real_size, drawn.shape))
+        self.draws.append(Draw(name, tuple(drawn.shape), real, hashed))
+
+    def _draw_by_seed(self, func: Any, args: Any) -> Any:
+        """Runs a kernel that drops by a seed and the position in a bucket; ``p`` is its last."""
+        keeps = self._constant and func._schema.name == DROPOUT
+        if current_graph_task() == -1:  # a backward repeats the draw
+            self._note("bernoulli", args[0], keeps)
+        if not keeps:
+            return func(*args)
+        x, *others, p = args
+        return func(x / (1 - p), *others, 0.0)
 
     def _uniform(self, like: Tensor, seed: int) -> Tensor:
         """Returns float64 numbers between 0 and 1, of the shape and on the device of a tensor."""
@@ -162,8 +182,10 @@ def _exponential(uniform: Tensor, given: dict[str, Any]) -> Tensor:
 
 def _dropout(uniform: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
     x, p = given["input"], given["p"]
-    keeps = uniform < 1 - p if given["train"] else torch.ones_like(uniform, dtype=torch.bool)
-    return torch.where(keeps, x / max(1 - p, 1e-300) if given["train"] else x, 0), keeps
+    if not given["train"]:
+        return x, torch.ones_like(uniform)
+    keeps = 1 - uniform < 1 - p
+    return torch.where(keeps, x / (1 - p), 0), keeps
 
 
 def _normal(uniform: Tensor, given: dict[str, Any]) -> Tensor:
@@ -171,7 +193,7 @@ def _normal(uniform: Tensor, given: dict[str, Any]) -> Tensor:
 
 
 def _bernoulli(uniform: Tensor, given: dict[str, Any]) -> Tensor:
-    return uniform < given.get("p", given["self"])
+    return 1 - uniform < given.get("p", given["self"])  # so that the constant keeps
 
 
 def _between(uniform: Tensor, given: dict[str, Any]) -> Tensor:

@@ -72,9 +72,7 @@ class PaddingCheck:
 
     # ------------------------------------------------------------------ asking
 
-    def wanted(
-        self, phase: str, batch: StaticBatch | None = None, recorded: bool = False
-    ) -> bool:
+    def wanted(self, phase: str, batch: StaticBatch | None = None, recorded: bool = False) -> bool:
         """Whether a phase has no verdict, or an old one; a training step's covers all phases.
 
         Args:
@@ -84,10 +82,14 @@ class PaddingCheck:
         """
         if self._newcomers.came and self._newcomers.seen():
             self.done.clear()  # the verdicts were on other layers
-        kind = self._kind(phase)
+        kind, looked = self._kind(phase), None if batch is None else looked_in_epoch(batch)
+        begins = looked is not None and kind != "eval" and id(self) not in looked
+        if begins:
+            looked.add(id(self))
+            self._epochs += 1
         if not {"step", kind} & self.done:
             return True
-        if batch is None or kind == "eval" or not self._is_old(batch, recorded):
+        if batch is None or kind == "eval" or not self._is_old(begins, looked is None, recorded):
             return False
         self.done.clear()
         return True
@@ -98,21 +100,24 @@ class PaddingCheck:
             return "training" if self._model.training else "eval"
         return phase
 
-    def _is_old(self, batch: StaticBatch, recorded: bool) -> bool:
-        """Whether to check again, before a batch of the training."""
-        signature, looked = self._comparer.signature, looked_in_epoch(batch)
+    def _is_old(self, begins: bool, alone: bool, recorded: bool) -> bool:
+        """Whether to check again, before a batch of the training.
+
+        Args:
+            begins: whether an epoch begins.
+            alone: whether the batch is of no loader, and so of no epoch.
+            recorded: as for :meth:`wanted`.
+        """
+        signature = self._comparer.signature
         if signature is None:
             return False
-        if looked is not None and id(self) not in looked:
-            looked.add(id(self))
-            self._epochs += 1
-            if self._epochs > 1 and (_doubles(self._epochs) or self._is_paid()):
-                return True
+        if begins and (_doubles(self._epochs) or self._is_paid()):
+            return True
         self._steps += 1
         if recorded or (self._steps % STEPS and not _doubles(self._steps)):
             return False
         if {change.where for change in signature.changes()} <= self._comparer.written:
-            return looked is None and self._is_paid()
+            return alone and self._is_paid()
         self._changes += 1
         return self._changes <= CHANGES or _doubles(self._changes) or self._is_paid()
 

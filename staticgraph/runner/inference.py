@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.execution.model_locks import Turns, check_not_traced
 from staticgraph.runner.execution.prediction import predict, require_rows
@@ -83,7 +84,8 @@ class Inference:
         check_not_traced("eval_step()")
         with self._turns.forward, self._evaluating():
             out = self._run("forward", batch)
-            loss = None if self.loss is None else self.steps.computation.mean_loss(out, batch)
+            known = self.loss is not None and isinstance(batch, StaticBatch)
+            loss = self.steps.computation.mean_loss(out, batch) if known else None
         return EvalResult(out, loss)
 
     def eager_forward(self, batch: StaticBatch) -> Any:
@@ -171,4 +173,6 @@ class Inference:
             )
 
     def _run(self, work: str, batch: StaticBatch) -> Any:
+        if isinstance(batch, PlainBatch):  # in a plain run of the check of another runner's model
+            return self.steps.computation.plain(batch)
         return self.steps.run(work, self._intake.take(batch, work))

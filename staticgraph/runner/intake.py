@@ -13,6 +13,7 @@ from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.runner.execution.commitments import Commitments
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.runner.reporting.bucket_statistics import BucketStatistics
+from staticgraph.runner.verification import FirstSteps
 from staticgraph.runner.warmup.warmup import Warming
 
 
@@ -26,6 +27,7 @@ class Intake:
         commitments: the runner's memory ledger, which the bucket is entered in; None without a
             budget.
         padding: the padding check of the first batches; None where the user turned it off.
+        first_steps: compares a bucket's first step with eager, unless ``padding`` is None.
     """
 
     def __init__(
@@ -35,10 +37,12 @@ class Intake:
         warming: Warming,
         commitments: Commitments | None,
         padding: PaddingCheck | None,
+        first_steps: FirstSteps,
     ) -> None:
         self._steps, self._form = steps, steps.form
         self._statistics, self._warming = statistics, warming
         self._commitments, self._padding = commitments, padding
+        self._first_steps = first_steps
 
     def take(self, batch: StaticBatch, work: str) -> StaticBatch:
         """Returns the batch as the steps take it.
@@ -62,6 +66,8 @@ class Intake:
             full = recorded and (self._commitments is not None or not self._padding.done)
             if not full and self._padding.wanted(work, batch, recorded):
                 self._padding.of(batch, work)
+            if work == "step" and not recorded:
+                self._first_steps.compare(batch)
         return batch
 
     @property

@@ -14,6 +14,7 @@ from staticgraph.runner.execution.execution import Execution
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.runner.intake import Intake
 from staticgraph.runner.reporting.account import Account
+from staticgraph.runner.verification import FirstSteps
 from staticgraph.runner.warmup.preparation import Preparation
 from staticgraph.runner.warmup.warmup import Warming
 from staticgraph.steps.computation.model_setup import Subject
@@ -69,9 +70,10 @@ class RunnerParts:
         commitments = budget and Commitments.of(
             subject, plan, smallest_budget(budget, execution.ranks), execution.records_gradients
         )
+        first_steps = FirstSteps(subject, steps)
         warming = Warming(
-            subject, plan, execution, steps, preparation, commitments, padding, fields
+            subject, plan, execution, steps, preparation, commitments, padding, fields, first_steps
         )
         account = Account(subject, plan, execution.mode, steps, warming, commitments)
-        intake = Intake(steps, account.statistics, warming, commitments, padding)
+        intake = Intake(steps, account.statistics, warming, commitments, padding, first_steps)
         return cls(steps, preparation, fields, warming, account, intake)

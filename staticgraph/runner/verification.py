@@ -7,31 +7,48 @@ eager step, with parameters moved by a few units in their last place, shows how 
 such elements are not compared after the step, and the result says how many they are. Then each
 input field is changed in turn, and the output must change. A recording whose input was never copied
 passes every test of shapes and fails these.
+
+On a user's own run, :class:`FirstSteps` makes the first of these comparisons by itself.
 """
 
 from __future__ import annotations
 
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.field_mask import field_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.checking.comparison import attempt
+from staticgraph.checking.equal_draws import EqualDraws
 from staticgraph.checking.jitter import nudge
-from staticgraph.checking.outcome import CLEAR
+from staticgraph.checking.outcome import CLEAR, Difference, Outcome, Tolerance
 from staticgraph.runner.execution.steps import Steps
+from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.rows.provenance import leaves
+from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.text.how_many import how_many
 from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
 
-# Chosen, not derived: far above float32 rounding, far below the effect of a stale or skipped input.
 # TF32 and bfloat16 round more coarsely and need a larger one.
-TOLERANCE = 1e-3
+TOLERANCE = Tolerance.of(torch.float32).other_order
+# What is compared after a step, and how an outcome's names of it begin.
+KINDS = {
+    "loss": "the loss",
+    "gradients": "the gradient of ",
+    "parameters": "the parameter ",
+    "buffers": "the buffer ",
+}
+_NO_MODEL = torch.nn.Module()
 
 
 class RunsBothWays(Protocol):
@@ -114,19 +131,15 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
     left_out = 0
     subject = runner.subject
     if subject.trains:
-        ours = _after_step(runner, batch, eager=False)
-        theirs = _after_step(runner, plain, eager=True)
-        errors["loss"] = _relative([ours.loss], [theirs.loss])
-        errors["gradients"] = _relative(
-            list(ours.gradients.values()), list(theirs.gradients.values())
-        )
-        nudged = _after_step(runner, plain, eager=True, nudged=True)
-        unclear = _unclear(ours.gradients, theirs.gradients, nudged.gradients)
-        left_out = sum(int(mask.sum()) for mask in unclear.values())
-        errors["parameters"] = _relative(_without(ours, unclear), _without(theirs, unclear))
+        ours = _after_step(subject, lambda: runner.step(batch))
+        theirs = _after_step(subject, lambda: runner.eager_step(plain))
+        nudged = _after_step(subject, lambda: runner.eager_step(plain), nudged=True)
+        left_out = _leave_out_rounding(ours, theirs, nudged)
+        errors = {word: _worst(theirs, ours, kind) for word, kind in KINDS.items()}
     with untouched(subject.model, subject.optimizer, beside=subject.functions):
         out = _rows(runner, batch, eager=False)
-        errors["output"] = _relative(out, _rows(runner, plain, eager=True))
+        rows = (_rows(runner, plain, eager=True), out)
+        errors["output"] = _worst(*(Outcome.of(_NO_MODEL, r, None, None) for r in rows), "")
         moved = {
             field.name: _differ(out, _rows(runner, _changed(batch, field.name), False))
             for field in batch.layout.schema
@@ -141,59 +154,132 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
     )
 
 
-class _AfterStep(NamedTuple):
-    """What one step computed; gradients and parameters by the names of the parameters."""
+class FirstSteps:
+    """Compares the first step of every bucket that does not run in eager with the same in eager.
 
-    loss: Tensor
-    gradients: dict[str, Tensor]
-    parameters: dict[str, Tensor]
+    Random numbers are one constant on both sides; where they are drawn inside compiled code, a
+    model that draws any is not compared. Several ranks, whose batches may be of different buckets,
+    do not compare.
+
+    Args:
+        subject: the model, and how it is trained.
+        steps: its steps.
+
+    Attributes:
+        buckets: those that were compared.
+        seconds: how long it took.
+    """
+
+    def __init__(self, subject: Subject, steps: Steps) -> None:
+        self.buckets: set[int] = set()
+        self.seconds: float = 0.0
+        self._subject, self._steps = subject, steps
+
+    def compare(self, batch: StaticBatch) -> None:
+        """Compares, once per bucket; warns if the step is not what eager computes."""
+        steps, bucket = self._steps, batch.bucket
+        way = steps.way_of(bucket, "step")
+        if bucket in self.buckets or way == "eager" or steps.ranks is not None or not batch.real:
+            return
+        self.buckets.add(bucket)
+        started = time.perf_counter()
+        with steps.accumulated.kept(), steps.finite.unread():
+            difference = attempt(lambda: self._difference(batch, way))
+        if difference is not None:
+            warnings.warn(
+                f"the first step of bucket {bucket}, run as {way!r}, is not that of eager: "
+                f"{difference.name} is off by {difference.how}. runner.verify(batch) compares them "
+                "in detail; mode='eager' computes what the model says",
+                stacklevel=5,
+            )
+        self.seconds += time.perf_counter() - started
+
+    def _difference(self, batch: StaticBatch, way: str) -> Difference | None:
+        subject, train = self._subject, self._steps.train
+        plain = batch.replace()
+        plain.real = None
+        own = _after_step(subject, lambda: train(batch, way))
+        if way == FUSED:  # compiled now; it calls its operators one by one, as eager does
+            own = _after_step(subject, lambda: train(batch, way), constant=True)
+        eager, nudged = (
+            _after_step(subject, lambda: train(plain, "eager"), nudged, constant=True)
+            for nudged in (False, True)
+        )
+        if len(own.draws) != len(eager.draws) or not all(draw.hashed for draw in own.draws):
+            return None
+        dtype = next(p.dtype for p in subject.model.parameters())
+        tolerance = Tolerance.of(subject.autocast or dtype).other_order
+        _leave_out_rounding(own, eager, nudged, tolerance)
+        return eager.clear_difference(own, tolerance, lambda: nudged)
 
 
 def _after_step(
-    runner: RunsBothWays, batch: StaticBatch, eager: bool, nudged: bool = False
-) -> _AfterStep:
-    """Returns loss, gradients and parameters after one step from the current state."""
-    model = runner.subject.model
-    with untouched(model, runner.subject.optimizer, beside=runner.subject.functions):
+    subject: Subject, step: Callable[[], Tensor], nudged: bool = False, constant: bool = False
+) -> Outcome:
+    """Returns loss, gradients, parameters and buffers after one step from the current state."""
+    random = EqualDraws(constant=True) if constant else None
+    kept = untouched(subject.model, subject.optimizer, beside=subject.functions)
+    with kept, without_callbacks(subject.model, subject.optimizer):
         if nudged:
-            nudge(model)
-        loss = runner.eager_step(batch) if eager else runner.step(batch)
-        named = dict(model.named_parameters())
-        return _AfterStep(
-            loss.clone(),
-            {name: p.grad.clone() for name, p in named.items() if p.grad is not None},
-            {name: p.detach().clone() for name, p in named.items()},
-        )
+            nudge(subject.model)
+        with random or nullcontext():
+            loss = step()
+        return Outcome.of(subject.model, None, loss, None, random.draws if random else ())
+
+
+def _leave_out_rounding(
+    ours: Outcome, theirs: Outcome, nudged: Outcome, tolerance: float = 0.0
+) -> int:
+    """Sets the elements of parameters whose gradient is rounding to zero.
+
+    Args:
+        ours: after the runner's step.
+        theirs: after that of eager.
+        nudged: after that of eager from nudged parameters; how far its gradients are from
+            ``theirs`` is rounding, whatever the runner computed.
+        tolerance: gradients below it, relative to the largest, count as rounding as well.
+
+    Returns:
+        The number of these elements.
+    """
+    kind = KINDS["gradients"]
+    gradients = (
+        {name.removeprefix(kind): v for name, v in outcome.values.items() if name.startswith(kind)}
+        for outcome in (ours, theirs, nudged)
+    )
+    scale = max((s for n, s in theirs.scales.items() if n.startswith(kind)), default=0.0)
+    masks = _unclear(*gradients, least=tolerance * scale)
+    for outcome in (ours, theirs, nudged):
+        for name, mask in masks.items():
+            outcome.values[KINDS["parameters"] + name].masked_fill_(mask, 0)
+    return sum(int(mask.sum()) for mask in masks.values())
 
 
 def _unclear(
-    ours: dict[str, Tensor], theirs: dict[str, Tensor], nudged: dict[str, Tensor]
+    ours: dict[str, Tensor],
+    theirs: dict[str, Tensor],
+    nudged: dict[str, Tensor],
+    least: float = 0.0,
 ) -> dict[str, Tensor]:
     """Masks of the elements whose gradient is no larger than rounding, by name.
 
     Equal gradients are clear, zero or not: they must move a parameter alike.
-
-    Args:
-        ours: the runner's gradients.
-        theirs: those of eager.
-        nudged: those of eager from nudged parameters; how far they are from ``theirs`` is rounding,
-            whatever the runner computed.
     """
     masks = {}
     for name in ours.keys() & theirs.keys() & nudged.keys():
         rounding = (nudged[name] - theirs[name]).abs()
         if rounding.numel() and bool(rounding.isfinite().all()):
-            small = theirs[name].abs() <= CLEAR * rounding.max()
+            small = theirs[name].abs() <= (CLEAR * rounding.max()).clamp(min=least)
             masks[name] = small & (ours[name] != theirs[name])
     return masks
 
 
-def _without(step: _AfterStep, unclear: dict[str, Tensor]) -> list[Tensor]:
-    """Returns the parameters with zeros in these elements."""
-    return [
-        parameter.masked_fill(unclear[name], 0) if name in unclear else parameter
-        for name, parameter in step.parameters.items()
-    ]
+def _worst(theirs: Outcome, ours: Outcome, kind: str) -> float:
+    """The largest difference of values of one kind; infinite if one side lacks some."""
+    names = [{n for n in o.values if n.startswith(kind)} for o in (theirs, ours)]
+    if names[0] != names[1]:
+        return float("inf")
+    return max((each.off for each in theirs.differences(ours, kind)), default=0.0)
 
 
 def _rows(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> list[Tensor]:
@@ -226,14 +312,3 @@ def _changed(batch: StaticBatch, name: str) -> StaticBatch:
     other = value.clone()
     other[mask] = real.flip(0) + 1 if value.is_floating_point() else real.flip(0)
     return batch.replace(**{name: other})
-
-
-def _relative(found: list[Tensor], expected: list[Tensor]) -> float:
-    largest = max((float(e.abs().max()) for e in expected if e.numel()), default=0.0)
-    if len(found) != len(expected):
-        return float("inf")
-    worst = max(
-        (float((f - e).abs().max()) for f, e in zip(found, expected, strict=True) if e.numel()),
-        default=0.0,
-    )
-    return worst / max(largest, torch.finfo(torch.float32).tiny)

@@ -97,12 +97,16 @@ class Steps:
         self.ways = ways
         self.form.fused = self.mode.fused or FUSED in ways.values()
 
+    def way_of(self, bucket: int, phase: str) -> str:
+        """Returns the way in which a phase of a bucket runs."""
+        return self.ways.get((bucket, phase), self._way)
+
     def run(self, work: str, batch: StaticBatch, way: str | None = None) -> Any:
         """Returns the output for work ``forward``, the mean loss for ``step``."""
         phase = work
         if work == "forward" and not self._model.training and not torch.is_grad_enabled():
             phase = "eval"
-        way = way or self.ways.get((batch.bucket, phase), self._way)
+        way = way or self.way_of(batch.bucket, phase)
         if way == OWN and self.recordings.records(phase):
             return self._replayed(work, batch, phase == "forward")
         if way != "eager":
@@ -133,7 +137,7 @@ class Steps:
             train(self._model)
         if batch.real is None:
             self.single_rows.note(batch, self.computation.known(batch))
-        way = way or self.ways.get((batch.bucket, "step"), self._way)
+        way = way or self.way_of(batch.bucket, "step")
         if way == OWN and (scope := self.recordings.settings.scope) != "forward":
             loss = self._replayed("step", batch)
             if scope != "step":

@@ -9,6 +9,7 @@ compiled.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from staticgraph.runner.execution.data_fields import DataFields
 from staticgraph.runner.execution.execution import Execution
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.runner.timing.way_choice import WayChoice
+from staticgraph.runner.verification import FirstSteps
 from staticgraph.runner.warmup import compile_cache
 from staticgraph.runner.warmup.preparation import Preparation
 from staticgraph.runner.warmup.trials import Trials, trial_batch
@@ -35,6 +37,7 @@ from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
 
 
@@ -58,6 +61,7 @@ class Warming:
         commitments: Commitments | None,
         padding: PaddingCheck | None,
         fields: DataFields,
+        first_steps: FirstSteps,
     ) -> None:
         self.choices: tuple[WayChoice, ...] = ()
         self.notes: list[str] = []
@@ -66,6 +70,7 @@ class Warming:
         self._subject, self._plan, self._execution = subject, plan, execution
         self._steps, self._preparation, self._commitments = steps, preparation, commitments
         self._padding, self._fields = padding, fields
+        self._first_steps = first_steps
 
     def run(
         self,
@@ -148,11 +153,27 @@ class Warming:
                 batches = partial(trial_batch, example=example, device=device)
                 self.choices = trials.run(keys, schema, batches, file, shown)
                 self.notes = trials.notes
+            if self._padding is not None and example is not None and "step" in phases:
+                self._compare(schema, example, progress)
         self.seconds = time.perf_counter() - started
         if cache is not None:
             compile_cache.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)
         self._preparation.finish()
         self._steps.clear()  # the warm-up's losses are not losses of data
+
+    def _compare(self, schema: Schema, example: StaticBatch | GraphColumns, progress: bool) -> None:
+        """Compares the first step of every bucket with eager, and prints what it cost."""
+        steps, first = self._steps, self._first_steps
+        if self._commitments is not None and steps.recordings.made is not None:
+            return  # the budget holds no eager step next to the recordings
+        first.buckets.clear()
+        first.seconds = 0.0
+        for bucket in range(len(self._plan.capacities)):
+            batch = trial_batch(steps.form.layout(bucket, schema), example, self._subject.device)
+            first.compare(batch)
+        if progress and first.buckets:
+            text = f"{how_many(len(first.buckets), 'bucket')} compared with eager"
+            print(f"{text} in {first.seconds:.1f} s", file=sys.stderr)
 
     def prepare(self, schema: Schema, way: str, bucket: int, phase: str) -> None:
         """Compiles or records a phase of a bucket, under the budget."""

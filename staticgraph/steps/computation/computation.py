@@ -191,6 +191,11 @@ class Computation:
             self._context.leave()
         return result
 
+    def plain(self, data: Any) -> Any:
+        """Returns the output over a batch without padding, in the precision of a step."""
+        with self.precision():
+            return self._forward(self._model, data)
+
     def _forward_of(
         self, batch: StaticBatch, leaves: bool = False
     ) -> tuple[StaticBatch, Any, StaticBatch]:
