@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from support.arena import ArenaRecorder
 from support.forked_python import forked_python
-from support.lightning_modules import InParts, Whole, made
+from support.lightning_modules import InParts, Variational, Whole, made
 from support.patience import patience
 from torch import nn
 from torch_geometric.data import Batch, HeteroData
@@ -81,6 +81,20 @@ def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kin
     for name, value in module.state_dict().items():
         assert torch.allclose(value, twin.state_dict()[name], rtol=1e-3, atol=1e-5), name
     assert "forward" not in vars(module), "put back afterwards"
+
+
+@pytest.mark.parametrize("rows", ["padded", "real"])
+def test_a_term_over_padding_rows_is_found_by_the_epoch_that_adds_it(esol, tmp_path, rows):
+    torch.manual_seed(0)
+    module = Variational(rows)
+    trainer = trainer_of(tmp_path, limit_val_batches=0, limit_train_batches=2)
+    if rows == "real":
+        trainer.fit(module, datamodule=data_of(esol))
+        return
+    with pytest.raises(sg.PaddingLeaks, match="the loss is off"):
+        trainer.fit(module, datamodule=data_of(esol))
+    assert trainer.current_epoch == 1
+    assert "forward" not in vars(module.encode)
 
 
 def test_recorded_and_with_accumulation(esol, tmp_path):

@@ -14,7 +14,8 @@ from support.recorded_net import runner_of
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.runner.verification import Verification, _unclear
+from staticgraph.runner.verification import Verification
+from staticgraph.runner.warmup.first_steps import _unclear
 
 
 def test_verify_passes_what_is_right_and_changes_nothing(hiv):

@@ -31,6 +31,7 @@ from staticgraph.checking.plain_batch import (
     plain_batch,
     plain_loss,
 )
+from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
 from staticgraph.recording.signature import Signature
 from staticgraph.steps.computation.computation import Computation
@@ -82,7 +83,7 @@ class Comparer:
 
     Args:
         subject: its model is converted; its optimizer is left as it is.
-        computation: runs the model over padding.
+        computation: runs the model over padding; made from the subject if None.
         compiled: whether padded batches are as a compiled step sees them, without counts.
 
     Attributes:
@@ -91,11 +92,14 @@ class Comparer:
         written: what of it a run itself writes.
     """
 
-    def __init__(self, subject: Subject, computation: Computation, compiled: bool = False) -> None:
+    def __init__(
+        self, subject: Subject, computation: Computation | None = None, compiled: bool = False
+    ) -> None:
         self.signature: Signature | None = None
         self.written: set[str] = set()
         self.model: torch.nn.Module = subject.model
-        self._subject, self._computation, self._compiled = subject, computation, compiled
+        self._subject, self._compiled = subject, compiled
+        self._computation = Computation(subject) if computation is None else computation
         dtypes = [p.dtype for p in self.model.parameters() if p.is_floating_point()]
         dtypes += [] if subject.autocast is None else [subject.autocast]
         self._dtype = max(dtypes, key=lambda d: torch.finfo(d).eps, default=torch.float32)
@@ -106,6 +110,22 @@ class Comparer:
         kind = self._subject.device.type
         around = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype
         return Tolerance(*map(max, Tolerance.of(self._dtype), Tolerance.of(around)))
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a loss."""
+        return self._subject.loss is not None
+
+    @property
+    def context(self) -> BatchContext:
+        """The context through which the model's layers see a batch."""
+        return self._computation.context
+
+    def note_signature(self) -> None:
+        """Notes what the model, its loss and its forward read now."""
+        functions = {"loss": self._subject.loss, "forward": self._subject.forward}
+        read = {name: f for name, f in functions.items() if f is not None}
+        self.signature = Signature(self.model, read)
 
     # ------------------------------------------------------------------ running
 
@@ -128,7 +148,7 @@ class Comparer:
         with self._run(options), computation.active():
             computation.known(batch)  # now, since it draws random numbers of its own
             with random or nullcontext():
-                both = options.gradients and self._subject.loss is not None
+                both = options.gradients and self.trains
                 result = computation.run("both" if both else "forward", batch, keep=True)
                 out, loss = result if both else (result, None)
                 return self._outcome(out, loss, options, random)
@@ -177,9 +197,8 @@ class Comparer:
     def _outcome(
         self, out: Any, loss: Tensor | None, options: RunOptions, random: EqualDraws | None
     ) -> Outcome:
-        context = self._computation.context
-        bound = context if context.batch is not None else None
-        if options.gradients and self._subject.loss is None:
+        bound = self.context if self.context.batch is not None else None
+        if options.gradients and not self.trains:
             parts = [t for t in tensors_in(out) if t.requires_grad and t.is_floating_point()]
             terms = [_weighted(real_rows(tensor, bound)) for tensor in parts]
             loss = torch.stack(terms).sum() if terms else None

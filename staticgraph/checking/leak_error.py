@@ -48,7 +48,8 @@ def leak_of(
     named += f", at {where}: {line}" if where else ""
     return PaddingLeaks(
         f"{what}. Of the layers, {named}. {remedy}{more}; sg.preflight(model, plan, store) lists "
-        "every layer; Subject(..., check_padding=False) turns this check off",
+        "every layer; Subject(..., check_padding=False), or StaticGraphs(check_padding=False), "
+        "turns this check off",
         path,
         where,
     )

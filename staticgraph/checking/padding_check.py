@@ -31,9 +31,6 @@ from staticgraph.checking.padding_culprit import Culprit, Trail
 from staticgraph.checking.plain_batch import has_gaps, plain_batch
 from staticgraph.errors import PaddingLeaks
 from staticgraph.nn.newcomers import Newcomers
-from staticgraph.recording.signature import Signature
-from staticgraph.steps.computation.computation import Computation
-from staticgraph.steps.computation.model_setup import Subject
 
 # The most of the time between two checks that the first of them took.
 SHARE = 0.01
@@ -44,28 +41,19 @@ STEPS = 16
 
 
 class PaddingCheck:
-    """The check of one runner's model.
+    """The check of one model.
 
     Args:
-        subject: its model is converted; its optimizer is left as it is.
-        computation: runs the model over padding.
-        compiled: whether to run padded batches as a compiled step sees them, without counts.
+        comparer: runs the model.
 
     Attributes:
         done: the kinds of calls that have a verdict.
     """
 
-    def __init__(
-        self,
-        subject: Subject,
-        computation: Computation,
-        compiled: bool = False,
-    ) -> None:
-        self._comparer = Comparer(subject, computation, compiled)
-        self._model, self._subject = subject.model, subject
-        self._computation = computation
+    def __init__(self, comparer: Comparer) -> None:
+        self._comparer, self._model = comparer, comparer.model
         self.done: set[str] = set()
-        self._newcomers = Newcomers(subject.model)
+        self._newcomers = Newcomers(comparer.model)
         self._turn = Lock()
         self._steps = self._epochs = self._changes = 0
         self._ended = self._seconds = 0.0
@@ -83,10 +71,11 @@ class PaddingCheck:
         if self._newcomers.came and self._newcomers.seen():
             self.done.clear()  # the verdicts were on other layers
         kind, looked = self._kind(phase), None if batch is None else looked_in_epoch(batch)
-        begins = looked is not None and kind != "eval" and id(self) not in looked
-        if begins:
+        begins = False
+        if looked is not None and kind != "eval" and id(self) not in looked:
             looked.add(id(self))
             self._epochs += 1
+            begins = True
         if not {"step", kind} & self.done:
             return True
         if batch is None or kind == "eval" or not self._is_old(begins, looked is None, recorded):
@@ -148,11 +137,9 @@ class PaddingCheck:
 
     def _of(self, batch: StaticBatch, phase: str, real: bool) -> None:
         kind = self._kind(phase)
-        options = RunOptions(kind != "eval", phase == "step" and self._subject.loss is not None)
+        options = RunOptions(kind != "eval", phase == "step" and self._comparer.trains)
         if not several_ranks():
-            functions = {"loss": self._subject.loss, "forward": self._subject.forward}
-            functions = {name: f for name, f in functions.items() if f is not None}
-            self._comparer.signature = Signature(self._model, functions)
+            self._comparer.note_signature()
         clean = attempt(lambda: self._comparer.padded(batch, options))
         # None: it fails without any change; the step itself will say why.
         differs = clean and self._between_paddings(batch, clean, options)
@@ -234,7 +221,7 @@ class PaddingCheck:
             return None
         trails = []
         for run in (first, second):
-            trail = Trail(self._model, self._computation.context, operations)
+            trail = Trail(self._model, self._comparer.context, operations)
             with trail.followed():
                 if attempt(run) is None:
                     return None

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
+from copy import copy
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
+from staticgraph.batches.batch.real_batch import RealBatch
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.checking.comparison import Comparer, RunOptions
+from staticgraph.checking.equal_draws import EqualDraws
+from staticgraph.checking.outcome import Outcome
+from staticgraph.checking.padding_check import PaddingCheck
+from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.lightning.data_module import StaticDataModule
 from staticgraph.lightning.static_call import StaticCalls
 from staticgraph.nn.convert import convert
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
+from staticgraph.steps.computation.model_setup import Subject
 
 
 class StaticGraphs(Callback):
@@ -30,6 +42,9 @@ class StaticGraphs(Callback):
             :class:`staticgraph.StaticGraphRunner`. With ``cuda-graph``, the backward of a call must
             run before the module is called again.
         recording: how ``cuda-graph`` records.
+        check_padding: compare the first ``training_step``, and some later ones, with plain PyG; see
+            :mod:`staticgraph.checking.padding_check`. Several processes, and manual optimization,
+            do not.
     """
 
     def __init__(
@@ -37,7 +52,10 @@ class StaticGraphs(Callback):
         plan: BucketPlan | None = None,
         mode: str = "auto",
         recording: Recording | None = None,
+        check_padding: bool = True,
     ) -> None:
+        self._check_padding = check_padding
+        self._check: PaddingCheck | None = None
         self._plan = plan
         self._mode = mode
         self._recording = recording
@@ -63,13 +81,106 @@ class StaticGraphs(Callback):
         if mode == "auto":
             mode = "eager" if device == "cpu" else "default"
         convert(pl_module)
-        self._calls = StaticCalls(list(_called(pl_module)), plan, mode, self._recording)
+        modules, checks = list(_called(pl_module)), self._check_padding
+        self._calls = StaticCalls(modules, plan, mode, self._recording, checks)
+        if checks and pl_module.automatic_optimization and trainer.world_size == 1:
+            self._check = PaddingCheck(StepComparer(pl_module, plan))
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Checks whether padding reaches the loss of a training step.
+
+        Raises:
+            PaddingLeaks: it does.
+        """
+        check, calls = self._check, self._calls
+        if check is None or calls is None or not isinstance(batch, RealBatch):
+            return
+        if check.wanted("step", batch.static):
+            with calls.off(), trainer.precision_plugin.train_step_context():
+                check.of(batch.static, "step")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restores the original forwards."""
         if self._calls is not None:
             self._calls.close()
-            self._calls = None
+            self._calls = self._check = None
+
+
+class StepComparer(Comparer):
+    """Runs the training step of a LightningModule, in eager, with fixed shapes and without.
+
+    Nothing is logged. What lists, dicts and tensors in attributes of the module hold, as metrics
+    and collected outputs do, is restored after each run.
+
+    Args:
+        module: with the forwards of its class.
+        plan: the buckets.
+    """
+
+    def __init__(self, module: LightningModule, plan: BucketPlan) -> None:
+        step: Any = type(module).training_step
+        super().__init__(Subject(module, forward=step))
+        self._module, self._ran = module, False
+        self._calls = StaticCalls(list(_called(module)), plan, "eager", check_padding=False)
+        self._calls.remove()
+
+    @property
+    def trains(self) -> bool:
+        """Always: the step is a loss."""
+        return True
+
+    def padded(self, batch: StaticBatch, options: RunOptions) -> Outcome:
+        """Runs the step over real rows, and the modules that it calls over padding."""
+        if options.jitter is not None:
+            batch = options.jitter.of(batch.replace())
+        self._calls.install()
+        try:
+            if not self._ran:  # a first call finds which results are rows, and draws for it
+                self._step(RealBatch(batch), options)
+                self._ran = True
+            return self._step(RealBatch(batch), options)
+        finally:
+            self._calls.remove()
+
+    def plain(self, batch: StaticBatch, data: PlainBatch, options: RunOptions) -> Outcome:
+        """Runs the step over PyG's own batch."""
+        own = data.clone()
+        return self._step(own if options.jitter is None else options.jitter.of(own), options)
+
+    def _step(self, data: Any, options: RunOptions) -> Outcome:
+        module = self._module
+        silent: dict[str, Any] = dict.fromkeys(("log", "log_dict"), lambda *_, **__: None)
+        held = [
+            (value, value.clone() if isinstance(value, Tensor) else copy(value))
+            for part in module.modules()
+            for name, value in vars(part).items()
+            if not name.startswith("_") and type(value) in (list, dict, set, Tensor)
+        ]
+        with (
+            warnings.catch_warnings(action="ignore"),  # the step itself says them
+            self._run(options),
+            EqualDraws(options.constant) as random,
+        ):
+            vars(module).update(silent)
+            try:
+                result = module.training_step(data, 0)
+                loss = result["loss"] if isinstance(result, Mapping) else result
+                return Outcome.of(module, None, loss, None, random.draws)
+            finally:
+                for name in silent:
+                    vars(module).pop(name)
+                for value, before in held:
+                    _put_back(value, before)
+
+
+def _put_back(value: Any, before: Any) -> None:
+    if isinstance(value, Tensor):
+        value.data.copy_(before)
+    else:
+        value.clear()
+        value.extend(before) if isinstance(value, list) else value.update(before)
 
 
 def _called(module: LightningModule) -> Iterator[torch.nn.Module]:

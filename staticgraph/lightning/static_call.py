@@ -45,20 +45,24 @@ class StaticCalls:
         plan: the buckets.
         mode: the mode of the runners.
         recording: how the runners record.
+        check_padding: whether the runners check their modules.
     """
 
     plan: BucketPlan
     mode: str
     recording: Recording | None
+    check_padding: bool
 
     def __init__(
         self,
         modules: Sequence[torch.nn.Module],
         plan: BucketPlan,
         mode: str,
-        recording: Recording | None,
+        recording: Recording | None = None,
+        check_padding: bool = True,
     ) -> None:
         self.plan, self.mode, self.recording = plan, mode, recording
+        self.check_padding = check_padding
         self._calls = {module: StaticCall(module, self) for module in modules}
         self.install()
 
@@ -164,8 +168,8 @@ class StaticCall:
                 args, kwargs = tree_unflatten(given, spec)
                 return self._forward(*args, **kwargs)
 
-            subject = Subject(self._module, forward=forward)
             calls = self._calls
+            subject = Subject(self._module, forward=forward, check_padding=calls.check_padding)
             self._runners[key] = StaticGraphRunner(
                 subject, calls.plan, calls.mode, recording=calls.recording
             )

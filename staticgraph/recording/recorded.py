@@ -218,8 +218,10 @@ class RecordedSteps:
         return from_ids
 
     def freeze(self) -> None:
-        """Allows no further recording."""
+        """Allows no further recording; replays count from now on."""
         self.frozen = True
+        for made in self._recordings.values():
+            made.recorded.replays = 0
 
     # ------------------------------------------------------------------ replaying
 

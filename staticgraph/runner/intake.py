@@ -13,7 +13,7 @@ from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.runner.execution.commitments import Commitments
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.runner.reporting.bucket_statistics import BucketStatistics
-from staticgraph.runner.verification import FirstSteps
+from staticgraph.runner.warmup.first_steps import FirstSteps
 from staticgraph.runner.warmup.warmup import Warming
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from staticgraph.checking.comparison import Comparer
 from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.distributed.smallest_budget import smallest_budget
 from staticgraph.memory.budget import MemoryBudget
@@ -14,7 +15,7 @@ from staticgraph.runner.execution.execution import Execution
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.runner.intake import Intake
 from staticgraph.runner.reporting.account import Account
-from staticgraph.runner.verification import FirstSteps
+from staticgraph.runner.warmup.first_steps import FirstSteps
 from staticgraph.runner.warmup.preparation import Preparation
 from staticgraph.runner.warmup.warmup import Warming
 from staticgraph.steps.computation.model_setup import Subject
@@ -66,7 +67,7 @@ class RunnerParts:
         padding = None
         if subject.check_padding:
             compiled = execution.mode.compiled and execution.auto is None
-            padding = PaddingCheck(subject, steps.computation, compiled)
+            padding = PaddingCheck(Comparer(subject, steps.computation, compiled))
         commitments = budget and Commitments.of(
             subject, plan, smallest_budget(budget, execution.ranks), execution.records_gradients
         )

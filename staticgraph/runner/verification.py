@@ -8,15 +8,12 @@ such elements are not compared after the step, and the result says how many they
 input field is changed in turn, and the output must change. A recording whose input was never copied
 passes every test of shapes and fails these.
 
-On a user's own run, :class:`FirstSteps` makes the first of these comparisons by itself.
+On a user's own run, :mod:`staticgraph.runner.warmup.first_steps` makes the first of these
+comparisons by itself.
 """
 
 from __future__ import annotations
 
-import time
-import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,15 +22,11 @@ from torch import Tensor
 
 from staticgraph.batches.batch.field_mask import field_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.comparison import attempt
-from staticgraph.checking.equal_draws import EqualDraws
-from staticgraph.checking.jitter import nudge
-from staticgraph.checking.outcome import CLEAR, Difference, Outcome, Tolerance
+from staticgraph.checking.outcome import Outcome, Tolerance
 from staticgraph.runner.execution.steps import Steps
-from staticgraph.steps.compilation.modes import FUSED
+from staticgraph.runner.warmup.first_steps import KINDS, after_step, leave_out_rounding
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.rows.provenance import leaves
-from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.text.how_many import how_many
 from staticgraph.text.notebook import as_preformatted
@@ -41,13 +34,6 @@ from staticgraph.text.table import table
 
 # TF32 and bfloat16 round more coarsely and need a larger one.
 TOLERANCE = Tolerance.of(torch.float32).other_order
-# What is compared after a step, and how an outcome's names of it begin.
-KINDS = {
-    "loss": "the loss",
-    "gradients": "the gradient of ",
-    "parameters": "the parameter ",
-    "buffers": "the buffer ",
-}
 _NO_MODEL = torch.nn.Module()
 
 
@@ -131,15 +117,15 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
     left_out = 0
     subject = runner.subject
     if subject.trains:
-        ours = _after_step(subject, lambda: runner.step(batch))
-        theirs = _after_step(subject, lambda: runner.eager_step(plain))
-        nudged = _after_step(subject, lambda: runner.eager_step(plain), nudged=True)
-        left_out = _leave_out_rounding(ours, theirs, nudged)
+        ours = after_step(subject, lambda: runner.step(batch))
+        theirs = after_step(subject, lambda: runner.eager_step(plain))
+        nudged = after_step(subject, lambda: runner.eager_step(plain), nudged=True)
+        left_out = leave_out_rounding(ours, theirs, nudged)
         errors = {word: _worst(theirs, ours, kind) for word, kind in KINDS.items()}
     with untouched(subject.model, subject.optimizer, beside=subject.functions):
         out = _rows(runner, batch, eager=False)
-        rows = (_rows(runner, plain, eager=True), out)
-        errors["output"] = _worst(*(Outcome.of(_NO_MODEL, r, None, None) for r in rows), "")
+        eager = Outcome.of(_NO_MODEL, _rows(runner, plain, eager=True), None, None)
+        errors["output"] = _worst(eager, Outcome.of(_NO_MODEL, out, None, None), "")
         moved = {
             field.name: _differ(out, _rows(runner, _changed(batch, field.name), False))
             for field in batch.layout.schema
@@ -152,126 +138,6 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
         tolerance,
         left_out,
     )
-
-
-class FirstSteps:
-    """Compares the first step of every bucket that does not run in eager with the same in eager.
-
-    Random numbers are one constant on both sides; where they are drawn inside compiled code, a
-    model that draws any is not compared. Several ranks, whose batches may be of different buckets,
-    do not compare.
-
-    Args:
-        subject: the model, and how it is trained.
-        steps: its steps.
-
-    Attributes:
-        buckets: those that were compared.
-        seconds: how long it took.
-    """
-
-    def __init__(self, subject: Subject, steps: Steps) -> None:
-        self.buckets: set[int] = set()
-        self.seconds: float = 0.0
-        self._subject, self._steps = subject, steps
-
-    def compare(self, batch: StaticBatch) -> None:
-        """Compares, once per bucket; warns if the step is not what eager computes."""
-        steps, bucket = self._steps, batch.bucket
-        way = steps.way_of(bucket, "step")
-        if bucket in self.buckets or way == "eager" or steps.ranks is not None or not batch.real:
-            return
-        self.buckets.add(bucket)
-        started = time.perf_counter()
-        with steps.accumulated.kept(), steps.finite.unread():
-            difference = attempt(lambda: self._difference(batch, way))
-        if difference is not None:
-            warnings.warn(
-                f"the first step of bucket {bucket}, run as {way!r}, is not that of eager: "
-                f"{difference.name} is off by {difference.how}. runner.verify(batch) compares them "
-                "in detail; mode='eager' computes what the model says",
-                stacklevel=5,
-            )
-        self.seconds += time.perf_counter() - started
-
-    def _difference(self, batch: StaticBatch, way: str) -> Difference | None:
-        subject, train = self._subject, self._steps.train
-        plain = batch.replace()
-        plain.real = None
-        own = _after_step(subject, lambda: train(batch, way))
-        if way == FUSED:  # compiled now; it calls its operators one by one, as eager does
-            own = _after_step(subject, lambda: train(batch, way), constant=True)
-        eager, nudged = (
-            _after_step(subject, lambda: train(plain, "eager"), nudged, constant=True)
-            for nudged in (False, True)
-        )
-        if len(own.draws) != len(eager.draws) or not all(draw.hashed for draw in own.draws):
-            return None
-        dtype = next(p.dtype for p in subject.model.parameters())
-        tolerance = Tolerance.of(subject.autocast or dtype).other_order
-        _leave_out_rounding(own, eager, nudged, tolerance)
-        return eager.clear_difference(own, tolerance, lambda: nudged)
-
-
-def _after_step(
-    subject: Subject, step: Callable[[], Tensor], nudged: bool = False, constant: bool = False
-) -> Outcome:
-    """Returns loss, gradients, parameters and buffers after one step from the current state."""
-    random = EqualDraws(constant=True) if constant else None
-    kept = untouched(subject.model, subject.optimizer, beside=subject.functions)
-    with kept, without_callbacks(subject.model, subject.optimizer):
-        if nudged:
-            nudge(subject.model)
-        with random or nullcontext():
-            loss = step()
-        return Outcome.of(subject.model, None, loss, None, random.draws if random else ())
-
-
-def _leave_out_rounding(
-    ours: Outcome, theirs: Outcome, nudged: Outcome, tolerance: float = 0.0
-) -> int:
-    """Sets the elements of parameters whose gradient is rounding to zero.
-
-    Args:
-        ours: after the runner's step.
-        theirs: after that of eager.
-        nudged: after that of eager from nudged parameters; how far its gradients are from
-            ``theirs`` is rounding, whatever the runner computed.
-        tolerance: gradients below it, relative to the largest, count as rounding as well.
-
-    Returns:
-        The number of these elements.
-    """
-    kind = KINDS["gradients"]
-    gradients = (
-        {name.removeprefix(kind): v for name, v in outcome.values.items() if name.startswith(kind)}
-        for outcome in (ours, theirs, nudged)
-    )
-    scale = max((s for n, s in theirs.scales.items() if n.startswith(kind)), default=0.0)
-    masks = _unclear(*gradients, least=tolerance * scale)
-    for outcome in (ours, theirs, nudged):
-        for name, mask in masks.items():
-            outcome.values[KINDS["parameters"] + name].masked_fill_(mask, 0)
-    return sum(int(mask.sum()) for mask in masks.values())
-
-
-def _unclear(
-    ours: dict[str, Tensor],
-    theirs: dict[str, Tensor],
-    nudged: dict[str, Tensor],
-    least: float = 0.0,
-) -> dict[str, Tensor]:
-    """Masks of the elements whose gradient is no larger than rounding, by name.
-
-    Equal gradients are clear, zero or not: they must move a parameter alike.
-    """
-    masks = {}
-    for name in ours.keys() & theirs.keys() & nudged.keys():
-        rounding = (nudged[name] - theirs[name]).abs()
-        if rounding.numel() and bool(rounding.isfinite().all()):
-            small = theirs[name].abs() <= (CLEAR * rounding.max()).clamp(min=least)
-            masks[name] = small & (ours[name] != theirs[name])
-    return masks
 
 
 def _worst(theirs: Outcome, ours: Outcome, kind: str) -> float:

@@ -27,8 +27,8 @@ from staticgraph.runner.execution.data_fields import DataFields
 from staticgraph.runner.execution.execution import Execution
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.runner.timing.way_choice import WayChoice
-from staticgraph.runner.verification import FirstSteps
 from staticgraph.runner.warmup import compile_cache
+from staticgraph.runner.warmup.first_steps import FirstSteps
 from staticgraph.runner.warmup.preparation import Preparation
 from staticgraph.runner.warmup.trials import Trials, trial_batch
 from staticgraph.schema import Schema

@@ -16,7 +16,6 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.checking.comparison import Comparer, RunOptions
 from staticgraph.checking.outcome import Tolerance, largest_of
-from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.training.versus.setting import VersusSetting
@@ -59,8 +58,7 @@ def outputs_apart(setting: VersusSetting) -> float | None:
     Returns:
         None if the model does not run with fixed shapes, or not in plain PyG.
     """
-    subject = Subject(setting.fresh_model(), forward=setting.forward)
-    comparer = Comparer(subject, Computation(subject))
+    comparer = Comparer(Subject(setting.fresh_model(), forward=setting.forward))
     batch = _first_batch(setting).to(setting.device)
     parity = comparer.beside_plain(batch, RunOptions(training=False, gradients=False))
     return None if parity is None else parity.worst
