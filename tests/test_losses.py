@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from support.parity import BATCH
 from support.places import mode_of
 from support.runners import made_runner
 from support.tape import TapeRecorder
@@ -17,6 +18,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
+from staticgraph.steps.loss.mean_loss import masked_mean, mean_loss
 
 CAPACITY = (60, 70, 12)
 MODES = ["traced", "cuda-graph"]
@@ -373,3 +375,16 @@ def test_whole_numbers_take_weights_as_they_are():
     weights = torch.tensor([0.5, 0.25, 0.25] + 9 * [7.0])
     assert sg.masked_mean(right, batch, weights=weights).item() == 0.75
     assert sg.masked_mean(right, batch).item() == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("total", [0.0, 0.25, 1.0, 3.0])
+def test_a_mean_divides_by_the_sum_of_its_weights_however_small(total):
+    random = torch.Generator().manual_seed(0)
+    values, weights = torch.rand(2, len(BATCH.graph_mask), 1, generator=random).double()
+    real = BATCH.graph_mask
+    weights *= total / weights[real].sum()
+    expected = (values * weights)[real].sum() / (total or 1.0)
+    found = masked_mean(values, BATCH, weights=weights)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    added = mean_loss(lambda out, _: (out, weights, 2.0), values, BATCH)
+    assert torch.allclose(added, expected + 2.0, rtol=0, atol=1e-12)

@@ -47,9 +47,10 @@ class Subject:
             gradients, whatever their scope.
         sanitize: set the padding rows of every input to zero inside the step; only a batch that was
             not filled by this library can have anything else there.
-        check_padding: run the first batch (or a warm-up's example) with other values in its
-            padding, and without padding through plain PyG, and compare; see
-            :mod:`staticgraph.checking.padding_check`.
+        check_padding: compare a batch, at first and again in later epochs, with other values in its
+            padding, and without padding in plain PyG; see
+            :mod:`staticgraph.checking.padding_check`. Also compare the first step of every bucket
+            with eager.
         check_finite: after how many training steps to check that all losses were finite; on the CPU
             each loss is read. 0 leaves them unchecked.
 
