@@ -20,7 +20,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.equal_draws import EqualDraws, match_draws
+from staticgraph.checking.equal_draws import Draw, EqualDraws
 from staticgraph.checking.jitter import Jitter, nudge
 from staticgraph.checking.outcome import Difference, Outcome, Tolerance
 from staticgraph.checking.padding_culprit import real_rows
@@ -261,10 +261,11 @@ class Comparer:
         return None
 
     def _draw_alike(self, plain: Outcome, padded: Outcome, options: RunOptions) -> bool:
-        if not options.constant:
-            return match_draws(plain.draws, padded.draws)
-        drawn = (*plain.draws, *padded.draws)  # as many: a compiled teacher's are not among them
-        return len(drawn) == 2 * len(plain.draws) and all(draw.hashed for draw in drawn)
+        if len(plain.draws) != len(padded.draws):  # a compiled teacher's are not among them
+            return False
+        if options.constant:
+            return all(draw.hashed for draw in (*plain.draws, *padded.draws))
+        return all(map(Draw.matches, plain.draws, padded.draws))
 
     def _parity(
         self,

@@ -8,7 +8,7 @@ without padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -83,7 +83,7 @@ class EqualDraws(TorchDispatchMode):
         # Every operation takes one number of torch's generator, whatever it draws.
         before = torch.get_rng_state()
         seed = int(torch.randint(1 << 62, ()))
-        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        name = func._schema.name.removeprefix("aten::").rstrip("_").removesuffix("_like")
         parts = func._schema.arguments
         given = {part.name: part.default_value for part in parts if part.has_default_value()}
         given |= dict(zip((part.name for part in parts), args, strict=False)) | kwargs
@@ -101,12 +101,9 @@ class EqualDraws(TorchDispatchMode):
         if value_of is None:
             return result
         value = value_of(self._uniform(first, seed), given)
-        for own, new in zip(
-            result if isinstance(result, tuple) else (result,),
-            value if isinstance(value, tuple) else (value,),
-            strict=True,
-        ):
-            own.copy_(new)
+        if isinstance(value, tuple):  # dropout, and what it keeps
+            result[1].copy_(value[1])
+        first.copy_(value[0] if isinstance(value, tuple) else value)
         return result
 
     def _note(self, name: str, drawn: Tensor, hashed: bool) -> None:
@@ -131,11 +128,6 @@ class EqualDraws(TorchDispatchMode):
         for size in like.shape:
             code = _mixed(code[..., None] + _positions(size, like.device))
         return ((code & _BITS).double() + 0.5) / (_BITS + 1)
-
-
-def match_draws(plain: Sequence[Draw], padded: Sequence[Draw]) -> bool:
-    """Whether two runs drew equal numbers: the same operations, over as many real rows."""
-    return len(plain) == len(padded) and all(map(Draw.matches, plain, padded))
 
 
 def _generators(given: dict[str, Any]) -> tuple[bytes, list[int]]:
@@ -207,11 +199,8 @@ VALUES: dict[str, Callable[[Tensor, dict[str, Any]], Any]] = {
     "native_dropout": _dropout,
     "normal": _normal,
     "rand": lambda uniform, _: uniform,
-    "rand_like": lambda uniform, _: uniform,
     "randint": _integers,
-    "randint_like": _integers,
     "randn": lambda uniform, _: torch.special.ndtri(uniform),
-    "randn_like": lambda uniform, _: torch.special.ndtri(uniform),
     "randperm": lambda uniform, _: uniform.argsort(stable=True),
     "uniform": _between,
 }

@@ -101,6 +101,12 @@ class StaticGraphs(Callback):
             with calls.off(), trainer.precision_plugin.train_step_context():
                 check.of(batch.static, "step")
 
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Restores the original forwards, since Lightning does not tear down then."""
+        self.teardown(trainer, pl_module, "")
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restores the original forwards."""
         if self._calls is not None:

@@ -125,12 +125,12 @@ def leave_out_rounding(
         The number of these elements.
     """
     kind = KINDS["gradients"]
-    gradients = (
+    ours_of, theirs_of, nudged_of = (
         {name.removeprefix(kind): v for name, v in outcome.values.items() if name.startswith(kind)}
         for outcome in (ours, theirs, nudged)
     )
     scale = max((s for n, s in theirs.scales.items() if n.startswith(kind)), default=0.0)
-    masks = _unclear(*gradients, tolerance * scale)
+    masks = _unclear(ours_of, theirs_of, nudged_of, tolerance * scale)
     for outcome in (ours, theirs, nudged):
         for name, mask in masks.items():
             outcome.values[KINDS["parameters"] + name].masked_fill_(mask, 0)
