@@ -248,7 +248,7 @@ class Later(Mean):
         return torch.where(self.since > 0, super().trick(h), h)
 
 
-@pytest.mark.parametrize("mode", ["eager", "fused"])
+@pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
 def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
     model = made(Later)
     runner = runner_of(model, mode=mode)

@@ -181,6 +181,7 @@ class Dropped(Normed):
         return self.head(global_add_pool(self.norm(h), batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Normed, Dropped])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_first_step_is_compared_with_eager(esol, kind, wrong, monkeypatch):
@@ -207,6 +208,7 @@ def test_a_first_step_is_compared_with_eager(esol, kind, wrong, monkeypatch):
         assert torch.equal(value, runner.model.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_a_warm_up_says_what_its_comparisons_cost(esol, capsys):
     plan = sg.plan_buckets(esol, batch_size=32)
     runner = sg.StaticGraphRunner(normed(0.1), plan, mode="fused").warmup(esol)
