@@ -45,14 +45,11 @@ class PaddingCheck:
 
     Args:
         comparer: runs the model.
-
-    Attributes:
-        done: the kinds of calls that have a verdict.
     """
 
     def __init__(self, comparer: Comparer) -> None:
         self._comparer, self._model = comparer, comparer.model
-        self.done: set[str] = set()
+        self._done: set[str] = set()
         self._newcomers = Newcomers(comparer.model)
         self._turn = Lock()
         self._steps = self._epochs = self._changes = 0
@@ -66,21 +63,20 @@ class PaddingCheck:
         Args:
             phase: as for :meth:`of`.
             batch: the next to run, whose epoch decides whether a verdict is old.
-            recorded: whether steps are replayed: a change of what they read is then refused.
         """
         if self._newcomers.came and self._newcomers.seen():
-            self.done.clear()  # the verdicts were on other layers
+            self._done.clear()  # the verdicts were on other layers
         kind, looked = self._kind(phase), None if batch is None else looked_in_epoch(batch)
         begins = False
         if looked is not None and kind != "eval" and id(self) not in looked:
             looked.add(id(self))
             self._epochs += 1
             begins = True
-        if not {"step", kind} & self.done:
+        if not {"step", kind} & self._done:
             return True
-        if batch is None or kind == "eval" or not self._is_old(begins, looked is None, recorded):
+        if batch is None or kind == "eval" or not self._is_old(begins, looked is None):
             return False
-        self.done.clear()
+        self._done.clear()
         return True
 
     def _kind(self, phase: str) -> str:
@@ -89,13 +85,12 @@ class PaddingCheck:
             return "training" if self._model.training else "eval"
         return phase
 
-    def _is_old(self, begins: bool, alone: bool, recorded: bool) -> bool:
+    def _is_old(self, begins: bool, alone: bool) -> bool:
         """Whether to check again, before a batch of the training.
 
         Args:
             begins: whether an epoch begins.
             alone: whether the batch is of no loader, and so of no epoch.
-            recorded: as for :meth:`wanted`.
         """
         signature = self._comparer.signature
         if signature is None:
@@ -103,7 +98,7 @@ class PaddingCheck:
         if begins and (_doubles(self._epochs) or self._is_paid()):
             return True
         self._steps += 1
-        if recorded or (self._steps % STEPS and not _doubles(self._steps)):
+        if self._steps % STEPS and not _doubles(self._steps):
             return False
         if {change.where for change in signature.changes()} <= self._comparer.written:
             return alone and self._is_paid()
@@ -152,7 +147,7 @@ class PaddingCheck:
         if differs:
             raise differs
         if real:
-            self.done.add(kind)
+            self._done.add(kind)
 
     # ------------------------------------------------------------------ comparing
 

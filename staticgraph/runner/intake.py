@@ -62,9 +62,7 @@ class Intake:
         if batch.real is not None:
             self._statistics[batch.bucket].count(batch.real, work)
         if self._padding is not None:
-            recorded = self._recorded
-            full = recorded and (self._commitments is not None or not self._padding.done)
-            if not full and self._padding.wanted(work, batch, recorded):
+            if not (recorded := self._recorded) and self._padding.wanted(work, batch):
                 self._padding.of(batch, work)
             if work == "step" and not recorded:
                 self._first_steps.compare(batch)
