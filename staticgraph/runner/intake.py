@@ -64,7 +64,7 @@ class Intake:
         if self._padding is not None:
             if not (recorded := self._recorded) and self._padding.wanted(work, batch):
                 self._padding.of(batch, work)
-            if work == "step" and not recorded:
+            if work == "step" and not recorded and self._commitments is None:
                 self._first_steps.compare(batch)
         return batch
 

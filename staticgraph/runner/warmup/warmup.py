@@ -153,7 +153,8 @@ class Warming:
                 batches = partial(trial_batch, example=example, device=device)
                 self.choices = trials.run(keys, schema, batches, file, shown)
                 self.notes = trials.notes
-            if self._padding is not None and example is not None and "step" in phases:
+            unbound = self._commitments is None  # a budget holds no eager step beside these
+            if unbound and self._padding is not None and example is not None and "step" in phases:
                 self._compare(schema, example, progress)
         self.seconds = time.perf_counter() - started
         if cache is not None:
@@ -164,8 +165,6 @@ class Warming:
     def _compare(self, schema: Schema, example: StaticBatch | GraphColumns, progress: bool) -> None:
         """Compares the first step of every bucket with eager, and prints what it cost."""
         steps, first = self._steps, self._first_steps
-        if self._commitments is not None and steps.recordings.made is not None:
-            return  # the budget holds no eager step next to the recordings
         first.buckets.clear()
         first.seconds = 0.0
         for bucket in range(len(self._plan.capacities)):
