@@ -58,7 +58,7 @@ MOST_ROOMS = 30
 # Rooms within a room, lowest first; modules directly in the outer room are above them all.
 FLOORS_OF = {
     "batches": ("slots", "collation", "batch", "loading"),
-    "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv", "fused"),
+    "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv"),
     "outofcore": ("policies", "disk", "buffer", "sampling", "training"),
     "rewrites": (
         "captured_graph",
@@ -92,8 +92,6 @@ INSIDE = {
     ("store.graph_columns", "staticgraph.store.pyg.assembled"): SLOW,
     ("store.graph_store", "staticgraph.store.on_device"): SLOW,
     ("store.graph_store", "staticgraph.store.pyg.flatten"): SLOW,
-    ("nn.functions", "staticgraph.nn.fused.pool"): KERNELS,
-    ("nn.convert", "staticgraph.nn.fused"): KERNELS,
     ("files.folder_lock", "fcntl"): NEWER,
     ("files.jit_cache", "numba.core.dispatcher"): "what it asks for must be set before",
     ("kernels.varlen_attention.op", "torch.nn.attention.varlen"): NEWER,

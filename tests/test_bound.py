@@ -225,5 +225,3 @@ def test_what_bound_cannot_take_is_refused(hiv):
     data = Batch.from_data_list(batch.to_data_list())
     with pytest.raises(TypeError, match=r"takes a StaticBatch, .* not a DataBatch"):
         sg.bound(net(), data)
-    with pytest.raises(ValueError, match=r"StaticLoader\(\.\.\., pointers=True\)"):
-        sg.bound(sg.convert(Single(), kernels=True), batch)

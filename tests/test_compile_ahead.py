@@ -15,6 +15,7 @@ from numba import types
 from support.forked import run_forked
 from support.patience import patience
 
+from staticgraph.models import NAMES
 from staticgraph.training.compile_ahead import (
     Loop,
     _from_cache_alone,
@@ -22,7 +23,6 @@ from staticgraph.training.compile_ahead import (
     compile_ahead,
     not_cached,
 )
-from staticgraph.training.config import KERNELS_GAIN
 from staticgraph.training.loops import LOOPS, line_of, training_loops, type_of, word_of
 
 ROOT = Path(__file__).parent.parent
@@ -84,7 +84,7 @@ def test_a_run_waits_for_the_loops_of_its_own_model():
     run of it waits for all loops."""
     everything = training_loops()
     assert training_loops("some.module:build") == everything
-    of = {model: training_loops(model) for model in KERNELS_GAIN}
+    of = {model: training_loops(model) for model in NAMES}
     common = set.intersection(*map(set, of.values()))
     assert len(common) > 10
     for model, loops in of.items():

@@ -4,7 +4,6 @@ and autocast; values against the reference where torch's operators are the same 
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from staticgraph.kernels.linear import (
     op,
     small,
 )
-from staticgraph.nn.fused import linear as fused
+from staticgraph.rewrites.layers.gradient_sums import product_handed_on
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -45,33 +44,17 @@ def test_relu_is_part_of_the_product(dtype, biased):
     assert (out.double() - exact).abs().max() <= 2 * max(usual, least)
 
 
-def on_cuda(dtype):
-    """A stand-in with the attributes of a tensor that the check reads."""
-    return SimpleNamespace(device=torch.device("cuda"), dtype=dtype, dim=lambda: 2)
-
-
-def test_autocast_on_cuda_is_no_obstacle(monkeypatch):
-    single, half, double = (on_cuda(t) for t in (torch.float32, torch.bfloat16, torch.float64))
-    assert fused.linear_obstacle(single, single) is None
-    assert "of the weight's dtype" in fused.linear_obstacle(half, single)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
-    assert fused.linear_obstacle(single, single) is None
-    assert fused.linear_obstacle(half, single) is None
-    assert "float64" in fused.linear_obstacle(double, double)
-
-
-def test_autocast_keeps_the_fused_layer(monkeypatch):
+def test_autocast_keeps_the_fused_layer():
     """Bias, ReLU and casts stay in this library's operators in bfloat16; gradients are float32.
     Tested with CPU autocast on fake tensors, as if the operators took bfloat16 there."""
-    monkeypatch.setattr(fused, "linear_obstacle", lambda *_: None)
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):
         x, weight, bias = (
             torch.empty(shape, requires_grad=True) for shape in ((50, 16), (16, 16), (16,))
         )
         with OperationCounter() as counter:
-            out, same = fused.product_handing_on(x, weight, bias)
+            out, same = product_handed_on(x, weight, bias, False)
             assert same.dtype == torch.float32, "its other readers read float32"
-            second, handed = fused.product_handing_on(out, weight, bias)
+            second, handed = product_handed_on(out, weight, bias, False)
             assert handed.dtype == torch.bfloat16
             with counter.part("backward"):
                 total = (second.sum() + handed.sum() + same.sum()).float()

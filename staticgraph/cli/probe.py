@@ -133,10 +133,8 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--kernels",
-        choices=("auto", "on", "off"),
-        default="auto",
-        help="fused kernels under the layers: auto is on for the named models where a CPU is "
-        "counted, and off elsewhere (default: auto)",
+        action="store_true",
+        help="choose attention paths as a compiled step with kernels does",
     )
     group.add_argument(
         "--accumulate",
@@ -215,7 +213,6 @@ def probe_of(
     from staticgraph.dryrun.compiled_probe import probe
     from staticgraph.models.named import require_trainable
     from staticgraph.nn import convert
-    from staticgraph.training.config import takes_kernels
 
     if store.schema.hetero and args.model in values.MODELS:
         raise ValueError(
@@ -229,8 +226,7 @@ def probe_of(
         require_trainable(model, args.model)
     device, like = getattr(args, "device", "cpu"), getattr(args, "like", "cuda")
     model.to(device)
-    where = "cuda" if "cuda" in (device, like) else "cpu"
-    convert(model, kernels=takes_kernels(args.kernels, args.model, where))
+    convert(model, kernels=args.kernels)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     compiled = getattr(args, "compiled", False)
     how: dict[str, Any] = {"like": like, "compiled": compiled}

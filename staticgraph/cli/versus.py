@@ -59,7 +59,7 @@ def register(subparsers: Any) -> None:
     )  # fmt: skip
     how.add_argument(
         "--modes", type=values.words, nargs="+", metavar="MODE",
-        help="modes to try (default: eager, eager+kernels and fused on a CPU; on CUDA also "
+        help="modes to try (default: eager and fused on a CPU; on CUDA also "
         "compiled and recorded)",
     )  # fmt: skip
     how.add_argument(

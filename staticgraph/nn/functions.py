@@ -131,8 +131,7 @@ def _maybe_num_nodes(context: BatchContext, edge_index: Any, num_nodes: int | No
 def _pool(function: Callable[..., Tensor], reduce: str, fill: float) -> Callable[..., Tensor]:
     """Makes the static form of a global pool.
 
-    Without ``batch`` it pools all real nodes into one row. With the batch's own vector it makes one
-    pass over each graph if the model uses kernels.
+    Without ``batch`` it pools all real nodes into one row.
     """
     own = stock(function)
 
@@ -140,11 +139,6 @@ def _pool(function: Callable[..., Tensor], reduce: str, fill: float) -> Callable
         context: BatchContext, x: Tensor, batch: Tensor | None = None, size: int | None = None
     ) -> Tensor:
         """``[N, F]`` to ``[G, F]``, or ``[1, F]`` without ``batch``."""
-        if context.kernels and batch is not None and not leaves():
-            from staticgraph.nn.fused.pool import pooled
-
-            if (found := pooled(context.batch, reduce, x, batch, size)) is not None:
-                return found
         rows = context.find_rows(x.size(0)) if batch is None and x.dim() <= 2 else None
         if rows is None:
             return own(x, batch, size)

@@ -8,7 +8,7 @@ of two, and ``i8*3`` three arguments of the same type. After ``|`` are the model
 loop, unless all do: a run does not compile the loops of other models. The loops that take longest
 to compile come first.
 
-``tests/test_compile_ahead.py`` trains every model that uses fused kernels. If a run calls other
+``tests/test_compile_ahead.py`` trains every named model in mode ``fused``. If a run calls other
 loops, it fails and prints the lines to add or remove.
 """
 
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numba import from_dtype, types
 
+from staticgraph.models import NAMES
 from staticgraph.training.compile_ahead import Loop
-from staticgraph.training.config import KERNELS_GAIN
 
 LOOPS = """\
 packing.exact._repair i8[1] i8[2] i8[1] 2xf8 u8
@@ -114,7 +114,7 @@ def line_of(loop: Loop, models: Collection[str] = ()) -> str:
     for word, same in groupby(map(word_of, loop.types)):
         times = len(list(same))
         words.append(f"{word}*{times}" if times > 1 else word)
-    if models and KERNELS_GAIN - set(models):
+    if models and set(NAMES) - set(models):
         words += ["|", *sorted(models)]
     return " ".join(words)
 
@@ -123,13 +123,13 @@ def training_loops(model: str | None = None) -> list[Loop]:
     """The loops of the list that a run of a model calls.
 
     Args:
-        model: one of :data:`KERNELS_GAIN`; for any other model the calls are not known, so all
-            loops are returned.
+        model: one of :data:`staticgraph.models.NAMES`; the calls of any other model are not
+            known, so all loops are returned.
     """
     found = []
     for line in LOOPS.strip().splitlines():
         call, _, models = line.partition("|")
-        if models and model in KERNELS_GAIN and model not in models.split():
+        if models and model in NAMES and model not in models.split():
             continue
         name, *words = call.split()
         kinds: list[Any] = []

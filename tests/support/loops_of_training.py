@@ -2,7 +2,7 @@
 
     NUMBA_CACHE_DIR=/tmp/empty python tests/support/loops_of_training.py DATA FOLDER
 
-It trains each model that benefits from kernels and prints the called loops with their models, the
+It trains each named model in mode ``fused`` and prints the called loops with their models, the
 slowest to compile first, then the loops that assign arrays to slices. Each run is a fork that has
 called nothing before. A loop in numba's cache is loaded and also counts as called, but only an
 empty cache shows which loop takes longest to compile.
@@ -26,17 +26,15 @@ from numba.core.registry import CPUDispatcher
 from torch_geometric.data import Batch, Data
 
 from staticgraph import datasets
+from staticgraph.models import NAMES
 from staticgraph.training import plots, run, train
 from staticgraph.training.compile_ahead import Loop
-from staticgraph.training.config import KERNELS_GAIN, TrainConfig
+from staticgraph.training.config import TrainConfig
 from staticgraph.training.loops import line_of
 
 # A function that numba compiles into a loop that assigns an array to a slice, for the error message
 # that their shapes differ: it takes seconds.
 COSTLY = "raise_with_shape_context"
-# Its steps are compiled too. A compiled step calls the same loops, but compiling one for each model
-# takes half of the time.
-COMPILED = "gps"
 
 
 class Asked:
@@ -129,9 +127,8 @@ def main() -> None:
     seconds: dict[Loop, float] = {}
     models: dict[Loop, set[str]] = {}
     costly: set[str] = set()
-    for model in sorted(KERNELS_GAIN):
-        mode = "auto" if model == COMPILED else "eager"
-        found, of_these = called_by(data, model, mode, folder)
+    for model in sorted(NAMES):
+        found, of_these = called_by(data, model, "fused", folder)
         costly.update(of_these)
         for loop, took in found.items():
             seconds[loop] = max(took, seconds.get(loop, 0.0))

@@ -22,7 +22,6 @@ from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum, edge_matrix_sum
 from staticgraph.kernels.linear import linear_handed_on
 from staticgraph.kernels.linear_statistics import linear_statistics_handed_on
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
-from staticgraph.nn.fused.linear import autocast
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
     dtype,
@@ -33,7 +32,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, RewriteTarget
 from staticgraph.rewrites.layers.batch_norm import joined, running_of
-from staticgraph.rewrites.layers.linear import product
+from staticgraph.rewrites.layers.linear import autocast, product
 from staticgraph.rewrites.layers.linear_statistics import measured
 
 

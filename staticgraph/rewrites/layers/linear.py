@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.linear import available, linear
-from staticgraph.nn.fused.linear import autocast
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
     LINEAR,
@@ -31,6 +30,13 @@ NAME = "linear"
 # Multiplications below which torch's smaller overhead wins; see docs/kernels.md.
 SMALL = 1 << 20
 _PRODUCTS = (torch.matmul, torch.mm, operator.matmul)
+
+
+def autocast(x: Tensor) -> torch.dtype:
+    """The dtype in which torch's own linear layer would run; autocast does not know this library's
+    operator, which therefore casts its inputs itself."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:

@@ -16,11 +16,10 @@ from torch import Tensor
 from staticgraph.kernels.batch_norm.partials import MAX_PARTIALS, MAX_ROWS, partials_of
 from staticgraph.kernels.linear_statistics import linear_statistics
 from staticgraph.kernels.linear_statistics.limits import saves
-from staticgraph.nn.fused.linear import autocast
 from staticgraph.rewrites.captured_graph.canonical_ops import SELECT, Call, is_call, shape, tensor
 from staticgraph.rewrites.captured_graph.captured import Captured
 from staticgraph.rewrites.layers.batch_norm import joined
-from staticgraph.rewrites.layers.linear import product
+from staticgraph.rewrites.layers.linear import autocast, product
 
 NAME = "linear_statistics"
 

@@ -66,8 +66,8 @@ class BatchForm:
 
         Raises:
             TypeError: the batch is not a :class:`StaticBatch`.
-            ValueError: the batch belongs to none of these buckets, is on another device than the
-                model, or lacks the row pointers.
+            ValueError: the batch belongs to none of these buckets, or is on another device than
+                the model.
         """
         if not isinstance(batch, StaticBatch):
             raise TypeError(
@@ -89,14 +89,10 @@ class BatchForm:
                 f"StaticLoader(..., device={str(self._device)!r}), or batch.to(...); a model is "
                 "moved before its runner is made"
             )
-        if self._pointers is layout.pointers and (self._pointers or not self._may_rewrite):
-            return with_pointers(batch) if self._pointers else batch
         if self._pointers:
-            raise ValueError(
-                "the model was converted with kernels=True, which read row pointers, but the batch "
-                "carries none: make it with StaticLoader(..., pointers=True), or with "
-                "StaticBatch.of(..., pointers=True)"
-            )
+            return with_pointers(batch)
+        if not layout.pointers and not self._may_rewrite:
+            return batch
         return self._as_way_takes(batch)
 
     def _as_way_takes(self, batch: StaticBatch) -> StaticBatch:

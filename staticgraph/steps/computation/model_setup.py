@@ -126,8 +126,9 @@ class Subject:
 
     @property
     def pointers(self) -> bool:
-        """Whether the model's layers read row pointers, so that a batch must carry them."""
-        return any(getattr(module, "reads_pointers", False) for module in self.model.modules())
+        """Whether compiled steps are rewritten to kernels, so that a batch carries row pointers."""
+        contexts = (vars(module).get("_staticgraph") for module in self.model.modules())
+        return any(getattr(context, "kernels", False) for context in contexts)
 
     @property
     def trains(self) -> bool:

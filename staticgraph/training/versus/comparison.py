@@ -112,8 +112,8 @@ def compare(
             turns in any case.
         modes: modes of the runner, ``default+kernels`` for one with the fused kernels, or
             ``pyg-compiled`` for plain PyG under ``torch.compile(dynamic=True)``; by default on a
-            CPU eager without and with kernels, and ``fused``; on CUDA eager without and with
-            kernels, and the modes that compile and record.
+            CPU ``eager`` and ``fused``; on CUDA ``eager``, and the modes that compile and record,
+            without and with kernels.
         device: the device of all sides.
         lr: learning rate of Adam.
         seed: seed of the order of graphs and of random numbers.
