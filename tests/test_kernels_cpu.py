@@ -20,7 +20,7 @@ from staticgraph.kernels.head_blocks import (
     qkv_blocks,
     qkv_blocks_reference,
 )
-from staticgraph.kernels.linear import available, linear_handed_on, linear_reference
+from staticgraph.kernels.linear import linear_handed_on, linear_reference
 from staticgraph.kernels.segments import segment_sum_reference
 from staticgraph.kernels.table_sum import fold_codes, table_sum_reference
 
@@ -154,7 +154,6 @@ def test_head_blocks(dtype):
     )
 
 
-@pytest.mark.skipif(not available(), reason="this torch has no mkldnn._linear_pointwise")
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("width", "out"), [(7, 5), (5, 7)])
@@ -252,7 +251,6 @@ def test_a_norms_addend_handed_on(dtype):
     assert torch.equal(found, torch.ones(40, 5))
 
 
-@pytest.mark.skipif(not available(), reason="this torch has no mkldnn._linear_pointwise")
 def test_a_linear_layers_input_handed_on():
     def kernel(x, weight, bias):
         out, x = linear_handed_on(x, weight, bias, relu=True)

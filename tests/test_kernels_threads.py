@@ -12,7 +12,6 @@ from torch import Tensor
 
 from staticgraph.kernels import batch_norm, graph_attention, neighbour_sum, table_sum
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
-from staticgraph.kernels.linear import linear
 
 threads = importlib.import_module("staticgraph.kernels.threads")
 pytestmark = pytest.mark.skipif(not threads.AVAILABLE, reason="torch has no libgomp of its own")
@@ -136,42 +135,6 @@ def test_norms(rows, real):
         return with_gradients(out, x, addend, residual)
 
     on_each_number(normed)
-
-
-@pytest.mark.parametrize("rows", [4, 5, 7, 31, 700])
-@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (32, 80), (64, 64)])
-@pytest.mark.parametrize("relu", [False, True])
-def test_linear_layers(rows, inputs, outputs, relu):
-    torch.manual_seed(0)
-    x = torch.randn(rows, inputs, requires_grad=True)
-    weight = torch.randn(outputs, inputs, requires_grad=True)
-    bias = torch.randn(outputs, requires_grad=True)
-
-    def layer() -> list[Tensor]:
-        return with_gradients(linear(x, weight, bias, relu=relu), x, weight, bias)
-
-    found = on_each_number(layer)
-    wide = [value.detach().double().requires_grad_() for value in (x, weight, bias)]
-    passed = (found[0] > 0).double() if relu else torch.ones_like(found[0], dtype=torch.float64)
-    expected = with_gradients(torch.nn.functional.linear(*wide) * passed, *wide)
-    for one, two, bound in zip(found, expected, rounding(*wide), strict=True):
-        assert ((one.double() - two).abs() <= bound).all()
-
-
-def rounding(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
-    """Error bounds in float32 for the result and its gradients: a sum of n products in any order is
-    off by at most n units of rounding times the sum of their magnitudes (Higham, Accuracy and
-    Stability of Numerical Algorithms, 2002, section 3.1)."""
-    unit = torch.finfo(torch.float32).eps / 2
-    rows, terms, columns = *x.shape, len(weight)
-    sizes = [value.detach().abs() for value in (x, weight, bias)]
-    grad = torch.linspace(-1, 1, rows * columns).view(rows, columns).abs().double()
-    return [
-        (terms + 1) * unit * (sizes[0] @ sizes[1].t() + sizes[2]),
-        columns * unit * (grad @ sizes[1]),
-        rows * unit * (grad.t() @ sizes[0]),
-        rows * unit * grad.sum(0),
-    ]
 
 
 @pytest.mark.parametrize("rows", [3, 30, 700])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.linear import available, linear
+from staticgraph.kernels.linear import linear
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
     LINEAR,
@@ -91,7 +91,7 @@ def _obstacle(
         if bias is None and not _relu_after(node):
             return "torch's own product does as well without a bias"
         return "float64 under autocast" if len(found) > 1 and torch.float64 in found else None
-    if captured.target.compiled or found != {torch.float32} or not available():
+    if captured.target.compiled or found != {torch.float32}:
         return "on a CPU only float32 gains, in a graph that runs as it is"
     return "too small to gain" if rows[0] * sides[0] * sides[1] < SMALL else None
 
