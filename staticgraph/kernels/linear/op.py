@@ -152,7 +152,7 @@ def linear(
             for that of ``x``. Sums are float32.
 
     Returns:
-        ``[R, O]``, differentiable once. Bitwise deterministic for one number of threads on one machine.
+        ``[R, O]``, differentiable once. The same bits on one machine and number of threads.
     """
     dtype = dtype or x.dtype
     x, weight, bias = _cast_if_large(x.contiguous(), weight, bias, dtype)
