@@ -137,14 +137,6 @@ class Reader:
             raise BadBody(f"the body is no {compact_format.CONTENT_TYPE}: {error}", 400) from None
         return self._flat(arrays, len(body))
 
-    def molecule(self, smiles: object) -> FlatGraphs:
-        """The graph of a SMILES.
-
-        Raises:
-            BadBody: the SMILES is invalid, or the model was not trained on molecules.
-        """
-        return self._together([self._molecule(smiles, 0)])
-
     def _flat(self, arrays: Arrays, nbytes: int) -> FlatGraphs:
         """Checks graphs that were sent as flat arrays."""
         counts = {}
