@@ -45,7 +45,7 @@ testclient = pytest.importorskip("starlette.testclient", reason="needs starlette
 
 from support.served_app import app_of_run  # noqa: E402
 
-from staticgraph.serving.http.predict_route import _body, reads_at_once  # noqa: E402
+from staticgraph.serving.http.predict_route import _body, _reads_at_once  # noqa: E402
 from staticgraph.serving.service import fits_molecules, has_molecules  # noqa: E402
 
 # They serve a model that is trained for them; what needs none is in other files.
@@ -165,10 +165,10 @@ def test_texts_take_no_more_memory_than_their_body(trained):
 def test_what_takes_long_to_read_holds_up_no_other_request():
     """RDKit needs a tenth of a second for molecules of some kilobytes; all others used to wait."""
     molecules = json.dumps({"smiles": SMILES * 100}).encode()
-    assert not reads_at_once(molecules)
-    assert reads_at_once(json.dumps({"smiles": SMILES}).encode())
-    assert reads_at_once(json.dumps({"graphs": [graph_of("C" * 40)]}).encode())
-    assert not reads_at_once(b" " * 100_000)
+    assert not _reads_at_once(molecules)
+    assert _reads_at_once(json.dumps({"smiles": SMILES}).encode())
+    assert _reads_at_once(json.dumps({"graphs": [graph_of("C" * 40)]}).encode())
+    assert not _reads_at_once(b" " * 100_000)
 
 
 def test_a_body_without_a_length_is_read_no_further_than_the_limit(client):
