@@ -5,11 +5,10 @@ STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.docs-installed
 # What the demo needs, without the developers' tools; a developers' environment contains it.
 TRAINS := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-train)
-# One more than two cores, since some tests sleep or wait for other processes to end.
 # Inductor's compile workers, processes with torch next to each one that compiles, only help Triton
 # on a GPU.
 TESTS  := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
-          $(PY) -m pytest --forks 3
+          $(PY) -m pytest -n 2 --dist loadscope
 # With this option its garbage collector runs less often, which saves a tenth of its time.
 PYRIGHT := NODE_OPTIONS=--max-semi-space-size=64 $(VENV)/bin/pyright
 

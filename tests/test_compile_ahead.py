@@ -12,8 +12,8 @@ import numba
 import numpy as np
 import pytest
 from numba import types
-from support.forked import run_forked
 from support.patience import patience
+from support.program import run_program
 
 from staticgraph.models import NAMES
 from staticgraph.training.compile_ahead import (
@@ -150,7 +150,7 @@ def test_a_run_calls_what_is_in_the_list_and_nothing_else(tmp_path):
     """For each model. No loop assigns an array to a slice, for which numba spends seconds on
     compiling a message. Loops in the cache are loaded when they are called."""
     data = ROOT / "examples" / "data" / "esol.npz"
-    done = run_forked([str(PROGRAM), str(data), str(tmp_path)], timeout=patience(120))
+    done = run_program([str(PROGRAM), str(data), str(tmp_path)], timeout=patience(120))
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     listed = LOOPS.strip().splitlines()

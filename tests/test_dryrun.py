@@ -82,7 +82,7 @@ class Remembering:
 
 
 @pytest.fixture(scope="module")
-def child(forked_dry_runs):
+def child():
     try:
         with Child("h100") as started:
             yield Remembering(started)

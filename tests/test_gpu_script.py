@@ -14,11 +14,9 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.forked_python import forked_python
 from support.patience import patience, slowness
 
 ROOT = Path(__file__).parents[1]
@@ -271,14 +269,7 @@ def test_what_was_compiled_and_found_goes_on_to_the_next_call(tmp_path):
     assert found["b"] == {"found": "made"}
 
 
-@pytest.fixture(scope="module")
-def python() -> Iterator[str]:
-    """An interpreter for what the script starts, where its startup is not what is tested."""
-    with forked_python() as command:
-        yield command
-
-
-def test_nothing_runs_where_versions_fail(tmp_path, python):
+def test_nothing_runs_where_versions_fail(tmp_path):
     """There is no GPU here, which is the first check."""
     pytest.importorskip("torch")
     import torch
@@ -287,7 +278,7 @@ def test_nothing_runs_where_versions_fail(tmp_path, python):
         pytest.skip("there is a GPU")
     (tmp_path / "parts.sh").write_text("parts_first() { part never 5 echo ran; }")
     files = {"PARTS_FROM": tmp_path / "parts.sh", "OUT": tmp_path / "out"}
-    done = gpu_sh("first", PYTHON=python, **files)
+    done = gpu_sh("first", PYTHON=sys.executable, **files)
     assert done.returncode == 1
     assert "no CUDA device is visible to torch" in done.stdout
     assert "== stopped" in done.stdout
@@ -311,12 +302,12 @@ def test_another_word_than_a_call_is_refused():
 
 
 @pytest.mark.slow
-def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path, python):
+def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path):
     """Two unchanged parts of the first call, on the CPU: labelled, correct and complete."""
     out = tmp_path / "out"
     done = gpu_sh(
         "first",
-        PYTHON=python,
+        PYTHON=sys.executable,
         OUT=out,
         CACHES=tmp_path / "caches",
         NUMBA_CACHE_DIR="",  # the usual one: compiling each loop takes longer than the rest

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import os
 import subprocess
+import sys
 import textwrap
 import warnings
 from pathlib import Path
@@ -14,7 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.arena import ArenaRecorder
-from support.forked_python import forked_python
 from support.lightning_modules import InParts, Whole, made
 from support.patience import patience
 from torch import nn
@@ -384,11 +384,10 @@ def test_two_processes_train_one_model(tmp_path):
     )
     root = Path(__file__).parents[1]
     env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
-    with forked_python() as python:
-        ran = subprocess.run(
-            [python, str(script), str(tmp_path)],
-            capture_output=True, text=True, timeout=patience(120), env=env, cwd=root,
-        )  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        capture_output=True, text=True, timeout=patience(120), env=env, cwd=root,
+    )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert sorted(one["seen"] + two["seen"]) == list(range(128))

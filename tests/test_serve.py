@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from support.command import status_of
-from support.forked_python import forked_python
 from support.patience import patience
 from support.request_bodies import (
     COMPACT,
@@ -304,12 +303,7 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
     [(0, signal.SIGINT), (0, signal.SIGTERM), (2, signal.SIGINT)],
 )
 def test_the_command_serves_and_ends_with_0_when_told_to_stop(run_folder, workers, told):
-    with forked_python() as python:
-        serves_and_stops(python, run_folder, workers, told)
-
-
-def serves_and_stops(python, run_folder, workers, told):
-    command = [python, "-m", "staticgraph.cli", "serve", "--run", str(run_folder)]
+    command = [sys.executable, "-m", "staticgraph.cli", "serve", "--run", str(run_folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [*command, "--port", "0", "--compile-mode", "eager", "--workers", str(workers)],

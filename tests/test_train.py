@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from support.few_molecules import few_molecules
-from support.forked import run_forked
 from support.patience import patience
+from support.program import run_program
 
 import staticgraph as sg
 from staticgraph.errors import CheckpointCorrupt, Diverged, MissingPackage, NonFiniteLoss
@@ -146,7 +146,7 @@ def test_a_killed_run_goes_on_bit_for_bit(config, uninterrupted, tmp_path):
     """Killed in step 17 of 22, in the second epoch; the last checkpoint is after step 16."""
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
     folder = tmp_path / "run"
-    done = run_forked(["-c", KILLED, repr(settings), str(folder)], timeout=patience(60))
+    done = run_program(["-c", KILLED, repr(settings), str(folder)], timeout=patience(60))
     assert done.returncode == -signal.SIGKILL
     state = checkpoint.load(folder)
     assert len(state["steps"]) == 16

@@ -10,12 +10,10 @@ import os
 import numpy as np
 import pytest
 
-from support import quick_interpreter
 from support.collated import assert_same_bits, collated, filled, layout_for
 from support.examples import EXAMPLES
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
-quick_interpreter.begin()
 
 import staticgraph as sg  # noqa: E402
 from staticgraph.kernels.collate import gpu as collate  # noqa: E402
