@@ -4,7 +4,7 @@ The problem: cuBLAS keeps a workspace for every stream and thread that it was ca
 Hopper), so a new stream for every warm-up would add one each time. And autograd remembers the
 stream of a parameter's first use. The idea: one stream per device, which every recorder uses.
 
-torch hands out 32 streams in turn, and then the first again: a loader's copy on the recording stream
+torch hands out 32 streams in turn, then the first again: a loader's copy on the recording stream
 would be captured, and repeated at every replay. Streams of another priority are another 32.
 
 Recordings share their input and their pool, and may not run concurrently. The invariant: a replay
