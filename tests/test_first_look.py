@@ -142,3 +142,29 @@ def test_the_look_is_told_and_nothing_without_kernels():
     assert look({"gine32": {**found, "kernels": {"answer": "needs a CUDA device"}}}) == (
         NOT_MEASURED
     )
+
+
+def test_the_micro_part_launches_what_it_names():
+    """Each case on CPU tensors, whose launches are noted in place of made."""
+    compiled = pytest.importorskip("support.compiled")
+    from bench import micro
+
+    names = set()
+    for kind in (micro.linear, micro.norms, micro.attention):
+        launched = {}
+        compiled.noted(launched.update, kind("cpu"))
+        for name, call in launched.items():
+            names |= {(name.partition(" ")[0], each.name) for each in compiled.noted(call)}
+    assert names == {
+        ("backward", "linear_small_backward"),
+        ("backward", "linear_small_join"),
+        ("forward", "linear_small_forward"),
+        ("norm", "batch_norm_few_rows_forward"),
+        ("norm", "batch_norm_few_rows_backward"),
+        ("norm", "batch_norm_statistics"),
+        ("norm", "batch_norm_apply"),
+        ("norm", "batch_norm_gradient_sums"),
+        ("norm", "batch_norm_apply_gradient"),
+        ("attention", "graph_attention_forward"),
+        ("attention", "graph_attention_backward"),
+    }
