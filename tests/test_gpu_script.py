@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.forked_python import forked_python
+from support.kernel_cases import DTYPES
 from support.patience import patience, slowness
 
 import staticgraph as sg
@@ -162,13 +163,12 @@ def test_the_cache_is_filled_with_the_models_of_the_first_call(capsys):
 
 
 def test_single_precision_comes_first():
-    """Of the kernels' tests, should the time not be enough for all."""
-    import test_gpu_kernels as tests
-
-    marks = tests.test_an_operator_equals_the_cpus_and_itself.pytestmark
-    (slowest, *_) = (mark.args for mark in marks if mark.name == "parametrize")
-    assert slowest[0] == "dtype"
-    assert slowest[1][0] == torch.float32
+    """Of the kernels' tests, should the time not be enough for all: pytest varies the parameters
+    that stand next to the function last."""
+    text = (ROOT / "tests" / "test_gpu_kernels.py").read_text()
+    above = text.partition("\ndef test_an_operator_equals")[0].splitlines()[-1]
+    assert above.startswith('@pytest.mark.parametrize("dtype", DTYPES')
+    assert DTYPES[0] == torch.float32
 
 
 def test_one_model_a_process():
