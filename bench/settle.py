@@ -4,7 +4,8 @@
 
 Four questions: can a compiled step with a fused, capturable AdamW be recorded; how much memory does
 a shared pool take with the largest bucket first and last; do the counters detect a silent skip of
-``reduce-overhead``; does resetting one of several graphs in a pool harm the others. Without a device, a question that needs one says so.
+``reduce-overhead``; does resetting one of several graphs in a pool harm the others. Without a
+device, a question that needs one says so.
 """
 
 from __future__ import annotations
