@@ -180,12 +180,12 @@ def _compare_with_committed(case: str, run) -> None:
 
 # Kernels that read no rows of features, or one for every many that they write.
 NO_ROWS = {
-    "gcn_sum.degrees_kernel",
-    "neighbour_attention.targets_kernel",
-    "segments.sum_backward_kernel",
-    "table_sum.codes_kernel",
+    "gcn_sum_degrees",
+    "neighbour_attention_targets",
+    "segment_sum_backward",
+    "table_sum_codes",
 }
-OWN = {"wide_gine": "neighbour_sum.", "wide_gcn": "gcn_sum.", "wide_gat": "neighbour_attention."}
+OWN = {"wide_gine": "neighbour_sum_", "wide_gcn": "gcn_sum_", "wide_gat": "neighbour_attention_"}
 
 
 @pytest.mark.sampled(2)

@@ -24,7 +24,7 @@ from staticgraph.text.progress import say
 
 LAUNCHES = {
     "forward": {"library": {"aten::mm": 2}, "inductor": {"triton_poi_fused_add_0": 1}},
-    "backward": {"staticgraph": {"neighbour_sum.backward_kernel": 3}},
+    "backward": {"staticgraph": {"neighbour_sum_backward": 3}},
     "optimizer": {"library": {"aten::_fused_adam_": 1}},
 }
 
@@ -39,7 +39,7 @@ def report(**options) -> DryRun:
 
 def test_a_report_survives_json():
     cause = Cause("cpu ops", "aten.sin.default", "model.py:7: x.sin()")
-    use = KernelUse("linear.masked_sums_kernel", "staticgraph", 64, 0, 1024, 4, 8, 0)
+    use = KernelUse("linear_masked_sums", "staticgraph", 64, 0, 1024, 4, 8, 0)
     cut = BucketRun(
         "reduce-overhead", 0, "(nodes=9)", "eval", 2, 1, causes=(cause,), partitions=(2,)
     )

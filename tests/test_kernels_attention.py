@@ -47,7 +47,7 @@ def test_compiles_for_hopper(dtype, size, p):
         *launches(gpu.forward, rows, STARTS, seed, 4, 222, 4, p),
         *launches(gpu.backward, out, rows, out, lse, STARTS, seed, 4, 222, 4, p),
     ]
-    assert [each.name for each in both] == ["forward_kernel", "backward_kernel"]
+    assert [each.name for each in both] == ["graph_attention_forward", "graph_attention_backward"]
     for each in both:
         assert each.atomics == []
         assert each.matrix_instructions > 0

@@ -12,6 +12,7 @@ import inspect
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, Literal, Never
 
 import numpy as np
@@ -244,19 +245,20 @@ class StaticLoader:
             self._fill_ahead(coming, len(batches)) if self.num_workers else self._fill_each(coming)
         )
         epoch, first = self.epoch, self._batcher.position
-        for number, (ids, slot, real) in enumerate(filled, first):
-            if self._transform is not None:
-                draw = (self._batcher.seed, epoch, self._batcher.rank, number)
-                layout, arrays = self.layouts[ids.bucket], slot.tensors(ids.bucket)
+        with closing(filled):  # an error gives back what is filled ahead, even while it is kept
+            for number, (ids, slot, real) in enumerate(filled, first):
                 try:
-                    apply_transform(self._transform, layout, arrays, real, draw)
+                    if self._transform is not None:
+                        draw = (self._batcher.seed, epoch, self._batcher.rank, number)
+                        layout, arrays = self.layouts[ids.bucket], slot.tensors(ids.bucket)
+                        apply_transform(self._transform, layout, arrays, real, draw)
+                    batch = self._hand_over(ids, slot, real)
                 except BaseException:
                     self._source.take_back(slot)
                     raise
-            batch = self._hand_over(ids, slot, real)
-            del slot  # now only the batch holds it
-            yield batch
-            del batch
+                del slot  # now only the batch holds it
+                yield batch
+                del batch
 
     def _announced(self, batches: Sequence[BatchIds]) -> Iterator[BatchIds]:
         """Yields the batches; with an order in blocks, fetches ahead what they will read."""
@@ -282,7 +284,7 @@ class StaticLoader:
         assert isinstance(self.store, GraphStore)
         return fill(self.store, ids.ids, self.layouts[ids.bucket], slot.arrays(ids.bucket))
 
-    def _fill_each(self, batches: Iterator[BatchIds]) -> Iterator[Filled]:
+    def _fill_each(self, batches: Iterator[BatchIds]) -> Generator[Filled, None, None]:
         for ids in batches:
             slot = self._source.lend()
             try:
@@ -292,7 +294,7 @@ class StaticLoader:
                 raise
             yield ids, slot, real
 
-    def _fill_ahead(self, waiting: Iterator[BatchIds], count: int) -> Iterator[Filled]:
+    def _fill_ahead(self, waiting: Iterator[BatchIds], count: int) -> Generator[Filled, None, None]:
         pending: deque[tuple[BatchIds, Slot, Future[RealCounts]]] = deque()
         with ThreadPoolExecutor(self.num_workers, thread_name_prefix="staticgraph") as workers:
             try:
@@ -318,9 +320,11 @@ class StaticLoader:
     def _hand_over(self, ids: BatchIds, slot: Slot, real: RealCounts) -> StaticBatch:
         assert isinstance(self.store, GraphStore)
         layout = self.layouts[ids.bucket]
+        objects = self.store.objects_of(ids.ids)
         target = slot if self._staging is None else self._to_device(layout, slot)
-        lease, objects = Lease(self._pool, target), self.store.objects_of(ids.ids)
-        return StaticBatch(layout, target.tensors(ids.bucket), real, lease, objects)
+        return StaticBatch(
+            layout, target.tensors(ids.bucket), real, Lease(self._pool, target), objects
+        )
 
     def _to_device(self, layout: SlotLayout, slot: Slot) -> Slot:
         """Makes one asynchronous copy, ordered by events on both sides."""
@@ -331,10 +335,10 @@ class StaticLoader:
             self._copy_stream.wait_event(target.released)
         with torch.cuda.stream(self._copy_stream):
             target.buffer[: layout.nbytes].copy_(slot.buffer[: layout.nbytes], non_blocking=True)
-            self._staging.take_back(slot)
             slot.released = slot.released or torch.cuda.Event()
             slot.released.record(self._copy_stream)
         torch.cuda.current_stream(self.device).wait_stream(self._copy_stream)
+        self._staging.take_back(slot)
         return target
 
 

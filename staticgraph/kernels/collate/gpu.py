@@ -27,7 +27,7 @@ GRAPHS = 1024
 
 
 @triton.jit(do_not_specialize=SIZES)
-def starts_kernel(
+def collate_starts(
     ids,
     node_offsets,
     edge_offsets,
@@ -179,7 +179,7 @@ def graph_rows(g, ids, sources, targets, all_graphs, FIELDS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def rows_kernel(
+def collate_rows(
     ids,
     edge_starts,
     structure,
@@ -258,7 +258,7 @@ def collate(
     """Runs the operator in two launches."""
     all_nodes, all_edges, all_graphs = len(out[1]), out[0].size(1), len(ids)
     edge_starts = torch.empty(all_graphs + 1, dtype=torch.int64, device=ids.device)
-    starts_kernel[(1,)](
+    collate_starts[(1,)](
         ids,
         structure[0],
         structure[1],
@@ -280,7 +280,7 @@ def collate(
     # A row pointer has one entry more than there are nodes.
     programs = [triton.cdiv(rows, ROWS) for rows in (all_nodes + 1, all_edges)]
     programs.append(triton.cdiv(all_graphs, ROWS) if mine[2] else 0)
-    rows_kernel[(sum(programs),)](
+    collate_rows[(sum(programs),)](
         ids,
         edge_starts,
         tuple(structure),
