@@ -325,7 +325,13 @@ class StaticLoader:
                         if ids is None:
                             break
                         slot = self._source.lend()
-                        pending.append((ids, slot, workers.submit(self._fill, ids, slot)))
+                        try:
+                            future = workers.submit(self._fill, ids, slot)
+                        except BaseException:  # no thread could be started; the fill is queued
+                            workers.shutdown(cancel_futures=True)
+                            self._source.take_back(slot)
+                            raise
+                        pending.append((ids, slot, future))
                     ids, slot, future = pending[0]
                     real = future.result()
                     pending.popleft()
