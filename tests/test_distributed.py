@@ -233,6 +233,7 @@ def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
     [
         ("penalty", "eager"), ("rows", "eager"), ("penalty", "cuda-graph"),
         pytest.param("rows", "default", marks=pytest.mark.slow),
+        pytest.param("penalty", "fused", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_what_the_loss_adds_is_added_once_over_all_ranks(kind, mode):

@@ -103,6 +103,9 @@ def _other_loader(case: str) -> str:
         graphs = store[:]
         graphs[0].y += 1
         store = sg.GraphStore.from_pyg(graphs, name="random", progress=False)
+    if case == "seed, later":  # as on CUDA, where reading waits for the device
+        options["seed"] += second
+        runner.steps.averaging._on_cpu = runner.steps.averaging.reduction._asks = False
     loader = runner.loader(store, **options)
     if case == "epoch" and second:
         loader.set_epoch(2)
@@ -118,6 +121,7 @@ def _other_loader(case: str) -> str:
     ("case", "said"),
     [
         ("seed", "the loader's seed of rank 1 differs from rank 0's: 4 on rank 1, 3 on rank 0"),
+        ("seed, later", "the loader's seed of rank 1 differs from rank 0's: 4 on rank 1, 3 on"),
         ("indices", "the loader's graphs of rank 1 differs from rank 0's: '100 from [0, 99]"),
         ("epoch", "the loader's epoch of rank 1 differs from rank 0's: 2 on rank 1, 0 on rank 0"),
         ("resume", "the loader's position of rank 1 differs from rank 0's: 3 on rank 1, 2 on"),

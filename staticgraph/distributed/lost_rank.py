@@ -62,6 +62,11 @@ class Watching:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Writes the block's error to the group's store.
+
+        Raises:
+            RankLost: the error says that a connection to another rank was lost.
+        """
         if error is None or self._ranks is None or isinstance(error, RankLost):
             return
         if is_loss(error):

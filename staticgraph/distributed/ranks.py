@@ -165,9 +165,11 @@ class Ranks:
         except BaseException as raised:
             error = raised
         text = None if error is None else f"{type(error).__name__}: {error}"
-        failures = self.told((text, isinstance(error, NotStatic)))
-        if error is not None:
-            raise error
+        try:
+            failures = self.told((text, isinstance(error, NotStatic)))
+        finally:
+            if error is not None:
+                raise error
         for rank, (failure, static) in enumerate(failures):
             if failure is not None:
                 kind = NotStatic if static else RankLost

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -24,7 +23,12 @@ from staticgraph.training import checkpoint
 def store_of(value: float) -> GraphStore:
     x = np.full((3, 1), value, np.float32)
     return GraphStore.from_arrays(
-        np.array([2, 1]), np.array([1, 0]), [0], [1], {"x": ("node", x)}, name=str(value)
+        np.array([2, 1]),
+        np.array([1, 0]),
+        np.array([0]),
+        np.array([1]),
+        {"x": ("node", x)},
+        name=str(value),
     )
 
 
@@ -121,9 +125,7 @@ class Export:
         with mock.patch.multiple(export, **made):
             plan, schema = sg.BucketPlan.of([(10, 20, 4)]), store_of(1).schema
             plan = sg.BucketPlan(plan.capacities, schema=schema)
-            export.export(
-                path, SimpleNamespace(), subject, plan, schema, overwrite=True, progress=False
-            )
+            export.export(path, mock.Mock(), subject, plan, schema, overwrite=True, progress=False)
 
     @staticmethod
     def read(path: Path) -> int:

@@ -230,7 +230,8 @@ class StaticLoader:
         """A digest of the fields and some graphs; none by rank, where some graphs are not here."""
         ids = self._batcher.indices
         store = self.store.host if isinstance(self.store, DeviceStore) else self.store
-        if self._batcher.world_size == 1 or (isinstance(store, Sharded) and store.by_rank):
+        by_rank = isinstance(store, Sharded) and store.by_rank
+        if self._batcher.world_size == 1 or by_rank or not len(ids):
             return ""
         ids = ids[:: max(1, len(ids) // DIGEST_GRAPHS)].astype(np.int64)
         store.verify(ids)

@@ -59,7 +59,7 @@ class LossTerms(NamedTuple):
             raise TypeError(
                 f"the loss gives a {type(values).__name__}: return a tensor of one value per row, "
                 "such as F.mse_loss(out, batch.y, reduction='none'), or (values, weights), or "
-                "(values, weights or None, a scalar to add once)"
+                "(values, weights or None, a scalar to add once, or other rows)"
             )
         if weights is not None:
             _check_weights(values, weights)
@@ -251,7 +251,7 @@ def _masked_sum(
         raise ValueError(
             "the loss is a scalar, so padded rows are already averaged in: return one value per "
             "row, such as F.mse_loss(out, batch.y, reduction='none'); a scalar of parameters (a "
-            "penalty, a KL term) is added once: return (loss, None, scalar)"
+            "penalty) is added once: return (loss, None, scalar)"
         )
     try:
         rows = batch.mask_of(values)
