@@ -20,6 +20,7 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph.distributed.ranks import Ranks
+from staticgraph.runner.timing.auto import Stopwatch
 
 
 def _refused(case: str) -> str:
@@ -173,6 +174,38 @@ def test_a_rank_that_ends_is_named_with_its_error(place):
 
 def _said_and_raised(place: str) -> None:
     raise AssertionError(_raises_alone(place))
+
+
+class _Crowded(Stopwatch):
+    """A stopwatch that finds no memory for recorded steps on rank 1."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def milliseconds(self, way, step) -> float:
+        step()
+        if way == "cuda-graph" and dist.get_rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return {"eager": 2.0, "cuda-graph": 1.0}[way]
+
+
+def _timed_without_memory() -> tuple[set[str], list[float]]:
+    store, model = store_of(), model_of(sync=False)
+    ways = sg.Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Crowded)
+    runner = sg.StaticGraphRunner(
+        model, sg.plan_buckets(store, BATCH), ways, loss=squared,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        recording=sg.Recording(recorder=TapeRecorder),
+    )  # fmt: skip
+    runner.warmup(store, progress=False)
+    losses = [float(runner.step(batch)) for batch in runner.loader(store)]
+    return {choice.way for choice in runner.report().choices}, losses
+
+
+def test_a_way_without_memory_on_one_rank_is_left_out_on_all():
+    first, second = on_ranks(2, _timed_without_memory)
+    assert first == second
+    assert first[0] == {"eager"}
 
 
 def _recorded_on_one_rank_alone(way: str) -> list[str]:

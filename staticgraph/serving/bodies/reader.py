@@ -244,9 +244,7 @@ def _python_json(body: bytes) -> Any:
     try:
         return json.loads(body, parse_constant=_no_number, object_pairs_hook=_each_once)
     except UnicodeDecodeError as error:
-        raise BadBody(
-            f"the body is in another encoding than JSON's, UTF-8, UTF-16 or UTF-32: {error}", 400
-        ) from None
+        raise BadBody(f"the body is no JSON in UTF-8, UTF-16 or UTF-32: {error}", 400) from None
     except (ValueError, RecursionError) as error:
         raise BadBody(f"the body is no JSON: {error}", 400) from None
 
