@@ -314,13 +314,13 @@ def check_shards(folder: Path, paths: Sequence[Path], count: int | None = None) 
     Raises:
         BadGraph: a shard has no part, or there are more shards than were written.
     """
-    found = {numbers_of(path)[0] for path in paths}
-    expected = set(range(max(found, default=0) + 1 if count is None else count))
-    if differing := sorted(found ^ expected):
+    present = {numbers_of(path)[0] for path in paths}
+    expected = set(range(max(present, default=0) + 1 if count is None else count))
+    if differing := sorted(present ^ expected):
         numbers = ", ".join(map(str, differing))
-        why = f"shard {numbers} {'is missing' if expected - found else 'was not expected'}"
+        why = f"shard {numbers} {'is missing' if expected - present else 'was not expected'}"
         raise BadGraph(
-            f"{folder} has parts of {how_many(len(found), 'shard')}, of {len(expected)}: {why}. "
+            f"{folder} has parts of {how_many(len(present), 'shard')}, of {len(expected)}: {why}. "
             f"Write it with StoreWriter(..., shard={differing[0]}); or read what is there, as a "
             "list of folders: GraphStore.load(sorted(parts.glob('*-*')))"
         )
