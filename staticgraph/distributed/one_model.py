@@ -16,9 +16,8 @@ from torch import Tensor
 
 from staticgraph.distributed.ranks import Ranks
 
-# The tolerance, relative to a tensor's largest value. On processors of one kind, state that is equal
-# on all ranks is equal bit for bit; a moving average with a weight of a thousandth per batch differs
-# by more after its first batch.
+# The tolerance, relative to a tensor's largest value. On processors of one kind equal state is equal
+# bit for bit; a moving average with a weight of a thousandth per batch differs by more at once.
 APART = 1e-6
 # An integer type for each size of a number, and the largest checksum: float32 holds it exactly.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
