@@ -16,7 +16,7 @@ from torch import Tensor
 
 from staticgraph.distributed.ranks import Ranks
 
-# The tolerance, relative to a tensor's largest value. On processors of one kind equal state is equal
+# The tolerance, relative to a tensor's largest value. On processors of one kind equal state is so
 # bit for bit; a moving average with a weight of a thousandth per batch differs by more at once.
 APART = 1e-6
 # An integer type for each size of a number, and the largest checksum: float32 holds it exactly.
