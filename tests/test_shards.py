@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
+from support.faults import killed_before
 from support.graphs import assert_same_graph, graph_lists, random_graph
-from support.killed import killed_before
 from support.written_stores import LEVELS, assert_same_files, graphs_of
 from torch_geometric.data import Data, HeteroData
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
+from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.memory.budget import MemoryBudget
@@ -127,6 +128,7 @@ class StaticGraphRunner(Inference):
         self._execution = execution = Execution.of(subject, mode, recording, distributed)
         self.mode: Mode = execution.mode
         self.ranks: Ranks | None = execution.ranks
+        self._watching = Watching(self.ranks)
         if execution.records_step:
             make_recordable(subject.optimizer)
         turns = Turns(subject.model)
@@ -134,11 +136,12 @@ class StaticGraphRunner(Inference):
         if self._trains:
             settle_training(subject.model)
             warn_of_another_models_optimizer(subject)
-        if self.ranks is not None:
-            check_not_wrapped(subject.model)
-            alike = {"the plan": list(map(str, plan.capacities)), "the mode": self.mode.name}
-            self.ranks.check_alike(**alike)
-        parts = RunnerParts.of(subject, plan, execution, budget)
+        with self._watching:
+            if self.ranks is not None:
+                check_not_wrapped(subject.model)
+                capacities = list(map(str, plan.capacities))
+                self.ranks.check_alike({"the plan": capacities, "the mode": self.mode.name})
+            parts = RunnerParts.of(subject, plan, execution, budget)
         super().__init__(subject, plan, turns, parts)
         self.preparation: Preparation = parts.preparation
         self._warming, self._account = parts.warming, parts.account
@@ -264,6 +267,7 @@ class StaticGraphRunner(Inference):
             NotStatic: the step cannot be compiled in fixed shapes, or would compile again.
             NonFiniteLoss: the loss, or one since the last check, is NaN or infinite.
             PaddingLeaks: padding reaches real rows.
+            RankLost: another process of the job is gone; the message has its error if it is known.
         """
         if not self._trains:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
@@ -271,15 +275,16 @@ class StaticGraphRunner(Inference):
             check_not_traced("step()")
         if not torch.is_grad_enabled():
             refuse_without_gradients()
-        with self._turns.step:
-            batch = self._intake.take(batch, "step")
-            statistics = self._account.statistics[batch.bucket]
-            started = statistics.started()
-            loss = self.steps.train(batch)
-            statistics.ended(started)
-            self.steps.count()
-        if self.steps.averaging is not None:
-            self.steps.averaging.compare()
+        with self._watching:
+            with self._turns.step:
+                batch = self._intake.take(batch, "step")
+                statistics = self._account.statistics[batch.bucket]
+                started = statistics.started()
+                loss = self.steps.train(batch)
+                statistics.ended(started)
+                self.steps.count()
+            if self.steps.averaging is not None:
+                self.steps.averaging.compare()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -352,7 +357,7 @@ class StaticGraphRunner(Inference):
             NotStatic: the model cannot be compiled in fixed shapes.
             PaddingLeaks: padding reaches real rows.
         """
-        with self._turns.warmup, torch.inference_mode(False), torch.enable_grad():
+        with self._watching, self._turns.warmup, torch.inference_mode(False), torch.enable_grad():
             self._warming.run(example, phases, progress, cache, choices)
         return self
 

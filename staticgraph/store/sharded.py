@@ -104,7 +104,7 @@ class Sharded(GraphColumns):
 
     @cached_property
     def _survey(self) -> Survey:
-        return Survey(self._open.parts(), verify=False)
+        return Survey(self._open.parts())
 
     def whole(self, name: str) -> Array:
         """Concatenates an array over all shards, by its name in :meth:`GraphColumns.arrays`."""
@@ -226,6 +226,7 @@ class Sharded(GraphColumns):
 
         See :func:`staticgraph.store.merge.merge`.
         """
+        self.verify()
         merge(self._open.parts(), folder, name=self.name, splits=self.splits, overwrite=overwrite)
 
     def bounds_of_ranks(self, world_size: int) -> IntArray:

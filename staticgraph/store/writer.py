@@ -30,7 +30,15 @@ from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.merge import merge
 from staticgraph.store.runs import slices
-from staticgraph.store.shard_list import numbers_of, parts_in, remove_list, write_list
+from staticgraph.store.shard_list import (
+    UNFINISHED,
+    check_ended,
+    check_shards,
+    numbers_of,
+    parts_in,
+    remove_list,
+    write_list,
+)
 from staticgraph.text.numeric_options import whole_option
 
 # A part of molecules takes some 10 MB, and 100 million graphs take 5,000 folders.
@@ -87,6 +95,7 @@ class StoreWriter:
         self._exclude, self._check_finite = names_of_fields(exclude), check_finite
         self._overwrite = overwrite
         self._waiting: list[Any] = []
+        self._unfinished = parts_folder(self.folder) / f"{shard or 0:05d}{UNFINISHED}"
         _clean(self.folder)
         own = [path for path in parts_of(self.folder) if numbers_of(path)[0] == (shard or 0)]
         stores = [GraphStore.load(path, verify=False) for path in own]
@@ -106,7 +115,7 @@ class StoreWriter:
         """
         self._waiting.append(graph)
         if len(self._waiting) >= self._part_graphs:
-            self.commit()
+            self._write_waiting()
 
     def extend(self, graphs: Iterable[Any]) -> None:
         """Adds all graphs of a data set, a generator or another store, in their order."""
@@ -119,20 +128,27 @@ class StoreWriter:
 
     def append_part(self, part: GraphColumns) -> None:
         """Adds the graphs of a store as one part, which is committed when this returns."""
-        self.commit()
+        self._write_waiting()
         self._write(part)
 
     def append_arrays(self, *arrays: Any, **options: Any) -> None:
         """Adds graphs as flat arrays, as one part; see :meth:`GraphStore.from_arrays`."""
-        self.commit()
+        self._write_waiting()
         self._write(GraphStore.from_arrays(*arrays, **options))
 
     def commit(self) -> None:
         """Writes all pending graphs to disk as a part; from then on they survive a kill.
 
+        The shard counts as complete until more is appended.
+
         Raises:
             BadGraph: if a pending graph cannot be stored; the message names it.
         """
+        self._write_waiting()
+        if self._shard is not None:
+            self._unfinished.unlink(missing_ok=True)
+
+    def _write_waiting(self) -> None:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -153,7 +169,11 @@ class StoreWriter:
 
     def _write(self, store: GraphColumns) -> None:
         self._check_fields(store)
-        part = parts_folder(self.folder) / f"{self._shard or 0:05d}-{self._number:07d}"
+        folder = parts_folder(self.folder)
+        if self._shard is not None and not self._unfinished.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._unfinished.touch()
+        part = folder / f"{self._shard or 0:05d}-{self._number:07d}"
         save(store.with_splits(), part)
         self._number += 1
         self.committed += len(store)
@@ -182,18 +202,24 @@ class StoreWriter:
     # ------------------------------------------------------------------ ending
 
     def finish(
-        self, splits: Mapping[str, Array] | None = None, *, merged: bool = True
+        self,
+        splits: Mapping[str, Array] | None = None,
+        *,
+        merged: bool = True,
+        shards: int | None = None,
     ) -> GraphStore:
         """Commits all pending graphs, merges the parts of all shards, and removes the parts.
 
         Args:
             splits: named lists of graph indices over all shards.
+            shards: how many shards were written; by default the last that is there is the last.
             merged: False keeps the parts and adds a list of them: no bytes are copied, and each
                 host may hold only some of the parts. Reading a graph then costs a little more
                 (:mod:`staticgraph.store.gather`).
 
         Raises:
-            BadGraph: if there are no graphs, or the fields of two parts differ.
+            BadGraph: if there are no graphs, the fields of two parts differ, a shard is missing, or
+                the writer of one did not reach its end; the parts stay.
             FileExistsError: if the target exists and ``overwrite`` is false, or is a store in
                 shards, which is never replaced.
             StoreCorrupt: if a part is damaged or missing; the parts stay.
@@ -202,6 +228,10 @@ class StoreWriter:
         paths = parts_of(self.folder)
         if not paths:
             raise BadGraph(f"{self.folder} has no graphs yet: append some before finish()")
+        check_shards(parts_folder(self.folder), paths, shards)
+        check_ended(parts_folder(self.folder))
+        for path in paths:
+            GraphStore.load(path, verify=True)  # every byte, the headers of files included
         if not merged:
             return self._finish_in_shards(splits or {})
         merge(

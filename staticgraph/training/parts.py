@@ -170,7 +170,7 @@ class RunParts:
             require_trainable(model, config.model)
         model = model.to(self.device)
         if ranks is not None:
-            ranks.check_alike(**{"the data": self.data})
+            ranks.check_alike({"the data": self.data})
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
             if not ranks.first:  # or dropout would be the same on every rank
                 torch.manual_seed(config.seed + APART * ranks.rank)

@@ -397,6 +397,12 @@ def looked_in_epoch(batch: StaticBatch) -> set[int] | None:
     return None if lease is None else lease.pool.looked
 
 
+def loader_of(batch: StaticBatch) -> Mapping[str, Any] | None:
+    """The settings of the loader that a batch is from, one object per epoch; None without."""
+    lease = batch._lease
+    return None if lease is None else lease.pool.loader
+
+
 def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> StaticBatch:
     """Does the work of :meth:`StaticBatch.of` with an existing layout, for stores with its fields.
 

@@ -8,11 +8,13 @@ number of workers.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import cached_property
 from typing import Any, Literal, Never
 
 import numpy as np
@@ -46,6 +48,8 @@ from staticgraph.text.numeric_options import whole_option
 Filled = tuple[BatchIds, Slot, RealCounts]
 # One batch in use, one being copied, one being handed over, and one spare.
 DEFAULT_SLOTS = 4
+# So many graphs, spread over an epoch's, stand for the data where ranks compare theirs.
+DIGEST_GRAPHS = 64
 
 
 class StaticLoader:
@@ -222,12 +226,32 @@ class StaticLoader:
         self._batcher.load_state_dict(state)
         self._resumed = True
 
+    @cached_property
+    def _data(self) -> str:
+        """A digest of the fields and some graphs; none by rank, where some graphs are not here."""
+        ids = self._batcher.indices
+        store = self.store.host if isinstance(self.store, DeviceStore) else self.store
+        by_rank = isinstance(store, Sharded) and store.by_rank
+        if self._batcher.world_size == 1 or by_rank or not len(ids):
+            return ""
+        ids = ids[:: max(1, len(ids) // DIGEST_GRAPHS)].astype(np.int64)
+        store.verify(ids)
+        held, places = store.held(ids, pointers=False)
+        hashed = hashlib.sha256(repr(store.schema.to_dict()).encode())
+        for item in store.schema:
+            column = held.columns[item.name]
+            for place in places.tolist():
+                rows = np.ascontiguousarray(column[held.rows_of(item, place)], item.dtype)
+                hashed.update(rows.tobytes())
+        return hashed.hexdigest()[:16]
+
     def __iter__(self) -> Generator[StaticBatch, None, None]:
         used()
         if self._batcher.position and not self._resumed:  # the last iteration was abandoned
             self.set_epoch(self.epoch + 1)
         self._resumed = False
         self._pool.looked = set()
+        self._pool.loader = {**self._batcher.shared(), "the loader's data": self._data}
         batches = self._batcher.batches(self.epoch)[self._batcher.position :]
         for batch in self._stream(batches):
             self._batcher.position += 1
@@ -304,7 +328,13 @@ class StaticLoader:
                         if ids is None:
                             break
                         slot = self._source.lend()
-                        pending.append((ids, slot, workers.submit(self._fill, ids, slot)))
+                        try:
+                            future = workers.submit(self._fill, ids, slot)
+                        except BaseException:  # no thread could be started; the fill is queued
+                            workers.shutdown(cancel_futures=True)
+                            self._source.take_back(slot)
+                            raise
+                        pending.append((ids, slot, future))
                     ids, slot, future = pending[0]
                     real = future.result()
                     pending.popleft()

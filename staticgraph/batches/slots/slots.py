@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import gc
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -249,6 +249,8 @@ class SlotPool:
     Attributes:
         looked: the numbers of those that have done, in this epoch, what each does once per epoch; a
             loader replaces the set when an epoch begins.
+        loader: the settings of the loader that must be the same on all ranks, by their names in
+            messages; replaced when an epoch begins. None if it is no loader's pool.
 
     Raises (from :meth:`lend`):
         SlotsExhausted: all are lent.
@@ -264,6 +266,7 @@ class SlotPool:
         self.device: torch.device = torch.device(device)
         self.count = count
         self.looked: set[int] = set()
+        self.loader: Mapping[str, Any] | None = None
         self._all = tuple(Slot(layouts, self.device, pinned) for _ in range(count))
         self._free = deque(self._all)
 

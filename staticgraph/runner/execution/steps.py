@@ -133,6 +133,8 @@ class Steps:
             train(self._model)
         if batch.real is None:
             self.single_rows.note(batch, self.computation.known(batch))
+        if self.averaging is not None:
+            self.averaging.begin(batch)
         way = way or self.ways.get((batch.bucket, "step"), self._way)
         if way == OWN and (scope := self.recordings.settings.scope) != "forward":
             loss = self._replayed("step", batch)
@@ -181,6 +183,7 @@ class Steps:
             self.finite.before_update(result, batch)
             result.backward()
             return result
+        result = self.averaging.join_rows(result)
         result.total.backward()
         return self._averaged(result, batch)
 

@@ -155,13 +155,14 @@ class Warming:
         self._steps.clear()  # the warm-up's losses are not losses of data
 
     def prepare(self, schema: Schema, way: str, bucket: int, phase: str) -> None:
-        """Compiles or records a phase of a bucket, under the budget."""
-        guard = nullcontext()
+        """Compiles or records a phase of a bucket, under the budget; on all ranks or on none."""
+        ranks = self._execution.ranks
+        guard, together = nullcontext(), nullcontext() if ranks is None else ranks.together()
         if self._commitments is not None:
             guard = self._commitments.recording(bucket, self._preparation.tear_down)
             measures = self._commitments.allocator is not None
             self._preparation.warmed = self._commitments.warmed if measures else None
-        with guard, self._preparation.watched(bucket, phase):
+        with together, guard, self._preparation.watched(bucket, phase):
             self._preparation.prepare(way, bucket, phase, schema)
 
     def _commit_gradients(self, phases: Iterable[str]) -> None:

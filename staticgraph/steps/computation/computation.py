@@ -295,7 +295,7 @@ def _refuse(values: Tensor, batch: StaticBatch) -> None:
             f"it gives a tensor of shape {shape}, and the bucket has {rows}; return one value per "
             "row, such as F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] "
             "return (loss, mask), and for rows of two kinds joined by torch.cat the one's values "
-            "with the mean of the other's added: (values, None, sg.masked_mean(others, batch))"
+            "with the other's rows, whose mean is added: (values, None, others)"
         )
     raise ValueError(
         f"the loss has no rows of the batch: {found}; for a scalar to add once (a penalty, a KL "

@@ -31,7 +31,8 @@ class Subject:
         model: any PyG model, on the device where it will run.
         loss: ``loss(out, batch)``, one value per graph (or node, or edge); the mean is taken over
             the real rows. ``(values, weights)`` for a weighted mean, ``(values, weights or None,
-            scalar)`` for a term that is added once: :class:`staticgraph.LossTerms`.
+            added)`` for a scalar that is added once, or the mean of other rows:
+            :class:`staticgraph.LossTerms`.
         optimizer: over the model's parameters.
         forward: ``forward(model, batch)``, needed where the names of the model's own parameters do
             not say what to pass.
