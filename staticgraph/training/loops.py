@@ -26,46 +26,44 @@ from staticgraph.models import NAMES
 from staticgraph.training.compile_ahead import Loop
 
 LOOPS = """\
+batches.batch.row_pointers._point i8[2] i4[1]*3
 packing.exact._repair i8[1] i8[2] i8[1] 2xf8 u8
-kernels.batch_norm.cpu.backward f4 9xi8 i8*3 f8 b1 i8
 kernels.batch_norm.cpu.forward f4 12xi8 i8*3 f8 b1*4 f8 i8
-kernels.neighbour_attention.cpu.backward f4[3]*3 f4[2]*2 f4[3] f4[2]*2 i8[1] i4[1] f8 b1 \
-f4[3]*2 f4[2]*2 | gat
-kernels.neighbour_attention.cpu.forward f4[3]*2 f4[2]*2 i8[1] i4[1] f8 b1 f4[3] f4[2]*2 | gat
-store.columns._counting_sort i8[1]*5
-packing.stream.stream_kernel i8[2] i8[1]*2 i8*2
-batches.collation.collate._structure i8[1]*3 u1[1]*2 i8[2] i8[1]*3 b1[1]*3 b1
-kernels.table_sum.cpu.forward i8[2] i8[1] f4[2]*2 i8
+kernels.table_sum.cpu.backward f4[2] i8[2] i8[1] f4[2] i8
+kernels.batch_norm.cpu.backward f4 9xi8 i8*3 f8 b1 i8
 kernels.neighbour_sum.cpu_backward.relu_add_backward f4 13xi8 9xi8 f8 b1 i8 | gine gps
-kernels.neighbour_sum.cpu_backward.copy_backward f4 13xi8 9xi8 f8 b1 i8 | gin sage
-batches.collation.collate._structure i8[1]*5 i8[2] i8[1]*3 b1[1]*3 b1
-batches.collation.collate._pointers i8[1]*3 i4[1] i8[1] i8[2] i4[1]*3
 batches.collation.collate._pointers i8[1]*3 i4[1] u1[1] i8[2] i4[1]*3
+packing.place.place_batches i8[2] i8[1]*2 i8[2]
+batches.collation.collate._structure i8[1]*5 i8[2] i8[1]*3 b1[1]*3 b1
+packing.stream.stream_kernel i8[2] i8[1]*2 i8*2
+packing.place.group_by_pack i8[1] i8
+batches.collation.collate._structure i8[1]*3 u1[1]*2 i8[2] i8[1]*3 b1[1]*3 b1
+batches.collation.collate._pointers i8[1]*3 i4[1] i8[1] i8[2] i4[1]*3
 batches.collation.collate._pointers i8[1]*3 i4[1] i2[1] i8[2] i4[1]*3
-batches.collation.collate._copy_rows i8[1]*2 i8 u1[1] i8[1]
+kernels.table_sum.cpu.forward i8[2] i8[1] f4[2]*2 i8
+store.columns._counting_sort i8[1]*5
+kernels.segments.cpu.sum_backward f4[2] i8[1] b1 f4[2]
+batches.slots.real_counts._totals i8[1]*3
 kernels.segments.cpu.sum_forward f4[2] i8[1] b1 f4[2]
-kernels.gcn_sum.cpu.backward f4 8xi8 i8*3 b1*2 i8 | gcn
+packing.random.shuffle i8[1] u8
+batches.collation.collate._copy_rows i8[1]*2 i8 u1[1] i8[1]
 batches.collation.collate._copy_rows i8[1]*2 i8 u1[1]*2
+kernels.neighbour_sum.cpu.relu_add f4 7xi8*2 f8 b1 i8 | gine gps
+kernels.neighbour_sum.cpu_backward.copy_backward f4 13xi8 9xi8 f8 b1 i8 | gin sage
+kernels.neighbour_sum.cpu.copy f4 7xi8*2 f8 b1 i8 | gin sage
+kernels.table_sum.cpu.codes i8[2] i8[1]*2 | gine gps
 kernels.head_blocks.cpu.to_rows f4[4] i8[1] i8 f4[2] | gps
+kernels.gcn_sum.cpu.degrees i8[1] i4[1] f4[1] f8 b1 f4[1]*2 | gcn
+kernels.gcn_sum.cpu.forward f4 8xi8 i8*3 b1*3 i8 | gcn
+kernels.gcn_sum.cpu.backward f4 8xi8 i8*3 b1*2 i8 | gcn
+kernels.head_blocks.cpu.to_block f4[2] i8 i8[1] f4[4] | gps
 kernels.graph_attention.cpu._on_threads f4[4] i4[1] i8*2 f8 f4[3] f4[2] i8 | gps
+kernels.neighbour_attention.cpu.forward f4[3]*2 f4[2]*2 i8[1] i4[1] f8 b1 f4[3] f4[2]*2 | gat
+kernels.neighbour_attention.cpu.backward f4[3]*3 f4[2]*2 f4[3] f4[2]*2 i8[1] i4[1] f8 b1 f4[3]*2 \
+f4[2]*2 | gat
 kernels.graph_attention.cpu_backward.backward f4[4]*2 f4[2] i4[1] i8*2 f8 f4[4] i8 | gps
-kernels.linear.cpu.forward f4 5xi8 3xi8 b1*2 i8
-kernels.linear.cpu.input_gradient f4 3xi8*2 i8
-kernels.linear.cpu.weight_gradient f4 4xi8 3xi8 i8
 kernels.head_products.cpu.backward f4[3]*5 | gat
 kernels.head_products.cpu.forward f4[2] f4[3]*2 | gat
-kernels.table_sum.cpu.backward f4[2] i8[2] i8[1] f4[2] i8
-kernels.gcn_sum.cpu.forward f4 8xi8 i8*3 b1*3 i8 | gcn
-packing.place.group_by_pack i8[1] i8
-kernels.neighbour_sum.cpu.copy f4 7xi8*2 f8 b1 i8 | gin sage
-kernels.neighbour_sum.cpu.relu_add f4 7xi8*2 f8 b1 i8 | gine gps
-packing.place.place_batches i8[2] i8[1]*2 i8[2]
-batches.slots.real_counts._totals i8[1]*3
-kernels.head_blocks.cpu.to_block f4[2] i8 i8[1] f4[4] | gps
-kernels.table_sum.cpu.codes i8[2] i8[1]*2 | gine gps
-kernels.segments.cpu.sum_backward f4[2] i8[1] b1 f4[2]
-packing.random.shuffle i8[1] u8
-kernels.gcn_sum.cpu.degrees i8[1] i4[1] f4[1] f8 b1 f4[1]*2 | gcn
 """
 WORD = re.compile(r"([a-z]\d+)(?:\[(\d)\](A?)(r?))?|(\d+)x([a-z]\d+)")
 
