@@ -55,6 +55,15 @@ def sum_read_last(model, data):
     return model.head(global_add_pool(model.lin(data.x), data.batch, size))
 
 
+def max_as_a_tensor(model, data):
+    """chemprop: the size stays a tensor."""
+    size = data.batch.max().int() + 1
+    h = model.lin(data.x)
+    index = data.batch.unsqueeze(1).repeat(1, h.shape[1])
+    zeros = torch.zeros(size, h.shape[1], dtype=h.dtype, device=h.device)
+    return model.head(zeros.scatter_reduce_(0, index, h, reduce="sum", include_self=False))
+
+
 def nodes_of_edges(model, data):
     row, col = data.edge_index
     nodes = int(data.edge_index.max()) + 1
@@ -86,6 +95,7 @@ MODELS = [
     int_of_max,
     int_of_last,
     sum_read_last,
+    max_as_a_tensor,
     nodes_of_edges,
     old_scatter,
     first_nodes,

@@ -48,6 +48,12 @@ _VIEWS = {
 }
 _LARGEST = {Tensor.max, torch.max, Tensor.amax, torch.amax}
 _HOST = {Tensor.item, Tensor.__int__, Tensor.__index__, Tensor.tolist}
+_CASTS = {Tensor.int, Tensor.long, Tensor.to, Tensor.detach, Tensor.cpu, Tensor.clone}
+_OF_SIZES = {
+    torch.zeros, torch.ones, torch.empty, torch.full,
+    Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full,
+    Tensor.expand, Tensor.view, Tensor.reshape,
+}  # fmt: skip
 _SUMS = {Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add}
 _NONZERO = {Tensor.nonzero, torch.nonzero}
 _CHANGES = {Tensor.sub, Tensor.__sub__, torch.sub, Tensor.ne, Tensor.__ne__, torch.ne}
@@ -76,10 +82,12 @@ class _Number(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         batch = _present()
-        if func in _HOST and batch is not None:
+        if batch is not None and (func in _HOST or func in _OF_SIZES):
             _noted(cls.levels[0])
-            return _most_rows(batch, cls.levels)
-        return _plain(func, args, kwargs)
+            rows = _most_rows(batch, cls.levels)
+            return rows if func in _HOST else func(*_with_number(args, cls, rows), **kwargs or {})
+        out = _plain(func, args, kwargs)
+        return marked(out, cls) if func in _CASTS else out
 
 
 class _Last(Tensor):
@@ -95,7 +103,16 @@ class _Last(Tensor):
             _noted(cls.levels[0])
             return _most_rows(batch, cls.levels) - 1
         out = _plain(func, args, kwargs)
+        if func in _CASTS:
+            return marked(out, cls)
         return marked(out, cls.number) if func in _SUMS and _one_more(args) else out
+
+
+def _with_number(args: Any, kind: type[Tensor], number: int) -> Any:
+    """Arguments with a host number in place of a tensor of this kind, also within a shape."""
+    if isinstance(args, tuple | list):
+        return tuple(_with_number(each, kind, number) for each in args)
+    return number if isinstance(args, kind) else args
 
 
 def _most_rows(batch: StaticBatch, levels: tuple[str, ...]) -> int:

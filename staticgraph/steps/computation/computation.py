@@ -27,7 +27,7 @@ from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused import caching_layers
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level
-from staticgraph.steps.computation.model_arguments import forward_of
+from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.computation.precision import Precision
 from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
@@ -59,6 +59,7 @@ class Computation:
             over ranks, instead of the mean over its own rows.
         newcomers: notices layers that the model is given later.
         hooks: notices hooks that come or go after a step was traced.
+        optional: the optional arguments that the model gets from fields; None before it ran.
 
     Raises:
         NotStatic: a layer would keep the first batch's normalisation.
@@ -71,6 +72,7 @@ class Computation:
         self.shared = False
         self._sizes: frozenset[int] = frozenset()  # of all buckets seen so far
         self._own_sizes = False  # whether the model reads sizes off the batch's own indices
+        self.optional: tuple[str, ...] | None = None if subject.forward is None else ()
         self._model = model
         self._forward = subject.forward or forward_of(model)
         self._loss = subject.loss
@@ -107,6 +109,8 @@ class Computation:
         run. The new run then avoids all sizes seen so far, so that alternating buckets do not each
         undo it.
         """
+        if self.optional is None:
+            self.optional = optional_fields(self._model, batch)
         training = self._model.training
         found, capacity = self._known.get(training), batch.capacity
         sizes = {capacity.rows(level) for level in batch.levels}

@@ -19,6 +19,11 @@ _CONSTANT = re.compile(r"\(\[ConstantVariable\(\w+: (.+)\)\]\)")
 # What an exception's text suggests as its cause; the first match counts.
 _ADVICE = (
     (
+        r"NoneType|be Tensor, not None",
+        "print(store) lists the fields of the data: x, y, pos, edge_attr and edge_weight are None "
+        "where the data have none, as in PyG",
+    ),
+    (
         r"same dtype|scalar type|Float and Double|not implemented for '",
         "print(store) tells each field's dtype: model.double() for float64 data, x.float() in the "
         "forward for integers",
