@@ -23,7 +23,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
-from staticgraph.nn.context.asked import APART, asked
+from staticgraph.nn.context.asked import APART, FLAT, asked
 from staticgraph.nn.context.attention_choice import AttentionChoice
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.document_mask import DocumentLayout
@@ -256,6 +256,29 @@ class BatchContext:
         if noted.norm(norm, value, rows is not None, rows and rows.counted):
             return None
         return self.rows_of(value)
+
+    def rows_each(self, norm: torch.nn.Module, value: Tensor) -> int:
+        """Returns the ``k`` of a norm's input ``[R * k, C]``, laid flat from ``[R, k, C]`` over
+        rows of the batch; 1 for any other input.
+
+        In a bucket of one size alone, ``R * k`` could be a size of the model's own: a recorded run
+        over other sizes must have met rows of the same level, as many times.
+        """
+        size = value.shape[0]
+        if value.dim() != 2 or self._known_rows(size) is not None or getattr(norm, APART, False):
+            return 1
+        assert self._rows is not None
+        levels = [
+            (rows.counted, size // count)
+            for count, rows in self._rows.items()
+            if rows.counted and size % count == 0
+        ]
+        noted = asked()
+        if noted is None:
+            levels = [level for level in levels if level in getattr(norm, FLAT, ())]
+        elif levels and not noted.norm(norm, value, False, None):
+            noted.flat[norm] = (*noted.flat.get(norm, ()), *levels)
+        return levels[0][1] if levels else 1
 
     def mask_of(self, value: Tensor) -> Tensor:
         """``[R]`` bool: which rows of a tensor are real; see :meth:`rows_of`."""

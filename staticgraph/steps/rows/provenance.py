@@ -32,7 +32,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.internals.trees import tree_leaves
-from staticgraph.nn.context.asked import APART, ASKED, Asked, NeedsStems
+from staticgraph.nn.context.asked import APART, ASKED, FLAT, Asked, NeedsStems
 from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.loss.mean_loss import LossTerms
@@ -196,6 +196,8 @@ def run_elsewhere(
                 "the model's own: give each a norm of its own"
             )
         norm.__dict__[APART] = True
+    for norm, flat in noted.flat.items():
+        norm.__dict__[FLAT] = tuple({*getattr(norm, FLAT, ()), *flat})
     norms = [(names[norm], level) for norm, found in noted.norms.items() for level in found]
     ran = not isinstance(out, Exception)
     levels = {path: row_level(value, batch) for path, value in leaves(out)} if ran else {}
