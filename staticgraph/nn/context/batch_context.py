@@ -39,6 +39,10 @@ EDGE_GRAPHS = (
     "(batch[edge_index[0]]): pass size= or dim_size= at this call (batch.num_graphs, or batch_size "
     "where the forward names it), or add up by destination first and then by batch"
 )
+_PASS_SIZE = (
+    "pass size=, dim_size= or num_nodes= at this call (batch.num_graphs for graphs, x.size(0) for "
+    "nodes)"
+)
 
 
 class BatchContext:
@@ -297,25 +301,45 @@ class BatchContext:
     # ------------------------------------------------------------------ groups
 
     def size_for(self, index: Tensor) -> int:
-        """Returns how many groups an index without a given size names, without reading its values.
+        """Returns how many groups an index without a given size names.
 
-        A vector over nodes names graphs, one over edges names nodes.
+        An index field of the data names what it counts. Any other vector over nodes names graphs,
+        and one over edges names nodes.
 
         Raises:
-            NotStatic: it is neither, so that only its values could tell; or it is over edges and
-                names their graphs. A trace has no values, so there the latter is checked afterwards
+            NotStatic: it is none of these, so that only its values could tell; or its values, where
+                there are any, name something else. A trace has no values, so there an index over
+                edges that names graphs is found afterwards
                 (:mod:`staticgraph.rewrites.aggregation.edge_graphs`).
         """
+        capacity, tensors = self.present.capacity, self.present.tensors()
+        for field in self.present.layout.schema:
+            if len(field.counts) == 1 and index is tensors[field.name] and index.dim() == 1:
+                return capacity.rows(field.counts[0])
         rows = self.find_rows(index.size(0)) if index.dim() == 1 else None
         if rows is None or rows.groups is None:
             raise NotStatic(
                 f"the number of groups of an index of shape {list(index.shape)} can only be read "
-                "from its values, which a recorded step cannot do: pass size=, dim_size= or "
-                "num_nodes= at this call (batch.num_graphs for graphs, x.size(0) for nodes)"
+                f"from its values, which a recorded step cannot do: {_PASS_SIZE}"
             )
         if rows.counted == "edge" and self._names_graphs(index):
             raise NotStatic(EDGE_GRAPHS)
+        if rows.counted == "node" and not self._may_name_graphs(index):
+            raise NotStatic(
+                "an index over nodes without a size is taken to name graphs, and this one names "
+                f"{how_many(int(index.max()) + 1, 'group')}: {_PASS_SIZE}; or make it a "
+                "field that counts them (__inc__), together with a field of their graphs"
+            )
         return rows.groups
+
+    def _may_name_graphs(self, index: Tensor) -> bool:
+        """Whether an index over nodes has the largest value of ``batch``, if it has values."""
+        batch = self.present.tensors().get("batch")
+        if traced_here() or leaves() or type(index) is not Tensor or type(batch) is not Tensor:
+            return True
+        if index.device.type != "cpu" or index.data_ptr() == batch.data_ptr():
+            return True
+        return int(index.max()) == int(batch.max())
 
     def _names_graphs(self, index: Tensor) -> bool:
         """Whether an index over edges is ``batch[edge_index[0]]``, if its values are available."""
