@@ -265,8 +265,9 @@ class BatchContext:
         """Returns the ``k`` of a norm's input ``[R * k, C]``, laid flat from ``[R, k, C]`` over
         rows of the batch; 1 for any other input.
 
-        In a bucket of one size alone, ``R * k`` could be a size of the model's own: a recorded run
-        over other sizes must have met rows of the same level, as many times.
+        In one bucket alone, ``R * k`` could be a size of the model's own. So the run over other
+        sizes must have met rows of the same level, as many times; where there was none, it must be
+        a multiple of nodes or of edges alone.
         """
         size = value.shape[0]
         if value.dim() != 2 or self._known_rows(size) is not None or getattr(norm, APART, False):
@@ -279,7 +280,12 @@ class BatchContext:
         ]
         noted = asked()
         if noted is None:
-            levels = [level for level in levels if level in getattr(norm, FLAT, ())]
+            known = getattr(norm, FLAT, None)
+            if known is None:
+                levels = [level for level in levels if level[0] != "graph"]
+                levels = levels if len(levels) == 1 else []
+            else:
+                levels = [level for level in levels if level in known]
         elif levels and not noted.norm(norm, value, False, None):
             noted.flat[norm] = (*noted.flat.get(norm, ()), *levels)
         return levels[0][1] if levels else 1

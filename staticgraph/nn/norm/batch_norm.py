@@ -203,7 +203,7 @@ class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
     _staticgraph: BatchContext
 
     _staticgraph_apart = False  # see asked.APART
-    _staticgraph_flat = ()  # see asked.FLAT
+    _staticgraph_flat = None  # see asked.FLAT
 
     def forward(self, input: Tensor) -> Tensor:
         """``[N, F]`` to the same; statistics over real rows."""

@@ -41,6 +41,7 @@ from staticgraph.steps.rows.provenance import (
 )
 from staticgraph.steps.state.hook_changes import HeardHooks
 from staticgraph.steps.state.training_state import untouched
+from staticgraph.steps.tracing.failures import advise
 
 # The arrays by which a rewrite recognises an index as the batch's own.
 ARRAYS = tuple(COUNTS if name == "counts" else name for name in FACTS)
@@ -100,7 +101,7 @@ class Computation:
 
     def active(self) -> Restored:
         """A ``with`` block around :meth:`run`; afterwards, the previous binding is restored."""
-        return Restored()
+        return _Running()
 
     def known(self, batch: StaticBatch) -> Provenance:
         """Returns which of the model's results are rows, in its current mode.
@@ -278,6 +279,15 @@ class Computation:
         if known.loss is None:
             _refuse(LossTerms.of(self._loss(out, batch)).values, batch)
         return (share_of_loss if shared else mean_loss)(self._loss, out, batch, given)
+
+
+class _Running(Restored):
+    """Also adds what to do to an exception of the model."""
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        if exc[1] is not None:
+            advise(exc[1])
 
 
 def _refuse(values: Tensor, batch: StaticBatch) -> None:
