@@ -392,6 +392,24 @@ def test_a_pool_by_an_index_of_the_data_has_the_rows_that_it_counts(mode):
     torch.testing.assert_close(found, expected)
 
 
+class Repeated(OverSubgraphs):
+    def forward(self, data):
+        rows = torch.repeat_interleave(global_add_pool(data.x, data.batch), data.count, dim=0)
+        return self.head(global_add_pool(rows.sin(), data.subgraph_to_graph))
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_rows_are_repeated_as_often_as_a_graph_has_subgraphs(mode):
+    graphs, model = nested(), Repeated(None)
+    for graph in graphs:
+        graph.count = len(graph.subgraph_to_graph)
+    expected = model(Batch.from_data_list(graphs)).detach()
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=4), mode)
+    runner(next(iter(runner.loader(store))))
+    torch.testing.assert_close(runner.predict(graphs), expected)
+
+
 def test_a_pool_by_another_index_is_not_one_to_graphs():
     graphs = nested()
     model = OverSubgraphs(lambda data: 2 * data.batch + (data.x[:, 0] > 0))

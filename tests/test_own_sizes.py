@@ -17,7 +17,10 @@ import staticgraph as sg
 
 
 def graphs(count: int = 12) -> list[Data]:
-    return double_graphs(2 + number % 4 for number in range(count))
+    data = double_graphs(2 + number % 4 for number in range(count))
+    for graph in data:
+        graph.num_atoms = graph.num_nodes
+    return data
 
 
 def scatter_of_old(src, index, dim: int = 0):
@@ -64,6 +67,15 @@ def max_as_a_tensor(model, data):
     return model.head(zeros.scatter_reduce_(0, index, h, reduce="sum", include_self=False))
 
 
+def repeated_by_counts(model, data):
+    """HIMP, DiffCSP: one row per graph, as often as the graph has nodes."""
+    h = model.lin(data.x)
+    pooled = global_add_pool(h, data.batch).sin()
+    h = h * pooled.repeat_interleave(data.num_atoms, dim=0)
+    owner = torch.repeat_interleave(torch.arange(len(pooled)), data.num_atoms.view(-1))
+    return model.head(global_add_pool(h, owner))
+
+
 def nodes_of_edges(model, data):
     row, col = data.edge_index
     nodes = int(data.edge_index.max()) + 1
@@ -96,6 +108,7 @@ MODELS = [
     int_of_last,
     sum_read_last,
     max_as_a_tensor,
+    repeated_by_counts,
     nodes_of_edges,
     old_scatter,
     first_nodes,

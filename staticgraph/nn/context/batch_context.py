@@ -48,13 +48,15 @@ _PASS_SIZE = (
 class BatchContext:
     """One model's settings, and access to the batch that is bound in the calling thread, if any."""
 
-    __slots__ = ("apart", "attention", "kernels")
+    __slots__ = ("apart", "attention", "counted", "kernels")
 
     def __init__(self) -> None:
         self.attention: AttentionChoice = AttentionChoice()
         # Leading sizes of the model's own tensors, each with the layer that asked about it.
         self.apart: dict[int, str] = {}
         self.kernels: bool = False
+        # Fields that count the rows of each graph, each with the level of these rows.
+        self.counted: dict[str, str] = {}
 
     def enter(self, batch: StaticBatch, leaves: bool = False) -> None:
         """Binds ``batch`` in this thread until :meth:`leave`, which restores the previous batch.
