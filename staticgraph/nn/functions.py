@@ -62,8 +62,9 @@ def _accept_as_batch() -> None:
         """Whether the class of a value is, as :func:`is_subclass` tells."""
         return type.__instancecheck__(cls, value) or is_subclass(cls, type(value))
 
-    type(Batch).__subclasscheck__ = is_subclass
-    type(Batch).__instancecheck__ = is_instance
+    metaclass: Any = type(Batch)
+    metaclass.__subclasscheck__ = is_subclass
+    metaclass.__instancecheck__ = is_instance
 
 
 def static_functions() -> Functions:
