@@ -30,6 +30,11 @@ EDGE_INDEX = "edge_index"
 # that sorts the edges by source.
 POINTERS = ("row_ptr", "col_ptr", "transpose")
 
+# The attributes that PyG's ``Data`` has as None where a data set lacks them.
+OPTIONAL = frozenset(
+    ["x", "edge_index", "edge_weight", "edge_attr", "y", "pos", "batch", "time", "face"]
+)
+
 # The prefix of a batch's private arrays. No field's name may start with it, so a private array
 # cannot be mistaken for a field.
 PRIVATE = "_"

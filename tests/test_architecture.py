@@ -70,7 +70,7 @@ FLOORS_OF = {
         "layers",
     ),
     "runner": ("timing", "execution", "warmup", "reporting", "export"),
-    "steps": ("state", "loss", "rows", "computation", "update", "tracing", "compilation"),
+    "steps": ("state", "loss", "rows", "tracing", "computation", "update", "compilation"),
     "serving": ("bodies", "engine", "http", "processes"),
 }
 PURE = ("errors", "jit", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")

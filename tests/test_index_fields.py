@@ -16,7 +16,7 @@ from support.hetero_parity import plain, poisoned, static
 from support.index_rules import Clusters, Pair, Triplets
 from support.parity import differences
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GATConv, GCNConv, global_add_pool
+from torch_geometric.nn import GATConv, GCNConv, global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter
 
 import staticgraph as sg
@@ -349,3 +349,70 @@ def test_an_index_too_narrow_for_the_rows_of_a_batch_is_refused():
         PlanMismatch, match=r"'root_index' is int8, and would number 241 rows .*int64"
     ):
         sg.StaticBatch.of(store, [0, 1], (241, 8, 3))
+
+
+class Nested(Data):
+    """Nodes belong to subgraphs, and these to the graph."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "node_to_subgraph":
+            return len(self.subgraph_to_graph)
+        return 1 if key == "subgraph_to_graph" else super().__inc__(key, value, *args, **kwargs)
+
+
+class OverSubgraphs(torch.nn.Module):
+    def __init__(self, index) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(4, 1)
+        self.index = index
+
+    def forward(self, data):
+        rows = global_mean_pool(data.x, self.index(data)).sin()
+        return self.head(global_add_pool(rows, data.subgraph_to_graph))
+
+
+def nested(count: int = 12) -> list[Data]:
+    return [
+        Nested(
+            x=torch.randn(n, 4),
+            edge_index=torch.zeros(2, 3, dtype=torch.long),
+            node_to_subgraph=torch.arange(n) % (1 + n % 3),
+            subgraph_to_graph=torch.zeros(1 + n % 3, dtype=torch.long),
+        )
+        for n in [3 + number % 5 for number in range(count)]
+    ]
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_a_pool_by_an_index_of_the_data_has_the_rows_that_it_counts(mode):
+    graphs, model = nested(), OverSubgraphs(lambda data: data.node_to_subgraph)
+    expected = model(Batch.from_data_list(graphs)).detach()
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
+    found = sg.StaticGraphRunner(model, plan, mode).predict(graphs)
+    torch.testing.assert_close(found, expected)
+
+
+class Repeated(OverSubgraphs):
+    def forward(self, data):
+        rows = torch.repeat_interleave(global_add_pool(data.x, data.batch), data.count, dim=0)
+        return self.head(global_add_pool(rows.sin(), data.subgraph_to_graph))
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_rows_are_repeated_as_often_as_a_graph_has_subgraphs(mode):
+    graphs, model = nested(), Repeated(None)
+    for graph in graphs:
+        graph.count = len(graph.subgraph_to_graph)
+    expected = model(Batch.from_data_list(graphs)).detach()
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=4), mode)
+    runner(next(iter(runner.loader(store))))
+    torch.testing.assert_close(runner.predict(graphs), expected)
+
+
+def test_a_pool_by_another_index_is_not_one_to_graphs():
+    graphs = nested()
+    model = OverSubgraphs(lambda data: 2 * data.batch + (data.x[:, 0] > 0))
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
+    with pytest.raises(sg.NotStatic, match=r"this one names \d+ groups: pass size="):
+        sg.StaticGraphRunner(model, plan, "eager").predict(graphs)

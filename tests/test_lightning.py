@@ -326,6 +326,16 @@ def test_values_of_a_call_are_told_apart_and_too_many_are_no_runners(esol, tmp_p
     assert module.most == 8
 
 
+class Reads(Whole):
+    def forward(self, batch):
+        return super().forward(batch) + 0 * float(batch.x[0, 0])
+
+
+def test_a_remedy_is_one_that_lightning_has(esol, tmp_path):
+    with pytest.raises(sg.NotStatic, match=r"StaticGraphs\(mode='eager'\)"):
+        trainer_of(tmp_path, mode="fused").fit(made(Reads), datamodule=data_of(esol))
+
+
 def test_without_a_plan_it_says_where_to_give_one(tmp_path):
     with pytest.raises(ValueError, match=r"StaticGraphs\(plan=\.\.\.\)"):
         trainer_of(tmp_path).fit(made(Whole), train_dataloaders=[1])

@@ -22,6 +22,8 @@ from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 class PlainBatch:
     """A PyG ``Batch`` that provides a model's arguments as a StaticBatch does."""
 
+    _stands_in_for_batch = True
+
     def __init__(self, data: Any) -> None:
         self._data = data
 

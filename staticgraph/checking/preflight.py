@@ -46,7 +46,7 @@ from staticgraph.steps.tracing.trace import trace_step
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many
 
-# On a GPU, a compiled step refuses it, too.
+# On a GPU, a compiled step refuses it, too; on the CPU nothing is copied.
 HOST_COPY = "host-to-device copy"
 
 
@@ -103,6 +103,8 @@ class _Preflight:
         self._refused_options()
         graphs = 0 if stopped else self._traced()
         by_nature = {o.kind for o in self._obstacles} - RECORDING_ALONE
+        if self._batch.device.type == "cpu":
+            by_nature -= {HOST_COPY}
         compiles = graphs == 1 and self._static and not by_nature & {"refused", HOST_COPY}
         recordable = compiles and not self._obstacles
         inert = {} if stopped else self._measured()

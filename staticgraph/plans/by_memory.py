@@ -129,10 +129,11 @@ def _rounded(capacity: Capacity, schema: Schema | None) -> Capacity:
         tile = TILE if rows >= 32 * TILE else SMALL_TILE
         return -(-rows // tile) * tile if rows >= 32 * SMALL_TILE else rows
 
+    equal = capacity.max_graph_nodes * capacity.graphs == capacity.nodes  # of_equal_graphs
     rounded = Capacity.distinct(
-        rounded_up(capacity.nodes),
+        capacity.nodes if equal else rounded_up(capacity.nodes),
         rounded_up(capacity.edges),
-        rounded_up(capacity.graphs),
+        capacity.graphs if equal else rounded_up(capacity.graphs),
         capacity.max_graph_nodes,
         [(name, rounded_up(rows)) for name, rows in capacity.extra],
         capacity.edge_reserve,

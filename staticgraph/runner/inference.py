@@ -77,12 +77,13 @@ class Inference:
     def eval_step(self, batch: StaticBatch) -> EvalResult:
         """Computes the output and the mean loss in evaluation mode, without gradients.
 
-        Every module's training flag is restored afterwards. Without a loss function, ``loss`` is
+        As after ``model.eval()``; a model that is not in training itself is run with its modules'
+        flags as they are. Every flag is restored afterwards. Without a loss function, ``loss`` is
         None.
         """
         check_not_traced("eval_step()")
-        with self._turns.forward, self._evaluating():
-            out = self._run("forward", batch)
+        with self._turns.forward, self._evaluating() as sampled:
+            out = self._run("forward", batch, "eager" if sampled else None)
             loss = None if self.loss is None else self.steps.computation.mean_loss(out, batch)
         return EvalResult(out, loss)
 
@@ -93,6 +94,10 @@ class Inference:
 
     def predict(self, graphs: Any) -> Any:
         """Returns outputs for new graphs, in the order given, without padding.
+
+        In evaluation mode, as after ``model.eval()``. To sample with dropout, call ``model.eval()``
+        yourself and then ``train()`` of the dropout layers: they stay in training, and the model
+        runs in eager mode.
 
         Args:
             graphs: a list of ``Data``, a PyG dataset, or a :class:`GraphStore`, also one on a
@@ -123,8 +128,8 @@ class Inference:
             ValueError: a tensor of the output has no rows of the batch.
         """
         check_not_traced("predict_batch()")
-        with self._turns.forward, self._evaluating():
-            out = self._run("forward", batch)
+        with self._turns.forward, self._evaluating() as sampled:
+            out = self._run("forward", batch, "eager" if sampled else None)
             require_rows(out, self.steps.computation.levels(out, batch))
         return out
 
@@ -170,5 +175,5 @@ class Inference:
                 progress=progress,
             )
 
-    def _run(self, work: str, batch: StaticBatch) -> Any:
-        return self.steps.run(work, self._intake.take(batch, work))
+    def _run(self, work: str, batch: StaticBatch, way: str | None = None) -> Any:
+        return self.steps.run(work, self._intake.take(batch, work), way)

@@ -9,6 +9,8 @@ types, the node and edge totals become the sums over their types. Pure numbers.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 
@@ -55,6 +57,18 @@ def with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
         else:
             edges += 1
     return Capacity(nodes, edges, graphs, capacity.max_graph_nodes, tuple(rows.items()))
+
+
+def of_equal_graphs(capacity: Capacity, nodes: int) -> Capacity:
+    """A capacity for graphs of ``nodes`` nodes each, 2 or more, which has as many for each of its
+    graphs, so that a model may write ``x.view(-1, nodes, F)``."""
+    graphs = min(capacity.graphs, -(-capacity.nodes // nodes))
+    edges = capacity.edges
+    while edges in (graphs, nodes * graphs):
+        edges += 1
+    return replace(
+        capacity, nodes=nodes * graphs, edges=edges, graphs=graphs, max_graph_nodes=nodes
+    )
 
 
 def _raised(rows: int, taken: set[int], others: int = 0) -> int:

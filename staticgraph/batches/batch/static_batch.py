@@ -24,13 +24,15 @@ from staticgraph.batches.slots.bucket_shape import BucketShape
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import Lease, SlotLayout
 from staticgraph.errors import StaleBatch
-from staticgraph.schema import COUNTS, PRIVATE
+from staticgraph.schema import COUNTS, OPTIONAL, PRIVATE
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.positions import several_graphs
 
 _COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
 _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
+# The attribute of classes whose objects are a ``Batch`` to ``isinstance``, once PyG is in use.
+STANDS_IN = "_stands_in_for_batch"
 
 
 class StaticBatch(BucketShape):
@@ -50,7 +52,9 @@ class StaticBatch(BucketShape):
 
     Strings and other per-graph objects (``batch.smiles``) are lists on the host, one entry per real
     graph, in order; a compiled step has none. ``x_batch`` and ``x_ptr`` of a field ``x`` are what
-    PyG's ``follow_batch`` gives.
+    PyG's ``follow_batch`` gives. What PyG's ``Data`` has as None where a data set lacks it
+    (``batch.pos``, ``batch.edge_attr``) is None here, too, and ``isinstance(batch, Batch)`` is True
+    once a model was converted.
 
     A dataset's own kind of rows (an axis ``a``) comes with ``a_mask``, ``a_batch`` and ``a_ptr``.
     If nodes have types, there are ``x_dict``, ``edge_index_dict``, ``batch_dict``,
@@ -65,6 +69,8 @@ class StaticBatch(BucketShape):
     each forward its own object, so the loader's batch stays unchanged. Anything set under a name
     that is not in the layout is not an input of a step.
     """
+
+    _stands_in_for_batch = True
 
     __slots__ = ("_extra", "_lease", "_objects", "_tensors", "real")
 
@@ -184,9 +190,9 @@ class StaticBatch(BucketShape):
             return self._extra[name]
         if name in self._objects:
             return self._objects[name]
-        found = derived(self, name)
-        if found is not None:
-            return found
+        value = derived(self, name)
+        if value is not None or (name in OPTIONAL and not self.layout.schema.hetero):
+            return value
         raise AttributeError(f"the batch has no {name!r}; it has {', '.join(self.keys())}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -212,6 +218,8 @@ class StaticBatch(BucketShape):
             axis = axis_of(self.layout.schema, name)
             if axis is not None:
                 return TypeView(self, axis)
+        if name in OPTIONAL and name not in self:
+            raise KeyError(name)
         return getattr(self, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -222,7 +230,8 @@ class StaticBatch(BucketShape):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns the attribute of this name, or ``default``."""
-        return getattr(self, name, default)
+        value = getattr(self, name, None)
+        return default if value is None else value
 
     def keys(self) -> list[str]:
         """Returns the names of the tensors, of objects on the host, and of what was set."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from staticgraph.internals.dispatch import preserved_versions
-from staticgraph.nn.context.asked import APART
+from staticgraph.nn.context.asked import APART, FLAT
 from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.steps.state.reachable_state import held_by
 from staticgraph.steps.state.saved_optimizer import SavedOptimizer, on_host
@@ -37,7 +37,7 @@ from staticgraph.steps.state.training_hooks import callbacks_of
 # For runs that only inspect a model: each draws the same numbers.
 SEED = 0
 # Attributes in which an inspection notes facts about a norm, which the runner must keep.
-KEPT = {APART, SINGLE}
+KEPT = {APART, FLAT, SINGLE}
 
 
 def train(model: torch.nn.Module) -> None:
