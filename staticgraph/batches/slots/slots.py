@@ -68,8 +68,8 @@ class SlotLayout:
     Raises:
         PlanMismatch: the capacity lacks rows that the schema counts, or has more than an index
             field can number.
-        ValueError: row pointers for graphs with several types of nodes, or with edges between two
-            kinds of rows.
+        ValueError: row pointers for graphs with several types of nodes, with edges between two
+            kinds of rows, or with edges that are not sorted by destination.
     """
 
     bucket: int
@@ -94,8 +94,11 @@ class SlotLayout:
                 "Capacity(..., edge_reserve=1)"
             )
         self._check_indices()
-        if (self.schema.hetero or self.schema.two_sided) and self.pointers:
-            raise ValueError("the fused kernels take graphs with one type of nodes: kernels=False")
+        if self.pointers and not self.schema.has_pointers:
+            raise ValueError(
+                "the fused kernels take graphs with one type of nodes, and edges sorted by "
+                "destination (no keep_order=True): kernels=False"
+            )
 
     def _check_indices(self) -> None:
         """Refuses an index field whose dtype cannot hold this bucket's row numbers."""
