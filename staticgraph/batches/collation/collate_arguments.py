@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.kernels.collate.arguments import Arguments
+from staticgraph.kernels.collate.arguments import COPY, LINE, ZERO, Arguments
 from staticgraph.schema import COUNTS, LEVELS, POINTERS, Field
 from staticgraph.store.on_device import PLAIN, STRUCTURE, UNSIGNED, DeviceColumn, DeviceStore
 
@@ -55,7 +55,9 @@ def collate_arguments(
         levels=[LEVELS.index(field.level) for field in fields],
         widths=[target.size(1) for _, target in pairs],
         kinds=[store.columns[field.name].kind for field in fields],
-        positions=next((n for n, field in enumerate(fields) if field.name == line), -1),
+        paddings=[ZERO if f.has_nan else LINE if f.name == line else COPY for f in fields],
+        apart=layout.schema.has_vectors,
+        paired=layout.schema.keep_order,
         out=[_integers(tensors[name]) for name in OUTPUTS + more] + [target for _, target in pairs],
     )
 
