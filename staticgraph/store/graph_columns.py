@@ -296,9 +296,25 @@ class GraphColumns:
         ends = {f"object_ends.{key}": value.ends for key, value in self.objects.items()}
         return structure | columns | splits | offsets | origins | texts | ends
 
-    def objects_of(self, graphs: IntArray) -> ObjectsOf | None:
-        """Returns the host objects of some graphs, read lazily; None if the data set has none."""
-        return ObjectsOf(self.objects, graphs) if self.objects else None
+    def objects_of(self, graphs: IntArray) -> ObjectsOf:
+        """Returns what the host alone knows of some graphs, read lazily."""
+        return ObjectsOf(self.objects, graphs, self.places_of)
+
+    def places_of(self, graphs: IntArray, level: Level) -> IntArray | None:
+        """Returns which row each edge of some graphs was before sorting.
+
+        Rows are those of all these graphs, one after the other. None if no edge was moved.
+        """
+        component = "edges" if level == "edge" else level
+        counts = self.narrow_sizes[graphs, self.schema.components.index(component)]
+        found = [self.origin_of(graph, level) for graph in graphs.tolist()]
+        own = [
+            np.arange(count, dtype=np.int64) if origin is None else origin.astype(np.int64)
+            for count, origin in zip(counts.tolist(), found, strict=True)
+        ]
+        ends = np.cumsum(counts, dtype=np.int64)
+        places = np.concatenate([*own, ends[:0]]) + np.repeat(ends - counts, counts)
+        return None if (places == np.arange(len(places))).all() else places
 
     def with_splits(self, **splits: ArrayLike) -> Self:
         """Returns the same store with these named splits.
