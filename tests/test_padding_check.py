@@ -153,7 +153,8 @@ def test_random_numbers_are_drawn_alike_and_a_leak_beside_them_is_found():
 
 
 def test_a_table_that_a_forward_writes_to_is_compared():
-    """An embedding with max_norm rescales the rows that are looked up, those of padding as well."""
+    """An embedding with max_norm rescales the rows that are looked up, those of padding as well:
+    padding holds values of real rows, but is in graphs of its own."""
 
     class Table(nn.Module):
         def __init__(self):
@@ -161,14 +162,14 @@ def test_a_table_that_a_forward_writes_to_is_compared():
             self.table = nn.Embedding(4, 2, max_norm=0.1)
 
         def forward(self, kind, batch, num_graphs):
-            return global_mean_pool(self.table(kind), batch, num_graphs)
+            return global_mean_pool(self.table(kind + leaks * batch), batch, num_graphs)
 
     graphs = [
         Data(x=torch.ones(2, 1), kind=torch.tensor(kind), y=torch.zeros(1, 2), edge_index=NO_EDGES)
-        for kind in ([1, 2], [3, 3], [2, 0])
+        for kind in ([0, 0], [0, 0])
     ]
     store = sg.GraphStore.from_pyg(graphs, progress=False)
-    for ids, leaks in (([0, 1], True), ([0, 2], False)):
+    for leaks in (True, False):
         model = Table()
         runner = sg.StaticGraphRunner(
             model,
@@ -177,7 +178,7 @@ def test_a_table_that_a_forward_writes_to_is_compared():
             loss=lambda out, batch: (out - batch.y).square(),
             optimizer=torch.optim.SGD(model.parameters(), 0.1),
         )
-        batch = sg.StaticBatch.of(store, ids, (9, 5, 4))
+        batch = sg.StaticBatch.of(store, [0, 1], (9, 5, 4))
         if not leaks:
             runner.step(batch)
             continue

@@ -132,6 +132,8 @@ class PaddingCheck:
         step = phase == "step" and self._loss is not None
         if real:
             self._check_order(batch, training, step, kind)
+        with self._run(training, step, False, None):  # its separate run may write to parameters
+            self._attempt(lambda: self._computation.known(batch))
         clean = self._attempt(lambda: self._padded(batch, training, step))
         if clean is None:
             return  # it fails without any change; the step itself will say why
