@@ -46,7 +46,7 @@ _SIZES = """num_nodes num_edges num_graphs batch_size num_real_nodes num_real_ed
     real_nodes real_edges real_graphs"""
 _IS = """bucket capacity layout device buffer levels node_types edge_types
     node_masks edge_masks"""
-_DOES = """argument blank clone cpu cuda get keys level_of mask_of metadata of release
+_DOES = """argument blank clone cpu cuda first_places get keys level_of mask_of metadata of release
     replace tensors to to_data_list unpad with_tensors without_pointers"""
 RESERVED = frozenset(f"{_ARRAYS} {_SIZES} {_IS} {_DOES}".split())
 # Names that ``batch["type"]`` reserves, for one type of nodes or edges.

@@ -59,6 +59,9 @@ def test_padding_belongs_to_padding(graphs):
     assert int(batch.graph_mask.sum()) == int(batch.num_real_graphs) == len(graphs)
     assert bool((batch.batch[~batch.node_mask] >= len(graphs)).all())
     assert bool((batch.batch.diff() >= 0).all())
+    of_padding = batch.batch[~batch.node_mask] - len(graphs)
+    per_graph = torch.bincount(of_padding, minlength=CAPACITY.graphs - len(graphs))
+    assert int(per_graph.max() - per_graph.min()) <= 1, "padding nodes are not spread evenly"
     source, target = batch.edge_index[:, ~batch.edge_mask]
     assert bool((source - target == 1).all()), "x has three columns: padding nodes lie apart"
     assert int(target.min()) >= nodes

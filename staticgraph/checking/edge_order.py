@@ -13,8 +13,6 @@ make the two differ: a model that draws any is compared in evaluation mode, or n
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -91,6 +89,15 @@ def order_error(
     if not places:
         return None
     sides = [plain_batch(batch), plain_batch(in_first_order(batch, places))]
+    rows = {batch.real_counts.of(level): place for level, place in places.items()}
+
+    def nearest(value: Tensor, like: Tensor | None) -> Tensor:
+        """Returns a value in the batch's order, if it has rows of edges, as the other one tells."""
+        if like is None or not value.dim() or len(value) not in rows or value.shape != like.shape:
+            return value
+        place = rows[len(value)][: len(value)].to(value.device)
+        moved = value.index_select(0, place)
+        return moved if (moved - like).abs().sum() < (value - like).abs().sum() else value
 
     def both(nudged: bool = False, jitter: Jitter | None = None) -> list[Outcome] | None:
         """Runs both orders; None if either raises, or has numbers that are not finite."""
@@ -98,7 +105,9 @@ def order_error(
         ran = [each for each in found if each is not None and each.finite]
         if len(ran) < 2:
             return None
-        return [ran[0], ran[1]._replace(values=_sorted(ran[1].values, batch, places))]
+        ordered = ran[0].values
+        values = {k: nearest(v, ordered.get(k)) for k, v in ran[1].values.items()}
+        return [ran[0], ran[1]._replace(values=values)]
 
     found = both()
     if found is not None and training and found[0].drew:
@@ -122,23 +131,11 @@ def order_error(
         with trail.followed():
             run(side, training, False, None)
         trails.append(trail)
-    for event in trails[1].events:
-        for values in (event.inputs or [], event.values):
-            values[:] = _sorted(dict(enumerate(values)), batch, places).values()
+    for event, other in zip(trails[0].events, trails[1].events, strict=False):
+        for likes, values in ((event.inputs, other.inputs), (event.values, other.values)):
+            if likes and values and len(likes) == len(values):
+                values[:] = map(nearest, values, likes)
     return _error(different, trails[0].parting(trails[1], tolerance))
-
-
-def _sorted(
-    values: dict[Any, Tensor], batch: StaticBatch, places: dict[Level, Tensor]
-) -> dict[Any, Tensor]:
-    """Returns values with rows of edges in the batch's order; others as they are."""
-    rows = {batch.real_counts.of(level): place for level, place in places.items()}
-    return {
-        name: value.index_select(0, rows[len(value)][: len(value)].to(value.device))
-        if value.dim() and len(value) in rows
-        else value
-        for name, value in values.items()
-    }
 
 
 def _error(different: Difference, culprit: Culprit | None) -> EdgesMoved:

@@ -156,7 +156,11 @@ class Sharded(GraphColumns):
                 yield begin, self._open[number]
 
     def in_first_order(self) -> Self:
-        """See :meth:`GraphColumns.in_first_order`; a store in shards is written again for it."""
+        """See :meth:`GraphColumns.in_first_order`.
+
+        Raises:
+            ValueError: edges are sorted; a store in shards is written again instead.
+        """
         if self.schema.keep_order:
             return self
         raise ValueError(

@@ -34,11 +34,11 @@ f4[3]*2 f4[2]*2 | gat
 kernels.neighbour_attention.cpu.forward f4[3]*2 f4[2]*2 i8[1] i4[1] f8 b1 f4[3] f4[2]*2 | gat
 store.columns._counting_sort i8[1]*5
 packing.stream.stream_kernel i8[2] i8[1]*2 i8*2
-batches.collation.collate._structure i8[1]*3 u1[1]*2 i8[2] i8[1]*3 b1[1]*3 b1
+batches.collation.collate._structure i8[1]*3 u1[1]*2 i8[2] i8[1]*3 b1[1]*3 b1*2
 kernels.table_sum.cpu.forward i8[2] i8[1] f4[2]*2 i8
 kernels.neighbour_sum.cpu_backward.relu_add_backward f4 13xi8 9xi8 f8 b1 i8 | gine gps
 kernels.neighbour_sum.cpu_backward.copy_backward f4 13xi8 9xi8 f8 b1 i8 | gin sage
-batches.collation.collate._structure i8[1]*5 i8[2] i8[1]*3 b1[1]*3 b1
+batches.collation.collate._structure i8[1]*5 i8[2] i8[1]*3 b1[1]*3 b1*2
 batches.collation.collate._pointers i8[1]*3 i4[1] i8[1] i8[2] i4[1]*3
 batches.collation.collate._pointers i8[1]*3 i4[1] u1[1] i8[2] i4[1]*3
 batches.collation.collate._pointers i8[1]*3 i4[1] i2[1] i8[2] i4[1]*3
