@@ -156,7 +156,7 @@ def test_what_is_indifferent_to_the_order_is_served_from_either():
         store = stored(keep_order)
         assert sg.preflight(made(Indifferent), sg.plan_buckets(store, 5), store)
     by_destination = [
-        Data(**{**g.to_dict(), "edge_index": g.edge_index[:, order], "edge_attr": g.edge_attr[order]})
+        Data(x=g.x, edge_index=g.edge_index[:, order], edge_attr=g.edge_attr[order], y=g.y)
         for g in GRAPHS
         for order in [g.edge_index[1].argsort(stable=True)]
     ]
@@ -178,7 +178,8 @@ def test_padding_edges_come_in_pairs(edges, field):
     assert torch.equal(padding[:, : 2 * pairs : 2], padding[:, 1 : 2 * pairs : 2].flip(0))
     assert int(padding.min()) >= batch.real_nodes
     assert bool((padding[0] == padding[1]).all()) is (field == "x")
-    moved = next(iter(sg.StaticLoader(store.to("cpu"), sg.BucketPlan.of([(60, edges, 9)], batch_size=6))))
+    plan = sg.BucketPlan.of([(60, edges, 9)], batch_size=6)
+    moved = next(iter(sg.StaticLoader(store.to("cpu"), plan)))
     assert torch.equal(moved.edge_index, batch.edge_index)
 
 

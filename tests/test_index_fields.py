@@ -381,8 +381,9 @@ def test_a_sum_without_a_size_over_rows_of_the_data_reaches_their_edges():
         return torch.zeros_like(h).index_add(0, dst, h[src])
 
     store = sg.GraphStore.from_pyg(graphs)
-    axis = store.schema["copy_of"].counts[0]
-    capacity = sg.Capacity(44, 20, 7, extra={axis: 30, store.schema["original_edge_index"].level: 70})
+    schema = store.schema
+    rows = {schema["copy_of"].counts[0]: 30, schema["original_edge_index"].level: 70}
+    capacity = sg.Capacity(44, 20, 7, extra=rows)
     expected = forward(Batch.from_data_list(graphs))
     batch = sg.StaticBatch.of(store, range(4), capacity)
     assert torch.allclose(forward(batch)[: len(expected)], expected)

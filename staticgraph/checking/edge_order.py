@@ -13,6 +13,7 @@ make the two differ: a model that draws any is compared in evaluation mode, or n
 from __future__ import annotations
 
 from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -52,7 +53,8 @@ def in_first_order(batch: StaticBatch, places: dict[Level, Tensor]) -> StaticBat
     changed: dict[str, Tensor] = {}
     for level, place in places.items():
         for field in batch.layout.schema:
-            value, dim = changed.get(field.name, batch[field.name]), field.cat_dim or 0
+            value: Tensor = changed.get(field.name, batch[field.name])
+            dim = field.cat_dim or 0
             scalars = [scalar for scalar, of in counted(field) if of == level]
             if scalars:
                 rows = value.movedim(dim, 0)
@@ -99,7 +101,7 @@ def order_error(
         moved = value.index_select(0, place)
         return moved if (moved - like).abs().sum() < (value - like).abs().sum() else value
 
-    def both(nudged: bool = False, jitter: Jitter | None = None) -> list[Outcome] | None:
+    def both(nudged: bool = False, jitter: Jitter | None = None) -> tuple[Outcome, Outcome] | None:
         """Runs both orders; None if either raises, or has numbers that are not finite."""
         found = [run(side, training, nudged, jitter) for side in sides]
         ran = [each for each in found if each is not None and each.finite]
@@ -107,7 +109,7 @@ def order_error(
             return None
         ordered = ran[0].values
         values = {k: nearest(v, ordered.get(k)) for k, v in ran[1].values.items()}
-        return [ran[0], ran[1]._replace(values=values)]
+        return ran[0], ran[1]._replace(values=values)
 
     found = both()
     if found is not None and training and found[0].drew:
@@ -115,7 +117,7 @@ def order_error(
         found = both()
     if found is None or found[0].drew:
         return None
-    differences = differing(*found, tolerance)
+    differences = differing(found[0], found[1], tolerance)
     if not differences:
         return None
     different = first_clear(differences, found[0], run(sides[0], training, True, None))
@@ -123,7 +125,7 @@ def order_error(
         return None
     if not batch.layout.schema.hetero:  # a choice among equal rows may fall otherwise
         untied = both(jitter=Jitter(batch))
-        if untied is None or not differing(*untied, tolerance):
+        if untied is None or not differing(untied[0], untied[1], tolerance):
             return None
     trails = []
     for side in sides:
@@ -143,10 +145,11 @@ def _error(different: Difference, culprit: Culprit | None) -> EdgesMoved:
     at = f" The first place that differs is {where}: {line}." if where else ""
     what = f"{different.name} is off by {different.how}"
     return EdgesMoved(
-        f"the model reads edges by their position: {what} from plain PyG on the same graphs, whose edges the store sorted by destination.{at} Make the "
-        "store with GraphStore.from_pyg(..., keep_order=True), or staticgraph convert "
-        "--keep-order, and the plan from it: edges then keep their order; "
-        "Subject(..., check_padding=False) turns this check off",
+        f"the model reads edges by their position: {what} from plain PyG on the same graphs, whose "
+        f"edges the store sorted by destination.{at} Make the store with "
+        "GraphStore.from_pyg(..., keep_order=True), or staticgraph convert --keep-order, and the "
+        "plan from it: edges then keep their order; Subject(..., check_padding=False) turns this "
+        "check off",
         what,
         where,
     )

@@ -235,13 +235,9 @@ class PaddingCheck:
         if batch.real is None or _several_ranks():
             return None
 
-        def run(
-            data: Any, training: bool, nudged: bool, jitter: Jitter | None
-        ) -> Outcome | None:
+        def run(data: Any, training: bool, nudged: bool, jitter: Jitter | None) -> Outcome | None:
             """Runs plain PyG; None if the model raises."""
-            return self._attempt(
-                lambda: self._plain(batch, data, training, step, nudged, jitter)
-            )
+            return self._attempt(lambda: self._plain(batch, data, training, step, nudged, jitter))
 
         tolerance = self._tolerance(PLAIN)
         return order_error(self._model, self._context, batch, run, tolerance, training)

@@ -19,8 +19,8 @@ def with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
     """Adds the reserves that the schema requires to a capacity.
 
     An edge is reserved for padding where an index counts edges, and a second node where nodes have
-    positions or other vectors. Where nodes have types, the totals are raised until no type has the same number of
-    rows, so that a concatenation of all types is recognized by its size.
+    positions or other vectors. Where nodes have types, the totals are raised until no type has the
+    same number of rows, so that a concatenation of all types is recognized by its size.
     """
     if schema is None:
         return capacity

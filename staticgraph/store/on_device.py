@@ -71,8 +71,8 @@ class DeviceStore:
     Attributes:
         host: the store that it was made from; sizes, splits and single graphs are read there.
         structure: offsets ``[n + 1]``; sources and destinations ``[sum e]``, numbered within their
-            graph; and with pointers, unless edges keep their order, also numbered within their graph, ``row_ptr`` and ``col_ptr``
-            ``[sum n]`` and ``transpose`` ``[sum e]``.
+            graph; and with pointers, unless edges keep their order, ``row_ptr`` and ``col_ptr``
+            ``[sum n]`` and ``transpose`` ``[sum e]``, also numbered within their graph.
         columns: the fields.
     """
 

@@ -4,9 +4,9 @@ Sums over neighbours need no atomics if the incoming edges of a node are adjacen
 edges once, graph by graph. Edge fields are permuted with them, index fields that refer to edges are
 renumbered, and the original position of each edge is kept, so that a graph can be read back as it
 went in, and a whole store be put back in order for a model that reads edges by their position
-(:func:`first_order`). Invariant: for homogeneous graphs, ``edge_index`` becomes ``src`` and ``dst`` with
-pointers; for heterogeneous data, or if edges join two levels, each ``edge_index`` stays a column
-and these are empty.
+(:func:`first_order`). Invariant: for homogeneous graphs, ``edge_index`` becomes ``src`` and ``dst``
+with pointers; for heterogeneous data, or if edges join two levels, each ``edge_index`` stays a
+column and these are empty.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ batches.collation.collate._copy_rows i8[1]*2 i8 u1[1] i8[1]
 kernels.segments.cpu.sum_forward f4[2] i8[1] b1 f4[2]
 kernels.gcn_sum.cpu.backward f4 8xi8 i8*3 b1*2 i8 | gcn
 batches.collation.collate._copy_rows i8[1]*2 i8 u1[1]*2
+batches.collation.collate._pad u1[1] i8*4
 kernels.head_blocks.cpu.to_rows f4[4] i8[1] i8 f4[2] | gps
 kernels.graph_attention.cpu._on_threads f4[4] i4[1] i8*2 f8 f4[3] f4[2] i8 | gps
 kernels.graph_attention.cpu_backward.backward f4[4]*2 f4[2] i4[1] i8*2 f8 f4[4] i8 | gps

@@ -153,11 +153,8 @@ def _pad(target: Array, width: int, rows: int, even: int, odd: int) -> None:
     """Copies rows ``even`` and ``odd`` in turn, zeros for -1, after the first ``rows``."""
     copied = even
     for at in range(rows * width, len(target), width):
-        if copied < 0:
-            target[at : at + width] = 0
-        else:
-            for k in range(width):
-                target[at + k] = target[copied * width + k]
+        for k in range(width):
+            target[at + k] = target[copied * width + k] if copied >= 0 else 0
         copied = odd if copied == even else even
 
 

@@ -71,9 +71,7 @@ def copy_field(
 
 
 @triton.jit
-def copy_fields(
-    row, alone, to, here, there, inside, sources, targets, line, FIELDS: tl.constexpr
-):
+def copy_fields(row, alone, to, here, there, inside, sources, targets, line, FIELDS: tl.constexpr):
     """Copies the rows of all fields; ``FIELDS`` has four numbers per field."""
     for n in tl.static_range(len(FIELDS) // 4):
         copy_field(

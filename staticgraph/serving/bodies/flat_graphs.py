@@ -154,9 +154,7 @@ def store_of(spans: Sequence[FlatSpan], schema: Schema) -> GraphStore:
         rows = int(offsets[item.level][-1]) * (item.rows if item.level == "graph" else 1)
         columns = {**columns, TARGET: np.zeros((rows, *item.shape), item.dtype)}
     none = np.empty(0, np.int64)
-    row_ptr, transpose = (
-        row_pointers(src, dst, *bounds) if schema.has_pointers else (none, none)
-    )
+    row_ptr, transpose = row_pointers(src, dst, *bounds) if schema.has_pointers else (none, none)
     return GraphStore(
         schema=schema,
         node_offsets=offsets["node"],
