@@ -53,7 +53,7 @@ def in_first_order(batch: StaticBatch, places: dict[Level, Tensor]) -> StaticBat
     changed: dict[str, Tensor] = {}
     for level, place in places.items():
         for field in batch.layout.schema:
-            value: Tensor = changed.get(field.name, batch[field.name])
+            value = changed[field.name] if field.name in changed else batch[field.name]
             dim = field.cat_dim or 0
             scalars = [scalar for scalar, of in counted(field) if of == level]
             if scalars:
@@ -99,7 +99,8 @@ def order_error(
             return value
         place = rows[len(value)][: len(value)].to(value.device)
         moved = value.index_select(0, place)
-        return moved if (moved - like).abs().sum() < (value - like).abs().sum() else value
+        off, off_moved = ((each.double() - like.double()).abs().sum() for each in (value, moved))
+        return moved if off_moved < off else value
 
     def both(nudged: bool = False, jitter: Jitter | None = None) -> tuple[Outcome, Outcome] | None:
         """Runs both orders; None if either raises, or has numbers that are not finite."""

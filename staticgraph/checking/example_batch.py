@@ -223,12 +223,13 @@ def poisoned(batch: StaticBatch) -> StaticBatch:
     return batch.replace(**tensors)
 
 
-def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
+def revalued(batch: StaticBatch, seed: int = 0, whole_rows: bool = False) -> StaticBatch:
     """Returns the batch with other values in every padding row, within the range of real rows.
 
     A column of a float field gets values between its smallest and largest, mostly near these;
     categories, whether integers or whole floats, get those of other real rows. A model that looks
     them up in a table, or takes an exponential, then meets nothing that real rows do not contain.
+    With ``whole_rows`` each padding row is a real one: what is finite there is finite here.
     """
     random = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -237,11 +238,16 @@ def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
             continue
         value = batch[field.name]
         mask = field_mask(batch, field)
+        if field.rows > 1:  # all rows of a graph are one: a cell keeps its three vectors
+            value, mask = value.view(-1, field.rows, *value.shape[1:]), mask[:: field.rows]
         real = value[mask]
         if not len(real) or not value.numel():
             continue
         drawn = torch.rand(value.shape, generator=random, dtype=torch.float64).to(value.device)
-        if value.is_floating_point() and not _whole(real):
+        if whole_rows:  # in turn, so that neighbours are not the same row
+            turns = (torch.arange(len(value), device=value.device) + seed) % len(real)
+            other = torch.nan_to_num(real)[turns]
+        elif value.is_floating_point() and not _whole(real):
             least = torch.nan_to_num(real, nan=torch.inf, neginf=torch.inf).amin(0).double()
             largest = torch.nan_to_num(real, nan=-torch.inf, posinf=-torch.inf).amax(0).double()
             far = (2 * drawn - 1).sign() * (2 * drawn - 1).abs().sqrt() / 2 + 0.5
@@ -250,7 +256,8 @@ def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
             rows = drawn.view(len(value), -1)[:, 0] * len(real)
             other = torch.nan_to_num(real)[rows.long().clamp(max=len(real) - 1)]
         wide = mask.view(-1, *(1,) * (value.dim() - 1))
-        tensors[field.name] = torch.where(wide, value, other.to(value.dtype))
+        value = torch.where(wide, value, other.to(value.dtype))
+        tensors[field.name] = value.view_as(batch[field.name])
     return batch.replace(**tensors)
 
 

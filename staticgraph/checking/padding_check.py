@@ -29,9 +29,9 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.edge_order import order_error
 from staticgraph.checking.example_batch import revalued, with_gaps
 from staticgraph.checking.jitter import Jitter, nudge
-from staticgraph.checking.leak_error import GAPS, SIZES, leak_of
+from staticgraph.checking.leak_error import GAPS, SIZES, leak_of, not_finite
 from staticgraph.checking.outcome import Outcome, differing, first_clear, largest_of
-from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
+from staticgraph.checking.padding_culprit import Culprit, NonFinite, Trail, real_part
 from staticgraph.checking.plain_batch import has_gaps, labelled_loss, plain_batch, plain_loss
 from staticgraph.errors import EdgesMoved, PaddingLeaks
 from staticgraph.internals.dispatch import version_of
@@ -153,6 +153,9 @@ class PaddingCheck:
     ) -> PaddingLeaks | None:
         other = revalued(batch)
         dirty = self._attempt(lambda: self._padded(other, training, step))
+        if dirty is not None and not dirty.finite:  # columns of several rows need not make a row
+            other = revalued(batch, whole_rows=True)
+            dirty = self._attempt(lambda: self._padded(other, training, step))
         if dirty is None or not clean.finite:
             return None
         differences = differing(clean, dirty, self._tolerance(PADDINGS))
@@ -202,6 +205,12 @@ class PaddingCheck:
         found = first_clear(differences, plain, self._again(lambda: unpadded(nudged=True)))
         if found is None:
             return None
+        if not padded.finite:
+            watch = NonFinite({field.name: batch[field.name] for field in batch.layout.schema})
+            with watch:
+                self._attempt(lambda: self._padded(batch, training, step))
+            if watch.found is not None:
+                return not_finite(found, watch)
         if self._of_ties_alone(batch, training, step, unpadded):
             warnings.warn(
                 f"{type(self._model).__name__} chooses among equal rows (TopK, max, sort), where "
