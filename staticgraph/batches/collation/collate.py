@@ -25,7 +25,8 @@ from staticgraph.batches.collation.collate_axes import fill_axes, fill_axis, fil
 from staticgraph.batches.slots.real_counts import RealCounts, real_counts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.jit import loop
-from staticgraph.schema import COUNTS, Field, Schema
+from staticgraph.kernels.collate.arguments import LINE, ZERO
+from staticgraph.schema import COUNTS, Field
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns
@@ -60,9 +61,18 @@ def fill(
     for field in layout.schema:
         if field.width and field.is_index:
             fill_index(store, ids, layout, field, arrays[field.name])
-        elif field.width:
-            _fill_field(store, ids, field, arrays[field.name])
-            _pad_field(field, layout.schema, arrays, real)
+    ends = None  # source and destination of the last edge
+    if real.edges and layout.schema.one_kind:
+        ends = arrays["edge_index"][:, real.edges - 1].tolist()
+    for field, padding in layout.paddings:
+        target = arrays[field.name]
+        _fill_field(store, ids, field, target)
+        rows = real.of(field.level)
+        even = odd = -1 if padding == ZERO else rows - 1
+        if field.level == "node" and padding != ZERO and ends is not None:
+            odd, even = (ends[1], ends[1]) if padding == LINE else ends
+        width = field.width * field.rows * target.itemsize
+        _pad(target.reshape(-1).view(np.uint8), width, rows, even, odd)
     stand_apart(layout, arrays, real.of)
     arrays["graph_ids"][: len(asked)] = asked
     return real
@@ -100,7 +110,7 @@ def _fill_structure(
             arrays["node_mask"],
             arrays["edge_mask"],
             arrays["graph_mask"],
-            schema.has_vectors,
+            layout.apart,
             schema.keep_order,
         )
     if layout.pointers:
@@ -133,19 +143,6 @@ def _fill_field(store: GraphColumns, ids: IntArray, field: Field, target: Array)
         width *= source.dtype.itemsize
         source, target = source.view(np.uint8), target.view(np.uint8)
     _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
-
-
-def _pad_field(field: Field, schema: Schema, arrays: dict[str, Array], real: RealCounts) -> None:
-    """Writes the padding rows of one field, after its real rows."""
-    rows = real.of(field.level)
-    even = odd = -1 if field.has_nan else rows - 1
-    if field.level == "node" and schema.one_kind and real.edges and even >= 0:
-        odd, even = arrays["edge_index"][:, real.edges - 1]
-        if field.name == schema.positions_of("node"):
-            odd = even
-    target = arrays[field.name].reshape(-1).view(np.uint8)
-    width = field.width * field.rows * arrays[field.name].itemsize
-    _pad(target, width, rows, int(even), int(odd))
 
 
 @loop
