@@ -102,6 +102,7 @@ def test_a_store_that_keeps_the_order_serves_it(kind, mode):
     """Training, prediction of graphs of the store and of new ones, and rows of edges."""
     store, model = stored(), made(kind)
     plan = sg.plan_buckets(store, batch_size=5)
+    assert sg.preflight(made(kind), plan), "graphs made up from the schema have pairs"
     assert sg.BucketPlan.from_dict(plan.to_dict()).schema.keep_order
     plain = copy.deepcopy(model)
     sgd = torch.optim.SGD(plain.parameters(), 1e-2)

@@ -139,15 +139,23 @@ def _graphs_below(
 
 
 def _made_up(schema: Schema, capacity: Capacity) -> GraphColumns:
-    """Makes a few rings with normal numbers, one of a single node; or a few rows of every axis."""
-    if schema.axes:
-        return _made_up_rows(schema, capacity)
+    """Makes a few graphs of a schema; where edges keep their order, with these in pairs."""
+    found = (_made_up_rows if schema.axes else _rings)(schema, capacity)
+    return found.in_first_order() if schema.keep_order else found
+
+
+def _rings(schema: Schema, capacity: Capacity) -> GraphColumns:
+    """Makes a few rings with normal numbers, one of a single node."""
     random = np.random.default_rng(0)
     sizes = [*random.integers(2, max(3, min(8, capacity.max_graph_nodes + 1)), 5), 1]
     nodes = np.array([min(n, capacity.max_graph_nodes) for n in sizes], dtype=np.int64)
     edges = np.where((nodes > 1) & (capacity.edge_limit > 0), nodes, 0)
     source = np.concatenate([np.arange(e) for e in edges]).astype(np.int64)
     target = np.concatenate([(np.arange(e) + 1) % max(1, e) for e in edges]).astype(np.int64)
+    if schema.keep_order:
+        ends = np.stack([source, target]), np.stack([target, source])
+        source, target = (each.T.reshape(-1) for each in ends)
+        edges = 2 * edges
     counts = {"node": nodes.sum(), "edge": edges.sum(), "graph": len(nodes)}
     fields = {}
     for field in schema:
@@ -168,7 +176,7 @@ def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphColumns:
     random = np.random.default_rng(0)
     of_graph = {"graph": 1, "node": 0 if schema.hetero else 2, "edge": 0 if schema.hetero else 2}
     for axis in schema.axes:
-        of_graph[axis.name] = min(FEW, (capacity.rows(axis.name) - 1) // FEW)
+        of_graph[axis.name] = min(FEW - schema.keep_order, (capacity.rows(axis.name) - 1) // FEW)
     for field in schema:
         if any(level and not of_graph[level] for level in field.counts):
             of_graph[field.level] = 0
