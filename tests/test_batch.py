@@ -60,11 +60,14 @@ def test_padding_belongs_to_padding(graphs):
     assert int(batch.graph_mask.sum()) == int(batch.num_real_graphs) == len(graphs)
     assert bool((batch.batch[~batch.node_mask] >= len(graphs)).all())
     assert bool((batch.batch.diff() >= 0).all())
-    loops = batch.edge_index[:, ~batch.edge_mask]
-    assert torch.equal(loops[0], loops[1])
-    assert bool((loops >= nodes).all())
-    assert bool((loops[0].diff() >= 0).all())
-    per_node = torch.bincount(loops[0] - nodes, minlength=CAPACITY.nodes - nodes)
+    of_padding = batch.batch[~batch.node_mask] - len(graphs)
+    per_graph = torch.bincount(of_padding, minlength=CAPACITY.graphs - len(graphs))
+    assert int(per_graph.max() - per_graph.min()) <= 1, "padding nodes are not spread evenly"
+    source, target = batch.edge_index[:, ~batch.edge_mask]
+    assert bool((source - target == 1).all()), "x has three columns: padding nodes lie apart"
+    assert int(target.min()) >= nodes
+    assert bool((target.diff() >= 0).all())
+    per_node = torch.bincount(target - nodes, minlength=CAPACITY.nodes - nodes)[:-1]
     assert int(per_node.max() - per_node.min()) <= 1, "padding edges are not spread evenly"
     assert torch.equal(batch.graph_ids[~batch.graph_mask].unique(), torch.tensor([-1]))
     assert torch.equal(

@@ -106,7 +106,7 @@ def real(batch: sg.StaticBatch, field) -> torch.Tensor:
 
 def assert_as_pyg(batch: sg.StaticBatch, graphs: list[Data]) -> None:
     ids = batch.graph_ids[batch.graph_mask].tolist()
-    expected = Batch.from_data_list([sorted_edges(graphs[i]) for i in ids])
+    expected = Batch.from_data_list([graphs[i] for i in ids])
     for field in batch.layout.schema:
         assert torch.equal(real(batch, field), expected[field.name]), field.name
 
@@ -125,10 +125,11 @@ def assert_points_at_padding(batch: sg.StaticBatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @examples(15)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_a_batch_holds_what_pyg_batches(kind, seed):
+@given(seed=st.integers(0, 2**32 - 1), keep_order=st.booleans())
+def test_a_batch_holds_what_pyg_batches(kind, seed, keep_order):
     graphs = made(kind, seed)
-    store = sg.GraphStore.from_pyg(graphs)
+    in_batch = graphs if keep_order else list(map(sorted_edges, graphs))
+    store = sg.GraphStore.from_pyg(graphs, keep_order=keep_order)
     for number, graph in enumerate(graphs):
         assert store[number].num_nodes == graph.num_nodes
         for name, value in graph.to_dict().items():
@@ -139,12 +140,12 @@ def test_a_batch_holds_what_pyg_batches(kind, seed):
     for plan in (sg.plan_buckets(store, batch_size=4), sg.plan_buckets(store, graphs=5)):
         seen = []
         for batch in sg.StaticLoader(store, plan, shuffle=True):
-            assert_as_pyg(batch, graphs)
+            assert_as_pyg(batch, in_batch)
             assert_points_at_padding(batch)
             seen += batch.graph_ids[batch.graph_mask].tolist()
             again = Batch.from_data_list(batch.to_data_list())
             ids = batch.graph_ids[batch.graph_mask].tolist()
-            expected = Batch.from_data_list([sorted_edges(graphs[i]) for i in ids])
+            expected = Batch.from_data_list([in_batch[i] for i in ids])
             for field in store.schema:
                 assert torch.equal(again[field.name], expected[field.name]), field.name
         assert sorted(seen) == list(range(len(graphs)))
@@ -416,3 +417,40 @@ def test_a_pool_by_another_index_is_not_one_to_graphs():
     plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
     with pytest.raises(sg.NotStatic, match=r"this one names \d+ groups: pass size="):
         sg.StaticGraphRunner(model, plan, "eager").predict(graphs)
+
+
+class Copies(Data):
+    """Copies of a small graph's nodes, as in ESAN: nodes that index the originals."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        counted = key in ("copy_of", "original_edge_index")
+        return self.num_originals if counted else super().__inc__(key, value, *args, **kwargs)
+
+
+def test_a_sum_without_a_size_over_rows_of_the_data_reaches_their_edges():
+    rng = np.random.default_rng(0)
+    graphs = [
+        Copies(
+            x=torch.from_numpy(rng.standard_normal((3 * n, 2))),
+            edge_index=ints(rng, 3 * n, 2, 4),
+            copy_of=torch.arange(n).repeat(3),
+            num_originals=n,
+            original_edge_index=ints(rng, n, 2, n + 3),
+            num_nodes=3 * n,
+        )
+        for n in (4, 2, 5, 3)
+    ]
+
+    def forward(data):
+        originals = int(data.copy_of.max()) + 1
+        h = data.x.new_zeros(originals, 2).index_add(0, data.copy_of, data.x)
+        src, dst = data.original_edge_index
+        return torch.zeros_like(h).index_add(0, dst, h[src])
+
+    store = sg.GraphStore.from_pyg(graphs)
+    schema = store.schema
+    rows = {schema["copy_of"].counts[0]: 30, schema["original_edge_index"].level: 70}
+    capacity = sg.Capacity(44, 20, 7, extra=rows)
+    expected = forward(Batch.from_data_list(graphs))
+    batch = sg.StaticBatch.of(store, range(4), capacity)
+    assert torch.allclose(forward(batch)[: len(expected)], expected)

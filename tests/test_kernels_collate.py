@@ -46,7 +46,7 @@ def test_operations_of_the_reference(esol):
     ids = padded_ids(range(20), layout)
     with OperationCounter() as counter:
         collate_reference(ids, *arguments)
-    assert counter.operations.total() == 128
+    assert counter.operations.total() == 157
     with OperationCounter() as counter:
         collate(ids, arguments)
     assert (counter.operations.total(), counter.operations.launches) == (1, LAUNCHES)

@@ -21,15 +21,16 @@ from staticgraph.store.writer import StoreWriter, parts_of
 
 
 @examples(12)
-@given(graphs=graph_lists(min_size=1, max_size=9), part=st.integers(1, 4))
-def test_in_parts_is_at_once(graphs, part, tmp_path_factory):
+@given(graphs=graph_lists(min_size=1, max_size=9), part=st.integers(1, 4), keep=st.booleans())
+def test_in_parts_is_at_once(graphs, part, keep, tmp_path_factory):
     """Whatever dtype each part alone would use, sorted or not."""
     folder = tmp_path_factory.mktemp("w") / "store"
-    with StoreWriter(folder, part_graphs=part, levels=LEVELS, name="all") as writer:
+    options = {"levels": LEVELS, "name": "all", "keep_order": keep}
+    with StoreWriter(folder, part_graphs=part, **options) as writer:
         writer.extend(graphs)
     found = sg.GraphStore.load(folder)
     found.verify()
-    assert_same_files(found, sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="all"))
+    assert_same_files(found, sg.GraphStore.from_pyg(graphs, **options))
     for number, graph in enumerate(graphs):
         assert_same_graph(found[number], graph)
     assert not parts_of(folder)

@@ -1,6 +1,6 @@
 """Compares a model over padding with plain PyG without it: outputs and parameters' gradients.
 
-The static side runs as a compiled step does, without real counts and with garbage in the padding.
+The static side runs as a compiled step does, without real counts and with other rows as padding.
 So a width taken from the batch, or a gradient that is not finite because of a division by the zero
 nodes of a padding graph, is found before training. Both sides sum their real output rows with the
 same random weights and differentiate the sum.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.example_batch import poisoned
+from staticgraph.checking.example_batch import revalued
 from staticgraph.checking.jitter import Jitter
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.nn.context.batch_context import BatchContext
@@ -167,7 +167,7 @@ def _static_side(
 ) -> _Side:
     model = copy.deepcopy(stock).train(training) if training else copy.deepcopy(stock).eval()
     context = context_of(model)
-    unknown = StaticBatch(batch.layout, poisoned(batch).tensors())
+    unknown = StaticBatch(batch.layout, revalued(batch, whole_rows=True).tensors())
     if jitter is not None:
         unknown = jitter.of(unknown)
     with Restored(), nullcontext() if jitter is None else jitter.on(model):

@@ -26,13 +26,14 @@ from torch import Tensor
 
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.checking.edge_order import order_error
 from staticgraph.checking.example_batch import revalued, with_gaps
 from staticgraph.checking.jitter import Jitter, nudge
-from staticgraph.checking.leak_error import GAPS, SIZES, leak_of
+from staticgraph.checking.leak_error import GAPS, SIZES, leak_of, not_finite
 from staticgraph.checking.outcome import Outcome, differing, first_clear, largest_of
-from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
+from staticgraph.checking.padding_culprit import Culprit, NonFinite, Trail, real_part
 from staticgraph.checking.plain_batch import has_gaps, labelled_loss, plain_batch, plain_loss
-from staticgraph.errors import PaddingLeaks
+from staticgraph.errors import EdgesMoved, PaddingLeaks
 from staticgraph.internals.dispatch import version_of
 from staticgraph.nn.newcomers import Newcomers
 from staticgraph.steps.computation.computation import Computation
@@ -116,6 +117,7 @@ class PaddingCheck:
 
         Raises:
             PaddingLeaks: padding reaches real rows.
+            EdgesMoved: the model reads edges by their position, and the store sorted them.
         """
         with self._turn:
             self._of(batch, phase, real)
@@ -128,6 +130,10 @@ class PaddingCheck:
             self._done.add(kind)
         training = kind != "eval"
         step = phase == "step" and self._loss is not None
+        if real:
+            self._check_order(batch, training, step, kind)
+        with self._run(training, step, False, None):  # its separate run may write to parameters
+            self._attempt(lambda: self._computation.known(batch))
         clean = self._attempt(lambda: self._padded(batch, training, step))
         if clean is None:
             return  # it fails without any change; the step itself will say why
@@ -147,6 +153,9 @@ class PaddingCheck:
     ) -> PaddingLeaks | None:
         other = revalued(batch)
         dirty = self._attempt(lambda: self._padded(other, training, step))
+        if dirty is not None and not dirty.finite:  # columns of several rows need not make a row
+            other = revalued(batch, whole_rows=True)
+            dirty = self._attempt(lambda: self._padded(other, training, step))
         if dirty is None or not clean.finite:
             return None
         differences = differing(clean, dirty, self._tolerance(PADDINGS))
@@ -196,6 +205,12 @@ class PaddingCheck:
         found = first_clear(differences, plain, self._again(lambda: unpadded(nudged=True)))
         if found is None:
             return None
+        if not padded.finite:
+            watch = NonFinite({field.name: batch[field.name] for field in batch.layout.schema})
+            with watch:
+                self._attempt(lambda: self._padded(batch, training, step))
+            if watch.found is not None:
+                return not_finite(found, watch)
         if self._of_ties_alone(batch, training, step, unpadded):
             warnings.warn(
                 f"{type(self._model).__name__} chooses among equal rows (TopK, max, sort), where "
@@ -215,6 +230,26 @@ class PaddingCheck:
             "from plain PyG on the same graphs without padding",
             SIZES + (GAPS if has_gaps(batch) and found.name == "the loss" else ""),
         )
+
+    def _check_order(self, batch: StaticBatch, training: bool, step: bool, kind: str) -> None:
+        """Raises EdgesMoved if the model reads edges by their position and the store moved them."""
+        moved = self.order_error(batch, training, step)
+        if moved is not None:
+            self._done.discard(kind)
+            raise moved
+
+    def order_error(self, batch: StaticBatch, training: bool, step: bool) -> EdgesMoved | None:
+        """Returns the error of a model that reads edges by their position; see
+        :mod:`staticgraph.checking.edge_order`."""
+        if batch.real is None or _several_ranks():
+            return None
+
+        def run(data: Any, training: bool, nudged: bool, jitter: Jitter | None) -> Outcome | None:
+            """Runs plain PyG; None if the model raises."""
+            return self._attempt(lambda: self._plain(batch, data, training, step, nudged, jitter))
+
+        tolerance = self._tolerance(PLAIN)
+        return order_error(self._model, self._context, batch, run, tolerance, training)
 
     def _beside_plain_with_gaps(self, batch: StaticBatch) -> PaddingLeaks | None:
         """Compares with plain PyG on the batch with missing labels added.

@@ -24,6 +24,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import TOLERANCE, compare_with_plain, relative_difference
 from staticgraph.checking.example_batch import batch_of, poisoned
 from staticgraph.checking.module_rows import is_layer, module_row
+from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.checking.report import DID_NOT_RUN, ModuleRow, PreflightReport
 from staticgraph.checking.watching import Watch
@@ -37,6 +38,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.attention_choices import attention_choices
 from staticgraph.steps.attention_row import AttentionRow
+from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.weighted_means import stock_mean
@@ -111,6 +113,7 @@ class _Preflight:
         parity, note = (None, DID_NOT_RUN) if stopped else self._compared()
         if not stopped:
             self._loss_compared()
+        self._order_compared()
         attention = self._attention()
         real = self._batch.real
         held, nodes, edges = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
@@ -312,6 +315,19 @@ class _Preflight:
             where = defined_at(type(self._stock))
             self._obstacles.append(Obstacle(type(self._stock).__name__, where, found.what, kind))
         return found.worst, found.note
+
+    def _order_compared(self) -> None:
+        """Compares plain PyG's results in the store's order of edges and in the data set's."""
+        subject = Subject(_copied(self._stock), self._loss, forward=self._forward)
+        try:
+            check = PaddingCheck(subject, Computation(subject))
+        except NotStatic:  # a refused layer, which is an obstacle already
+            return
+        moved = check.order_error(self._batch, self._stock.training, self._loss is not None)
+        if moved is not None:
+            where = moved.where or defined_at(type(self._stock))
+            name = type(self._stock).__name__
+            self._obstacles.append(Obstacle(name, where, moved.what, "edges by their position"))
 
     def _loss_compared(self) -> None:
         """Compares the loss's mean over rows with that of torch's functions, on plain PyG."""

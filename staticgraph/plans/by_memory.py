@@ -20,7 +20,7 @@ from staticgraph.memory.model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.reserves import with_reserves
+from staticgraph.sizes.reserves import with_pairs, with_reserves
 from staticgraph.text.byte_sizes import human_bytes
 
 # Fewer updates per epoch than this rarely train well, however fast they are.
@@ -140,4 +140,6 @@ def _rounded(capacity: Capacity, schema: Schema | None) -> Capacity:
         capacity.node_reserve,
     )
     # The all-types row counts belong to no single type; other reserves survived the rounding.
-    return with_reserves(rounded, schema) if schema is not None and schema.hetero else rounded
+    if schema is not None and schema.hetero:
+        return with_reserves(rounded, schema)
+    return with_pairs(rounded, schema)

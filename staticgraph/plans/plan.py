@@ -26,6 +26,7 @@ from staticgraph.plans.packings import packing_from_dict, packing_to_dict
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.reserves import with_pairs
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.text.how_many import how_many, how_many_of
 from staticgraph.text.notebook import as_preformatted
@@ -170,7 +171,7 @@ class BucketPlan:
             last.edge_reserve,
             last.node_reserve,
         )
-        return replace(self, capacities=(*self.capacities, extra))
+        return replace(self, capacities=(*self.capacities, with_pairs(extra, self.schema)))
 
     def check(self, source: Any) -> None:
         """Raises if this plan was made for other data.

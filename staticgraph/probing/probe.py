@@ -42,7 +42,7 @@ from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.reserves import with_reserves
+from staticgraph.sizes.reserves import with_pairs, with_reserves
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.computation.model_setup import Subject
@@ -201,7 +201,7 @@ def probe_capacities(
             largest,
             own,
         )
-        return with_reserves(capacity, schema) if axes else capacity
+        return with_reserves(capacity, schema) if axes else with_pairs(capacity, schema)
 
     if not axes:
         return ascending(map(capacity_at, SHAPES)), capacity_at(HELD_OUT)

@@ -19,15 +19,29 @@ def with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
     """Adds the reserves that the schema requires to a capacity.
 
     An edge is reserved for padding where an index counts edges, and a second node where nodes have
-    positions. Where nodes have types, the totals are raised until no type has the same number of
-    rows, so that a concatenation of all types is recognized by its size.
+    positions or other vectors. Where nodes have types, the totals are raised until no type has the
+    same number of rows, so that a concatenation of all types is recognized by its size.
     """
     if schema is None:
         return capacity
+    return with_pairs(_reserved(capacity, schema), schema)
+
+
+def with_pairs(capacity: Capacity, schema: Schema | None) -> Capacity:
+    """Makes the number of edges even where they keep their order, for models that read pairs."""
+    if schema is None or not schema.keep_order or schema.hetero or capacity.edges % 2 == 0:
+        return capacity
+    edges = capacity.edges + 1
+    while edges in (capacity.nodes, capacity.graphs, *dict(capacity.extra).values()):
+        edges += 2
+    return replace(capacity, edges=edges)
+
+
+def _reserved(capacity: Capacity, schema: Schema) -> Capacity:
     reserve = int(schema.counts_edges)
     nodes, edges, graphs = capacity.nodes, capacity.edges + reserve, capacity.graphs
     if not schema.hetero:
-        apart = int(schema.positions_of("node") is not None)
+        apart = int(schema.has_vectors)
         if not reserve + apart:
             return capacity
         return Capacity.distinct(

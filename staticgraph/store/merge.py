@@ -186,6 +186,12 @@ def _joined(first: Schema, other: Schema, number: int) -> Schema:
     """
     ours, theirs = ({field.name: field for field in each} for each in (first, other))
     axes = [tuple(axis.name for axis in each.axes) for each in (first, other)]
+    if first.keep_order is not other.keep_order:
+        kept, lost = (0, number) if first.keep_order else (number, 0)
+        raise BadGraph(
+            f"part {kept} of the store keeps the order of edges, and part {lost} has them sorted: "
+            "build both with keep_order=True, or neither"
+        )
     differing = sorted(
         name
         for name in {*ours, *theirs}

@@ -155,6 +155,20 @@ class Sharded(GraphColumns):
             if begin < last and self._starts[number + 1] > first:
                 yield begin, self._open[number]
 
+    def in_first_order(self) -> Self:
+        """See :meth:`GraphColumns.in_first_order`.
+
+        Raises:
+            ValueError: edges are sorted; a store in shards is written again instead.
+        """
+        if self.schema.keep_order:
+            return self
+        raise ValueError(
+            f"{self.name} is in shards, with edges sorted by destination: write it again with "
+            "StoreWriter(folder, keep_order=True).extend(store), or staticgraph convert "
+            "--keep-order"
+        )
+
     def object_at(self, name: str, graph: int) -> Any:
         """Returns the object of one graph."""
         number, local = self._shard_of(graph)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -62,6 +63,8 @@ class StoreWriter:
         name: the data set's name in messages.
         levels, exclude, check_finite: as for :meth:`GraphStore.from_pyg`, for every part.
         overwrite: replace an existing store when this one is finished.
+        keep_order: leave the edges of each graph in their order, as for
+            :meth:`GraphStore.from_pyg`.
 
     Attributes:
         committed: graphs of this shard on disk, and so the index of the next graph to append.
@@ -82,6 +85,7 @@ class StoreWriter:
         exclude: Iterable[str] = (),
         check_finite: bool | tuple[str, ...] = False,
         overwrite: bool = False,
+        keep_order: bool = False,
     ) -> None:
         part_graphs = whole_option("part_graphs", part_graphs, 1)
         if shard is not None:
@@ -93,7 +97,7 @@ class StoreWriter:
         self._name = name or self.folder.name
         self._levels = dict(levels or {})
         self._exclude, self._check_finite = names_of_fields(exclude), check_finite
-        self._overwrite = overwrite
+        self._overwrite, self._keep_order = overwrite, keep_order
         self._waiting: list[Any] = []
         self._unfinished = parts_folder(self.folder) / f"{shard or 0:05d}{UNFINISHED}"
         _clean(self.folder)
@@ -104,6 +108,9 @@ class StoreWriter:
         self.schema = stores[0].schema if stores else schema
         if self.schema is not None:
             self._levels = {**self._known_levels(self.schema), **self._levels}
+            self._keep_order |= self.schema.keep_order
+            if not stores:
+                self.schema = replace(self.schema, keep_order=self._keep_order)
 
     # ------------------------------------------------------------------ appending
 
@@ -168,6 +175,8 @@ class StoreWriter:
         self._write(store)
 
     def _write(self, store: GraphColumns) -> None:
+        if self._keep_order:
+            store = store.in_first_order()
         self._check_fields(store)
         folder = parts_folder(self.folder)
         if self._shard is not None and not self._unfinished.exists():
@@ -180,6 +189,7 @@ class StoreWriter:
         if self.schema is None:
             self.schema = store.schema
             self._levels = {**self._known_levels(store.schema), **self._levels}
+            self._keep_order = store.schema.keep_order
 
     def _known_levels(self, schema: Schema) -> dict[str, Level]:
         """Returns the first part's levels, since later lengths could match others by chance."""
@@ -188,6 +198,12 @@ class StoreWriter:
     def _check_fields(self, store: GraphColumns) -> None:
         if self.schema is None:
             return
+        if self.schema.keep_order is not store.schema.keep_order:
+            raise BadGraph(
+                f"{self._name}: graphs before {self.committed} have edges "
+                f"{'in their own order' if self.schema.keep_order else 'sorted by destination'}, "
+                "those that follow do not: give keep_order=True for all, or for none"
+            )
         ours, theirs = ({f.name: f for f in s} for s in (self.schema, store.schema))
         for name in sorted({*ours, *theirs}):
             mine, other = ours.get(name), theirs.get(name)

@@ -31,13 +31,10 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.progress import say
-from staticgraph.training.compile_ahead import compile_ahead
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.data import check_judged, opened, source_of
 from staticgraph.training.device import device_of
-from staticgraph.training.job import first_alone
-from staticgraph.training.loops import training_loops
-from staticgraph.training.subject import attends, may_fuse, mode_of, model_of
+from staticgraph.training.subject import attends, mode_of, model_of
 from staticgraph.training.task_loss import TaskLoss, named_loss
 from staticgraph.training.tasks import Task, task_of
 
@@ -90,9 +87,6 @@ class RunParts:
         datasets.check(config.data, target=config.target)
         self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
         early = self._model_without_data()
-        if may_fuse(config) and self.device.type == "cpu":
-            loops = training_loops(config.model)
-            first_alone(ranks, lambda: compile_ahead(loops, show=progress))
         if progress:
             say(f"opening {config.data} and planning its batches")
         with kept_random_states():  # leave the random states as after building the model

@@ -58,13 +58,8 @@ def attends(model: Module) -> bool:
     return any(isinstance(module, GPSConv) for module in model.modules())
 
 
-def may_fuse(config: TrainConfig) -> bool:
-    """Whether the fused mode is one of those that a run may take."""
-    return config.kernels != "off" and config.compile_mode in ("auto", FUSED)
-
-
 def mode_of(config: TrainConfig) -> str | Auto:
     """The mode of a run; with ``kernels="off"``, ``auto`` does not consider the fused mode."""
-    if config.compile_mode == "auto" and not may_fuse(config):
+    if config.compile_mode == "auto" and config.kernels == "off":
         return Auto(ways=tuple(way for way in WAYS if way != FUSED))
     return config.compile_mode

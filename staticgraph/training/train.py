@@ -24,6 +24,7 @@ from staticgraph.errors import MissingPackage
 from staticgraph.files.folder_lock import folder_lock
 from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint
+from staticgraph.training.compile_progress import shown_compilation
 from staticgraph.training.config import FREE, TrainConfig
 from staticgraph.training.interrupt import Interrupted
 from staticgraph.training.job import first_alone, joined, restarted
@@ -57,7 +58,7 @@ def train(
     """
     folder = Path(folder).expanduser()
     _require_extra()
-    with _job(folder) as ranks:
+    with _job(folder) as ranks, shown_compilation(progress and (ranks is None or ranks.first)):
         there = first_alone(ranks, lambda: _begin(folder, overwrite))
         if there if ranks is None else ranks.from_first(there):
             return _resume(folder, {}, progress, ranks)
@@ -122,7 +123,7 @@ def resume(
     """
     folder, changes = Path(folder).expanduser(), changes or {}
     _require_extra()
-    with _job(folder) as ranks:
+    with _job(folder) as ranks, shown_compilation(progress and (ranks is None or ranks.first)):
         return _resume(folder, changes, progress, ranks)
 
 

@@ -24,9 +24,11 @@ from staticgraph.batches.slots.bucket_shape import BucketShape
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import Lease, SlotLayout
 from staticgraph.errors import StaleBatch
-from staticgraph.schema import COUNTS, OPTIONAL, PRIVATE
+from staticgraph.schema import COUNTS, OPTIONAL, PRIVATE, Level
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.objects import ObjectsOf
 from staticgraph.store.positions import several_graphs
 
 _COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
@@ -87,7 +89,7 @@ class StaticBatch(BucketShape):
         self._tensors = tensors
         self._lease = lease
         self._extra: Mapping[str, Any] = {}
-        self._objects = objects or {}
+        self._objects = {} if objects is None else objects
 
     @classmethod
     def of(
@@ -346,6 +348,14 @@ class StaticBatch(BucketShape):
             ValueError: a tensor without rows of this batch; the message names its key.
         """
         return unbatch.unpadded(self, value, name)
+
+    def first_places(self, level: Level) -> IntArray | None:
+        """Returns which row each edge of the real graphs was before the store sorted them.
+
+        None if none was moved, or if that is not known: the batch was pickled.
+        """
+        objects = self._objects
+        return objects.places(level) if isinstance(objects, ObjectsOf) else None
 
     def to_data_list(self) -> list[Any]:
         """Returns the real graphs as ``Data`` or ``HeteroData``, edges sorted by destination."""

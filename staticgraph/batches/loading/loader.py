@@ -406,6 +406,13 @@ def _check_plan(plan: BucketPlan, store: GraphStore | DeviceStore) -> None:
         plan.check(store.histogram)
     if plan.schema is None:
         return
+    if plan.schema.keep_order is not store.schema.keep_order:
+        orders = ("sorted by destination", "in the order of the data set (keep_order=True)")
+        raise PlanMismatch(
+            f"the edges of {store.name} are {orders[store.schema.keep_order]}, those of the plan's "
+            f"data {orders[plan.schema.keep_order]}: make a plan for it with plan_buckets(store, "
+            "...)"
+        )
     planned = {field.layout for field in plan.schema}
     found = {field.layout for field in store.schema}
     if planned != found:

@@ -58,7 +58,7 @@ class BatchForm:
     def layout(self, bucket: int, schema: Schema) -> SlotLayout:
         """The layout of a bucket's batches."""
         reads = self.rewrites or self._tries_fused
-        pointers = self._pointers or (reads and not schema.hetero)
+        pointers = self._pointers or (reads and schema.has_pointers)
         return SlotLayout(bucket, self.capacities[bucket], schema, pointers)
 
     def accept(self, batch: StaticBatch) -> StaticBatch:
@@ -97,7 +97,7 @@ class BatchForm:
 
     def _as_way_takes(self, batch: StaticBatch) -> StaticBatch:
         """Adds or removes row pointers for a model whose own layers do not read them."""
-        if not self.rewrites or batch.layout.schema.hetero:
+        if not (self.rewrites and batch.layout.schema.has_pointers):
             # A compiled step takes exactly the arrays that it was compiled with.
             return batch.without_pointers()
         return with_pointers(batch)

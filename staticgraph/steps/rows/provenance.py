@@ -275,7 +275,8 @@ def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Ca
         while each * graphs in taken:
             graphs = _free(graphs + 1, taken)
         nodes = _free(each * graphs, taken)
-    edges = _free(29, taken)
+    keep_order = layout.schema.keep_order  # an even number: a model may read edges in pairs
+    edges = _free(30, taken, 2) if keep_order else _free(29, taken)
     extra = {name: _free(41 + 4 * place, taken) for place, (name, _) in enumerate(given.extra)}
     # Layers that join all types make as many rows as the sum of theirs.
     for kind in (layout.schema.node_axes, layout.schema.edge_axes):
@@ -295,10 +296,10 @@ def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Ca
     )
 
 
-def _free(at_least: int, taken: set[int]) -> int:
+def _free(at_least: int, taken: set[int], step: int = 1) -> int:
     """Returns the first number that is not taken, and takes it."""
     while at_least in taken:
-        at_least += 1
+        at_least += step
     taken.add(at_least)
     return at_least
 

@@ -82,6 +82,10 @@ KINDS: dict[str, tuple[str, str]] = {
         "what stands in padding rows changes the result of real ones",
         "reduce over nodes with a pool and the batch vector, or mask with batch.node_mask",
     ),
+    "edges by their position": (
+        "the store has sorted edges by destination, so the position of an edge is another",
+        "GraphStore.from_pyg(..., keep_order=True), or staticgraph convert --keep-order",
+    ),
     "padding breaks a gradient": (
         "a padding graph has no nodes, and features of zero no length: to divide by the number, or "
         "to take a root or a norm, has no finite derivative there",
@@ -112,7 +116,12 @@ RECORDING_ALONE = frozenset(
 )
 # Kinds that mean wrong results, and say nothing about how a step can run.
 RESULTS = frozenset(
-    {"padding reaches real rows", "padding breaks a gradient", "differs from plain PyG"}
+    {
+        "padding reaches real rows",
+        "edges by their position",
+        "padding breaks a gradient",
+        "differs from plain PyG",
+    }
 )
 
 

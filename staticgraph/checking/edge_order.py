@@ -1,0 +1,156 @@
+"""Whether a model reads edges by their position, while its data set had to move them.
+
+A store sorts edges by destination. Sums over neighbours do not notice, but a model that takes the
+reverse of edge ``2k`` to be ``2k + 1`` (D-MPNN, and bonds in pairs of OGB's and ``from_smiles``'s
+order) reads other edges, and computes other numbers without any error. So plain PyG runs twice on a
+batch's graphs: with edges as the batch has them, and as they came. Whatever differs, other than the
+order of rows of edges, depends on the order, and is refused with its line and the remedy.
+
+The run with sorted edges has no padding either, so random numbers are the only thing left that may
+make the two differ: a model that draws any is compared in evaluation mode, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.checking.jitter import Jitter
+from staticgraph.checking.outcome import Difference, Outcome, differing, first_clear
+from staticgraph.checking.padding_culprit import Culprit, Trail
+from staticgraph.checking.plain_batch import PlainBatch, plain_batch
+from staticgraph.errors import EdgesMoved
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.schema import EDGE_INDEX, Level
+from staticgraph.store.indices import counted
+
+# Runs a batch without padding: in training mode or not, with nudged parameters or noise; None if
+# the model raises.
+Run = Callable[[PlainBatch, bool, bool, Jitter | None], Outcome | None]
+
+
+def places_in_first_order(batch: StaticBatch) -> dict[Level, Tensor]:
+    """Edge level -> ``[rows]`` int64, which row each row of the batch was before sorting.
+
+    Levels of which the store moved no edge of these graphs are left out.
+    """
+    places = {}
+    schema = batch.layout.schema
+    for level in [axis.name for axis in schema.edge_axes] or ["edge"]:
+        found = batch.first_places(level)
+        if found is not None:
+            every = torch.arange(batch.capacity.rows(level), device=batch.device)
+            every[: len(found)] = torch.from_numpy(found).to(batch.device)
+            places[level] = every
+    return places
+
+
+def in_first_order(batch: StaticBatch, places: dict[Level, Tensor]) -> StaticBatch:
+    """Returns the batch with its edges in the order of the data set, indices into them too."""
+    changed: dict[str, Tensor] = {}
+    for level, place in places.items():
+        for field in batch.layout.schema:
+            value = changed[field.name] if field.name in changed else batch[field.name]
+            dim = field.cat_dim or 0
+            scalars = [scalar for scalar, of in counted(field) if of == level]
+            if scalars:
+                rows = value.movedim(dim, 0)
+                flat = rows.reshape(len(rows), -1).clone()
+                flat[:, scalars] = place[flat[:, scalars]]
+                value = flat.view(rows.shape).movedim(0, dim)
+            if field.level == level:
+                value = torch.empty_like(value).index_copy_(dim, place, value)
+            changed[field.name] = value
+        if batch.layout.schema.one_kind:
+            ends = batch.edge_index
+            changed[EDGE_INDEX] = torch.empty_like(ends).index_copy_(1, place, ends)
+    return batch.replace(**changed)
+
+
+def order_error(
+    model: torch.nn.Module,
+    context: BatchContext,
+    batch: StaticBatch,
+    run: Run,
+    tolerance: float,
+    training: bool,
+) -> EdgesMoved | None:
+    """Returns the error of a model that reads edges by their position; None if it does not.
+
+    Args:
+        model, context: as in a padding check.
+        batch: with known real counts.
+        run: runs the model over a batch of plain PyG.
+        tolerance: the largest difference that passes, relative to the largest value of a kind.
+        training: the mode to compare in.
+    """
+    places = places_in_first_order(batch)
+    if not places:
+        return None
+    sides = [plain_batch(batch), plain_batch(in_first_order(batch, places))]
+    rows = {batch.real_counts.of(level): place for level, place in places.items()}
+
+    def nearest(value: Tensor, like: Tensor | None) -> Tensor:
+        """Returns a value in the batch's order, if it has rows of edges, as the other one tells."""
+        if like is None or not value.dim() or len(value) not in rows or value.shape != like.shape:
+            return value
+        place = rows[len(value)][: len(value)].to(value.device)
+        moved = value.index_select(0, place)
+        off, off_moved = ((each.double() - like.double()).abs().sum() for each in (value, moved))
+        return moved if off_moved < off else value
+
+    def both(nudged: bool = False, jitter: Jitter | None = None) -> tuple[Outcome, Outcome] | None:
+        """Runs both orders; None if either raises, or has numbers that are not finite."""
+        found = [run(side, training, nudged, jitter) for side in sides]
+        ran = [each for each in found if each is not None and each.finite]
+        if len(ran) < 2:
+            return None
+        ordered = ran[0].values
+        values = {k: nearest(v, ordered.get(k)) for k, v in ran[1].values.items()}
+        return ran[0], ran[1]._replace(values=values)
+
+    found = both()
+    if found is not None and training and found[0].drew:
+        training = False
+        found = both()
+    if found is None or found[0].drew:
+        return None
+    differences = differing(found[0], found[1], tolerance)
+    if not differences:
+        return None
+    different = first_clear(differences, found[0], run(sides[0], training, True, None))
+    if different is None:
+        return None
+    if not batch.layout.schema.hetero:  # a choice among equal rows may fall otherwise
+        untied = both(jitter=Jitter(batch))
+        if untied is None or not differing(untied[0], untied[1], tolerance):
+            return None
+    trails = []
+    for side in sides:
+        trail = Trail(model, context)
+        with trail.followed():
+            run(side, training, False, None)
+        trails.append(trail)
+    for event, other in zip(trails[0].events, trails[1].events, strict=False):
+        for likes, values in ((event.inputs, other.inputs), (event.values, other.values)):
+            if likes and values and len(likes) == len(values):
+                values[:] = map(nearest, values, likes)
+    return _error(different, trails[0].parting(trails[1], tolerance))
+
+
+def _error(different: Difference, culprit: Culprit | None) -> EdgesMoved:
+    _, where, line = culprit or Culprit(None)
+    at = f" The first place that differs is {where}: {line}." if where else ""
+    what = f"{different.name} is off by {different.how}"
+    return EdgesMoved(
+        f"the model reads edges by their position: {what} from plain PyG on the same graphs, whose "
+        f"edges the store sorted by destination.{at} Make the store with "
+        "GraphStore.from_pyg(..., keep_order=True), or staticgraph convert --keep-order, and the "
+        "plan from it: edges then keep their order; Subject(..., check_padding=False) turns this "
+        "check off",
+        what,
+        where,
+    )
