@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from staticgraph.cli import values
 from staticgraph.files.json_text import to_json
-from staticgraph.text.progress import waiting
+from staticgraph.text.progress import is_left_out, waiting
 
 if TYPE_CHECKING:
     from staticgraph.checking.report import PreflightReport
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace, check: PreflightReport) -> int:
     ok = check.ok and report.ok and modes == asked
     counts = {**report.to_dict(), "ok": ok, "check": check.to_dict()}
     print(to_json(counts) if args.json else report)
-    if args.picture:
+    if args.picture and not is_left_out(args.picture, "matplotlib"):
         from staticgraph.dryrun.picture import draw
 
         draw(report, args.picture)

@@ -19,8 +19,7 @@ with warnings.catch_warnings():
         *("support.ranks", "support.forked_python", "support.gine_net"),
         *("staticgraph.training.train", "staticgraph.cli"),
         # Late imports of a run.
-        *("torch.utils.tensorboard", "torchmetrics.functional.classification"),
-        *("torchmetrics.functional.regression", "matplotlib.backends.backend_agg"),
+        *("torch.utils.tensorboard", "matplotlib.backends.backend_agg"),
         *("staticgraph.training.plots", "torch.distributed.run", "torch.distributed._tensor"),
     ):
         importlib.import_module(name)

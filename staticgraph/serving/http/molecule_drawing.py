@@ -25,7 +25,7 @@ def svg(smiles: str) -> str:
     except ImportError as error:
         raise MissingPackage(
             f"drawing needs the package 'rdkit', which cannot be imported ({error}): "
-            "pip install 'staticgraph[smiles]', and the libraries that it draws with"
+            "pip install rdkit, and the libraries that it draws with"
         ) from error
     molecule = Chem.MolFromSmiles(smiles)
     if molecule is None:
