@@ -146,8 +146,8 @@ def test_a_run_on_nodes_begins_anew_and_says_so(graph, tmp_path, capsys):
 
 
 def test_policies_of_the_other_task_are_refused(graph, tmp_path, capsys):
+    words = ["train-large", "--task", "node", "--data", graph, "--policy", "comet"]
     with pytest.raises(SystemExit):
-        words = ["train-large", "--task", "node", "--data", graph, "--policy", "comet"]
         cli.main([*words, "--out", str(tmp_path / "r")])
     assert "takes --policy in-memory, node-cache, dispersed" in capsys.readouterr().err
 

@@ -1,11 +1,12 @@
 """A scheduler of threads, streams and timeouts that decides everything from a seed.
 
-The problem: a race shows only where threads meet at a bad moment, and a test that starts threads and
-hopes for it passes a thousand times. The idea, FoundationDB's: the product runs as it is, but takes
-its locks, conditions, queues and threads from here. One thread runs at a time; at every
-synchronisation it hands the baton to whoever the seed chooses: another thread, the next operation of
-a device's stream, or the clock. Time is a number that jumps to the next deadline, so nothing sleeps.
-A failure is a seed, and the seed repeats it.
+The problem: a race shows only where threads meet at a bad moment, and a test that starts threads
+and hopes for it passes a thousand times. The idea, FoundationDB's: the product runs as it is, but
+takes its locks, conditions, queues and threads from here. One thread runs at a time; at every
+synchronisation it hands the baton to whoever the seed chooses: another thread, the next operation
+of a device's stream, or the clock. Time is a number that jumps to the next deadline, so nothing
+sleeps. A failure is a seed, and the seed repeats it. What a thread waits for is read by whoever
+chooses, so it must not synchronise itself.
 
 :func:`simulated` replaces ``threading`` and ``queue`` in the product's modules and in
 ``concurrent.futures``, whose executors and futures then run on it. If nobody can go on, or a thread
@@ -210,9 +211,9 @@ class Lock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         point()
         me = NOW[-1].running
-        if self.owner is not None and not (self.nests and self.owner is me):
-            if not blocking or not wait(lambda: self.owner is None, timeout, "a lock"):
-                return False
+        held = self.owner is not None and not (self.nests and self.owner is me)
+        if held and not (blocking and wait(lambda: self.owner is None, timeout, "a lock")):
+            return False
         self.owner = me
         self.depth += 1
         return True
