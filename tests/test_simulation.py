@@ -32,7 +32,7 @@ from staticgraph.serving.engine.clock import Clock
 from staticgraph.serving.engine.completion_queue import CompletionQueue
 from staticgraph.serving.engine.server import Server
 
-FIRST, _, LAST = os.environ.get("SEEDS", "0:500").partition(":")
+FIRST, _, LAST = os.environ.get("SEEDS", "0:200").partition(":")
 SEEDS = range(int(FIRST), int(LAST) if LAST else int(FIRST) + 1)
 
 
