@@ -76,7 +76,7 @@ FLOORS_OF = {
 PURE = ("errors", "jit", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
 # Packages that an extra installs, or that exist on some machines only: imported where needed.
-EXTRAS = {"matplotlib", "tensorboard", "torchmetrics", "rdkit", "ogb", "scipy", "triton"}
+EXTRAS = {"matplotlib", "tensorboard", "rdkit", "ogb", "scipy", "triton"}
 # Other imports inside a function, each with its reason.
 SLOW = "torch and PyG take seconds, and most that is done with a store needs neither"
 KERNELS = "numba's loops are read from their cache only where kernels are asked for"
@@ -103,7 +103,6 @@ INSIDE = {
         "serving.http.uvicorn_config",
         "staticgraph.serving.http.predict_protocol",
     ): "only where httptools is",
-    ("training.run", "staticgraph.training.plots"): "an extra brings Matplotlib",
     ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
 }
 # The dry run's child process loads its device before torch, so it imports inside functions.

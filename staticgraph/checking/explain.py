@@ -66,7 +66,6 @@ def explain(
     subject = Subject.of(model, forward=forward, loss=loss)
     subject = replace(subject, model=copy.deepcopy(subject.model).train(), optimizer=None)
     computation = Computation(subject)
-    computation.assume_rows()
     work = "forward" if subject.loss is None else "step"
     found = Explanation.of([CapturedStep(computation, work, batch.to(subject.device)).captured])
     missed = (*found.missed, *([ORDERED] if batch.layout.schema.keep_order else []))

@@ -91,7 +91,8 @@ class _Preflight:
     def __init__(self, subject: Subject, batch: StaticBatch) -> None:
         self._stock = subject.model
         self._batch = batch
-        self._forward = subject.forward or forward_of(subject.model)
+        forward = subject.forward or forward_of(subject.model)
+        self._forward = _differentiable(forward, subject.differentiable)
         self._loss = subject.loss
         self._obstacles: list[Obstacle] = []
         self._warned: dict[str, str] = {}
@@ -168,7 +169,10 @@ class _Preflight:
             context.enter(unknown)
             try:
                 with watch.running(), asks() as asked:
-                    self._forward(model, with_own_sizes(unknown))
+                    out = self._forward(model, with_own_sizes(unknown))
+                    results = [out] if self._loss is None else [self._loss(out, unknown)]
+                    rows = [t for t in tensors_in(results) if t.requires_grad]
+                    torch.autograd.backward(rows, [torch.ones_like(t) for t in rows])
                 self._own_sizes = bool(asked)
             except Exception as error:  # whatever the model raises is an obstacle
                 self._obstacles += watch.obstacles
@@ -237,6 +241,8 @@ class _Preflight:
             context.enter(batch)
             own = with_own_sizes(batch) if self._own_sizes else batch.replace()
             out = self._forward(model, own)
+            if self._loss is not None:
+                out = out, self._loss(out, batch)
             context.leave()
             return out
 
@@ -371,6 +377,21 @@ class _Preflight:
         obstacles = [o for o in self._obstacles if o.module == path]
         module = self._stock.get_submodule(path)
         return module_row(path, module, obstacles, chosen.get(path), inert)
+
+
+def _differentiable(forward: Forward, fields: Sequence[str]) -> Forward:
+    """The forward of a batch whose fields require a gradient, as a step makes them."""
+    if not fields:
+        return forward
+
+    def run(model: torch.nn.Module, batch: Any) -> Any:
+        """Adds nothing that requires a gradient; a trace cannot contain ``requires_grad_()``."""
+        none = 0 * next(p for p in model.parameters() if p.requires_grad).flatten()[0]
+        for name in fields:
+            setattr(batch, name, batch[name].detach() + none)
+        return forward(model, batch)
+
+    return run
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module:

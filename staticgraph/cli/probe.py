@@ -17,7 +17,7 @@ from staticgraph.cli.loss_option import loss_of
 from staticgraph.cli.model_options import add_model, check_sizes, model_of, model_without_data
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import waiting
+from staticgraph.text.progress import is_left_out, waiting
 
 if TYPE_CHECKING:
     import torch
@@ -171,7 +171,8 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - begin
     if args.out:
         memory.save(args.out)
-    if args.plot:
+    draws = args.plot and not is_left_out(args.plot, "matplotlib")
+    if draws:
         from staticgraph.cli.reports.memory_plots import save_memory_picture
 
         save_memory_picture(args.plot, memory, f"{args.model} on {store.name}", budget)
@@ -183,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
             f"{how_many(len(memory.points) + (memory.checked is not None), 'point')} in "
             f"{seconds:.1f} s"
         )
-    if args.plot:
+    if draws:
         print(f"picture: {args.plot}", file=sys.stderr)
     return 0
 

@@ -288,5 +288,5 @@ def require_extra() -> None:
         if importlib.util.find_spec(package) is None:
             raise MissingPackage(
                 f"serving needs the package {package!r}, which is not installed: "
-                "pip install 'staticgraph[serve]'"
+                "pip install fastapi uvicorn"
             )

@@ -143,9 +143,11 @@ class Computation:
             finally:
                 self._own_sizes = before or bool(asked)
 
-    def assume_rows(self) -> None:
-        """Skips the separate run: an output's rows are taken from its leading dimension."""
+    def assume_rows(self, like: Computation | None = None) -> None:
+        """Skips the separate run: an output's rows are taken from its leading dimension, and
+        whether the model reads its own sizes from a computation that ran."""
         self._known = {flag: Provenance(guessed=True) for flag in (True, False)}
+        self._own_sizes = like is not None and like._own_sizes
 
     def check_not_single(self, batch: StaticBatch) -> None:
         """Refuses a norm over a single real row before a compiled or recorded step.

@@ -104,6 +104,8 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 
 
+# An operator's author tags it so; None in a torch without the tag.
+CUDAGRAPH_UNSAFE = getattr(torch.Tag, "cudagraph_unsafe", None)
 # Fixed-shape replacements for what some operations are mostly used for.
 INSTEAD = {
     "nonzero": "each graph's first node is batch.ptr[:-1], its last batch.ptr[1:] - 1",
@@ -189,13 +191,12 @@ def obstacles(graph: torch.fx.GraphModule) -> list[Obstacle]:
 
 def unrecordable(graph: torch.fx.GraphModule) -> list[Obstacle]:
     """Finds the operators that their author has tagged as unfit for CUDA graphs, in order."""
-    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
     found = []
     for node in graph.graph.nodes:
         operators = [node.target]
         if isinstance(node.target, OpOverloadPacket):
             operators = [getattr(node.target, name) for name in node.target.overloads()]
-        if tag is not None and any(tag in getattr(op, "tags", ()) for op in operators):
+        if any(CUDAGRAPH_UNSAFE in getattr(op, "tags", ()) for op in operators):
             where, line = place_of(node.stack_trace or "")
             found.append(Obstacle(_name(node.target), where, line, "cannot be recorded"))
     return list(dict.fromkeys(found))
