@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
@@ -233,10 +235,18 @@ class StaticGraphRunner(Inference):
 
         Returns:
             The model's output over all physical rows; ``out[batch.graph_mask]`` are the real ones.
+            A backward that brings it NaN or infinities, as a loss of missing labels does, raises
+            :class:`NonFiniteLoss` before they reach a parameter.
         """
         check_not_traced("the forward")
         with self._turns.forward:
-            return self._run("forward", batch)
+            out = self._run("forward", batch)
+        finite = self.steps.finite
+        if finite.watches and torch.is_grad_enabled():
+            for value in tensors_in(out):
+                if value.requires_grad:
+                    value.register_hook(partial(finite.before_backward, batch=batch))
+        return out
 
     @contextmanager
     def bind(self, batch: StaticBatch) -> Iterator[StaticBatch]:
