@@ -347,9 +347,9 @@ def test_no_gradient_that_is_not_finite_reaches_a_parameter(mode):
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
     values = F.mse_loss(runner(batch), batch.tasks, reduction="none")
     for read in ((), ("tasks",)):
-        with pytest.raises(ValueError, match="labels that are missing .* 'tasks'"):
+        with pytest.raises(ValueError, match=r"labels that are missing .* 'tasks'"):
             sg.masked_mean(values, batch, read)
-    with pytest.raises(NonFiniteLoss, match="graphs 0, 1, 2, .*gradient by the model's output"):
+    with pytest.raises(NonFiniteLoss, match=r"graphs 0, 1, 2, .*gradient by the model's output"):
         values[batch.graph_mask].nanmean().backward()
     assert all(p.grad is None for p in model.parameters())
     values = runner(batch).square() / batch.graph_mask[:, None]  # NaN in padding alone

@@ -30,7 +30,7 @@ from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.finite_losses import FiniteLosses
 from staticgraph.steps.rows.single_row_norms import SingleRows
-from staticgraph.steps.state.training_state import train
+from staticgraph.steps.state.training_state import StepState, train
 from staticgraph.steps.update.gradient_accumulation import Accumulation
 from staticgraph.steps.update.rank_averaging import Averaging
 from staticgraph.steps.update.update import Update
@@ -69,6 +69,7 @@ class Steps:
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
         model = self._model = subject.model
         update = self._update = Update(subject)
+        self._state = StepState(model, subject.functions)
         self.mode: Mode = mode
         self._way = mode.name
         self.ways: dict[tuple[int, str], str] = {}
@@ -124,7 +125,8 @@ class Steps:
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
         """Runs one training step: zero gradients, forward, loss, backward, and the update if due.
 
-        The update is due once enough batches have accumulated.
+        The update is due once enough batches have accumulated. If an eager or compiled step ends
+        before its update, whatever it wrote is put back.
 
         Returns:
             The mean loss, 0-dim, detached.
@@ -142,12 +144,17 @@ class Steps:
                 if self.accumulated.add():
                     self._update()
             return loss
-        self._update.zero_grad()
-        if way == "eager":
-            with self.computation.active():
-                loss = self._backward(self.computation.run("step", batch, keep=True), batch)
-        else:
-            loss = self._backward(self.run("step", batch, way), batch)
+        self._state.keep()
+        try:
+            self._update.zero_grad()
+            if way == "eager":
+                with self.computation.active():
+                    loss = self._backward(self.computation.run("step", batch, keep=True), batch)
+            else:
+                loss = self._backward(self.run("step", batch, way), batch)
+        except BaseException:  # a KeyboardInterrupt, too
+            self._state.restore()
+            raise
         if self.accumulated.add():
             self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
