@@ -166,6 +166,7 @@ class Counting(nn.Module):
         return global_add_pool(self.lin(h), batch, batch_size).squeeze(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "fused", "default"])
 def test_a_step_happens_whole_or_not_at_all(store, mode):
     """Refused for its loss, or interrupted anywhere before its update."""

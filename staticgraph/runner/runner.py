@@ -54,6 +54,7 @@ from staticgraph.steps.state.recordable_optimizer import make_recordable
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import whole_option
 
 
 class StaticGraphRunner(Inference):
@@ -337,6 +338,7 @@ class StaticGraphRunner(Inference):
         progress: bool = True,
         cache: str | Path | bool | None = None,
         choices: str | Path | None = None,
+        steps: int | None = None,
     ) -> StaticGraphRunner:
         """Compiles, and records, every bucket now; ``auto`` measures and chooses.
 
@@ -344,8 +346,10 @@ class StaticGraphRunner(Inference):
 
         Args:
             example: a batch or a store, needed where the plan does not know the fields of the data
-                (a plain list of capacities); ``auto`` measures with its graphs. With a store on the
-                device, ``cuda-graph`` also records how a batch is made from its ids.
+                (a plain list of capacities); by default the store that the plan was made for, if it
+                still exists. ``auto`` measures with its graphs; without any, on a CPU, with the
+                first batch of each bucket. With a store on the device, ``cuda-graph`` also records
+                how a batch is made from its ids.
             phases: any of ``"step"``, ``"eval"`` (:meth:`eval_step`, :meth:`predict`) and
                 ``"forward"`` (calling the runner while the model trains); by default the first two,
                 or only the second without a loss and an optimizer.
@@ -356,14 +360,17 @@ class StaticGraphRunner(Inference):
                 :mod:`staticgraph.runner.warmup.compile_cache`.
             choices: a JSON file of the ways that ``auto`` chose: used if it exists, instead of
                 measuring, and written otherwise; by default ``cache`` with ``.choices.json`` added.
+            steps: how many steps there will be; ``auto`` then tries no way whose preparation cannot
+                be earned back in them.
 
         Raises:
-            ValueError: the fields of the data are not known.
+            ValueError: the fields of the data are not known, or ``steps`` is negative.
             NotStatic: the model cannot be compiled in fixed shapes.
             PaddingLeaks: padding reaches real rows.
         """
+        steps = None if steps is None else whole_option("steps", steps, 0)
         with self._turns.warmup, torch.inference_mode(False), torch.enable_grad():
-            self._warming.run(example, phases, progress, cache, choices)
+            self._warming.run(example, phases, progress, cache, choices, steps)
         return self
 
     def close(self) -> None:

@@ -98,11 +98,14 @@ class Steps:
         self.ways = ways
         self.form.fused = self.mode.fused or FUSED in ways.values()
 
+    def phase(self, work: str) -> str:
+        """Returns the phase of some work that is called now."""
+        evaluates = not self._model.training and not torch.is_grad_enabled()
+        return "eval" if work == "forward" and evaluates else work
+
     def run(self, work: str, batch: StaticBatch, way: str | None = None) -> Any:
         """Returns the output for work ``forward``, the mean loss for ``step``."""
-        phase = work
-        if work == "forward" and not self._model.training and not torch.is_grad_enabled():
-            phase = "eval"
+        phase = self.phase(work)
         way = way or self.ways.get((batch.bucket, phase), self._way)
         if way == OWN and self.recordings.records(phase):
             return self._replayed(work, batch, phase == "forward")
