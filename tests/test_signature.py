@@ -157,7 +157,8 @@ def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_cha
 
 
 def test_batches_of_no_loader_are_looked_at_every_so_often(hiv, monkeypatch):
-    """For values that no replay compares: checked at the first, second, third, fifth, ninth ... replay, then at fixed intervals."""
+    """Values that no replay compares are checked at the first, second, third, fifth, ninth ...
+    replay, then at fixed intervals."""
     monkeypatch.setattr(recorded_model, "EVERY", 7)
     model = Net()
     runner = runner_of(model, hiv)

@@ -25,7 +25,7 @@ import functools
 from collections.abc import Mapping
 from operator import attrgetter
 from types import FunctionType, NoneType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -149,7 +149,9 @@ class Signature:
             ]
             counted += [own, children] if children else [own]
         return Watched(
-            *map(list, zip(*values, strict=True) if values else ((), (), ())),
+            [owner for owner, _, _ in values],
+            [name for _, name, _ in values],
+            [value for _, _, value in values],
             counted,
             list(map(len, counted)),
             self.parameters,
