@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from staticgraph.internals.dispatch import preserved_versions, version_of
+from staticgraph.internals.foreach import copy_all
 from staticgraph.nn.context.asked import APART
 from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.nn.registrations import watch
@@ -188,7 +189,7 @@ class StepState:
         if not self._listed:
             self._list()
         if self._norms:
-            torch._foreach_copy_(self._of_norms, self._norms)
+            copy_all(self._of_norms, self._norms)
         for place, tensor in enumerate(self._others):
             version = version_of(tensor)
             if place not in self._copies or self._copies[place][0] != version:
@@ -207,7 +208,7 @@ class StepState:
         for own, before in self._bound:
             own |= {name: value for name, value in before.items() if own.get(name) is not value}
         if self._norms:
-            torch._foreach_copy_(self._norms, self._of_norms)
+            copy_all(self._norms, self._of_norms)
         for place, tensor in enumerate(self._others):
             version, value = self._copies[place]
             if version_of(tensor) != version:
