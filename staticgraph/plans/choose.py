@@ -13,6 +13,7 @@ caller passes in (:mod:`staticgraph.memory.budget` has one).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -129,7 +130,8 @@ def plan_buckets(
         schema = getattr(source, "schema", None)
         capacities = _with_promises(chosen, data, schema, attention, seed)
         _check_fits(capacities, fits)
-        return _plan_of(chosen, capacities, histogram, schema, strategy)
+        plan = _plan_of(chosen, capacities, histogram, schema, strategy)
+        return plan if schema is None else replace(plan, source=weakref.ref(source))
 
     def exact(size: int, tried: float | None) -> BucketPlan:
         """The plan for batches of exactly ``size`` graphs, at a given margin or one found here."""

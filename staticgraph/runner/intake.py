@@ -59,7 +59,7 @@ class Intake:
             self._statistics[batch.bucket].count(batch.real, work)
         if self._padding is not None and self._padding.wanted(work) and not self._recorded:
             self._padding.of(batch, work)
-        return batch
+        return self._warming.choose_on(batch, work) if self._warming.waits else batch
 
     @property
     def _recorded(self) -> bool:

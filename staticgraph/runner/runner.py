@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.lost_rank import Watching
@@ -53,6 +55,7 @@ from staticgraph.steps.state.recordable_optimizer import make_recordable
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import whole_option
 
 
 class StaticGraphRunner(Inference):
@@ -236,10 +239,18 @@ class StaticGraphRunner(Inference):
 
         Returns:
             The model's output over all physical rows; ``out[batch.graph_mask]`` are the real ones.
+            A backward that brings it NaN or infinities, as a loss of missing labels does, raises
+            :class:`NonFiniteLoss` before they reach a parameter.
         """
         check_not_traced("the forward")
         with self._turns.forward:
-            return self._run("forward", batch)
+            out = self._run("forward", batch)
+        finite = self.steps.finite
+        if finite.watches and torch.is_grad_enabled():
+            for value in tensors_in(out):
+                if value.requires_grad:
+                    value.register_hook(partial(finite.before_backward, batch=batch))
+        return out
 
     @contextmanager
     def bind(self, batch: StaticBatch) -> Iterator[StaticBatch]:
@@ -332,6 +343,7 @@ class StaticGraphRunner(Inference):
         progress: bool = True,
         cache: str | Path | bool | None = None,
         choices: str | Path | None = None,
+        steps: int | None = None,
     ) -> StaticGraphRunner:
         """Compiles, and records, every bucket now; ``auto`` measures and chooses.
 
@@ -339,8 +351,10 @@ class StaticGraphRunner(Inference):
 
         Args:
             example: a batch or a store, needed where the plan does not know the fields of the data
-                (a plain list of capacities); ``auto`` measures with its graphs. With a store on the
-                device, ``cuda-graph`` also records how a batch is made from its ids.
+                (a plain list of capacities); by default the store that the plan was made for, if it
+                still exists. ``auto`` measures with its graphs; without any, on a CPU, with the
+                first batch of each bucket. With a store on the device, ``cuda-graph`` also records
+                how a batch is made from its ids.
             phases: any of ``"step"``, ``"eval"`` (:meth:`eval_step`, :meth:`predict`) and
                 ``"forward"`` (calling the runner while the model trains); by default the first two,
                 or only the second without a loss and an optimizer.
@@ -351,14 +365,17 @@ class StaticGraphRunner(Inference):
                 :mod:`staticgraph.runner.warmup.compile_cache`.
             choices: a JSON file of the ways that ``auto`` chose: used if it exists, instead of
                 measuring, and written otherwise; by default ``cache`` with ``.choices.json`` added.
+            steps: how many steps there will be; ``auto`` then tries no way whose preparation cannot
+                be earned back in them.
 
         Raises:
-            ValueError: the fields of the data are not known.
+            ValueError: the fields of the data are not known, or ``steps`` is negative.
             NotStatic: the model cannot be compiled in fixed shapes.
             PaddingLeaks: padding reaches real rows.
         """
+        steps = None if steps is None else whole_option("steps", steps, 0)
         with self._watching, self._turns.warmup, torch.inference_mode(False), torch.enable_grad():
-            self._warming.run(example, phases, progress, cache, choices)
+            self._warming.run(example, phases, progress, cache, choices, steps)
         return self
 
     def close(self) -> None:

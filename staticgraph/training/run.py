@@ -109,7 +109,10 @@ class Training:
                 self._say(told)
         # A resumed run keeps the modes that were chosen by time, since they round differently.
         self.parts.runner.warmup(
-            self.parts.source, progress=self.progress, choices=self.folder / CHOICES
+            self.parts.source,
+            progress=self.progress,
+            choices=self.folder / CHOICES,
+            steps=len(self.loader) * (self.config.epochs - self.loader.epoch),
         )
         with self._events(resumed_at) as events, Interrupt() as interrupt:
             try:

@@ -46,6 +46,7 @@ class Warming:
         notes: remarks of its trials, for the report.
         seconds: duration of the last warm-up; None before the first.
         cold_s: duration of the warm-up that wrote the cache used by the last one; None without.
+        waits: whether a bucket's way is still to be chosen, with its first batch.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class Warming:
         self._subject, self._plan, self._execution = subject, plan, execution
         self._steps, self._preparation, self._commitments = steps, preparation, commitments
         self._padding, self._fields = padding, fields
+        self.waits: bool = False
+        self._trials: Trials | None = None
 
     def run(
         self,
@@ -74,6 +77,7 @@ class Warming:
         progress: bool,
         cache: str | Path | bool | None,
         choices: str | Path | None,
+        steps_to_come: int | None = None,
     ) -> None:
         """Prepares every bucket in every phase; see :meth:`StaticGraphRunner.warmup`."""
         example: StaticBatch | GraphColumns | None
@@ -83,6 +87,8 @@ class Warming:
             example = given
         if example is not None:
             self._fields.learn(example)
+        elif isinstance(planned := self._plan.source(), GraphColumns):
+            example = planned
         self._check_padding(example)
         execution = self._execution
         if not execution.compiles or (self._fields.schema is None and execution.only_fused):
@@ -90,7 +96,28 @@ class Warming:
         schema = self._fields.of(None, "warmup(example=store) or a batch")
         if phases is None:
             phases = ("step", "eval") if self._subject.trains else ("eval",)
-        self._prepare_all(schema, example, tuple(phases), progress, cache, choices)
+        self._prepare_all(schema, example, tuple(phases), progress, cache, choices, steps_to_come)
+
+    def choose_on(self, batch: StaticBatch, work: str) -> StaticBatch:
+        """Chooses how a batch's bucket runs, if that waits for a batch with graphs.
+
+        Returns:
+            The batch, as the steps take it from now on.
+        """
+        trials, key = self._trials, (batch.bucket, self._steps.phase(work))
+        if trials is None or key not in trials.waiting or not batch.real:
+            return batch
+        subject, form = self._subject, self._steps.form
+        form.fused = True  # until the choice, batches carry what every way reads
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            untouched(subject.model, subject.optimizer, beside=subject.functions),
+            self._steps.accumulated.kept(),
+        ):
+            self.choices = trials.finish(form.accept(batch), key[1])
+        self.waits = bool(trials.waiting)
+        return form.accept(batch)
 
     def _check_padding(self, example: StaticBatch | GraphColumns | None) -> None:
         """Checks padding before anything is compiled.
@@ -119,6 +146,7 @@ class Warming:
         progress: bool,
         cache: str | Path | bool | None,
         choices: str | Path | None,
+        steps_to_come: int | None,
     ) -> None:
         # Largest first: later, smaller recordings fit into the memory of earlier ones.
         keys = [(b, p) for b in reversed(range(len(self._plan.capacities))) for p in phases]
@@ -143,11 +171,14 @@ class Warming:
                     shown.set_postfix_str(f"bucket {bucket} {phase}")
                     prepare(self._steps.mode.name, bucket, phase)
             else:
-                trials = Trials(self._subject, self._steps, auto, prepare)
+                # Several ranks need not meet a bucket in the same step, so none of them waits.
+                waits = self._execution.only_fused and self._execution.ranks is None
+                trials = Trials(self._subject, self._steps, auto, prepare, steps_to_come, waits)
+                self._trials = trials
                 file = f"{cache}.choices.json" if choices is None and cache else choices
                 batches = partial(trial_batch, example=example, device=device)
                 self.choices = trials.run(keys, schema, batches, file, shown)
-                self.notes = trials.notes
+                self.notes, self.waits = trials.notes, bool(trials.waiting)
         self.seconds = time.perf_counter() - started
         if cache is not None:
             compile_cache.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)

@@ -20,7 +20,7 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.share import Share
 from staticgraph.internals.autograd_shapes import shapes_before
-from staticgraph.steps.loss.missing_labels import for_loss, labelled
+from staticgraph.steps.loss.missing_labels import check_labelled, for_loss, labelled
 
 Loss = Callable[[Any, StaticBatch], Any]
 # Dtypes too narrow for a sum of many values.
@@ -175,7 +175,7 @@ def _terms(
 
 
 def masked_mean(
-    values: Tensor,
+    values: Tensor | Callable[[StaticBatch], Any],
     batch: StaticBatch,
     read: Sequence[str] = (),
     *,
@@ -185,10 +185,11 @@ def masked_mean(
 
     Args:
         values: ``[G, ...]``, ``[N, ...]``, ``[E, ...]`` or the rows of a type: one value per row,
-            or several. If targets are missing, it has the target's shape, and missing entries are
-            left out.
+            or several. Where targets are missing (NaN), a function of the batch that returns
+            values of the target's shape, or :class:`LossTerms`: it receives the batch with zeros
+            for NaN, and missing entries are left out of the mean and of every gradient.
         batch: with its original targets, NaN included.
-        read: the float fields that the loss read.
+        read: the float fields that values were computed from, with their NaN replaced.
         weights: as in :class:`LossTerms`; a value with weight 0 counts for nothing, even if
             infinite.
 
@@ -198,11 +199,16 @@ def masked_mean(
         left out.
 
     Raises:
-        ValueError: the loss is a scalar, its rows are not the batch's, or it was already summed
-            over targets of which some are missing.
+        ValueError: the loss is a scalar, its rows are not the batch's, it was already summed over
+            targets of which some are missing, or (on the CPU) it was computed from missing targets
+            and would make every gradient NaN.
     """
+    if not isinstance(values, Tensor):
+        return mean_loss(lambda _, seen: values(seen), None, batch)
     if weights is None:
         _warn_of_pairs(values, batch)
+    if values.requires_grad and values.device.type == "cpu":
+        check_labelled(values, batch)
     return _mean(values, batch, read, weights)
 
 
