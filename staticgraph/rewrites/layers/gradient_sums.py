@@ -27,6 +27,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
     dtype,
     is_call,
+    is_fenced,
     is_float,
     is_method,
     tensor,
@@ -107,7 +108,7 @@ def _reaching_an_output(captured: Captured) -> set[Call]:
 
 def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
     """The users of an operand after a node."""
-    if operand.op in ("placeholder", "get_attr") or not is_float(operand):
+    if operand.op in ("placeholder", "get_attr") or not is_float(operand) or is_fenced(operand):
         return []
     return [
         user

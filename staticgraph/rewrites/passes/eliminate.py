@@ -140,4 +140,6 @@ def _frozen(value: Any) -> Any:
         return tuple((key, _frozen(value[key])) for key in sorted(value))
     if isinstance(value, slice):
         return ("slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step))
-    return (type(value).__name__, value) if isinstance(value, bool | int | float) else value
+    if isinstance(value, float):
+        return repr(value)  # 0.0 and -0.0 are equal, and their products are not
+    return (type(value).__name__, value) if isinstance(value, bool | int) else value

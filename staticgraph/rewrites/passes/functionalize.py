@@ -23,6 +23,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from staticgraph.internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from staticgraph.nn.norm.batch_norm import normed
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
     calls,
@@ -62,11 +63,14 @@ def functionalize(captured: Captured) -> None:
             elif alone and harmful:
                 seen.append(_on_a_copy(captured, node, written[0], left, memory))
             elif harmful:
+                remedy = "it makes a new tensor (h = h + x for h += x)"
+                if node.target is normed:
+                    remedy = "its running statistics are read after the norm alone"
                 captured.refuse(
                     NAME,
                     node,
                     "its operand is changed in place after it was read: nothing of this forward "
-                    "is rewritten until it makes a new tensor (h = h + x for h += x)",
+                    f"is rewritten until {remedy}",
                 )
                 return
         memory.see(node)
@@ -89,6 +93,8 @@ def written_by(node: Call) -> list[Call]:
         return []
     if node.op != "call_function":
         return []
+    if node.target is normed:  # its running statistics
+        return _tensors(list(node.args[4:7]))
     if node.target in _OPERATORS or node.target is operator.setitem or _asked_in_place(node):
         return _tensors([first])
     if _is_mutating(node.target):
