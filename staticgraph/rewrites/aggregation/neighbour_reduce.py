@@ -211,18 +211,19 @@ def _put(
             rows = captured.before(anchor, torch.Tensor.view, rows, nodes, 1, len(names) * width)
     else:
         rows = captured.before(anchor, torch.transpose, out, 0, 1)
-    replaced = True
+    parts = []
     for at, one in enumerate(reduced):
         part, any_strides = rows, _any_strides(one.node, together)
         if len(reduced) > 1:
             part = captured.before(anchor, torch.narrow, rows, -1, at * width, width)
         if (towers > 1 or len(reduced) > 1) and not any_strides:
             part = captured.before(anchor, torch.Tensor.contiguous, part)
-        replaced &= captured.replace(one.node, part, NAME, any_strides=any_strides)
-    if together is not None and replaced:
+        parts.append((one.node, part, any_strides))
+    replaced = [captured.replace(*pair, NAME, any_strides=free) for *pair, free in parts]
+    if together is not None and all(replaced):
         any_strides = _any_strides(together, None)
         if towers > 1 and not any_strides:
-            rows = captured.before(anchor, torch.Tensor.contiguous, rows)
+            rows = captured.before(together, torch.Tensor.contiguous, rows)
         captured.replace(together, rows, any_strides=any_strides)
 
 

@@ -174,12 +174,12 @@ def _put(captured: Captured, node: Call, found: VectorMessage) -> None:
             options["x"] = _flat(captured, anchor, x, (captured.nodes, width))
     given = found.vectors, rows, found.unit, *captured.pointers
     made = captured.before(anchor, vector_sum, *given, **options)
-    captured.replace(node, captured.item(anchor, made, 0, node), NAME)
+    sums = [(node, captured.item(anchor, made, 0, node))]
     if scalar is not None:
-        sum_of_scalars = scalar[0]
-        second = captured.item(anchor, made, 1, sum_of_scalars)
-        second = _flat(captured, anchor, second, shape(sum_of_scalars) or ())
-        captured.replace(sum_of_scalars, second, NAME)
+        second = captured.item(anchor, made, 1, scalar[0])
+        sums.append((scalar[0], _flat(captured, anchor, second, shape(scalar[0]) or ())))
+    for old, new in sums:
+        captured.replace(old, new, NAME)
 
 
 def _alone(gate: EdgeColumns, parts: list[EdgeColumns]) -> bool:

@@ -123,6 +123,15 @@ def storage(of: Tensor) -> int:
         return id(of)
 
 
+def drops_nothing(node: Call) -> bool:
+    """Whether a dropout returns its operand itself, which the trace shows as a separate tensor."""
+    if not calls(node, F.dropout, torch.dropout) or not isinstance(node.args[0], Node):
+        return False
+    p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)
+    return p == 0 or not node.kwargs.get("train", training)
+
+
 def used_once(node: Call) -> bool:
     """Whether a single node reads this one."""
     return len(node.users) == 1

@@ -107,7 +107,8 @@ class Captured:
                 self.facts = dict(zip(FACTS, node.args, strict=True))
             example = tensor(node)
             self._mode = getattr(example, "fake_mode", self._mode)
-            self._trains |= example is not None and example.grad_fn is not None
+            computed = example is not None and node.op.startswith("call")
+            self._trains |= computed and example.requires_grad
         self.differentiated: set[Call] = differentiated(self.graph)
 
     def look_again(self) -> None:
@@ -219,6 +220,7 @@ class Captured:
     ) -> Call:
         """Inserts a call right before ``anchor``; its place in the user's code is that of ``like``,
         by default the anchor's."""
+        assert not anchor._erased
         with self.graph.inserting_before(anchor):
             call = self._call(function, args, kwargs)
         origin: Any = anchor if like is None else like
@@ -289,8 +291,8 @@ class Captured:
     ) -> bool:
         """Makes every user of ``old`` use ``new`` and erases ``old``; returns whether it did.
 
-        Where the two results differ in shape, dtype, gradient or strides, ``new`` is erased
-        instead, and the difference is recorded as the reason.
+        Where the two results differ in shape, dtype, gradient or strides, the graph stays as it is
+        and the difference is recorded as the reason.
 
         Args:
             old: the node to replace.
@@ -303,7 +305,6 @@ class Captured:
         last = old if last is None else last
         if (reason := _difference(last, new, any_strides)) is not None:
             self.miss(name or "replacement", old, reason)
-            self._erase(new)
             return False
         if name is not None:
             self.rewrote(name, old)
@@ -315,14 +316,6 @@ class Captured:
         old.replace_all_uses_with(new)
         self.graph.erase_node(old)
         return True
-
-    def _erase(self, node: Call) -> None:
-        """Erases an unread inserted call, and those of its operands that nothing else reads."""
-        if not node.users and node.meta.get("inserted"):
-            operands = node.all_input_nodes
-            self.graph.erase_node(node)
-            for operand in operands:
-                self._erase(operand)
 
     # ------------------------------------------------------------------ what was done
 
@@ -366,7 +359,8 @@ def _difference(old: Call, new: Call, any_strides: bool) -> str | None:
     for aspect in ("shape", "dtype", "device"):
         first, second = getattr(expected, aspect), getattr(result, aspect)
         if first != second:
-            return f"its replacement has {aspect} {second} instead of {first}"
+            words = [tuple(one) if aspect == "shape" else one for one in (second, first)]
+            return f"its replacement has {aspect} {words[0]} instead of {words[1]}"
     if expected.requires_grad and not result.requires_grad:
         return "its replacement has no gradient"
     dense = result.is_contiguous() or result.stride() == expected.stride()

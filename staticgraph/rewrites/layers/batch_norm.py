@@ -63,7 +63,7 @@ def running_of(
 def rewrite(captured: Captured) -> None:
     """Rewrites every norm."""
     for node in list(captured.graph.nodes):
-        if is_call(node, normed):
+        if is_call(node, normed) and node.users:
             _at(captured, node)
 
 

@@ -101,8 +101,8 @@ def drop_unread(graph: Graph) -> None:
 
 def is_pure(node: Call) -> bool:
     """Whether a call has no effect other than its result."""
-    if node.meta.get("writes"):
-        return False
+    if node.meta.get("writes") or node.meta.get("inserted"):
+        return bool(node.meta.get("inserted"))  # by a rewrite, for its result
     if node.op == "call_function":
         return node.target in _PURE
     if node.op == "call_method":

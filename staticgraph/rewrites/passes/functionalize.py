@@ -17,7 +17,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -26,7 +25,7 @@ from staticgraph.internals.dispatch import HigherOrderOperator, OpOverload, OpOv
 from staticgraph.nn.norm.batch_norm import normed
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
-    calls,
+    drops_nothing,
     is_fenced,
     shape,
     storage,
@@ -154,7 +153,7 @@ class _Memory:
         """Records the memory of a node's tensors at its place in the graph."""
         found = set()
         for one in _values(value(node)):
-            if _drops_nothing(node):
+            if drops_nothing(node):
                 self._now[storage(one)] = next(iter(self.of(node.args[0])))
             found.add(self._now.setdefault(storage(one), next(self._number)))
         self._of[node] = frozenset(found)
@@ -171,15 +170,6 @@ class _Memory:
         """Makes the storage of a node's tensor new memory from here on."""
         for one in _values(value(node)):
             self._now[storage(one)] = next(self._number)
-
-
-def _drops_nothing(node: Call) -> bool:
-    """Whether a dropout returns its operand itself, which the trace shows as a separate tensor."""
-    if not calls(node, F.dropout, torch.dropout) or not isinstance(node.args[0], Node):
-        return False
-    p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)
-    return p == 0 or not node.kwargs.get("train", training)
 
 
 def _values(found: Any) -> list[Tensor]:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from staticgraph.internals.states import enter_autocast, exit_autocast, set_grad_enabled
-from staticgraph.rewrites.captured_graph.canonical_ops import Call, fence
+from staticgraph.rewrites.captured_graph.canonical_ops import Call, drops_nothing, fence, value
 
 # Name prefixes of torch's functions that set a state which this module does not track.
 _OTHERS = ("_set_", "_enter_", "_exit_", "_push_", "_pop_")
@@ -43,7 +43,8 @@ def fence_regions(graph: Graph) -> tuple[Any, ...] | None:
         elif node.op not in ("placeholder", "get_attr", "output"):
             states[node] = (gradient, *entered)
         if getattr(target, "__name__", "") == "register_hook":
-            fence(node.args[0])
+            for tensor in _same_tensor(node.args[0]):
+                fence(tensor)
     if not states:
         return None
     home, _ = Counter(states.values()).most_common(1)[0]
@@ -52,6 +53,17 @@ def fence_regions(graph: Graph) -> tuple[Any, ...] | None:
             fence(node)
     autocast = [state for state in home[1:] if isinstance(state, tuple)]
     return autocast[-1] if autocast else None
+
+
+def _same_tensor(node: Call) -> list[Call]:
+    """A node, and those below it whose result it returns as it is."""
+    nodes = [node]
+    while node.args and isinstance(below := node.args[0], Node):
+        if value(below) is not value(node) and not drops_nothing(node):
+            break
+        node = below
+        nodes.append(node)
+    return nodes
 
 
 def _calls(node: Call, function: Any) -> bool:
