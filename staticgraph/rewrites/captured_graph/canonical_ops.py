@@ -56,8 +56,9 @@ def calls(node: Any, *targets: Any) -> bool:
 
 
 def is_call(node: Any, *targets: Any) -> bool:
-    """Whether a node calls one of these functions in its canonical form, outside of regions."""
-    return calls(node, *targets) and not is_fenced(node) and _in_form(node)
+    """Whether a node calls one of these functions in its canonical form, outside of regions, and
+    its result stays what the call gave: nothing writes to it."""
+    return calls(node, *targets) and not _is_opaque(node) and _in_form(node)
 
 
 def _in_form(node: Call) -> bool:
@@ -71,7 +72,11 @@ def _in_form(node: Call) -> bool:
 def is_method(node: Any, *names: str) -> bool:
     """Whether a node calls a method of one of these names, outside of regions."""
     named = isinstance(node, Node) and node.op == "call_method" and node.target in names
-    return named and not is_fenced(node)
+    return named and not _is_opaque(node)
+
+
+def _is_opaque(node: Call) -> bool:
+    return is_fenced(node) or bool(node.meta.get("written"))
 
 
 def fence(node: Call) -> None:
