@@ -11,6 +11,8 @@ from support.kernel_cases import CASES, FEW, MORE, NO_FLOAT64, Sizes
 from support.kernel_oracle import cases, with_gaps
 from support.kernel_results import far, operator_calls, results
 
+from staticgraph.kernels.neighbour_reduce import ACTIVATIONS
+
 threads = importlib.import_module("staticgraph.kernels.threads")
 # Collation has bytes for results, and a test of its own.
 NAMES = sorted((CASES.keys() | MORE.keys()) - {"collate"})
@@ -24,6 +26,19 @@ SAMPLES = {
     "isolated nodes": (Sizes(40, 30, 9), 2, 19),
     "whole vectors": (Sizes(60, 140, 6), 4, 16),
 }
+SINGLE = "the spread of a single message is 0, whatever the message is"
+CLOSED = "a message that ReLU closes is left out, whatever its weight is"
+UNSEEN = {
+    **{
+        f"neighbour_reduce{case}": SINGLE
+        for case in ("", " activated", *(f" by {activation}" for activation in ACTIVATIONS))
+    },
+    "neighbour_sum multiplied": "a node's row times 1 + eps = 0 is left out, whatever the row is",
+    "neighbour_sum weighed": CLOSED,
+    "neighbour_sum coded weighed": CLOSED,
+}
+# Their gradients of scores start from the rounded result, which the references keep exact.
+ROUNDED = ("dot_attention", "neighbour_attention")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
@@ -41,15 +56,18 @@ def test_an_operator_is_its_reference(name):
             with cases(heads, width, reference=True):
                 exact = results(name, torch.float64, "cpu", sizes, dtype)
                 usual = results(name, dtype, "cpu", sizes)
-            wrong += [f"{sample}, {dtype}: {line}" for line in far(found, exact, usual, dtype)]
+            lines = far(found, exact, usual, dtype, 8 if name.startswith(ROUNDED) else 2)
+            wrong += [f"{sample}, {dtype}: {line}" for line in lines]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_nan_stays_one_and_spreads_no_further(name):
-    with cases(2, 3):
+def test_a_nan_stays_one_and_spreads_no_further(name, request):
+    if (reason := UNSEEN.get(name)) is not None:
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    with torch.no_grad(), cases(2, 3):
         found = results(name, torch.float32, "cpu", FEW, layout=one_nan)
-    with cases(2, 3, reference=True):
+    with torch.no_grad(), cases(2, 3, reference=True):
         expected = results(name, torch.float32, "cpu", FEW, layout=one_nan)
     wrong = [
         f"{place}: {one.isnan().sum()} for {other.isnan().sum()}"

@@ -48,8 +48,9 @@ def results(
     outs = outs if isinstance(outs, list) else [outs]
     sloped = [out for out in outs if out.requires_grad]
     generator = torch.Generator().manual_seed(2)
-    grads = [(torch.randint(-16, 17, out.shape, generator=generator) / 8).to(out) for out in sloped]
+    grads = [torch.randint(-16, 17, out.shape, generator=generator) / 8 for out in outs]
     if sloped:
+        grads = [g.to(out) for out, g in zip(outs, grads, strict=True) if out.requires_grad]
         torch.autograd.backward(sloped, grads)
     slopes = [v.grad for v in values.values() if v.grad is not None]
     return [value.detach().cpu() for value in (*outs, *slopes)]
@@ -79,7 +80,11 @@ def on_cpu(
 
 
 def far(
-    found: list[Tensor], exact: list[Tensor], usual: list[Tensor], dtype: torch.dtype
+    found: list[Tensor],
+    exact: list[Tensor],
+    usual: list[Tensor],
+    dtype: torch.dtype,
+    factor: float = 2,
 ) -> list[str]:
     """Returns a line for each result beyond the bound; empty if all are within it."""
     if not len(found) == len(exact) == len(usual):
@@ -92,11 +97,11 @@ def far(
             if not torch.equal(one, right):
                 wrong.append(f"{place}: {int((one != right).sum())} numbers differ")
         elif right.numel():
-            scale = float(right.abs().max())
+            scale = max(1.0, float(right.abs().max()))
             wide = torch.promote_types(dtype, torch.float32)
             least = (torch.finfo(dtype).eps + 1000 * torch.finfo(wide).eps) * scale
             off = float((one.double() - right.double()).abs().max())
-            bound = 2 * max(least, float((near.double() - right.double()).abs().max()))
+            bound = factor * max(least, float((near.double() - right.double()).abs().max()))
             if not off <= bound:
                 wrong.append(f"{place}: off by {off:.2e}, the bound is {bound:.2e}")
     return wrong

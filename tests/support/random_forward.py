@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.utils import scatter, softmax
+from torch_geometric.utils import add_self_loops, scatter, softmax
 
 WIDTH = 8
 LATER = 10_000
@@ -207,6 +207,7 @@ def _function(steps: str) -> Any:
         f"    return scatter({nodes}, batch, 0, batch_size)",
     ]
     scope = {"torch": torch, "F": F, "scatter": scatter, "softmax": softmax, "WIDTH": WIDTH}
+    scope["add_self_loops"] = add_self_loops
     exec(compile("\n".join(body), f"<{hash(steps)}>", "exec"), scope)
     return scope["body"]
 

@@ -33,11 +33,10 @@ def available() -> bool:
     return ONEDNN is not None
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, post: str = "none") -> Tensor:
-    """Computes ``a @ b.T + bias``, optionally with ReLU; either operand may be a transposed
-    view."""
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes ``a @ b.T + bias``; either operand may be a transposed view."""
     assert ONEDNN is not None
-    return ONEDNN(a, _dense(b), bias, post, [], "")
+    return ONEDNN(a, _dense(b), bias, "none", [], "")
 
 
 def _dense(b: Tensor) -> Tensor:
@@ -54,9 +53,12 @@ def _on_cpu(
 ) -> Tensor:
     if {x.dtype, weight.dtype, dtype} != {torch.float32}:
         return linear_reference(x, weight, bias, relu, dtype)
+    if bias is not None:
+        bias = bias.contiguous()  # neither loop reads the stride of a bias
     if cpu.layer_serves(len(x), x.size(1), len(weight)):
         return cpu.linear(x, weight, bias, relu)
-    return _product(x, weight, bias, "relu" if relu else "none")
+    out = _product(x, weight, bias)
+    return out.relu_() if relu else out  # oneDNN's own ReLU of NaN is 0, and is no faster
 
 
 def _backward_on_cpu(
