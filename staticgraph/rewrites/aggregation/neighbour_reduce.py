@@ -219,7 +219,7 @@ def _put(
         if (towers > 1 or len(reduced) > 1) and not any_strides:
             part = captured.before(anchor, torch.Tensor.contiguous, part)
         parts.append((one.node, part, any_strides))
-    replaced = [captured.replace(*pair, NAME, any_strides=free) for *pair, free in parts]
+    replaced = [captured.replace(old, new, NAME, any_strides=free) for old, new, free in parts]
     if together is not None and all(replaced):
         any_strides = _any_strides(together, None)
         if towers > 1 and not any_strides:

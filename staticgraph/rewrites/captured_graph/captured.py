@@ -107,8 +107,8 @@ class Captured:
                 self.facts = dict(zip(FACTS, node.args, strict=True))
             example = tensor(node)
             self._mode = getattr(example, "fake_mode", self._mode)
-            computed = example is not None and node.op.startswith("call")
-            self._trains |= computed and example.requires_grad
+            if example is not None and node.op.startswith("call"):
+                self._trains |= example.requires_grad
         self.differentiated: set[Call] = differentiated(self.graph)
 
     def look_again(self) -> None:
@@ -302,17 +302,17 @@ class Captured:
                 which are replaced.
             any_strides: whether no user depends on the strides.
         """
-        last = old if last is None else last
-        if (reason := _difference(last, new, any_strides)) is not None:
+        end: Call = old if last is None else last
+        if (reason := _difference(end, new, any_strides)) is not None:
             self.miss(name or "replacement", old, reason)
             return False
         if name is not None:
             self.rewrote(name, old)
-        while last is not old:
-            previous = next(node for node in last.all_input_nodes if _leads_from(node, old))
-            last.replace_all_uses_with(new)
-            self.graph.erase_node(last)
-            last = previous
+        while end is not old:
+            previous = next(node for node in end.all_input_nodes if _leads_from(node, old))
+            end.replace_all_uses_with(new)
+            self.graph.erase_node(end)
+            end = previous
         old.replace_all_uses_with(new)
         self.graph.erase_node(old)
         return True
