@@ -7,11 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support.kernel_oracle import random_graph
 from torch import Tensor
 
-from staticgraph.kernels import batch_norm, graph_attention, neighbour_sum, table_sum
-from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
+from staticgraph.kernels import batch_norm, graph_attention, table_sum
 
 threads = importlib.import_module("staticgraph.kernels.threads")
 pytestmark = pytest.mark.skipif(not threads.AVAILABLE, reason="torch has no libgomp of its own")
@@ -42,76 +40,6 @@ def on_each_number(function) -> list[Tensor]:
 def with_gradients(out: Tensor, *inputs: Tensor) -> list[Tensor]:
     weights = torch.linspace(-1, 1, out.numel()).view_as(out).to(out.dtype)
     return [out, *torch.autograd.grad((out * weights).sum(), inputs)]
-
-
-@pytest.mark.slow  # on a fresh clone, for what its cases compile
-@pytest.mark.parametrize("nodes", [7, 700])
-@pytest.mark.parametrize(
-    ("transform", "coded"),
-    [
-        ("copy", False),
-        *((t, coded) for t in ("multiply", "relu_add", "weighed") for coded in (False, True)),
-    ],
-)
-def test_sums_over_neighbours(nodes, transform, coded):
-    torch.manual_seed(0)
-    pointers = random_graph(nodes, 3 * nodes)
-    x = torch.randn(nodes, 24, requires_grad=True)
-    code = torch.randint(5, (3 * nodes,)) if coded else None
-    edge = torch.randn(5 if coded else 3 * nodes, 24, requires_grad=True)
-    operand = None if transform == "copy" else edge
-    options = {"code": code, "transform": transform, "mean": True}
-    if transform == "weighed":
-        options |= {"transform": "relu_add", "weight": torch.rand(3 * nodes)}
-
-    def summed() -> list[Tensor]:
-        out = neighbour_sum(x, operand, *pointers, **options)
-        return with_gradients(out, *((x,) if operand is None else (x, edge)))
-
-    on_each_number(summed)
-
-
-@pytest.mark.slow  # on a fresh clone, for what its cases compile
-@pytest.mark.parametrize("nodes", [7, 700])
-@pytest.mark.parametrize("trained", [False, True])
-def test_sums_weighed_by_a_number_an_edge(nodes, trained):
-    torch.manual_seed(0)
-    pointers = random_graph(nodes, 3 * nodes)
-    x = torch.randn(nodes, 24, requires_grad=True)
-    weight = torch.rand(3 * nodes, requires_grad=trained)
-
-    def summed() -> list[Tensor]:
-        out = neighbour_sum(x, weight, *pointers, transform="multiply")
-        return with_gradients(out, x, *([weight] if trained else []))
-
-    on_each_number(summed)
-
-
-@pytest.mark.parametrize("nodes", [7, 700])
-def test_sums_of_gcn(nodes):
-    torch.manual_seed(0)
-    pointers = random_graph(nodes, 3 * nodes)
-    x, bias = torch.randn(nodes, 24, requires_grad=True), torch.randn(24, requires_grad=True)
-
-    def summed() -> list[Tensor]:
-        root, own = gcn_degrees(pointers[0], pointers[2], None, 1.0, True, x.detach())
-        return with_gradients(gcn_sum(x, root, own, *pointers, bias=bias), x, bias)
-
-    on_each_number(summed)
-
-
-@pytest.mark.parametrize("nodes", [7, 700])
-def test_sums_of_gcn_with_learnt_weights(nodes):
-    torch.manual_seed(0)
-    pointers = random_graph(nodes, 3 * nodes)
-    x = torch.randn(nodes, 24, requires_grad=True)
-    weight = torch.rand(3 * nodes, requires_grad=True)
-
-    def summed() -> list[Tensor]:
-        root, own = gcn_degrees(pointers[0], pointers[2], weight, 1.0, True, x.detach())
-        return with_gradients(gcn_sum(x, root, own, *pointers, weight=weight), x, weight)
-
-    on_each_number(summed)
 
 
 @pytest.mark.parametrize("rows", [3, 5, 700])

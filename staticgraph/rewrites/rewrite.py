@@ -106,7 +106,7 @@ def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = 
     """
     fakes = [one for one in inputs if isinstance(one, FakeTensor)]
     captured = Captured(module, target, fakes[0].fake_mode if fakes else None)
-    fence_regions(captured.graph)
+    captured.autocast = fence_regions(captured.graph)
     functionalize(captured)
     if not captured.refused:
         canonicalize(captured)

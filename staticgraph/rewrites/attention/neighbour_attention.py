@@ -186,8 +186,7 @@ def _fuse(
     options |= given
     made = captured.before(node, neighbour_attention, flat, *captured.pointers, **options)
     made = captured.before(node, torch.reshape, made, shape(node))
-    captured.rewrote(NAME, node)
-    captured.replace(node, made)
+    captured.replace(node, made, NAME)
     return None
 
 

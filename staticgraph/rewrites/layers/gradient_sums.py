@@ -26,6 +26,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
     dtype,
     is_call,
+    is_fenced,
     is_float,
     is_method,
     tensor,
@@ -106,7 +107,10 @@ def _reaching_an_output(captured: Captured) -> set[Call]:
 
 def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
     """The users of an operand after a node."""
-    if operand.op in ("placeholder", "get_attr") or not is_float(operand):
+    found = tensor(operand)
+    if operand.op in ("placeholder", "get_attr") or found is None or not found.requires_grad:
+        return []
+    if is_fenced(operand) or operand.meta.get("written"):
         return []
     return [
         user

@@ -118,8 +118,7 @@ def _cell(captured: Captured, node: Call) -> None:
     x, state, weight_x, weight_state, bias_x, bias_state = node.args
     given = ((x, weight_x, bias_x), (state, weight_state, bias_state))
     if all(_obstacle(captured, node, *operands) is None for operands in given):
-        captured.rewrote(NAME, node)
-        captured.replace(node, captured.before(node, gru_cell, *node.args))
+        captured.replace(node, captured.before(node, gru_cell, *node.args), NAME)
 
 
 def _relu_after(node: Call) -> bool:
@@ -133,5 +132,4 @@ def _at(
     relu = _relu_after(last)
     end = next(iter(last.users)) if relu else last
     made = captured.before(end, function, *operands, relu)
-    captured.rewrote(NAME, node)
-    captured.replace_chain(node, end, made)
+    captured.replace(node, made, NAME, last=end)
