@@ -5,11 +5,10 @@ STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.docs-installed
 # What the demo needs, without the developers' tools; a developers' environment contains it.
 TRAINS := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-train)
-# One more than two cores, since some tests sleep or wait for other processes to end.
 # Inductor's compile workers, processes with torch next to each one that compiles, only help Triton
 # on a GPU.
 TESTS  := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
-          $(PY) -m pytest --forks 3
+          $(PY) -m pytest -n 2 --dist loadscope
 # With this option its garbage collector runs less often, which saves a tenth of its time.
 PYRIGHT := NODE_OPTIONS=--max-semi-space-size=64 $(VENV)/bin/pyright
 
@@ -21,12 +20,18 @@ unexport PYTHONDONTWRITEBYTECODE
 
 venv: $(STAMP)
 
+# pip is silent for half a minute while it unpacks torch. Modules are compiled when they are imported,
+# which are few of torch's thousands.
+INSTALL = @test -x $(PY) || python3 -m venv $(VENV); echo "installing into $(VENV): one to two minutes"; \
+          $(PY) -m pip install --no-compile --disable-pip-version-check --progress-bar off \
+          --constraint constraints.txt --editable
+
 $(STAMP): pyproject.toml constraints.txt
-	python3 tools/install.py $(VENV) --constraint constraints.txt --editable ".[dev]"
+	$(INSTALL) ".[dev]"
 	@touch $@
 
 $(VENV)/.installed-train: pyproject.toml constraints.txt
-	@python3 tools/install.py $(VENV) --constraint constraints.txt --editable ".[train]"
+	$(INSTALL) ".[train]"
 	@touch $@
 
 # Waiting threads must not spin: next to other work, that makes a step ten times slower.
@@ -111,7 +116,7 @@ site: $(DOCS)
 
 # Includes the developers' tools, in one call of pip: a second would build and resolve all again.
 $(DOCS): pyproject.toml constraints.txt
-	python3 tools/install.py $(VENV) --constraint constraints.txt --editable ".[dev,docs]"
+	$(INSTALL) ".[dev,docs]"
 	@touch $(STAMP) $@
 
 # Fills the tables of bench/results into the documents, after a benchmark has run.

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchmetrics.functional.classification import binary_auroc
 
 import staticgraph as sg
 from bench.parts import answer
 from bench.steps import HIV, Shape, bce
 from staticgraph.models import build
+from staticgraph.training.tasks import roc_auc
 
 
 def train(
@@ -79,7 +79,7 @@ def auc(runner: sg.StaticGraphRunner, loader: sg.StaticLoader) -> float:
         mask = batch.graph_mask
         scores.append(out[mask].flatten().float().cpu())
         targets.append(batch.y[mask].flatten().long().cpu())
-    return float(binary_auroc(torch.cat(scores), torch.cat(targets)))
+    return roc_auc(torch.cat(scores), torch.cat(targets))
 
 
 def compare(runs: dict[str, Any], modes: list[str]) -> dict[str, Any]:

@@ -9,16 +9,19 @@ speed drifts slows all of them equally. A step is timed back to back, twenty bet
 events, as in a training loop; and alone, from an idle device to an idle device: its latency. All
 contenders then continue to ``--loss-steps``, and the mean losses of their last eight steps must
 agree. Name the contenders in order of importance: none begins after the deadline, and one that
-fails leaves a row with its error and does not affect the others.
+fails leaves a row with its error and does not affect the others. So does one whose recordings did
+not run once per timed step. ``--look`` takes one of them apart (:mod:`bench.first_look`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,11 @@ import numpy as np
 import pytest
 import torch
 
+from bench.first_look import noting, questions
 from bench.floor import SOURCE, floor_ms
+from bench.parts import answer
 from bench.rehearsal import LABEL, REHEARSAL
-from bench.steps import Contender, Shape, Workload, compiled_graphs, kernels_per_step
+from bench.steps import Contender, Shape, Workload, compiled_graphs, kernels_per_step, milliseconds
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.runner.reporting.device_name import device_name
 from staticgraph.text.table import table
@@ -58,23 +63,6 @@ def cut_off(options: argparse.Namespace, *_: Any) -> None:
         raise CutOff("the time was up while it was made ready")
 
 
-def milliseconds(step: Callable[[int], object], first: int, count: int, device: str) -> float:
-    """Returns the time per step of ``count`` in a row, from an idle device to the last's end."""
-    if device != "cuda":
-        started = time.perf_counter()
-        for turn in range(first, first + count):
-            step(turn)
-        return 1e3 * (time.perf_counter() - started) / count
-    torch.cuda.synchronize()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for turn in range(first, first + count):
-        step(turn)
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / count
-
-
 def measure(
     contenders: list[Contender], rounds: int, device: str, in_a_row: int
 ) -> dict[str, np.ndarray]:
@@ -92,26 +80,37 @@ def measure(
 
 def rows_of(
     shape: Shape, batch_size: int, precision: str, options: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """Measures all contenders of one model, batch size and precision."""
+) -> tuple[list[dict[str, Any]], dict[str, Callable[[], dict[str, Any]]]]:
+    """Measures all contenders of one model, batch size and precision.
+
+    Returns the rows, and the questions of ``--look``.
+    """
     workload = Workload(shape, batch_size, options.device, precision)
     head = {"model": str(shape), "batch_size": batch_size, "precision": precision}
-    contenders, failed = [], []
+    contenders, failed, asked = [], [], {}
     for mode in options.modes:
         if contenders and time.perf_counter() > options.until:
             failed.append({**head, "mode": mode, "error": "not begun before the deadline"})
             continue
         options.preparing = True
+        look = mode == options.look
         try:
-            contenders.append(workload.contender(mode))
+            with noting() if look else nullcontext() as noted:
+                phases = ("step", "eval") if look else ("step",)
+                contenders.append(workload.contender(mode, phases))
+            if noted is not None:
+                asked = questions(contenders[-1], noted, options.device, precision)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"[:300]
             failed.append({**head, "mode": mode, "error": text})
         options.preparing = False
-    graphs = compiled_graphs()
+    graphs, before = compiled_graphs(), {c.name: c.proof() for c in contenders}
     latencies = measure(contenders, options.rounds, options.device, 1)
     times = measure(contenders, options.rows_of_steps, options.device, options.in_a_row)
     recompiles = compiled_graphs() - graphs
+    proofs = {c.name: c.proof() for c in contenders}
+    timed = options.rounds + options.rows_of_steps * options.in_a_row
+    refusals = {c.name: c.refusal(timed, before[c.name]) for c in contenders}
     losses = {c.name: last_loss(c, len(workload.ids), options) for c in contenders}
     first = contenders[0].name if contenders else None
     floor = floor_ms(shape.name, shape.layers, shape.hidden, batch_size, precision)
@@ -123,6 +122,9 @@ def rows_of(
         ratio = np.percentile(times[first] / taken, [10, 50, 90])
         kernels = kernels_per_step(lambda c=contender: c.step(0))
         loss = losses[contender.name]
+        if refusals[contender.name]:
+            failed.append({**head, "mode": contender.name, "error": refusals[contender.name]})
+            continue
         rows.append(
             {
                 **head,
@@ -141,7 +143,7 @@ def rows_of(
                 "kernels": kernels and kernels.ran,
                 "kernel_launches": kernels and kernels.launched,
                 "graph_launches": kernels and kernels.graphs,
-                "recordings": contender.recordings,
+                **proofs[contender.name],
                 "compiles": contender.compiles,
                 "recompiles_while_timed": recompiles,
                 "node_efficiency": contender.efficiency,
@@ -153,7 +155,7 @@ def rows_of(
                 "loss_agrees": abs(loss - losses[first]) <= LOSS_TOLERANCE[precision],
             }
         )
-    return rows + failed
+    return rows + failed, asked
 
 
 def last_loss(contender: Contender, batches: int, options: argparse.Namespace) -> float:
@@ -226,6 +228,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50, help="steps timed alone")
     parser.add_argument("--rows-of-steps", type=int, default=9, help="timed back to back")
     parser.add_argument("--in-a-row", type=int, default=20, help="steps of each of these")
+    parser.add_argument("--look", metavar="MODE", help="take this contender's step apart, too")
     parser.add_argument("--loss-steps", type=int, default=300)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no row begins later")
@@ -241,16 +244,19 @@ def main() -> None:
                 if time.perf_counter() > options.until:
                     skipped.append(f"{text} at {batch_size} in {precision}")
                     continue
-                rows += rows_of(Shape.parse(text), batch_size, precision, options)
-                torch.compiler.reset()  # the next row is another model or batch size
+                more, asked = rows_of(Shape.parse(text), batch_size, precision, options)
+                rows += more
                 result = {
                     "device": device_name(torch.device(options.device)),
                     "versions": versions(STEPS),
                     "rows": rows,
                     "not_run": skipped,
+                    "look": options.look,
                 }
                 if options.json:  # after every row, so that an interrupted run keeps its results
                     options.json.write_text(json.dumps(result, indent=1))
+                answer(asked, options.json, math.inf, result)
+                torch.compiler.reset()  # the next row is another model or batch size
     print(f"{LABEL}{device_name(torch.device(options.device))}, {versions(STEPS)}")
     print(table(HEADERS, [as_cells(row) for row in rows]))
     if skipped:

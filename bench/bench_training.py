@@ -71,10 +71,7 @@ class Training:
         )
 
     def static(self, label: str, kernels: bool, **options) -> Callable[[], None]:
-        """Returns a function that trains an epoch with this library.
-
-        With ``kernels``, it trains as ``staticgraph train`` does on a CPU.
-        """
+        """Returns a function that trains an epoch with this library."""
         model = sg.convert(copy.deepcopy(self.model).to(self.device), kernels=kernels)
         optimizer = self._adam(model)
         recording = sg.Recording(recorder=recorder(options["mode"]))
@@ -156,8 +153,9 @@ def contenders_of(
         found[name] = training.pyg(name, workers)
     for mode in options.modes:
         suffix = "" if mode == "auto" else f", {mode}"
-        for label, kernels in (("static batches", False), ("static, kernels", True)):
-            found[label + suffix] = training.static(label + suffix, kernels, mode=mode)
+        found["static batches" + suffix] = training.static(
+            "static batches" + suffix, options.device == "cuda", mode=mode
+        )
     if options.dynamic and time.perf_counter() < until:
         workers = max(options.workers)
         label = f"PyG, {how_many(workers, 'worker')}, compile(dynamic=True)"

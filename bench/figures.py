@@ -197,21 +197,23 @@ def settled(results: Results) -> str:
 def look(results: Results) -> str:
     """Returns the analysis of each recorded step, and its ten longest kernels."""
     blocks = []
-    for part, found in results.items():
-        if not part.startswith("look") or "rows" not in found.get("kernels", {}):
+    for found in results.values():
+        if not isinstance(found, Mapping) or "rows" not in found.get("kernels", {}):
             continue
-        made, ran = found["made"], found["kernels"]
-        times, host_us = found.get("times", {}), found.get("host", {}).get("host_us")
+        ran, host_us = found["kernels"], found.get("host", {}).get("host_us")
+        times = next((row for row in found["rows"] if row["mode"] == found["look"]), {})
         blocks.append(
-            f"{made['model']}: {ran['kernels']} kernels in {ran['span_us']:,.0f} us, "
+            f"{times.get('model')}: {ran['kernels']} kernels in {ran['span_us']:,.0f} us, "
             f"{ran['share_of_gaps']:.0%} of it gaps; host {number(host_us, ',.0f')} us, "
-            f"latency {number(times.get('latency_ms'))} ms, back to back "
-            f"{number(times.get('back_to_back_ms'))} ms; verified: "
+            f"latency {number(times.get('latency_ms', {}).get('median'))} ms, back to back "
+            f"{number(times.get('step_ms'))} ms; verified: "
             f"{found.get('verify', {}).get('passed', 'no')}"
         )
         cells = [
             (
                 row["kernel"].replace("|", "/")[:60],
+                "x".join(map(str, row["grid"])) or "-",
+                number(row["registers"], "d"),
                 str(row["launches"]),
                 f"{row['us']:.1f}",
                 "-" if row["bytes"] is None else f"{row['bytes'] / 2**20:.2f}",
@@ -219,7 +221,8 @@ def look(results: Results) -> str:
             )
             for row in ran["rows"][:10]
         ]
-        blocks.append(markdown(("kernel", "launches", "us", "MiB", "of a copy's speed"), cells))
+        heads = ("kernel", "grid", "registers", "launches", "us", "MiB", "of a copy's speed")
+        blocks.append(markdown(heads, cells))
     return "\n\n".join(blocks) or NOT_MEASURED
 
 

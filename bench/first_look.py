@@ -1,26 +1,27 @@
 """Analyses one recorded step: is it correct, what does it cost the host, what does the device do?
 
-    python -m bench.first_look --model gine:5x300 --batch-size 32 --mode cuda-graph+kernels --json F
+    python -m bench.bench_runner --modes pyg cuda-graph+kernels --look cuda-graph+kernels --json F
 
-The answers are independent and come in this order, the most important for the next work first,
-since there may be no time for the last ones: latency and back-to-back time; the kernels of one
-replay, by name, from torch's profiler, with the gaps between them; ``verify()``, which compares a
-replayed step with eager and changes every input; and the host time and Python calls of a step that
-waits for nothing.
+It runs in the benchmark's own process, on the contender that was recorded and timed there. The
+answers are independent and come in this order, the most important for the next work first: the
+kernels of one replay, by name and grid, from torch's profiler, with the gaps between them;
+``verify()``, which compares a replayed step with eager and changes every input; and the host time
+and Python calls of a step that waits for nothing.
 
 Bytes are the full sizes of the tensors passed to a Triton kernel, noted at launch while the step is
-recorded. A kernel that reads only some rows moves fewer bytes, and one that reads a tensor twice
-moves more. Kernels of libraries have no bytes. The roofline is the bandwidth of a copy on this
-device.
+captured; the launches of a replay are matched to those of its capture by their order. A kernel that
+reads only some rows moves fewer bytes, and one that reads a tensor twice moves more. Kernels of
+libraries have no bytes. The roofline is the bandwidth of a copy on this device.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import statistics
+import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,14 +30,13 @@ import torch
 from torch import Tensor
 
 from bench.bench_host_time import calls_of
-from bench.bench_runner import milliseconds
-from bench.parts import answer
-from bench.rehearsal import LABEL, REHEARSAL
-from bench.steps import Contender, Shape, Workload
+from bench.steps import Contender, milliseconds
 from staticgraph.text.table import table
 
 COPY_BYTES = 1 << 30
 ROUNDS = 100
+# The categories of what runs on a device, in the profiler's trace.
+ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
 class Ran(NamedTuple):
@@ -45,26 +45,65 @@ class Ran(NamedTuple):
     name: str
     start_us: float
     end_us: float
+    grid: tuple[int, ...] = ()
+    registers: int | None = None
 
 
-# ---------------------------------------------------------------------- bytes
+class Launched(NamedTuple):
+    """One launch of a Triton kernel, as noted during a capture."""
+
+    name: str
+    module: str
+    nbytes: int
+    grid: tuple[int, ...] = ()
+
+    def is_of(self, ran: Ran) -> bool:
+        """Returns whether this kernel may be that launch; Inductor's grid is not known."""
+        return self.name == ran.name and self.grid in ((), ran.grid)
+
+
+# ---------------------------------------------------------------------- launches
 
 
 class Noted:
-    """Bytes per launch of each kernel, from the tensors passed to it."""
+    """The launches of Triton kernels during each capture, and what came from Triton's cache.
+
+    Attributes:
+        captures: for each capture, its launches in order.
+        compiled: this library's kernels that were compiled (False) or read from the cache (True).
+    """
 
     def __init__(self) -> None:
-        self._bytes: dict[str, list[int]] = defaultdict(list)
+        self.captures: list[list[Launched]] = []
+        self.compiled: Counter[bool] = Counter()
 
-    def launch(self, name: str, given: Iterable[Any]) -> None:
+    def launch(
+        self, name: str, module: str, given: Iterable[Any], grid: Sequence[int] = ()
+    ) -> None:
         """Notes one launch; a tensor that is passed twice counts once."""
         tensors = {t.data_ptr(): t for t in given if isinstance(t, Tensor)}
-        self._bytes[name].append(sum(t.numel() * t.element_size() for t in tensors.values()))
+        nbytes = sum(t.numel() * t.element_size() for t in tensors.values())
+        if self.captures:
+            grid = (*grid, 1, 1)[:3] if grid else ()
+            self.captures[-1].append(Launched(name, module, nbytes, grid))
 
-    def of(self, name: str) -> float | None:
-        """Returns the mean per launch, or None if there is none, as for a library's kernel."""
-        found = self._bytes.get(name)
-        return None if not found else statistics.fmean(found)
+    def compilation(self, *, src: Any, cache_hit: bool, **_: Any) -> None:
+        """Counts one compilation, as Triton's listener."""
+        module = getattr(getattr(src, "fn", None), "__module__", "")
+        self.compiled[cache_hit] += module.startswith("staticgraph")
+
+    def matched(self, ran: list[Ran]) -> list[Launched | None]:
+        """Returns the launch of each kernel of a replay; None for those of libraries.
+
+        All are None if no capture launched the same kernels on the same grids in the same order.
+        """
+        known = {launched.name for capture in self.captures for launched in capture}
+        triton = [one for one in ran if one.name in known]
+        for capture in self.captures:  # what follows a capture, up to the next, is noted with it
+            if len(capture) >= len(triton) and all(map(Launched.is_of, capture, triton)):
+                launches = iter(capture)
+                return [next(launches) if one.name in known else None for one in ran]
+        return [None] * len(ran)
 
 
 @contextmanager
@@ -72,27 +111,37 @@ def noting() -> Iterator[Noted]:
     """Notes the launches of Triton kernels, both this library's and Inductor's."""
     noted, put_back = Noted(), []
 
-    def watch(kind: Any, name_of: Any) -> None:
-        run = kind.run
+    def watch(kind: Any, method: str, note: Callable[..., None]) -> None:
+        before = getattr(kind, method)
 
         def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-            noted.launch(name_of(self), (*args, *kwargs.values()))
-            return run(self, *args, **kwargs)
+            note(self, (*args, *kwargs.values()), kwargs.get("grid", ()))
+            return before(self, *args, **kwargs)
 
-        kind.run = watched
-        put_back.append((kind, run))
+        setattr(kind, method, watched)
+        put_back.append((kind, method, before))
 
     if torch.cuda.is_available():
         from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+        from triton import knobs
         from triton.runtime.jit import JITFunction
 
-        watch(JITFunction, lambda kernel: kernel.fn.__name__)
-        watch(CachingAutotuner, lambda tuner: str(tuner.inductor_meta.get("kernel_name", "?")))
+        def own(kernel: Any, given: Any, grid: Any) -> None:
+            noted.launch(kernel.__name__, kernel.__module__, given, grid)
+
+        def inductors(tuner: Any, given: Any, _: Any) -> None:
+            noted.launch(str(tuner.inductor_meta.get("kernel_name", "?")), "inductor", given)
+
+        watch(torch.cuda.CUDAGraph, "capture_begin", lambda *_: noted.captures.append([]))
+        watch(JITFunction, "run", own)
+        watch(CachingAutotuner, "run", inductors)
+        put_back.append((knobs.compilation, "listener", knobs.compilation.listener))
+        knobs.compilation.listener = noted.compilation
     try:
         yield noted
     finally:
-        for kind, run in put_back:
-            kind.run = run
+        for kind, method, before in reversed(put_back):
+            setattr(kind, method, before)
 
 
 def copy_bytes_per_second() -> float:
@@ -106,21 +155,33 @@ def copy_bytes_per_second() -> float:
 # ---------------------------------------------------------------------- the kernels of a replay
 
 
-def kernels_of(contender: Contender) -> list[Ran]:
-    """Returns the kernels of one step in order, copies and fills included; empty on a CPU."""
-    if not torch.cuda.is_available():
-        return []
-    contender.step(0)
+def kernels_of(step: Callable[[int], object]) -> list[Ran]:
+    """Returns the kernels of one step in order, copies and fills included."""
+    step(0)
     torch.cuda.synchronize()
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     ) as profile:
-        contender.step(1)
+        step(1)
         torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(trace))
+        return ran_in(json.loads(trace.read_text()))
+
+
+def ran_in(trace: dict[str, Any]) -> list[Ran]:
+    """Returns what ran on the device by the profiler's trace, which has the grid and registers."""
     found = [
-        Ran(event.name, event.time_range.start, event.time_range.end)
-        for event in profile.events() or []
-        if str(event.device_type).endswith("CUDA") and not event.is_user_annotation
+        Ran(
+            event["name"],
+            event["ts"],
+            event["ts"] + event["dur"],
+            tuple(event["args"].get("grid", ())),
+            event["args"].get("registers per thread"),
+        )
+        for event in trace["traceEvents"]
+        if event.get("cat") in ON_DEVICE
     ]
     return sorted(found, key=lambda ran: ran.start_us)
 
@@ -137,41 +198,50 @@ def gaps(ran: list[Ran]) -> dict[str, float]:
     return {"span_us": span, "busy_us": busy, "share_of_gaps": 1 - busy / span if span else 0.0}
 
 
-def by_name(ran: list[Ran], noted: Noted, per_second: float | None) -> list[dict[str, Any]]:
-    """Returns one row per kernel name, the one that takes longest first.
+def by_kernel(ran: list[Ran], noted: Noted, per_second: float | None) -> list[dict[str, Any]]:
+    """Returns one row per kernel and grid, the one that takes longest first.
 
     Args:
         ran: the kernels of one step.
-        noted: bytes per launch.
+        noted: the launches of its capture.
         per_second: bytes per second that the device can move; None if not measured.
     """
-    times: dict[str, list[float]] = defaultdict(list)
-    for one in ran:
-        times[one.name].append(one.end_us - one.start_us)
+    groups: dict[Any, list[tuple[float, int | None]]] = defaultdict(list)
+    for one, launched in zip(ran, noted.matched(ran), strict=True):
+        module = None if launched is None else launched.module.removeprefix("staticgraph.kernels.")
+        moved = None if launched is None else launched.nbytes
+        groups[one.name, module, one.grid, one.registers].append((one.end_us - one.start_us, moved))
     rows = []
-    for name, taken in sorted(times.items(), key=lambda item: -sum(item[1])):
-        moved, total = noted.of(name), sum(taken)
-        bytes_ = None if moved is None else moved * len(taken)
+    for (name, module, grid, registers), taken in groups.items():
+        total = sum(us for us, _ in taken)
+        moved = [nbytes for _, nbytes in taken if nbytes is not None]
+        nbytes = sum(moved) if moved else None
         share = None
-        if bytes_ is not None and per_second and total:
-            share = bytes_ / per_second / (total / 1e6)
+        if nbytes is not None and per_second and total:
+            share = nbytes / per_second / (total / 1e6)
         rows.append(
             {
                 "kernel": name,
+                "module": module,
+                "grid": grid,
+                "registers": registers,
                 "launches": len(taken),
                 "us": total,
-                "bytes": bytes_,
+                "bytes": nbytes,
                 "share_of_roofline": share,
             }
         )
-    return rows
+    return sorted(rows, key=lambda row: -row["us"])
 
 
 def printed(rows: list[dict[str, Any]]) -> str:
     """Returns the rows as a table."""
     cells = [
         (
-            row["kernel"][:70],
+            row["kernel"][:60],
+            row["module"] or "-",
+            "x".join(map(str, row["grid"])) or "-",
+            str(row["registers"] or "-"),
             str(row["launches"]),
             f"{row['us']:.1f}",
             "-" if row["bytes"] is None else f"{row['bytes'] / 2**20:.2f}",
@@ -179,7 +249,8 @@ def printed(rows: list[dict[str, Any]]) -> str:
         )
         for row in rows
     ]
-    return table(("kernel", "launches", "us", "MiB", "of a copy's"), cells)
+    heads = ("kernel", "module", "grid", "registers", "launches", "us", "MiB", "of a copy's")
+    return table(heads, cells)
 
 
 # ---------------------------------------------------------------------- the questions
@@ -197,100 +268,36 @@ def host_us(contender: Contender, device: str) -> float:
     return statistics.median(taken)
 
 
-class Look:
-    """The answers about one contender, which is created with this object."""
+def questions(
+    contender: Contender, noted: Noted, device: str, precision: str
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Returns what is asked of a contender that was prepared under :func:`noting`."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.workload = Workload(
-            Shape.parse(options.model), options.batch_size, options.device, options.precision
-        )
-        with noting() as self.noted:
-            self.contender = self.workload.contender(options.mode, ("step", "eval"))
-
-    def made(self) -> dict[str, Any]:
-        """Returns what was compiled and recorded."""
-        made = self.contender
-        return {
-            "warmup_s": made.warmup_s,
-            "compiles": made.compiles,
-            "recordings": made.recordings,
-            "peak_bytes": made.peak_bytes,
-            "held_bytes": made.held_bytes,
-        }
-
-    def verified(self) -> dict[str, Any]:
-        """Runs ``runner.verify`` on the first batch."""
-        tolerance = {"fp32": 1e-3}.get(self.options.precision, 5e-2)
-        if self.contender.verify is None:
-            return {"answer": f"{self.options.mode} is no mode of a runner"}
-        found = self.contender.verify(tolerance)
-        print(found)
-        return {"passed": found.passed, "errors": found.errors, "moved": found.moved}
-
-    def host(self) -> dict[str, Any]:
-        """Measures the host time and the Python calls."""
-        calls = calls_of(lambda: self.contender.step(0))
-        return {"host_us": host_us(self.contender, self.options.device), "python_calls": calls}
-
-    def times(self) -> dict[str, Any]:
-        """Measures the median milliseconds of a single step, and per step of twenty in a row."""
-        step, device = self.contender.step, self.options.device
-        alone = [milliseconds(step, turn, 1, device) for turn in range(30)]
-        in_a_row = [milliseconds(step, 20 * turn, 20, device) for turn in range(9)]
-        return {
-            "latency_ms": statistics.median(alone),
-            "back_to_back_ms": statistics.median(in_a_row),
-        }
-
-    def kernels(self) -> dict[str, Any]:
-        """Measures and prints the kernels of one replay."""
-        ran = kernels_of(self.contender)
-        if not ran:
+    def kernels() -> dict[str, Any]:
+        if device != "cuda":
             return {"answer": "needs a CUDA device"}
-        per_second = copy_bytes_per_second()
-        rows = by_name(ran, self.noted, per_second)
+        ran, per_second = kernels_of(contender.step), copy_bytes_per_second()
+        rows = by_kernel(ran, noted, per_second)
         print(printed(rows))
-        known = [row["bytes"] for row in rows if row["bytes"] is not None]
         return {
             "kernels": len(ran),
             **gaps(ran),
-            "known_bytes": sum(known),
+            "known_bytes": sum(row["bytes"] or 0 for row in rows),
             "copy_bytes_per_second": per_second,
+            "from_cache": noted.compiled[True],
+            "compiled": noted.compiled[False],
             "rows": rows,
         }
 
+    def verified() -> dict[str, Any]:
+        if contender.verify is None:
+            return {"answer": f"{contender.name} is no mode of a runner"}
+        found = contender.verify({"fp32": 1e-3}.get(precision, 5e-2))
+        print(found)
+        return {"passed": found.passed, "errors": found.errors, "moved": found.moved}
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", default="gine:5x300")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"))
-    parser.add_argument("--mode", default="cuda-graph+kernels")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--deadline", type=float, default=1e9)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    print(f"{LABEL}{options.model}, batch {options.batch_size}, {options.mode}", flush=True)
-    look: list[Look] = []
+    def host() -> dict[str, Any]:
+        calls = calls_of(lambda: contender.step(0))
+        return {"host_us": host_us(contender, device), "python_calls": calls}
 
-    def made() -> dict[str, Any]:
-        look.append(Look(options))
-        return {"rehearsal": REHEARSAL, "model": options.model, **look[0].made()}
-
-    answer(
-        {
-            "made": made,
-            # Profiling leaves its tracer installed, so the times are measured first.
-            "times": lambda: look[0].times(),
-            "kernels": lambda: look[0].kernels(),
-            "verify": lambda: look[0].verified(),
-            "host": lambda: look[0].host(),
-        },
-        options.json,
-        options.deadline,
-    )
-
-
-if __name__ == "__main__":
-    main()
+    return {"kernels": kernels, "verify": verified, "host": host}

@@ -3,18 +3,22 @@
 #   bash bench/gpu.sh first     correctness and speed: kernels, one step in detail, tests
 #   bash bench/gpu.sh second    comparisons: peers, end to end, curves, pool, memory
 #   bash bench/gpu.sh third     range: other sizes and precisions, layers, loading
-# and a fourth for a machine with several GPUs:
+# a fourth for a machine with several GPUs, and one that needs none, before the first:
 #   bash bench/gpu.sh ranks     cost of a step on one, two and four ranks over NCCL
+#   bash bench/gpu.sh cache     fills Triton's cache by dry runs, to be handed to the first call
 # bench/gpu_parts.sh lists the parts. The suite runs from the source tree and installs nothing. Each
 # part is a process with its own time limit, so one that fails or is cut off does not affect the
 # others. No part begins unless the call has time left, and those that did not run are listed.
 #
 # If a device is lent per call, these three lines are the commands, each with a limit of 590 s:
-#   first:   bash bench/gpu.sh first
+#   first:   CARRIED=.gpu bash bench/gpu.sh first
 #   second:  CARRIED=.gpu bash bench/gpu.sh second
 #   third:   CARRIED=.gpu bash bench/gpu.sh third
-# Between the calls, the files that came back go into a folder that git ignores and that the next
-# call carries:
+# Before the first, in an environment with the device's versions of Python, torch and Triton (a
+# kernel's key has Triton's sources and its ptxas in it), so that the call measures and does not compile:
+#   PYTHON=ENV/bin/python OUT=.gpu bash bench/gpu.sh cache
+# The look of each model prints how many kernels came from it. Between the calls, the files that came
+# back go into a folder that git ignores and that the next call carries:
 #   echo /.gpu/ >>.git/info/exclude; rm -rf .gpu; mkdir .gpu; cp FILES_AT/* .gpu/      (carry: .gpu)
 #
 #   OUT=DIR           receives results.json, tables.txt, log.txt, and compiled code as cache.tgz.*
@@ -25,8 +29,8 @@
 #   LIST=1            prints the parts' names, limits and commands, and runs nothing
 set -uo pipefail
 call=${1:-}
-case $call in first | second | third | ranks) ;; *)
-    echo "usage: [OUT=DIR] bash bench/gpu.sh first|second|third|ranks" >&2
+case $call in first | second | third | ranks | cache) ;; *)
+    echo "usage: [OUT=DIR] bash bench/gpu.sh first|second|third|ranks|cache" >&2
     exit 2
     ;;
 esac
@@ -39,7 +43,7 @@ patience=${PATIENCE:-$((tiny ? 4 : 1))}
 status=0
 names=() ended=() skipped=()
 machine=("$python" -m bench.machine)
-[ "$tiny" = 1 ] || machine+=(--gpu)
+[ "$tiny" = 1 ] || [ "$call" = cache ] || machine+=(--gpu)
 source "${PARTS_FROM:-bench/gpu_parts.sh}"
 
 export PYTHONPATH=. PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
@@ -77,8 +81,8 @@ part() {
     command=("${command[@]//\{deadline\}/$((seconds * 6 / 10))}")
     command=("${command[@]//\{device\}/$device}")
     case ${command[0]} in
-    bench.*) command=("$python" -m "${command[@]}") ;;
-    # Tests are interrupted, so that finished ones are reported. Each of the eight processes
+    bench.* | staticgraph) command=("$python" -m "${command[@]}") ;;
+    # Tests are interrupted, so that finished ones are reported. Each of the fourteen processes
     # compiles by itself, since sixteen compile workers each would be more than there are cores.
     tests)
         command=(env TORCHINDUCTOR_COMPILE_THREADS=1 "$python" -m pytest "${command[@]:1}" "${pytest[@]}")
@@ -105,7 +109,7 @@ if [ "${LIST:-0}" = 1 ]; then
 fi
 
 # On a GPU, the tests marked gpu; in a rehearsal, the same test bodies on the CPU.
-pytest=(-m gpu -n 8 -o addopts= -v -rs -p no:cacheprovider --timeout 80)
+pytest=(-m gpu -n 14 -o addopts= -v -rs -p no:cacheprovider --timeout 80)
 [ "$tiny" = 1 ] && pytest=(-k cpu -m "not slow" -o addopts= -q -p no:cacheprovider)
 out=${OUT:-runs/gpu}
 mkdir -p "$out"

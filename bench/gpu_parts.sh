@@ -21,7 +21,7 @@ else
     pool="" memory="" layers="" loading="--rounds 3" host=""
     small_ranks="--steps 200" wide_ranks="--hidden 300 --layers 5 --steps 200" ranks="1 2 4"
 fi
-ours="cuda-graph+kernels cuda-graph"
+ours="cuda-graph+kernels cuda-graph" fused="cuda-graph+kernels"
 
 steps() { # steps NAME SECONDS MODEL BATCH PRECISION MODES...
     local name=$1 seconds=$2 model=$3 batch=$4 in=$5
@@ -30,29 +30,28 @@ steps() { # steps NAME SECONDS MODEL BATCH PRECISION MODES...
         --precision "$in" --modes "$@" $timing --json {json} --deadline {deadline}
 }
 
-# No deadline for a look: what comes after the recording takes seconds, and is what the next work is
-# chosen by. Each answer is written when it is there, so one that is cut off loses what it was at.
+# A look is taken in the process that recorded and timed the step, after its rows are written; each
+# answer is written when it is there, so a part that is cut off loses what it was at.
 parts_first() { # is it right, and how fast is it?
     part kernels 90 tests tests/test_gpu_kernels.py tests/test_gpu_collation.py
-    part settle 35 bench.settle --json {json} --deadline {deadline}
-    steps gine32 75 "$gine" "$small" fp32 pyg $ours
-    part look-gine 45 bench.first_look --model "$gine" --batch-size "$small" --json {json}
-    steps gps32 95 "$gps" "$small" fp32 pyg $ours
-    part look-gps 60 bench.first_look --model "$gps" --batch-size "$small" --json {json}
-    part tests 80 tests tests/test_gpu.py tests/test_gpu_trajectory.py
+    part micro 40 bench.micro --json {json} --deadline {deadline}
+    steps gine32 110 "$gine" "$small" fp32 pyg $fused --look $fused
+    steps gps32 130 "$gps" "$small" fp32 pyg $fused --look $fused
+    part tests 110 tests tests/test_gpu.py tests/test_gpu_trajectory.py tests/test_gpu_recording.py
 }
 
 parts_second() { # against whom, and does it learn?
-    steps peers-gine 110 "$gine" "$small" fp32 pyg cuda-graph+kernels pyg-dynamic pad-to-max \
+    steps peers-gine 115 "$gine" "$small" fp32 pyg $ours pyg-dynamic pad-to-max \
         pyg-reduce-overhead reduce-overhead
-    steps peers-gps 95 "$gps" "$small" fp32 pyg cuda-graph+kernels pyg-dynamic reduce-overhead
-    part training 90 bench.bench_training --device {device} $training --modes cuda-graph --dynamic \
+    steps peers-gps 100 "$gps" "$small" fp32 pyg $ours pyg-dynamic reduce-overhead
+    part settle 35 bench.settle --json {json} --deadline {deadline}
+    part training 75 bench.bench_training --device {device} $training --modes cuda-graph --dynamic \
         --json {json} --deadline {deadline}
-    part curves 75 bench.bench_curves --models "$gine" --modes eager cuda-graph+kernels \
+    part curves 60 bench.bench_curves --models "$gine" --modes eager cuda-graph+kernels \
         $curves --json {json} --deadline {deadline}
-    part pool 35 bench.bench_pool $pool --json {json}
-    part memory-gine 30 bench.bench_memory --device {device} --model gine $memory --json {json}
-    part memory-gps 45 bench.bench_memory --device {device} --model gps $memory --json {json}
+    part pool 30 bench.bench_pool $pool --json {json}
+    part memory-gine 25 bench.bench_memory --device {device} --model gine $memory --json {json}
+    part memory-gps 40 bench.bench_memory --device {device} --model gps $memory --json {json}
 }
 
 parts_third() { # how far does it go?
@@ -76,4 +75,13 @@ parts_ranks() { # what do several GPUs cost?
         --json {json} --deadline {deadline}
     part ranks-wide 200 bench.bench_distributed --device {device} --ranks $ranks $wide_ranks \
         --json {json} --deadline {deadline}
+}
+
+parts_cache() { # what can be compiled without a GPU?
+    local model
+    for model in gine gps; do
+        part "dry-$model" 230 staticgraph check --for h100 --model bench.steps:$model \
+            --data examples/data/hiv.npz --loss bench.steps:bce --kernels --mode cuda-graph \
+            --batch-size 32
+    done
 }

@@ -16,7 +16,10 @@ from staticgraph.runner.reporting.device_name import device_name
 
 
 def answer(
-    parts: Mapping[str, Callable[[], dict[str, Any]]], out: Path | None, deadline_s: float
+    parts: Mapping[str, Callable[[], dict[str, Any]]],
+    out: Path | None,
+    deadline_s: float,
+    found: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Runs each part, prints its result, and writes all results after every part.
 
@@ -24,9 +27,11 @@ def answer(
         parts: the parts by name, most important first.
         out: a JSON file, or None.
         deadline_s: seconds after which no part begins.
+        found: results that stand before these in the file; by default the device and versions.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    answers: dict[str, Any] = {"device": device_name(device), "versions": versions(STEPS)}
+    named = {"device": device_name(device), "versions": versions(STEPS)}
+    answers: dict[str, Any] = named if found is None else dict(found)
     until = time.monotonic() + deadline_s
     for name, part in parts.items():
         started = time.monotonic()

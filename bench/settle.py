@@ -2,10 +2,10 @@
 
     python -m bench.settle [--json FILE] [--deadline SECONDS]
 
-Five questions: does ``trace_autograd_ops`` exist and work; can a compiled step with a fused,
-capturable AdamW be recorded; how much memory does a shared pool take with the largest bucket first
-and last; do the counters detect a silent skip of ``reduce-overhead``; does resetting one of several
-graphs in a pool harm the others. Without a device, a question that needs one says so.
+Four questions: can a compiled step with a fused, capturable AdamW be recorded; how much memory does
+a shared pool take with the largest bucket first and last; do the counters detect a silent skip of
+``reduce-overhead``; does resetting one of several graphs in a pool harm the others. Without a
+device, a question that needs one says so.
 """
 
 from __future__ import annotations
@@ -45,42 +45,6 @@ def model_and_data(width: int = 128) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)).to(DEVICE)
     return model, torch.randn(256, width, device=DEVICE)
-
-
-def trace_autograd_ops() -> dict[str, Any]:
-    """Tests whether dynamo has the option and traces ``torch.autograd.grad`` in a graph with it."""
-    import torch._dynamo.config as config
-
-    exists = hasattr(config, "trace_autograd_ops")
-    if not exists:
-        return {"exists": False, "works": False}
-    weight = torch.randn(8, 8, device=DEVICE, requires_grad=True)
-
-    def forces(x: torch.Tensor) -> torch.Tensor:
-        x = x * 1.0
-        x.requires_grad_()
-        energy = (x @ weight).tanh().sum()
-        (slope,) = torch.autograd.grad(energy, x, create_graph=True)
-        return slope
-
-    def inner(x: torch.Tensor) -> torch.Tensor:
-        energy = (x @ weight).tanh().sum()
-        (slope,) = torch.autograd.grad(energy, x, create_graph=True)
-        return slope
-
-    found: dict[str, Any] = {"exists": True}
-    x = torch.randn(8, 8, device=DEVICE)
-    for name, function, given in (
-        ("of an input that requires a gradient", inner, x.clone().requires_grad_()),
-        ("after requires_grad_() inside", forces, x),
-    ):
-        try:
-            with config.patch(trace_autograd_ops=True):
-                made = torch.compile(function, fullgraph=True, backend="aot_eager")(given)
-            found[name] = bool(torch.allclose(made, function(given), atol=1e-5))
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"[:300]
-    return found
 
 
 def compiled_adamw_records() -> dict[str, Any]:
@@ -268,7 +232,6 @@ def main() -> None:
             "compiled AdamW records": rehearsed(compiled_adamw_records),
             "pool": only_on_cuda(pool_bytes),
             "silent skip": rehearsed(silent_skip),
-            "trace_autograd_ops": trace_autograd_ops,
             # Last: if the answer is yes, the CUDA state of the process is unreliable afterwards.
             "resetting one of several": only_on_cuda(resetting_one),
         },

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from bench.pad_to_max import largest_batch, padded
 from bench.rehearsal import recorder
 from staticgraph.dryrun.operations import kernels_on_cuda
 from staticgraph.models import build
+from staticgraph.runner.reporting.report import Report
 from staticgraph.runner.verification import Verification, verify
 
 HIV = "examples/data/hiv.npz"
@@ -48,11 +49,22 @@ class Shape:
         return f"{self.name} {self.layers}x{self.hidden}"
 
 
+# For a dry run, which takes the name of a function: staticgraph check --model bench.steps:gine.
+def gine(store: sg.GraphStore) -> torch.nn.Module:
+    """Returns the GINE of the first call, 5x300."""
+    return build("gine", store, hidden=300, layers=5)
+
+
+def gps(store: sg.GraphStore) -> torch.nn.Module:
+    """Returns the GPS of the first call, 10x64."""
+    return build("gps", store, hidden=64, layers=10)
+
+
 @dataclass(slots=True)
 class Contender:
     """A step to be timed: ``step(i)`` trains on batch ``i`` and returns the loss.
 
-    That of a runner also has ``verify(tolerance)``, which compares it with eager.
+    That of a runner also has ``verify(tolerance)``, which compares it with eager, and ``report()``.
     """
 
     name: str
@@ -61,11 +73,31 @@ class Contender:
     warmup_s: float = 0.0
     peak_bytes: int = 0
     held_bytes: int = 0
-    recordings: int | None = None
+    report: Callable[[], Report] | None = None
     compiles: int = 0
-    recompiles: int = 0
     efficiency: float | None = None
     chosen: str | None = None
+
+    def proof(self) -> dict[str, Any]:
+        """Returns recordings, replays so far, and fallbacks; nothing for what has no runner."""
+        report = None if self.report is None else self.report()
+        return {
+            "recordings": report and sum(bucket.recordings for bucket in report.buckets),
+            "replays": report and sum(report.replays.values()),
+            "fallbacks": report and list(report.fallbacks),
+        }
+
+    def refusal(self, steps: int, before: dict[str, Any]) -> str | None:
+        """Returns why the time of so many steps is not that of replays; None if it is.
+
+        Args:
+            steps: how many were timed.
+            before: the proof before they were.
+        """
+        if not self.name.startswith("cuda-graph"):
+            return None
+        replays = self.proof()["replays"] - before["replays"]
+        return None if replays == steps else f"{steps} steps were timed, but {replays} replays ran"
 
 
 def bce(out: torch.Tensor, batch) -> torch.Tensor:
@@ -159,7 +191,7 @@ class Workload:
             name,
             lambda i: runner.step(batches[i % len(batches)]),
             verify=lambda tolerance: verify(runner, batches[0], tolerance),
-            recordings=sum(b.recordings for b in report.buckets),
+            report=runner.report,
             efficiency=real / sum(batch.num_nodes for batch in batches),
             chosen=", ".join(choice.way for choice in report.choices) or None,
         )
@@ -231,6 +263,23 @@ class Workload:
         if self.precision != "bf16":
             return nullcontext()
         return torch.autocast(self.device, dtype=torch.bfloat16)
+
+
+def milliseconds(step: Callable[[int], object], first: int, count: int, device: str) -> float:
+    """Returns the time per step of ``count`` in a row, from an idle device to the last's end."""
+    if device != "cuda":
+        started = time.perf_counter()
+        for turn in range(first, first + count):
+            step(turn)
+        return 1e3 * (time.perf_counter() - started) / count
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for turn in range(first, first + count):
+        step(turn)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / count
 
 
 class Kernels(NamedTuple):

@@ -93,7 +93,7 @@ def summary(folder: Folder) -> str:
     for model in TRAINING:
         found = folder.get(f"training_{model}")
         if found:
-            ours = found["static, kernels"]["ratio_to_best_pyg"]
+            ours = found["static batches"]["ratio_to_best_pyg"]
             base = f"{best_of_pyg(found):,.0f} graphs/s"
             rows.append((f"training {epochs(found)}", base, f"{ratio(ours)} times"))
     for name, row in folder.get("launches_steps", {}).get("rows", {}).items():
@@ -186,39 +186,20 @@ def training(folder: Folder) -> str:
     for model in TRAINING:
         found = folder.get(f"training_{model}")
         if found:
-            ours = (
-                found[way]["ratio_to_best_pyg"] for way in ("static batches", "static, kernels")
-            )
+            ours = found["static batches"]["ratio_to_best_pyg"]
             losses = [
                 row["loss"] for row in found.values() if isinstance(row, dict) and "loss" in row
             ]
             apart = f"{max(losses) - min(losses):.1e}"
             versions = found["versions"]["torch"]
-            rows.append(
-                (epochs(found), f"{best_of_pyg(found):,.0f}", *map(ratio, ours), apart, versions)
-            )
+            rows.append((epochs(found), f"{best_of_pyg(found):,.0f}", ratio(ours), apart, versions))
     headers = (
         "model",
         "PyG, graphs/s",
-        "static, times PyG",
-        "with kernels",
+        "mode auto, times PyG",
         "last losses differ by",
     )
     return markdown((*headers, "torch"), rows)
-
-
-def one_thread(folder: Folder) -> str:
-    columns: Columns = {
-        "": lambda row: row["contender"],
-        "step ms, median [p10, p90]": lambda row: (
-            f"{row['step_ms']:.1f} [{row['p10_ms']:.1f}, {row['p90_ms']:.1f}]"
-        ),
-        "CPU ms": lambda row: f"{row['cpu_ms']:.1f}",
-        "graphs/s": lambda row: f"{row['graphs_per_s']:,.0f}",
-        "times PyG": lambda row: f"{row['speed']:.2f}",
-        "by CPU time": lambda row: f"{row['cpu_speed']:.2f}",
-    }
-    return listed(folder, "kernels_cpu", "rows", columns)
 
 
 def launches(folder: Folder) -> str:
@@ -351,7 +332,6 @@ TABLES: dict[str, Callable[[Folder], str]] = {
     "summary": summary,
     "by-hand": by_hand,
     "training": training,
-    "one-thread": one_thread,
     "rewrites": rewrites,
     "launches": launches,
     "loading": loading,

@@ -17,6 +17,7 @@ from staticgraph.errors import DatasetUnavailable as DatasetUnavailable
 from staticgraph.errors import Diverged as Diverged
 from staticgraph.errors import DryRunBroken as DryRunBroken
 from staticgraph.errors import DryRunUnavailable as DryRunUnavailable
+from staticgraph.errors import EdgesMoved as EdgesMoved
 from staticgraph.errors import ExportRefused as ExportRefused
 from staticgraph.errors import FitRefused as FitRefused
 from staticgraph.errors import FolderInUse as FolderInUse

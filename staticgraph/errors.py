@@ -89,6 +89,20 @@ class PaddingLeaks(RuntimeError):
         self.where = where
 
 
+class EdgesMoved(RuntimeError):
+    """A model reads edges by their position, and the store has sorted them by destination.
+
+    Attributes:
+        what: what differs from plain PyG, in words.
+        where: ``file:line`` in the model's code that reads them; empty if unknown.
+    """
+
+    def __init__(self, message: str, what: str = "", where: str = "") -> None:
+        super().__init__(message)
+        self.what = what
+        self.where = where
+
+
 class BudgetExceeded(RuntimeError):
     """A plan needs more memory than its cap allows.
 

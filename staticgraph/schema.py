@@ -30,6 +30,11 @@ EDGE_INDEX = "edge_index"
 # that sorts the edges by source.
 POINTERS = ("row_ptr", "col_ptr", "transpose")
 
+# The attributes that PyG's ``Data`` has as None where a data set lacks them.
+OPTIONAL = frozenset(
+    ["x", "edge_index", "edge_weight", "edge_attr", "y", "pos", "batch", "time", "face"]
+)
+
 # The prefix of a batch's private arrays. No field's name may start with it, so a private array
 # cannot be mistaken for a field.
 PRIVATE = "_"
@@ -46,7 +51,7 @@ _SIZES = """num_nodes num_edges num_graphs batch_size num_real_nodes num_real_ed
     real_nodes real_edges real_graphs"""
 _IS = """bucket capacity layout device buffer levels node_types edge_types
     node_masks edge_masks"""
-_DOES = """argument blank clone cpu cuda get keys level_of mask_of metadata of release
+_DOES = """argument blank clone cpu cuda first_places get keys level_of mask_of metadata of release
     replace tensors to to_data_list unpad with_tensors without_pointers"""
 RESERVED = frozenset(f"{_ARRAYS} {_SIZES} {_IS} {_DOES}".split())
 # Names that ``batch["type"]`` reserves, for one type of nodes or edges.
@@ -157,6 +162,8 @@ class Schema:
         axes: the kinds of rows that the data set defines.
         molecules: whether nodes and edges are atoms and bonds with the features that this library
             computes from a SMILES string (OGB's), so that a new graph may be given as SMILES.
+        keep_order: whether edges keep the order of the data set instead of being sorted by
+            destination; batches then have no row pointers, and padding edges come in pairs.
 
     Raises:
         ValueError: a field appears twice, or has a name that batches reserve.
@@ -165,6 +172,7 @@ class Schema:
     fields: tuple[Field, ...]
     axes: tuple[Axis, ...] = ()
     molecules: bool = False
+    keep_order: bool = False
 
     def __post_init__(self) -> None:
         names = [field.name for field in self.fields]
@@ -264,6 +272,25 @@ class Schema:
         return len(self.node_axes) > 0  # not bool(): torch 2.11 cannot trace it on a tuple
 
     @property
+    def has_vectors(self) -> bool:
+        """Whether nodes have positions or another float field of three numbers, whose differences
+        along padding edges must not be zero: these join distinct padding nodes."""
+        return self.positions_of("node") is not None or any(
+            (field.level, field.shape) == ("node", (3,)) and field.dtype.startswith("float")
+            for field in self
+        )
+
+    @property
+    def one_kind(self) -> bool:
+        """Whether ``edge_index`` joins nodes of one kind, so that it is not a field."""
+        return not (self.hetero or self.two_sided)
+
+    @property
+    def has_pointers(self) -> bool:
+        """Whether batches can have row pointers: edges are of one kind, sorted by destination."""
+        return self.one_kind and not self.keep_order
+
+    @property
     def components(self) -> tuple[str, ...]:
         """The names of the columns of a size: nodes, edges, and the axes."""
         return ("nodes", "edges", *(axis.name for axis in self.axes))
@@ -290,8 +317,9 @@ class Schema:
     def to_dict(self) -> dict[str, Any]:
         """The schema as plain values, for JSON."""
         values: dict[str, Any] = {"fields": [field.to_dict() for field in self.fields]}
-        if self.molecules:
-            values["molecules"] = True
+        for flag in ("molecules", "keep_order"):
+            if getattr(self, flag):
+                values[flag] = True
         if self.axes:
             values["axes"] = [asdict(axis) for axis in self.axes]
         return values
@@ -311,4 +339,5 @@ class Schema:
             for field in values["fields"]
         )
         axes = (Axis(**{**axis, "type": tuple(axis["type"])}) for axis in values.get("axes", ()))
-        return cls(tuple(fields), tuple(axes), bool(values.get("molecules", False)))
+        flags = (bool(values.get(flag, False)) for flag in ("molecules", "keep_order"))
+        return cls(tuple(fields), tuple(axes), *flags)

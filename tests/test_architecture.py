@@ -58,7 +58,7 @@ MOST_ROOMS = 30
 # Rooms within a room, lowest first; modules directly in the outer room are above them all.
 FLOORS_OF = {
     "batches": ("slots", "collation", "batch", "loading"),
-    "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv", "fused"),
+    "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv"),
     "outofcore": ("policies", "disk", "buffer", "sampling", "training"),
     "rewrites": (
         "captured_graph",
@@ -70,13 +70,13 @@ FLOORS_OF = {
         "layers",
     ),
     "runner": ("timing", "execution", "warmup", "reporting", "export"),
-    "steps": ("state", "loss", "rows", "computation", "update", "tracing", "compilation"),
+    "steps": ("state", "loss", "rows", "tracing", "computation", "update", "compilation"),
     "serving": ("bodies", "engine", "http", "processes"),
 }
 PURE = ("errors", "jit", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
 # Packages that an extra installs, or that exist on some machines only: imported where needed.
-EXTRAS = {"matplotlib", "tensorboard", "torchmetrics", "rdkit", "ogb", "scipy", "triton"}
+EXTRAS = {"matplotlib", "tensorboard", "rdkit", "ogb", "scipy", "triton"}
 # Other imports inside a function, each with its reason.
 SLOW = "torch and PyG take seconds, and most that is done with a store needs neither"
 KERNELS = "numba's loops are read from their cache only where kernels are asked for"
@@ -92,8 +92,6 @@ INSIDE = {
     ("store.graph_columns", "staticgraph.store.pyg.assembled"): SLOW,
     ("store.graph_store", "staticgraph.store.on_device"): SLOW,
     ("store.graph_store", "staticgraph.store.pyg.flatten"): SLOW,
-    ("nn.functions", "staticgraph.nn.fused.pool"): KERNELS,
-    ("nn.convert", "staticgraph.nn.fused"): KERNELS,
     ("files.folder_lock", "fcntl"): NEWER,
     ("files.jit_cache", "numba.core.dispatcher"): "what it asks for must be set before",
     ("kernels.varlen_attention.op", "torch.nn.attention.varlen"): NEWER,
@@ -105,7 +103,6 @@ INSIDE = {
         "serving.http.uvicorn_config",
         "staticgraph.serving.http.predict_protocol",
     ): "only where httptools is",
-    ("training.run", "staticgraph.training.plots"): "an extra brings Matplotlib",
     ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
 }
 # The dry run's child process loads its device before torch, so it imports inside functions.

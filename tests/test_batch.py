@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
 from support.graphs import FIELDS, assert_same_graph, by_destination, graph_lists, random_graph
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data, HeteroData
 
 import staticgraph as sg
+from staticgraph.batches.batch.real_batch import RealBatch
 from staticgraph.batches.collation.collate import fill
 from staticgraph.batches.slots.slots import SlotLayout
 
@@ -59,11 +60,14 @@ def test_padding_belongs_to_padding(graphs):
     assert int(batch.graph_mask.sum()) == int(batch.num_real_graphs) == len(graphs)
     assert bool((batch.batch[~batch.node_mask] >= len(graphs)).all())
     assert bool((batch.batch.diff() >= 0).all())
-    loops = batch.edge_index[:, ~batch.edge_mask]
-    assert torch.equal(loops[0], loops[1])
-    assert bool((loops >= nodes).all())
-    assert bool((loops[0].diff() >= 0).all())
-    per_node = torch.bincount(loops[0] - nodes, minlength=CAPACITY.nodes - nodes)
+    of_padding = batch.batch[~batch.node_mask] - len(graphs)
+    per_graph = torch.bincount(of_padding, minlength=CAPACITY.graphs - len(graphs))
+    assert int(per_graph.max() - per_graph.min()) <= 1, "padding nodes are not spread evenly"
+    source, target = batch.edge_index[:, ~batch.edge_mask]
+    assert bool((source - target == 1).all()), "x has three columns: padding nodes lie apart"
+    assert int(target.min()) >= nodes
+    assert bool((target.diff() >= 0).all())
+    per_node = torch.bincount(target - nodes, minlength=CAPACITY.nodes - nodes)[:-1]
     assert int(per_node.max() - per_node.min()) <= 1, "padding edges are not spread evenly"
     assert torch.equal(batch.graph_ids[~batch.graph_mask].unique(), torch.tensor([-1]))
     assert torch.equal(
@@ -105,8 +109,8 @@ def test_fields_of_every_level_come_as_pyg_has_them():
     assert batch.graph_ids[:3].tolist() == [2, 0, -1]
     assert "x" in batch
     assert "pos" not in batch
-    with pytest.raises(AttributeError, match="no 'pos'; it has edge_index, batch"):
-        _ = batch.pos
+    with pytest.raises(AttributeError, match="no 'charge'; it has edge_index, batch"):
+        _ = batch.charge
 
 
 def test_empty_edgeless_and_single_node_graphs():
@@ -194,3 +198,22 @@ def test_what_is_set_on_a_batch_leaves_the_memory_behind_it_alone(esol):
     for name in ("num_graphs", "num_real_nodes", "capacity", "device"):
         with pytest.raises(AttributeError, match="follows from its bucket"):
             setattr(view, name, 3)
+
+
+def test_what_a_data_set_lacks_is_as_in_plain_pyg():
+    data = [Data(x=torch.ones(2, 1), edge_index=torch.zeros(2, 1, dtype=torch.long))] * 3
+    store = sg.GraphStore.from_pyg(data, progress=False)
+    static, plain = sg.StaticBatch.of(store, [0, 1], (9, 8, 4)), Batch.from_data_list(data)
+    sg.convert(torch.nn.Identity())
+    for batch in (static, RealBatch(static), plain):
+        assert isinstance(batch, Batch)
+        for name in ("x", "edge_index", "edge_weight", "edge_attr", "y", "pos", "batch", "nothing"):
+            assert hasattr(batch, name) == hasattr(plain, name), name
+            assert (name in batch) == (name in plain), name
+            assert (getattr(batch, name, 0) is None) == (getattr(plain, name, 0) is None), name
+            assert (batch.get(name, "default") is None) == (plain.get(name, "default") is None)
+        with pytest.raises(KeyError):
+            batch["pos"]
+    assert not isinstance(data[0], Batch)
+    assert isinstance(plain, Data)
+    assert not isinstance(static, HeteroData)

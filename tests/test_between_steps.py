@@ -5,15 +5,23 @@ Compiled steps refuse what they would leave out; eager steps follow, over real r
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
+
 import pytest
 import torch
+from support.arena import ArenaRecorder
+from support.places import mode_of
 from support.plain_epochs import GRAPHS, PLAN, STORE, D, Net, equal, made, sgd, squared
+from support.runners import made_runner
 from torch import nn
+from torch.nn.utils import prune
 from torch_geometric.data import Batch
 from torch_geometric.nn import BatchNorm
 
 import staticgraph as sg
 from staticgraph.nn.newcomers import Newcomers
+
+FOURS = sg.plan_buckets(STORE, batch_size=4, num_buckets=1)
 
 
 class Growing(Net):
@@ -166,3 +174,124 @@ def test_a_hook_that_goes_after_the_first_step_is_not_heard_on(name):
     handle.remove()
     with pytest.raises(sg.NotStatic, match="came or went since its steps were compiled"):
         runner.step(next(batches))
+
+
+class Mixed(Net):
+    """A layer of each kind that people change while a model trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop, self.act = nn.BatchNorm1d(8), nn.Dropout(0.0), nn.ReLU()
+        self.more, self.scale, self.stage = nn.ModuleList(), 1.0, 0
+        self.register_buffer("shift", torch.zeros(8))
+
+    def forward(self, x, edge_index, batch, num_graphs):
+        h = self.act(self.norm(self.conv(x, edge_index)) + self.shift) * self.scale
+        for layer in self.more:
+            h = layer(h)
+        if self.stage:
+            h = -h
+        h = self.drop(h)
+        return self.head(torch.zeros(num_graphs, 8, dtype=D).index_add(0, batch, h))
+
+
+def new(layer):
+    torch.manual_seed(3)
+    return layer().to(D)
+
+
+def halved(model):
+    return {n: v / 2 if v.is_floating_point() else v for n, v in model.state_dict().items()}
+
+
+def add_group(model, optimizer):
+    layer = new(lambda: nn.Linear(8, 8))
+    model.more.append(layer)
+    optimizer.add_param_group({"params": layer.parameters(), "lr": 2**-7})
+
+
+def exchange(model, optimizer):
+    model.head = new(lambda: nn.Linear(8, 2))
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    optimizer.state.clear()
+
+
+@torch.no_grad()
+def rewrite(model, optimizer):
+    for parameter in model.parameters():
+        parameter.mul_(0.5)
+
+
+def shared_weight(model, optimizer):
+    model.head.bias = model.conv.nn[0].bias[:2].detach().clone().requires_grad_()
+
+
+def parametrize(model, optimizer):
+    nn.utils.parametrizations.weight_norm(model.head)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    optimizer.state.clear()
+
+
+CHANGES = {
+    "layer exchanged": exchange,
+    "state loaded": lambda m, o: m.load_state_dict(halved(m)),
+    "state assigned": lambda m, o: m.load_state_dict(halved(m), assign=True),
+    "optimizer state loaded": lambda m, o: o.load_state_dict(o.state_dict()),
+    "group added": add_group,
+    "parametrized": parametrize,
+    "pruned": lambda m, o: prune.l1_unstructured(m.head, "weight", 0.5),
+    "model in eval": lambda m, o: m.eval(),
+    "norm in eval": lambda m, o: m.norm.eval(),
+    "dropout": lambda m, o: setattr(m.drop, "p", 1.0),
+    "momentum of a norm": lambda m, o: setattr(m.norm, "momentum", 0.5),
+    "eps of a norm": lambda m, o: setattr(m.norm, "eps", 0.5),
+    "statistics reset": lambda m, o: m.norm.reset_running_stats(),
+    "activation": lambda m, o: setattr(m, "act", nn.Tanh()),
+    "attribute": lambda m, o: setattr(m, "scale", 2.0),
+    "stage": lambda m, o: setattr(m, "stage", 1),
+    "forward of a layer": lambda m, o: setattr(m.act, "forward", torch.tanh),
+    "frozen": lambda m, o: m.conv.requires_grad_(False),
+    "rewritten in place": rewrite,
+    "data exchanged": lambda m, o: setattr(m.head.weight, "data", m.head.weight.data / 2),
+    "buffer bound": lambda m, o: setattr(m, "shift", torch.ones(8, dtype=D)),
+    "buffer written": lambda m, o: m.shift.fill_(1.0),
+    "layer removed": lambda m, o: m.conv.nn.pop(2),
+    "rate": lambda m, o: o.param_groups[0].update(lr=2**-4),
+}
+FOLLOWED = {"state loaded", "rewritten in place", "buffer written", "statistics reset", "rate"}
+SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("fused", "traced")]
+MODES = ["eager", *SLOW, "step", "forward_backward"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_between_steps_is_followed_or_refused(name, mode, monkeypatch):
+    """At the very next step, whichever number it has; plain PyG is what following means."""
+    torch.manual_seed(0)
+    ours, theirs = Mixed().to(D), Mixed().to(D)
+    theirs.load_state_dict(ours.state_dict())
+    first, second = (  # recorded rates are float32
+        torch.optim.SGD(model.parameters(), 2**-10, momentum=0.5) for model in (ours, theirs)
+    )
+    options = {}
+    if mode in ("step", "forward_backward"):
+        options = {"recorder": ArenaRecorder, "scope": mode}
+    way = "cuda-graph" if options else mode_of(mode, monkeypatch)
+    runner = made_runner(ours, FOURS, way, loss=squared, optimizer=first, **options)
+    runner.warmup(STORE, phases=("step",), progress=False)
+    for number, batch in enumerate(runner.loader(STORE)):
+        ids = batch.graph_ids[batch.graph_mask].tolist()
+        if number == 3:
+            for model, optimizer in ((ours, first), (theirs, second)):
+                CHANGES[name](model, optimizer)
+        if not theirs.training:  # as a step does
+            theirs.train()
+        may_refuse = number == 3 and mode != "eager" and name not in FOLLOWED
+        refused = True
+        with suppress(sg.NotStatic) if may_refuse else nullcontext():
+            loss = runner.step(batch)
+            refused = False
+        if refused:
+            return
+        equal([loss], [plain_step(theirs, second, ids)])
+    equal(ours.state_dict().values(), theirs.state_dict().values())

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from support.forked import run_forked
 from support.gine_net import Net as Single
 from support.gine_net import batches_of
 from support.patience import patience
+from support.program import run_program
 from torch import nn
 from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
@@ -216,7 +216,7 @@ def test_a_plain_model_over_a_loader_is_told_of(tmp_path):
             del batch
     print(len(caught), caught[0].message)
     """
-    ran = run_forked(["-c", textwrap.dedent(script)], timeout=patience(60))
+    ran = run_program(["-c", textwrap.dedent(script)], timeout=patience(60))
     assert ran.stdout.startswith("1 GCNConv calls "), ran.stdout + ran.stderr
 
 
@@ -225,5 +225,3 @@ def test_what_bound_cannot_take_is_refused(hiv):
     data = Batch.from_data_list(batch.to_data_list())
     with pytest.raises(TypeError, match=r"takes a StaticBatch, .* not a DataBatch"):
         sg.bound(net(), data)
-    with pytest.raises(ValueError, match=r"StaticLoader\(\.\.\., pointers=True\)"):
-        sg.bound(sg.convert(Single(), kernels=True), batch)

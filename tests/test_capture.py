@@ -20,6 +20,7 @@ import staticgraph as sg
 from staticgraph.outofcore.training import hop_runner
 from staticgraph.outofcore.training.hop_runner import HopRunner
 from staticgraph.recording import kept_graphs
+from staticgraph.recording.failed_capture import captured
 from staticgraph.recording.recorded_inputs import RecordedInputs
 from staticgraph.recording.recorder import CudaGraphRecorder
 
@@ -277,6 +278,20 @@ class TestTheRecordingStream:
                 recorder.record(lambda: None)
                 recorder.close()
         assert len(cuda.streams) == 1
+
+    def test_it_is_no_stream_that_torch_hands_out(self, cuda):
+        """torch hands its 32 streams out in turn; a loader's copy must not be in a recording."""
+        recorder, handed_out = CudaGraphRecorder(CUDA), []
+        for _ in range(40):
+            handed_out.append(torch.cuda.Stream(CUDA))
+            with pytest.raises(
+                RuntimeError
+            ):  # the stream that puts a failure right is none, either
+                recorder.record(lambda: cuda.refuse("a host read"))
+        recorder.record(lambda: handed_out.append(cuda.present))
+        assert handed_out.index(handed_out[-1]) == 40
+        with pytest.raises(AssertionError, match="a loader's copies"):
+            captured(torch.cuda.CUDAGraph(), list, None, handed_out[0], "thread_local")
 
     def test_a_replay_on_another_stream_waits_for_the_last(self, cuda):
         """Recordings of one stream share its library workspaces, whichever recorder made them."""

@@ -11,8 +11,8 @@ import pytest
 import torch
 from support.command import status_of
 from support.few_molecules import few_molecules
-from support.forked import run_forked
 from support.patience import patience
+from support.program import run_program
 
 import staticgraph as sg
 from staticgraph import cli, models
@@ -83,7 +83,7 @@ def test_describing_the_commands_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"torch", "numpy", "numba", "tqdm", "scipy"}
-    heavy |= {"matplotlib", "tensorboard", "torchmetrics"}
+    heavy |= {"matplotlib", "tensorboard"}
     assert not heavy & set(eval(done.stdout))
 
 
@@ -236,6 +236,6 @@ def test_ctrl_c_says_how_to_go_on(data, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("module", ["staticgraph", "staticgraph.cli"])
 def test_as_a_module(module):
-    done = run_forked(["-m", module, "report", "nowhere"], timeout=patience(60))
+    done = run_program(["-m", module, "report", "nowhere"], timeout=patience(60))
     assert done.returncode == 2
     assert done.stderr.startswith("staticgraph report: there is no folder nowhere: give")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+import torch
+from jsonschema import Draft202012Validator
 from support.command import status_of
+from support.dryrun_models import OnTheHost, OwnSizes, Summed, Unsafe, UnsafeBackward
 from support.examples import EXAMPLES
+from support.schemas import schema_of
 
 import staticgraph as sg
 from staticgraph.cli import main
+from staticgraph.dryrun.report import BucketRun, DryRun
 from staticgraph.dryrun.subject import candidate_of
 
 ESOL = str(EXAMPLES / "esol.npz")
@@ -69,10 +75,78 @@ def test_a_dry_run_of_a_plan_alone_has_no_data_to_build_from(tmp_path):
         candidate_of({"model": "gine", "plan": str(tmp_path / "plan.json")})
 
 
+class Divides(Summed):
+    def between(self, out):
+        return out / out.abs().max().item()
+
+
+def read_of_the_host(out, batch):
+    return (out - batch.y).square() / float(out.abs().max())
+
+
+def dry_runs(monkeypatch) -> list[tuple[str, ...]]:
+    """The modes of each dry run that the command asks for; each counts a launch."""
+    asked = []
+
+    def dry_run(_model, *, modes, **_options):
+        asked.append(modes)
+        runs = tuple(BucketRun(mode, 0, "(nodes=9)", "step", 1, 1) for mode in modes)
+        return DryRun("h100", "NVIDIA H100", "2.13", "Net", False, None, runs)
+
+    monkeypatch.setattr("staticgraph.dryrun.dry_run", dry_run)
+    monkeypatch.setattr("staticgraph.dryrun.availability.why_not", lambda: None)
+    return asked
+
+
+ALL = ("default", "reduce-overhead", "cuda-graph")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "compiled"),
+    [
+        (OwnSizes, [], [ALL]),
+        (UnsafeBackward, [], [("default",)]),
+        (UnsafeBackward, ["--mode", "cuda-graph"], []),
+        (Divides, [], []),
+        (Summed, ["--loss", f"{__name__}:read_of_the_host"], []),
+    ],
+)
+def test_a_gpu_adds_numbers_to_the_verdict_of_the_check(
+    model, options, compiled, monkeypatch, capsys
+):
+    """What cannot run is not compiled, and the exit status and the obstacles are the check's."""
+    asked = dry_runs(monkeypatch)
+    command = ["check", "--model", f"{model.__module__}:{model.__name__}", "--data", ESOL]
+    status = main([*command, "--for", "h100", "--json", *options])
+    printed = json.loads(capsys.readouterr().out)
+    Draft202012Validator(schema_of("check-for" if compiled else "check")).validate(printed)
+    assert asked == compiled
+    assert (status == 0) is printed["ok"] is (compiled == [ALL])
+    check = printed.get("check", printed)
+    assert check["recordable"] is (compiled == [ALL])
+
+
+@pytest.mark.parametrize(
+    ("model", "compiles", "kinds"),
+    [
+        (OnTheHost, False, ["device-to-host copy", "host-to-device copy"]),
+        (Unsafe, True, ["cannot be recorded"]),
+        (UnsafeBackward, True, ["cannot be recorded"]),
+    ],
+)
+def test_the_check_sees_what_a_recording_would(model, compiles, kinds):
+    store = sg.datasets.open(ESOL)
+    torch.manual_seed(0)
+    found = sg.preflight(model(store), sg.plan_buckets(store, batch_size=8), store)
+    assert (found.compiles, found.recordable) == (compiles, False)
+    assert [o.kind for o in found.obstacles] == kinds
+
+
 def test_a_model_that_fails_where_it_is_dry_run_is_no_fault_of_the_command(monkeypatch, capsys):
     def fails(*_args, **_options):
         raise RuntimeError("the dry run failed: KeyError: 'weights.pt'")
 
+    dry_runs(monkeypatch)
     monkeypatch.setattr("staticgraph.dryrun.dry_run", fails)
     assert main(["check", "--for", "h100", "--model", "gine", "--data", ESOL]) == 4
     assert "KeyError: 'weights.pt'" in capsys.readouterr().err

@@ -121,17 +121,6 @@ def test_an_argument_that_python_refuses_is_a_bug(monkeypatch):
         cli.main(["report", "x"])
 
 
-def test_data_that_is_not_there_is_told_before_kernels_are_compiled(monkeypatch, capsys, tmp_path):
-    def compiled(*args, **options):
-        raise AssertionError("compiled")
-
-    monkeypatch.setattr("staticgraph.training.parts.compile_ahead", compiled)
-    folder = str(tmp_path)
-    for spec, words in (("no.npz", "no such file"), ("none", "cannot tell"), (folder, "a store")):
-        assert cli.main(["train", "--data", spec, "--model", "gine"]) == cli.FAILED
-        assert words in capsys.readouterr().err
-
-
 def test_a_bug_is_not_out_of_memory(monkeypatch):
     def fail(args):
         raise RuntimeError("The size of tensor a (3) must match")

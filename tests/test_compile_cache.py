@@ -7,8 +7,8 @@ import stat
 
 import pytest
 import torch
-from support.forked import run_forked
 from support.patience import patience
+from support.program import run_program
 
 from staticgraph.runner.warmup import compile_cache
 
@@ -54,7 +54,7 @@ def run(path, cache_dir) -> list[str]:
         "TORCHINDUCTOR_CACHE_DIR": str(cache_dir),
         "XDG_CACHE_HOME": str(cache_dir.parent / "own"),
     }
-    done = run_forked(["-c", PROGRAM, str(path)], env=environment, timeout=patience(120))
+    done = run_program(["-c", PROGRAM, str(path)], env=environment, timeout=patience(120))
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

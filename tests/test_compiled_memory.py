@@ -95,7 +95,7 @@ def test_what_no_compiled_step_does_is_refused_before_a_child_starts(esol, optio
 
 @pytest.mark.slow
 def test_a_compiled_step_is_predicted_and_takes_less_than_its_operations(
-    esol, tmp_path, monkeypatch, capsys, forked_dry_runs
+    esol, tmp_path, monkeypatch, capsys
 ):
     """``staticgraph probe`` end to end, with kernels in the model, at six of the nine capacities:
     the prediction at a larger capacity against the wrapper's own peak there."""
@@ -104,7 +104,7 @@ def test_a_compiled_step_is_predicted_and_takes_less_than_its_operations(
     shapes = probing.SHAPES
     monkeypatch.setattr(probing, "SHAPES", shapes[:1] + shapes[3:6] + shapes[7:])
     sg.GraphStore.from_pyg([esol[i] for i in range(200)], name="few").save(tmp_path / "few")
-    command = ["probe", "--data", str(tmp_path / "few"), "--like", "cuda", "--kernels", "on"]
+    command = ["probe", "--data", str(tmp_path / "few"), "--like", "cuda", "--kernels"]
     command += ["--model", "support.dryrun_models:Neighbours", "--json"]
     assert status_of([*command, "--compiled"]) == 0
     compiled = MemoryModel.from_dict(json.loads(capsys.readouterr().out))

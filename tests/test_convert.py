@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from support.fork_server import CONTEXT, ensure_running
+from support.fork_server import CONTEXT
 from support.written_stores import LEVELS, assert_same_files, graphs_of
 
 import staticgraph as sg
@@ -43,7 +43,6 @@ def saved(tmp_path):
 @pytest.fixture
 def forked(monkeypatch):
     """Run :func:`convert` in forked processes, which get pickled arguments but import no torch."""
-    ensure_running()
     monkeypatch.setattr(converting, "get_context", lambda kind: CONTEXT)
 
 

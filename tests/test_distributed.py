@@ -6,6 +6,8 @@ without ranks: loss, gradients, running statistics and parameters must agree to 
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +15,9 @@ import torch.nn.functional as F
 from support.ranked_net import BATCH, GRAPHS, model_of, squared, state_of, store_of
 from support.ranks import on_ranks
 from support.tape import TapeRecorder
+from torch import nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.runner.timing.auto import Stopwatch
@@ -64,8 +69,6 @@ def check_equal(world_size: int, missing: bool = False, **options) -> None:
 
 def _plain_step(model, optimizer, store, ids) -> tuple[float, dict]:
     """One PyG step of a single process over all graphs together, unpadded."""
-    from torch_geometric.data import Batch
-
     if not ids:
         return 0.0, _after_nothing(model, optimizer)
     data = Batch.from_data_list([store[i] for i in ids])
@@ -180,6 +183,94 @@ def test_a_norm_over_ranks_is_not_recorded_over_gloo():
     for message in on_ranks(2, _recorded_with_sync):
         assert message.startswith("conv.nn.1 is a SyncBatchNorm")
         assert "mode='default'" in message
+
+
+class Latent(nn.Module):
+    """Targets of graphs, and a term of nodes that the loss adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(4, 3).double()
+        self.head = nn.Linear(3, 2).double()
+
+    def forward(self, x, batch, num_graphs):
+        h = self.lin(x)
+        return self.head(global_add_pool(h, batch, num_graphs)), h
+
+
+def _added(kind: str, model: Latent, h: torch.Tensor, batch=None) -> torch.Tensor:
+    """A penalty, or a term of rows: as rows, or as this rank's own mean."""
+    if kind == "penalty":
+        return 0.1 * model.lin.weight.abs().sum()
+    rows = 0.5 * (h.square() - 1).sum(-1)
+    return sg.masked_mean(rows, batch) if kind == "mean" else rows
+
+
+def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
+    store, model = store_of(True), Latent()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def loss(out, batch):
+        values = F.mse_loss(out[0], batch.y, reduction="none")
+        return values, None, _added(kind, model, out[1], batch)
+
+    runner = sg.StaticGraphRunner(
+        sg.Subject(model, loss=loss, optimizer=optimizer, check_padding=False),
+        sg.plan_buckets(store, BATCH), mode, recording=sg.Recording(recorder=TapeRecorder),
+    )  # fmt: skip
+    steps = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batch in runner.loader(store, shuffle=True):
+            ids = batch.graph_ids[batch.graph_mask].tolist()
+            steps.append((ids, float(runner.step(batch)), state_of(model)))
+    return steps, [str(w.message) for w in caught if "adds a scalar" in str(w.message)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("penalty", "eager"), ("rows", "eager"), ("penalty", "cuda-graph"),
+        pytest.param("rows", "default", marks=pytest.mark.slow),
+        pytest.param("penalty", "fused", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_what_the_loss_adds_is_added_once_over_all_ranks(kind, mode):
+    """Of rows, the mean is over the rows of all ranks, whatever their labels."""
+    store, model = store_of(True), Latent()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    ranks = on_ranks(3, _with_added, kind, mode)
+    for step in zip(*(steps for steps, _ in ranks), strict=True):
+        data = Batch.from_data_list([store[i] for ids, _, _ in step for i in ids])
+        optimizer.zero_grad()
+        out, h = model(data.x, data.batch, data.num_graphs)
+        known = ~data.y.isnan()
+        expected = F.mse_loss(out[known], data.y[known]) + _added(kind, model, h).mean()
+        expected.backward()
+        optimizer.step()
+        for _, loss, state in step:
+            assert loss == pytest.approx(expected.item(), abs=TOLERANCE)
+            for name, value in state_of(model).items():
+                assert torch.allclose(state[name], value, rtol=0, atol=TOLERANCE), name
+    assert [warned for _, warned in ranks] == [[], [], []]
+
+
+def test_a_mean_of_each_ranks_own_rows_is_warned_of():
+    for _, warned in on_ranks(2, _with_added, "mean", "eager"):
+        assert len(warned) == 1
+        assert "Return the rows in its place" in warned[0]
+
+
+def _rows_recorded() -> str:
+    with pytest.raises(sg.NotStatic) as caught:
+        _with_added("rows", "cuda-graph")
+    return str(caught.value)
+
+
+def test_added_rows_are_not_recorded_over_gloo():
+    for message in on_ranks(2, _rows_recorded):
+        assert "the loss adds the mean of rows" in message
 
 
 def test_steps_of_padding_alone_move_nothing():

@@ -4,18 +4,23 @@ disagreement is reported on every rank."""
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import warnings
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from support.ranked_net import BATCH, model_of, squared, state_of, store_of
-from support.ranks import on_ranks
+from support.ranks import RankFailed, on_ranks
+from support.tape import TapeRecorder
 from torch import nn
 
 import staticgraph as sg
 from staticgraph.distributed.ranks import Ranks
+from staticgraph.runner.timing.auto import Stopwatch
 
 
 def _refused(case: str) -> str:
@@ -77,6 +82,165 @@ def test_a_loss_that_is_not_finite_ends_the_step_on_every_rank():
     first, second = on_ranks(2, _one_bad_graph)
     assert "the message of rank 1 names the graphs" in first
     assert "the loss of the batch of graphs" in second
+
+
+def _other_loader(case: str) -> str:
+    """The error of the first step whose loader is another one on rank 1."""
+    store, model, second = store_of(), model_of(sync=True), dist.get_rank() == 1
+    plan = sg.plan_buckets(store, BATCH)
+    runner = sg.StaticGraphRunner(
+        model, plan, "eager", loss=squared, optimizer=torch.optim.SGD(model.parameters(), lr=0.05)
+    )
+    options = {"shuffle": True, "seed": 4 if case == "seed" and second else 3}
+    if case == "indices":
+        options["indices"] = np.arange(100) if second else np.arange(1, 101)
+    if case == "rank":
+        options["rank"] = 0
+    if case == "world size":
+        options["world_size"] = 4
+    if case == "alone" and second:
+        options |= {"rank": 0, "world_size": 1}
+    if case == "data" and second:
+        graphs = store[:]
+        graphs[0].y += 1
+        store = sg.GraphStore.from_pyg(graphs, name="random", progress=False)
+    if case == "seed, later":  # as on CUDA, where reading waits for the device
+        options["seed"] += second
+        runner.steps.averaging._on_cpu = runner.steps.averaging.reduction._asks = False
+    loader = runner.loader(store, **options)
+    if case == "epoch" and second:
+        loader.set_epoch(2)
+    if case == "resume":
+        runner.step(next(iter(loader)))
+        loader.load_state_dict({**loader.state_dict(), "position": 2 + second})
+    with pytest.raises(ValueError) as caught:
+        runner.step(next(iter(loader)))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("seed", "the loader's seed of rank 1 differs from rank 0's: 4 on rank 1, 3 on rank 0"),
+        ("seed, later", "the loader's seed of rank 1 differs from rank 0's: 4 on rank 1, 3 on"),
+        ("indices", "the loader's graphs of rank 1 differs from rank 0's: '100 from [0, 99]"),
+        ("epoch", "the loader's epoch of rank 1 differs from rank 0's: 2 on rank 1, 0 on rank 0"),
+        ("resume", "the loader's position of rank 1 differs from rank 0's: 3 on rank 1, 2 on"),
+        ("data", "the loader's data of rank 1 differs from rank 0's"),
+        ("rank", "the loader's rank, less the process's, of rank 1 differs from rank 0's: -1 on"),
+        ("world size", "the loader's world_size is 4, and 2 ranks train"),
+        ("alone", "the loader's world_size of rank 1 differs from rank 0's: 1 on rank 1, 2 on"),
+    ],
+)
+def test_loaders_that_differ_are_an_error_on_every_rank(case, said):
+    """Graphs would be missing from the epoch, and others come twice."""
+    for message in on_ranks(2, _other_loader, case):
+        assert said in message
+
+
+def _raises_alone(place: str) -> str:
+    store, model, rank = store_of(), model_of(sync=True), dist.get_rank()
+
+    def loss(out, batch):
+        if rank == 1 and runner.steps.averaging._steps == 3:
+            if place == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyError("no such target")
+        return squared(out, batch)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    subject = sg.Subject(model, loss=loss, optimizer=optimizer, check_padding=False)
+    runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, BATCH), "eager")
+    for batch in runner.loader(store):
+        try:
+            runner.step(batch)
+        except KeyError:
+            dist.destroy_process_group()
+            raise
+        except sg.RankLost as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("place", ["raises", "killed"])
+def test_a_rank_that_ends_is_named_with_its_error(place):
+    with pytest.raises(RankFailed) as caught:
+        on_ranks(3, _said_and_raised, place)
+    for rank in (0, 2):
+        assert f"rank {rank} of 3 lost rank 1, which ended" in str(caught.value)
+    own = "rank 1 raised KeyError: 'no such target'" in str(caught.value)
+    assert own == (place == "raises")
+
+
+def _said_and_raised(place: str) -> None:
+    raise AssertionError(_raises_alone(place))
+
+
+class _Crowded(Stopwatch):
+    """A stopwatch that finds no memory for recorded steps on rank 1."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def milliseconds(self, way, step) -> float:
+        step()
+        if way == "cuda-graph" and dist.get_rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return {"eager": 2.0, "cuda-graph": 1.0}[way]
+
+
+def _timed_without_memory() -> tuple[set[str], list[float]]:
+    store, model = store_of(), model_of(sync=False)
+    ways = sg.Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Crowded)
+    runner = sg.StaticGraphRunner(
+        model, sg.plan_buckets(store, BATCH), ways, loss=squared,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        recording=sg.Recording(recorder=TapeRecorder),
+    )  # fmt: skip
+    runner.warmup(store, progress=False)
+    losses = [float(runner.step(batch)) for batch in runner.loader(store)]
+    return {choice.way for choice in runner.report().choices}, losses
+
+
+def test_a_way_without_memory_on_one_rank_is_left_out_on_all():
+    first, second = on_ranks(2, _timed_without_memory)
+    assert first == second
+    assert first[0] == {"eager"}
+
+
+def _recorded_on_one_rank_alone(way: str) -> list[str]:
+    """Rank 1's recorder fails; returns what the warm-up raised, or what it chose."""
+    store, model = store_of(), model_of(sync=False)
+
+    class Failing(TapeRecorder):
+        def record(self, *args, **options):
+            if dist.get_rank() == 1:
+                raise sg.NotStatic("rank 1 has no memory for it")
+            return super().record(*args, **options)
+
+    mode = sg.Auto(ways=("eager", "cuda-graph"), on_cpu=True) if way == "auto" else "cuda-graph"
+    runner = sg.StaticGraphRunner(
+        model, sg.plan_buckets(store, BATCH), mode, loss=squared,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        recording=sg.Recording(recorder=Failing),
+    )  # fmt: skip
+    if way == "auto":
+        runner.warmup(store, progress=False)
+        losses = [float(runner.step(batch)) for batch in runner.loader(store)]
+        return [*{choice.way for choice in runner.report().choices}, repr(losses)]
+    with pytest.raises(sg.NotStatic) as caught:
+        runner.warmup(store, progress=False)
+    return [str(caught.value)]
+
+
+def test_a_recording_that_fails_on_one_rank_fails_on_all():
+    first, second = on_ranks(2, _recorded_on_one_rank_alone, "recorded")
+    assert "rank 1 ended with NotStatic: " in first[0]
+    assert "rank 1 has no memory for it" in first[0]
+    assert "rank 1 has no memory for it" in second[0]
+    first, second = on_ranks(2, _recorded_on_one_rank_alone, "auto")
+    assert first == second
+    assert first[0] == "eager"
 
 
 def _same_graphs(rank_given: bool) -> list[str]:

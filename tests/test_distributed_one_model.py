@@ -19,7 +19,8 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import HeteroBatchNorm, global_add_pool
 
 import staticgraph as sg
-from staticgraph.distributed.one_model import _sums, apart
+from staticgraph.distributed.one_model import checksum, differ
+from staticgraph.steps.update import rank_averaging
 
 TOLERANCE = 1e-10
 
@@ -168,8 +169,50 @@ def test_a_norm_by_types_keeps_one_model():
 
 def test_a_buffer_that_each_rank_writes_for_itself_is_named_on_all():
     for said, _, _ in on_ranks(2, _with_state, "alone"):
-        assert "after step 1 the ranks have different models: average is written" in said
+        assert "at step 2 the ranks have different models: average of rank 1 differs" in said
         assert "all_reduce" in said
+
+
+def _drifts(name: str) -> tuple[int, str]:
+    """Changes one parameter of rank 1 in place after step 9; returns the step of the error."""
+    rank_averaging.EVERY = 5
+    store, model = store_of(), model_of(sync=True)
+    runner = sg.StaticGraphRunner(
+        model, sg.plan_buckets(store, BATCH), "eager", loss=squared,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+    )  # fmt: skip
+    steps = 0
+    for _ in range(2):
+        for batch in runner.loader(store, shuffle=True):
+            try:
+                runner.step(batch)
+            except RuntimeError as error:
+                return steps, str(error)
+            steps += 1
+            if steps == 9 and dist.get_rank() == 1:
+                with torch.no_grad():
+                    model.get_parameter(name).view(-1)[0] += 1e-3
+    return steps, ""
+
+
+def test_a_parameter_that_one_rank_changes_is_named_with_the_rank():
+    """Within as many steps as the comparison leaves out, although 10 is no power of 2."""
+    for steps, said in on_ranks(2, _drifts, "conv.nn.0.weight"):
+        assert steps == 9
+        assert "at step 10 the ranks have different models: conv.nn.0.weight of rank 1" in said
+
+
+def test_a_checksum_changes_with_any_bit():
+    tensors = [torch.rand(3, 4).T, torch.arange(5), torch.tensor(True), torch.rand(2).bfloat16()]
+    tensors += [torch.rand(2, dtype=torch.complex64), torch.zeros(0), torch.rand(2).double()]
+    whole = int(checksum(tensors))
+    assert 0 <= whole < 2**24
+    for number, tensor in enumerate(tensors):
+        if tensor.numel():
+            changed = tensor.clone()
+            changed[(0,) * changed.dim()] = False if tensor.dtype == torch.bool else 77
+            assert int(checksum([*tensors[:number], changed, *tensors[number + 1 :]])) != whole
+    assert whole == int(checksum([tensor.clone() for tensor in tensors]))
 
 
 def test_a_centre_of_the_loss_that_each_rank_writes_is_warned_of_once():
@@ -181,15 +224,15 @@ def test_a_centre_of_the_loss_that_each_rank_writes_is_warned_of_once():
 
 def test_a_number_that_is_not_finite_on_one_rank_alone_is_a_difference():
     """On all ranks alike, it is no difference: the data may have caused it on each."""
-
-    class Told:
-        def __init__(self, *others):
-            self.others = others
-
-        def gathered(self, mine):
-            return [mine, *(torch.stack([_sums(tensor) for tensor in one]) for one in self.others)]
-
     infinite, plain = torch.tensor([1.0, torch.inf]), torch.ones(2)
-    for mine, other in ((infinite, plain), (plain, infinite), (plain, plain * torch.nan)):
-        assert apart({"a": plain, "b": mine}, Told([plain, other])) == ["b"]
-    assert apart({"a": infinite}, Told([infinite])) == apart({"a": plain}, Told([plain])) == []
+    for tensor, other in ((infinite, plain), (plain, infinite), (plain, plain * torch.nan)):
+        assert differ(tensor, other)
+    assert not differ(infinite, infinite)
+    assert not differ(plain, plain * (1 + 1e-7))
+
+
+def test_one_changed_number_of_many_is_a_difference():
+    many = torch.randn(100_000) / 10
+    changed = many.clone()
+    changed[7] += 1e-3  # of a sum of thousands, and a norm of 30
+    assert differ(changed, many)

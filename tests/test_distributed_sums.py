@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import staticgraph as sg
 from staticgraph.distributed.ranks import Ranks, ranks_for
-from staticgraph.distributed.reduction import Reduction
+from staticgraph.distributed.reduction import COLUMNS, Reduction
 from staticgraph.distributed.share import Share
 
 
@@ -63,7 +63,7 @@ def test_a_sum_is_over_all_ranks_whatever_their_buffers(buffer_bytes):
         assert torch.equal(left, right)
         assert torch.allclose(left, expected, rtol=eps, atol=eps)
     values = 8 * (12 + 2) + 4 * (5 + 4 + 7)
-    assert nbytes == values + 8 * (2 * 4 + 5)  # plus one row per rank, and one flag per parameter
+    assert nbytes == values + 8 * (2 * COLUMNS + 5)  # plus a row per rank and a flag per parameter
 
 
 def _sparse() -> str:
@@ -130,6 +130,14 @@ def test_the_smallest_device_decides_on_every_rank():
         assert off == 0
 
 
+def test_small_values_go_over_the_subjects_own_device():
+    """Without a device of its own, each rank of a group over NCCL alone would take the first."""
+    group = dist.ProcessGroup
+    device = torch.device("cuda", 2)
+    assert Ranks(lambda: group, 1, 2, "nccl", device).host == device
+    assert Ranks(lambda: group, 1, 2, "cpu:gloo,cuda:nccl", device).host == torch.device("cpu")
+
+
 def test_a_rank_that_fails_is_seen():
     with pytest.raises(RankFailed, match="rank 1 of these"):
         on_ranks(2, _fails)
@@ -149,7 +157,7 @@ def test_what_a_recording_holds_comes_from_the_device(monkeypatch):
             called.append(func.__name__)
             return func(*args, **(kwargs or {}))
 
-    called = []
+    called: list[str] = []
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
     group = dist.ProcessGroup
     made = [nn.Parameter(torch.zeros(3, 4)), nn.Parameter(torch.zeros(2))]
@@ -162,7 +170,14 @@ def test_what_a_recording_holds_comes_from_the_device(monkeypatch):
     with Noted():
         loss = reduction(share, bucket=1)
     assert float(loss) == 12.0
-    assert reduction.table.tolist() == [[0, 0, 0, 0], [6.0, 0.5, 1.0, -1.0]]
+    assert reduction.table.tolist() == [[0] * COLUMNS, [6.0, 0.5, 1.0, -1.0, 0, 0, 0]]
     assert made[0].grad.tolist() == [[2.0] * 4] * 3
+    once = len(called)
+    statistics += [torch.ones(7) for _ in range(9)]
+    reduction(share, bucket=1)
+    called.clear()
+    with Noted():
+        reduction(share, bucket=1)
+    assert len(called) <= once, "each running statistic costs launches of its own"
     reads = {"item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__"}
     assert not set(called) & {"__setitem__", "tensor", "as_tensor", "from_numpy", *reads}

@@ -64,7 +64,7 @@ def test_the_python_of_a_page_runs(page, elsewhere, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with([b for b in PYTHON if b.slow and not b.unmet]))
-def test_the_slow_python_of_a_page_runs(page, elsewhere, forked_dry_runs):
+def test_the_slow_python_of_a_page_runs(page, elsewhere):
     run(here(page, slow=True))
 
 

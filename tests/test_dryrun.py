@@ -82,7 +82,7 @@ class Remembering:
 
 
 @pytest.fixture(scope="module")
-def child(forked_dry_runs):
+def child():
     try:
         with Child("h100") as started:
             yield Remembering(started)
@@ -180,12 +180,12 @@ def _compare_with_committed(case: str, run) -> None:
 
 # Kernels that read no rows of features, or one for every many that they write.
 NO_ROWS = {
-    "gcn_sum.degrees_kernel",
-    "neighbour_attention.targets_kernel",
-    "segments.sum_backward_kernel",
-    "table_sum.codes_kernel",
+    "gcn_sum_degrees",
+    "neighbour_attention_targets",
+    "segment_sum_backward",
+    "table_sum_codes",
 }
-OWN = {"wide_gine": "neighbour_sum.", "wide_gcn": "gcn_sum.", "wide_gat": "neighbour_attention."}
+OWN = {"wide_gine": "neighbour_sum_", "wide_gcn": "gcn_sum_", "wide_gat": "neighbour_attention_"}
 
 
 @pytest.mark.sampled(2)
@@ -229,8 +229,8 @@ def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp
     assert picture.stat().st_size > 0
     stopped = ["--model", "support.dryrun_models:OnTheHost", "--mode", "cuda-graph"]
     assert cli.main([*command[:3], *stopped, "--data", ESOL["data"]]) == 1
-    assert "not at all" in capsys.readouterr().out
-    assert len(child.asked) == before + 2, "printed and drawn from one question"
+    assert "can be recorded: no" in capsys.readouterr().out
+    assert len(child.asked) == before + 1, "printed and drawn from one question"
 
 
 def test_what_was_added_is_named():
@@ -301,6 +301,11 @@ def test_an_operator_that_no_recording_holds_is_refused_before_it_compiles(child
     assert "has operators that no recording can hold" in run.error
     assert "dryrun_models.py" in run.error
     assert "the line that is named" in run.error
+
+
+def test_sizes_that_a_model_reads_off_its_index_are_served_as_in_a_run(child, plans):
+    asked = request(plans, "OwnSizes", modes=["cuda-graph"]) | {"compile_kernels": False}
+    assert child.dry_run(asked).ok
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "cuda-graph"])

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.dryrun_models import HIDDEN, Summed, gine
-from support.processor_time import own_processor_s, processor_s
 from torch import nn
 
 import staticgraph as sg
@@ -25,7 +24,7 @@ from staticgraph.text.progress import say
 
 LAUNCHES = {
     "forward": {"library": {"aten::mm": 2}, "inductor": {"triton_poi_fused_add_0": 1}},
-    "backward": {"staticgraph": {"neighbour_sum.backward_kernel": 3}},
+    "backward": {"staticgraph": {"neighbour_sum_backward": 3}},
     "optimizer": {"library": {"aten::_fused_adam_": 1}},
 }
 
@@ -40,7 +39,7 @@ def report(**options) -> DryRun:
 
 def test_a_report_survives_json():
     cause = Cause("cpu ops", "aten.sin.default", "model.py:7: x.sin()")
-    use = KernelUse("linear.masked_sums_kernel", "staticgraph", 64, 0, 1024, 4, 8, 0)
+    use = KernelUse("linear_masked_sums", "staticgraph", 64, 0, 1024, 4, 8, 0)
     cut = BucketRun(
         "reduce-overhead", 0, "(nodes=9)", "eval", 2, 1, causes=(cause,), partitions=(2,)
     )
@@ -178,9 +177,9 @@ def test_what_another_process_cannot_find_is_refused_by_name(esol, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_module_is_dry_run_from_python(esol, forked_dry_runs):
+def test_a_module_is_dry_run_from_python(esol):
     """From a model object and a plan, as a user has them; this process does not change."""
-    was, elsewhere = torch.cuda.is_available, processor_s() - own_processor_s()
+    was = torch.cuda.is_available
     plan = sg.plan_buckets(esol, batch_size=16)
     try:
         found = sg.dry_run(Summed(esol), plan, "a100", modes=["cuda-graph"], phases=["eval"])
@@ -191,7 +190,6 @@ def test_a_module_is_dry_run_from_python(esol, forked_dry_runs):
     assert found.run("cuda-graph", "eval").count("forward") > 0
     assert found.uses
     assert torch.cuda.is_available is was
-    assert processor_s() - own_processor_s() > elsewhere, "what its process spends is this test's"
 
 
 @pytest.mark.slow

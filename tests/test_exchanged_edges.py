@@ -61,12 +61,11 @@ def written_edges(batch):
     batch.edge_index.copy_(batch.edge_index.flip(0))
 
 
-def losses(mode: str, kind: type[Net], change, kernels: bool = False) -> tuple[list, list]:
+def losses(mode: str, kind: type[Net], change) -> tuple[list, list]:
     """The losses of three steps in this library and in plain PyG."""
     torch.manual_seed(0)
     model = kind().double()
     twin = copy.deepcopy(model)
-    model = sg.convert(model, kernels=True) if kernels else model
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, twin)]
     runner = sg.StaticGraphRunner(model, PLAN, mode, loss=squared, optimizer=optimizers[0])
     found, expected = [], []
@@ -89,24 +88,15 @@ def test_an_eager_step_takes_other_edges(change):
     assert found == pytest.approx(expected, rel=1e-10)
 
 
-@pytest.mark.parametrize(("mode", "kernels"), [("eager", True), ("fused", False), ("fused", True)])
-def test_edges_exchanged_inside_of_the_forward_are_plain_pygs(mode, kernels):
-    found, expected = losses(mode, Inside, lambda batch: None, kernels)
+def test_edges_exchanged_inside_of_the_forward_are_plain_pygs():
+    found, expected = losses("fused", Inside, lambda batch: None)
     assert found == pytest.approx(expected, rel=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("mode", "change", "kernels"),
-    [
-        ("fused", reversed_edges, False),
-        ("fused", written_edges, False),
-        ("eager", reversed_edges, True),
-        ("fused", reversed_edges, True),
-    ],
-)
-def test_fused_loops_refuse_edges_out_of_order(mode, change, kernels):
+@pytest.mark.parametrize("change", [reversed_edges, written_edges])
+def test_fused_loops_refuse_edges_out_of_order(change):
     with pytest.raises(ValueError, match="no longer in order of destination"):
-        losses(mode, Net, change, kernels)
+        losses("fused", Net, change)
 
 
 def test_edges_of_another_source_in_order_have_pointers_of_their_own():
@@ -120,11 +110,3 @@ def test_edges_of_another_source_in_order_have_pointers_of_their_own():
     assert with_pointers(batch) is batch
     same = batch.replace(edge_index=batch.edge_index)
     assert torch.equal(same.transpose, batch.transpose)
-
-
-def test_a_bound_model_of_kernels_refuses_them_too():
-    model = sg.convert(Net().double(), kernels=True)
-    batch = sg.StaticBatch.of(STORE, range(4), PLAN.capacities[0], pointers=True)
-    reversed_edges(batch)
-    with pytest.raises(ValueError, match="no longer in order"):
-        sg.bound(model, batch)

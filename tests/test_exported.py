@@ -13,8 +13,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 from support.examples import EXAMPLES
-from support.forked import run_forked
 from support.patience import patience
+from support.program import run_program
 
 import staticgraph as sg
 from staticgraph.files import document
@@ -87,7 +87,7 @@ import staticgraph as sg
 store = sg.datasets.open({str(EXAMPLES / "esol.npz")!r})
 print(sg.load_exported({str(folder)!r}, {digest!r}).predict([store[0]]).tolist())
 """
-    done = run_forked(["-c", script], timeout=patience(60))
+    done = run_program(["-c", script], timeout=patience(60))
     assert done.returncode == 0, done.stderr
     store = sg.datasets.open(EXAMPLES / "esol.npz")
     expected = runner.predict([store[0]])

@@ -3,141 +3,21 @@ belongs to others is removed."""
 
 from __future__ import annotations
 
-import errno
 import os
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
-from support.killed import every_kill
+from support.saved_kinds import Graph, Store, store_of
 
 import staticgraph as sg
 from staticgraph.files import atomic, document, folder, scratch
 from staticgraph.files.presence import is_there
-from staticgraph.outofcore import PartitionedGraph, partition
+from staticgraph.outofcore import partition
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.training import checkpoint
-
-NONE = np.empty(0, np.int64)
-
-
-def store_of(value: float) -> GraphStore:
-    x = np.full((3, 1), value, np.float32)
-    return GraphStore.from_arrays(
-        np.array([2, 1]), np.array([1, 0]), [0], [1], {"x": ("node", x)}, name=str(value)
-    )
-
-
-class Plan:
-    """What these tests save, by kind: ``write`` saves a number, ``read`` returns it."""
-
-    name = "plan.json"
-
-    @staticmethod
-    def write(path: Path, number: int) -> None:
-        sg.BucketPlan.of([(number, 20, 4)]).save(path)
-
-    @staticmethod
-    def read(path: Path) -> int:
-        return sg.BucketPlan.load(path).capacities[0].nodes
-
-
-class Checkpoint:
-    name = checkpoint.FILE
-
-    @staticmethod
-    def write(path: Path, number: int) -> None:
-        checkpoint.save(path.parent, model={"w": torch.full((50,), number)})
-
-    @staticmethod
-    def read(path: Path) -> int:
-        return int(checkpoint.load(path.parent)["model"]["w"].unique())
-
-
-class Text:
-    name = "report.json"
-
-    @staticmethod
-    def write(path: Path, number: int) -> None:
-        atomic.write_text(path, f"{number}\n" * 500)
-
-    @staticmethod
-    def read(path: Path) -> int:
-        (number,) = set(path.read_text().split())
-        return int(number)
-
-
-class Store:
-    name = "store"
-
-    @staticmethod
-    def write(path: Path, number: int) -> None:
-        store_of(number + 0.5).save(path, overwrite=True)
-
-    @staticmethod
-    def read(path: Path) -> int:
-        found = GraphStore.load(path, verify=True)
-        assert found.name == str(found.columns["x"][0, 0])
-        return int(found.columns["x"][0, 0])
-
-
-class Graph:
-    name = "graph"
-
-    @staticmethod
-    def write(path: Path, number: int) -> None:
-        edges = np.random.default_rng(number).integers(0, 6, (2, 8 + number))
-        partition(edges, 6, 2, path, seed=number, overwrite=True)
-
-    @staticmethod
-    def read(path: Path) -> int:
-        graph = PartitionedGraph(path, verify=True)
-        assert len(graph.read_cells([(i, j) for i in (0, 1) for j in (0, 1)])) == graph.num_edges
-        return graph.num_edges - 8
-
-
-KINDS = [Plan, Checkpoint, Text, Store, Graph]
-
-
-def step_of(kind: type) -> int:
-    """Folders are written in many calls: by default a kill comes before every second of them."""
-    return 2 if kind in (Store, Graph) and not os.environ.get("EVERY_CASE") else 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kill_at_any_moment_leaves_the_old_or_the_new(kind, tmp_path):
-    path = tmp_path / kind.name
-    kind.write(path, 5)
-    found = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # an old one was put back
-        for _ in every_kill(lambda: kind.write(path, 7), step_of(kind)):
-            found.append(kind.read(path))
-            assert found[-1] in (5, 7)
-            kind.write(path, 5)
-            assert kind.read(path) == 5
-            assert [each.name for each in tmp_path.iterdir()] == [kind.name], "scratch piles up"
-    assert found[0] == 5
-    assert found[-1] == 7
-    assert len(found) > 3
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kill_of_the_first_writing_leaves_nothing_or_all(kind, tmp_path):
-    (tmp_path / "there").mkdir()
-    path = tmp_path / "there" / kind.name
-    for k in every_kill(lambda: kind.write(path, 7), step_of(kind)):
-        if path.exists():
-            assert kind.read(path) == 7
-        kind.write(path, 5)
-        assert [each.name for each in path.parent.iterdir()] == [kind.name]
-        (tmp_path / "there").rename(tmp_path / f"done-{k}")
-        (tmp_path / "there").mkdir()
 
 
 def test_a_folder_that_was_moved_aside_is_put_back_and_said(tmp_path):
@@ -154,22 +34,6 @@ def test_data_sets_are_opened_after_a_kill_too(tmp_path):
     (tmp_path / "s").rename(old.with_name(old.name.replace(scratch.TOKEN, "00000000")))
     with pytest.warns(UserWarning, match="was put back"):
         assert sg.datasets.open(tmp_path / "s").name == "1.5"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk_leaves_what_was_there(kind, tmp_path, monkeypatch):
-    path = tmp_path / kind.name
-    kind.write(path, 5)
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        kind.write(path, 7)
-    monkeypatch.undo()
-    assert kind.read(path) == 5
-    assert [each.name for each in tmp_path.iterdir()] == [kind.name]
 
 
 def test_of_two_writers_of_one_folder_one_is_refused(tmp_path, monkeypatch):

@@ -145,3 +145,63 @@ def test_between_checks_nothing_is_read_on_the_host(store, monkeypatch):
 def test_a_negative_number_of_steps_is_refused(store):
     with pytest.raises(ValueError, match="check_finite=-1"):
         runner_of(store, check_finite=-1)
+
+
+class Counting(nn.Module):
+    """Writes to all that a step may write to before its update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.lin = nn.BatchNorm1d(2), nn.Linear(2, 1)
+        self.register_buffer("written", torch.zeros(2))
+        self.register_buffer("bound", torch.zeros(2))
+        self.seen = 0
+
+    def forward(self, x, batch, batch_size):
+        h = self.norm(x)
+        self.written.lerp_(h.detach()[0], 0.1)
+        if not torch.compiler.is_compiling():
+            self.bound = self.bound + h.detach()[0]
+            self.seen += 1
+        return global_add_pool(self.lin(h), batch, batch_size).squeeze(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["eager", "fused", "default"])
+def test_a_step_happens_whole_or_not_at_all(store, mode):
+    """Refused for its loss, or interrupted anywhere before its update."""
+    torch.manual_seed(0)
+    model, centre, stop = Counting(), torch.zeros(1), {}
+
+    def loss(out, batch):
+        if mode == "eager":
+            centre.lerp_(out.detach()[:1], 0.1)
+            if "loss" in stop:
+                raise KeyboardInterrupt
+        return (out - batch.y - centre).square()
+
+    runner = made_runner(model, CAPACITIES, mode, loss=loss, optimizer=adam(model))
+    runner.step(batch_of(store, 0))
+
+    def state():
+        values = [*model.state_dict().values(), centre, torch.tensor(model.seen)]
+        return [value.clone() for value in values]
+
+    def stopped(error):
+        with pytest.raises(error):
+            runner.step(batch_of(store, 6 if error is NonFiniteLoss else 9))
+        for now, value in zip(state(), before, strict=True):
+            assert torch.equal(now, value)
+
+    before, bound = state(), model.bound
+    stopped(NonFiniteLoss)
+    handle = model.lin.weight.register_hook(lambda gradient: 1 / 0)
+    stopped(ZeroDivisionError)
+    handle.remove()
+    if mode == "eager":
+        stop["loss"] = True
+        stopped(KeyboardInterrupt)
+        stop.clear()
+    assert model.bound is bound
+    runner.step(batch_of(store, 9))
+    assert not torch.equal(model.written, before[0])

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.bench_runner import milliseconds
 from bench.figures import NOT_MEASURED, look
-from bench.first_look import Noted, Ran, by_name, gaps, noting, printed
+from bench.first_look import Noted, Ran, by_kernel, gaps, noting, printed, ran_in
+from bench.steps import Contender, milliseconds
 
 
 def test_gaps_are_what_no_kernel_fills():
@@ -26,54 +27,97 @@ def test_gaps_are_what_no_kernel_fills():
     assert gaps([])["share_of_gaps"] == 0
 
 
-def test_rows_by_name_with_bytes_and_roofline():
-    """Two launches of 1,000 bytes in 4 us are 0.5 of a device that moves 1e9 bytes per second; what
-    a library launches has no bytes."""
-    noted = Noted()
-    tensor = torch.zeros(125, dtype=torch.float64)
-    for _ in range(3):
-        noted.launch("ours", [tensor, 7, tensor, None])
-    ran = [Ran("ours", 0, 1), Ran("gemm", 1, 9), Ran("ours", 9, 12)]
-    rows = by_name(ran, noted, 1e9)
-    assert [row["kernel"] for row in rows] == ["gemm", "ours"], "the longest first"
-    assert rows[0]["bytes"] is None
-    assert rows[0]["share_of_roofline"] is None
-    assert rows[1]["launches"] == 2
-    assert rows[1]["us"] == 4
-    assert rows[1]["bytes"] == 2000
+def kernel(name, start_us, end_us, grid, registers):
+    """An event of the profiler's trace."""
+    told = {"grid": grid, "registers per thread": registers}
+    return {"cat": "kernel", "name": name, "ts": start_us, "dur": end_us - start_us, "args": told}
+
+
+def test_rows_by_kernel_and_grid_with_bytes_and_roofline():
+    """A replay of the third capture: 2,000 bytes in 4 us are 0.5 of a device that moves 1e9 bytes
+    per second; two grids are two rows; what a library launches has no bytes."""
+    noted, large, little = Noted(), torch.zeros(125, dtype=torch.float64), torch.zeros(25)
+    noted.launch("theirs", "inductor", [large])  # warm-up
+    for names, grid in (
+        (["theirs", "ours"], 2),
+        (both := ["ours", "theirs", "ours"], 9),
+        (both, 2),
+    ):
+        noted.captures.append([])
+        for name in names:
+            given = [large, 7, large, None] if name == "ours" else [little]
+            noted.launch(name, "staticgraph.kernels.a.gpu", given, (grid,) * (name == "ours"))
+    events = [kernel("ours", 9, 12, [2, 1, 1], 64), kernel("ours", 0, 1, [2, 1, 1], 64)]
+    events += [kernel("gemm", 1, 8, [4, 1, 1], 128), kernel("theirs", 8, 9, [1, 1, 1], 32)]
+    ran = ran_in({"traceEvents": [*events, {"cat": "cpu_op", "name": "aten::mm"}, {"ph": "M"}]})
+    rows = by_kernel(ran, noted, 1e9)
+    assert [row["kernel"] for row in rows] == ["gemm", "ours", "theirs"], "the longest first"
+    assert (rows[0]["bytes"], rows[0]["module"], rows[0]["registers"]) == (None, None, 128)
+    assert (rows[1]["module"], rows[1]["grid"], rows[1]["registers"]) == ("a.gpu", (2, 1, 1), 64)
+    assert (rows[1]["launches"], rows[1]["us"], rows[1]["bytes"]) == (2, 4, 2000)
     assert rows[1]["share_of_roofline"] == pytest.approx(0.5)
-    assert by_name(ran, noted, None)[1]["share_of_roofline"] is None
+    assert rows[2]["bytes"] == 100
+    assert by_kernel(ran, noted, None)[1]["share_of_roofline"] is None
+    assert [row["bytes"] for row in by_kernel(ran[:-1], noted, 1e9)] == [None, 1000, 100]
+    other = by_kernel([*ran, ran[-1]], noted, 1e9)
+    assert [row["bytes"] for row in other] == [None] * 3, "no capture launched these"
     text = printed(rows)
     assert "50%" in text
-    assert "gemm" in text
+    assert "2x1x1" in text
 
 
-def test_launches_are_noted_and_let_through(monkeypatch):
+def test_launches_of_a_capture_are_noted_and_let_through(monkeypatch):
     """Both kinds of Triton kernels, with whatever they return; afterwards nothing is patched."""
     pytest.importorskip("triton")
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from triton import knobs
     from triton.runtime.jit import JITFunction
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", lambda self: "began")
     monkeypatch.setattr(JITFunction, "run", lambda self, *args, **kwargs: ("ran", kwargs))
     monkeypatch.setattr(CachingAutotuner, "run", lambda self, *args, stream, **kwargs: stream)
-    before = JITFunction.run, CachingAutotuner.run
 
-    def kernel(x, out):
-        pass
+    def patched():
+        return torch.cuda.CUDAGraph.capture_begin, JITFunction.run, CachingAutotuner.run
 
+    before, graph = patched(), object.__new__(torch.cuda.CUDAGraph)
     own = object.__new__(JITFunction)
-    own.fn = kernel
+    own.__name__, own.__module__ = "neighbour_sum_forward", "staticgraph.kernels.neighbour_sum.gpu"
     inductors = object.__new__(CachingAutotuner)
     inductors.inductor_meta = {"kernel_name": "triton_poi_fused_add_0"}
     x, out = torch.zeros(8), torch.zeros(4)
     with noting() as noted:
+        assert own.run(x, grid=(1,), warmup=False)[0] == "ran"
+        assert graph.capture_begin() == "began"
         assert own.run(x, out=out, grid=(1,), warmup=False)[0] == "ran"
         assert inductors.run(x, x, 8, stream=5) == 5
-    assert noted.of("kernel") == 48
-    assert noted.of("triton_poi_fused_add_0") == 32
-    assert noted.of("ampere_sgemm") is None
-    assert (JITFunction.run, CachingAutotuner.run) == before
+        knobs.compilation.listener(src=SimpleNamespace(fn=own), cache_hit=True, times=None)
+    assert [list(capture) for capture in noted.captures] == [
+        [
+            (own.__name__, own.__module__, 48, (1, 1, 1)),
+            ("triton_poi_fused_add_0", "inductor", 32, ()),
+        ]
+    ]
+    assert noted.compiled == {True: 1}
+    assert patched() == before
+
+
+def test_a_time_that_is_not_of_replays_is_refused():
+    """As one published speed-up was: the graph was captured, and its work was never run."""
+
+    def report(replays):
+        bucket = SimpleNamespace(recordings=2)
+        return lambda: SimpleNamespace(buckets=[bucket], replays={"a": replays}, fallbacks=["why"])
+
+    contender = Contender("cuda-graph+kernels", int, report=report(7))
+    before = contender.proof()
+    assert before == {"recordings": 2, "replays": 7, "fallbacks": ["why"]}
+    contender.report = report(17)
+    assert contender.refusal(10, before) is None
+    assert contender.refusal(11, before) == "11 steps were timed, but 10 replays ran"
+    plain = Contender("pyg", int)
+    assert plain.refusal(10, plain.proof()) is None
 
 
 def test_steps_in_a_row_are_all_made():
@@ -83,17 +127,44 @@ def test_steps_in_a_row_are_all_made():
 
 
 def test_the_look_is_told_and_nothing_without_kernels():
-    rows = by_name([Ran("a|b", 0, 5)], Noted(), None)
+    rows = by_kernel([Ran("a|b", 0, 5, (7,), 40)], Noted(), None)
+    row = {"mode": "m", "model": "gine 5x300", "latency_ms": {"median": 0.5}, "step_ms": 0.4}
     found = {
-        "made": {"model": "gine:5x300"},
+        "look": "m",
+        "rows": [{"mode": "pyg"}, row],
         "verify": {"passed": True},
         "host": {"host_us": 41.0},
-        "times": {"latency_ms": 0.5, "back_to_back_ms": 0.4},
         "kernels": {"kernels": 1, **gaps([Ran("a|b", 0, 5)]), "rows": rows},
     }
-    text = look({"look-gine": found})
-    assert "gine:5x300: 1 kernels in 5 us, 0% of it gaps; host 41 us" in text
-    assert "| a/b | 1 | 5.0 | - | - |" in text
-    assert look({"look-gine": {**found, "kernels": {"answer": "needs a CUDA device"}}}) == (
+    text = look({"gine32": found, "not_run": []})
+    assert "gine 5x300: 1 kernels in 5 us, 0% of it gaps; host 41 us, latency 0.50 ms" in text
+    assert "| a/b | 7 | 40 | 1 | 5.0 | - | - |" in text
+    assert look({"gine32": {**found, "kernels": {"answer": "needs a CUDA device"}}}) == (
         NOT_MEASURED
     )
+
+
+def test_the_micro_part_launches_what_it_names():
+    """Each case on CPU tensors, whose launches are noted in place of made."""
+    compiled = pytest.importorskip("support.compiled")
+    from bench import micro
+
+    names = set()
+    for kind in (micro.linear, micro.norms, micro.attention):
+        launched = {}
+        compiled.noted(launched.update, kind("cpu"))
+        for name, call in launched.items():
+            names |= {(name.partition(" ")[0], each.name) for each in compiled.noted(call)}
+    assert names == {
+        ("backward", "linear_small_backward"),
+        ("backward", "linear_small_join"),
+        ("forward", "linear_small_forward"),
+        ("norm", "batch_norm_few_rows_forward"),
+        ("norm", "batch_norm_few_rows_backward"),
+        ("norm", "batch_norm_statistics"),
+        ("norm", "batch_norm_apply"),
+        ("norm", "batch_norm_gradient_sums"),
+        ("norm", "batch_norm_apply_gradient"),
+        ("attention", "graph_attention_forward"),
+        ("attention", "graph_attention_backward"),
+    }

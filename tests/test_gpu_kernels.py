@@ -40,8 +40,8 @@ def sizes_on(device: str, name: str) -> Sizes | None:
 @pytest.mark.sampled(7)
 @pytest.mark.slow  # with an empty cache, each compiles its own loops
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])  # the slowest: fp32 comes first
 def test_an_operator_equals_the_cpus_and_itself(name, dtype, device):
     sizes = sizes_on(device, name)
     found, again = (results(name, dtype, device, sizes) for _ in range(2))

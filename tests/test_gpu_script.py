@@ -14,12 +14,15 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.forked_python import forked_python
+import torch
+from support.kernel_cases import DTYPES
 from support.patience import patience, slowness
+
+import staticgraph as sg
+from staticgraph.models import build
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -89,7 +92,7 @@ def test_every_command_line_parses(call, tiny, monkeypatch):
     from bench.steps import Shape
 
     found = parts(call, tiny)
-    assert len(found) >= (7 if call in CALLS else 2)
+    assert len(found) >= (5 if call in CALLS else 2)
     for name, _, command in found:
         if command[0] == "tests":
             assert all((ROOT / path).is_file() for path in command[1:]), name
@@ -131,6 +134,39 @@ def test_the_seconds_of_a_call_add_up_to_less_than_it_has(call):
     after = [int(seconds) for seconds in re.findall(r"timeout (\d+) (?:tar c|\"\$python\")", text)]
     assert after
     assert BUDGET_S + sum(after) < 540
+
+
+def test_the_cache_is_filled_with_the_models_of_the_first_call(capsys):
+    """By dry runs of the same shapes, which a device's process then reads in place of compiling."""
+    from bench import steps
+    from staticgraph.cli import main
+
+    commands = [command for _, _, command in parts("cache")]
+    shapes = {"--models": [], "--batch-sizes": []}
+    for _, _, command in parts("first"):
+        for option, found in shapes.items():
+            found += command[command.index(option) + 1 :][:1] if option in command else []
+    for command, shape, size in zip(commands, *shapes.values(), strict=True):
+        given = dict(zip(command[2::2], command[3::2], strict=False))
+        store = sg.datasets.open(ROOT / given["--data"])
+        model = getattr(steps, given["--model"].partition(":")[2])(store)
+        shape = steps.Shape.parse(shape)
+        torch.manual_seed(0)
+        other = build(shape.name, store, hidden=shape.hidden, layers=shape.layers)
+        assert str(model) == str(other)
+        assert command[command.index("--batch-size") + 1] == size
+        with pytest.raises(SystemExit) as ended:
+            main([*command[1:], "--help"])
+        assert ended.value.code == 0
+
+
+def test_single_precision_comes_first():
+    """Of the kernels' tests, should the time not be enough for all: pytest varies the parameters
+    that stand next to the function last."""
+    text = (ROOT / "tests" / "test_gpu_kernels.py").read_text()
+    above = text.partition("\ndef test_an_operator_equals")[0].splitlines()[-1]
+    assert above.startswith('@pytest.mark.parametrize("dtype", DTYPES')
+    assert DTYPES[0] == torch.float32
 
 
 def test_one_model_a_process():
@@ -271,23 +307,13 @@ def test_what_was_compiled_and_found_goes_on_to_the_next_call(tmp_path):
     assert found["b"] == {"found": "made"}
 
 
-@pytest.fixture(scope="module")
-def python() -> Iterator[str]:
-    """An interpreter for what the script starts, where its startup is not what is tested."""
-    with forked_python() as command:
-        yield command
-
-
-def test_nothing_runs_where_versions_fail(tmp_path, python):
+def test_nothing_runs_where_versions_fail(tmp_path):
     """There is no GPU here, which is the first check."""
-    pytest.importorskip("torch")
-    import torch
-
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     (tmp_path / "parts.sh").write_text("parts_first() { part never 5 echo ran; }")
     files = {"PARTS_FROM": tmp_path / "parts.sh", "OUT": tmp_path / "out"}
-    done = gpu_sh("first", PYTHON=python, **files)
+    done = gpu_sh("first", PYTHON=sys.executable, **files)
     assert done.returncode == 1
     assert "no CUDA device is visible to torch" in done.stdout
     assert "== stopped" in done.stdout
@@ -311,30 +337,31 @@ def test_another_word_than_a_call_is_refused():
 
 
 @pytest.mark.slow
-def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path, python):
-    """Two unchanged parts of the first call, on the CPU: labelled, correct and complete."""
+def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path):
+    """An unchanged part of the first call, on the CPU: labelled, correct and complete."""
     out = tmp_path / "out"
     done = gpu_sh(
         "first",
-        PYTHON=python,
+        PYTHON=sys.executable,
         OUT=out,
         CACHES=tmp_path / "caches",
         NUMBA_CACHE_DIR="",  # the usual one: compiling each loop takes longer than the rest
         KEEP_CACHES=0,
         TINY=1,
-        PARTS="gine32 look-gine",
+        PARTS="gine32",
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     found = json.loads((out / "results.json").read_text())
     rows = found["gine32"]["rows"]
-    assert [row["mode"] for row in rows] == ["pyg", "cuda-graph+kernels", "cuda-graph"]
+    assert [row["mode"] for row in rows] == ["pyg", "cuda-graph+kernels"]
+    assert (rows[0]["replays"], rows[1]["fallbacks"]) == (None, [])
+    assert rows[1]["replays"] > rows[1]["recordings"] > 0
     assert all(row["rehearsal"] and row["loss_agrees"] for row in rows), rows
     assert all(row["step_ms"] > 0 and row["latency_ms"]["median"] > 0 for row in rows)
-    look = found["look-gine"]
-    assert look["made"]["rehearsal"]
+    look = found["gine32"]
+    assert look["look"] == "cuda-graph+kernels"
     assert look["verify"]["passed"]
     assert {"x", "edge_attr"} <= set(look["verify"]["moved"])
     assert look["host"]["python_calls"] > 0
-    assert look["times"]["back_to_back_ms"] > 0
     assert look["kernels"] == {"answer": "needs a CUDA device", "seconds": 0.0}
     assert "REHEARSAL, NO FIGURES" in done.stdout

@@ -292,7 +292,8 @@ def test_preflight_passes_and_names_what_mixes_padding(store, molecules):
     assert report, [str(obstacle) for obstacle in report.obstacles]
     assert report.parity is not None
     assert report.parity < 1e-9
-    assert sg.preflight(model, plan), "graphs made up from the schema alone"
+    made_up = sg.preflight(model, plan)
+    assert made_up, [str(obstacle) for obstacle in made_up.obstacles]
 
     class Mixing(nn.Module):
         def forward(self, h):

@@ -16,7 +16,7 @@ from support.hetero_parity import plain, poisoned, static
 from support.index_rules import Clusters, Pair, Triplets
 from support.parity import differences
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GATConv, GCNConv, global_add_pool
+from torch_geometric.nn import GATConv, GCNConv, global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter
 
 import staticgraph as sg
@@ -106,7 +106,7 @@ def real(batch: sg.StaticBatch, field) -> torch.Tensor:
 
 def assert_as_pyg(batch: sg.StaticBatch, graphs: list[Data]) -> None:
     ids = batch.graph_ids[batch.graph_mask].tolist()
-    expected = Batch.from_data_list([sorted_edges(graphs[i]) for i in ids])
+    expected = Batch.from_data_list([graphs[i] for i in ids])
     for field in batch.layout.schema:
         assert torch.equal(real(batch, field), expected[field.name]), field.name
 
@@ -125,10 +125,11 @@ def assert_points_at_padding(batch: sg.StaticBatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @examples(15)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_a_batch_holds_what_pyg_batches(kind, seed):
+@given(seed=st.integers(0, 2**32 - 1), keep_order=st.booleans())
+def test_a_batch_holds_what_pyg_batches(kind, seed, keep_order):
     graphs = made(kind, seed)
-    store = sg.GraphStore.from_pyg(graphs)
+    in_batch = graphs if keep_order else list(map(sorted_edges, graphs))
+    store = sg.GraphStore.from_pyg(graphs, keep_order=keep_order)
     for number, graph in enumerate(graphs):
         assert store[number].num_nodes == graph.num_nodes
         for name, value in graph.to_dict().items():
@@ -139,12 +140,12 @@ def test_a_batch_holds_what_pyg_batches(kind, seed):
     for plan in (sg.plan_buckets(store, batch_size=4), sg.plan_buckets(store, graphs=5)):
         seen = []
         for batch in sg.StaticLoader(store, plan, shuffle=True):
-            assert_as_pyg(batch, graphs)
+            assert_as_pyg(batch, in_batch)
             assert_points_at_padding(batch)
             seen += batch.graph_ids[batch.graph_mask].tolist()
             again = Batch.from_data_list(batch.to_data_list())
             ids = batch.graph_ids[batch.graph_mask].tolist()
-            expected = Batch.from_data_list([sorted_edges(graphs[i]) for i in ids])
+            expected = Batch.from_data_list([in_batch[i] for i in ids])
             for field in store.schema:
                 assert torch.equal(again[field.name], expected[field.name]), field.name
         assert sorted(seen) == list(range(len(graphs)))
@@ -349,3 +350,107 @@ def test_an_index_too_narrow_for_the_rows_of_a_batch_is_refused():
         PlanMismatch, match=r"'root_index' is int8, and would number 241 rows .*int64"
     ):
         sg.StaticBatch.of(store, [0, 1], (241, 8, 3))
+
+
+class Nested(Data):
+    """Nodes belong to subgraphs, and these to the graph."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "node_to_subgraph":
+            return len(self.subgraph_to_graph)
+        return 1 if key == "subgraph_to_graph" else super().__inc__(key, value, *args, **kwargs)
+
+
+class OverSubgraphs(torch.nn.Module):
+    def __init__(self, index) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(4, 1)
+        self.index = index
+
+    def forward(self, data):
+        rows = global_mean_pool(data.x, self.index(data)).sin()
+        return self.head(global_add_pool(rows, data.subgraph_to_graph))
+
+
+def nested(count: int = 12) -> list[Data]:
+    return [
+        Nested(
+            x=torch.randn(n, 4),
+            edge_index=torch.zeros(2, 3, dtype=torch.long),
+            node_to_subgraph=torch.arange(n) % (1 + n % 3),
+            subgraph_to_graph=torch.zeros(1 + n % 3, dtype=torch.long),
+        )
+        for n in [3 + number % 5 for number in range(count)]
+    ]
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_a_pool_by_an_index_of_the_data_has_the_rows_that_it_counts(mode):
+    graphs, model = nested(), OverSubgraphs(lambda data: data.node_to_subgraph)
+    expected = model(Batch.from_data_list(graphs)).detach()
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
+    found = sg.StaticGraphRunner(model, plan, mode).predict(graphs)
+    torch.testing.assert_close(found, expected)
+
+
+class Repeated(OverSubgraphs):
+    def forward(self, data):
+        rows = torch.repeat_interleave(global_add_pool(data.x, data.batch), data.count, dim=0)
+        return self.head(global_add_pool(rows.sin(), data.subgraph_to_graph))
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_rows_are_repeated_as_often_as_a_graph_has_subgraphs(mode):
+    graphs, model = nested(), Repeated(None)
+    for graph in graphs:
+        graph.count = len(graph.subgraph_to_graph)
+    expected = model(Batch.from_data_list(graphs)).detach()
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=4), mode)
+    runner(next(iter(runner.loader(store))))
+    torch.testing.assert_close(runner.predict(graphs), expected)
+
+
+def test_a_pool_by_another_index_is_not_one_to_graphs():
+    graphs = nested()
+    model = OverSubgraphs(lambda data: 2 * data.batch + (data.x[:, 0] > 0))
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
+    with pytest.raises(sg.NotStatic, match=r"this one names \d+ groups: pass size="):
+        sg.StaticGraphRunner(model, plan, "eager").predict(graphs)
+
+
+class Copies(Data):
+    """Copies of a small graph's nodes, as in ESAN: nodes that index the originals."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        counted = key in ("copy_of", "original_edge_index")
+        return self.num_originals if counted else super().__inc__(key, value, *args, **kwargs)
+
+
+def test_a_sum_without_a_size_over_rows_of_the_data_reaches_their_edges():
+    rng = np.random.default_rng(0)
+    graphs = [
+        Copies(
+            x=torch.from_numpy(rng.standard_normal((3 * n, 2))),
+            edge_index=ints(rng, 3 * n, 2, 4),
+            copy_of=torch.arange(n).repeat(3),
+            num_originals=n,
+            original_edge_index=ints(rng, n, 2, n + 3),
+            num_nodes=3 * n,
+        )
+        for n in (4, 2, 5, 3)
+    ]
+
+    def forward(data):
+        originals = int(data.copy_of.max()) + 1
+        h = data.x.new_zeros(originals, 2).index_add(0, data.copy_of, data.x)
+        src, dst = data.original_edge_index
+        return torch.zeros_like(h).index_add(0, dst, h[src])
+
+    store = sg.GraphStore.from_pyg(graphs)
+    schema = store.schema
+    rows = {schema["copy_of"].counts[0]: 30, schema["original_edge_index"].level: 70}
+    capacity = sg.Capacity(44, 20, 7, extra=rows)
+    expected = forward(Batch.from_data_list(graphs))
+    batch = sg.StaticBatch.of(store, range(4), capacity)
+    assert torch.allclose(forward(batch)[: len(expected)], expected)

@@ -1,5 +1,5 @@
 """Private APIs of torch: none is used outside ``internals/``, and each name does what it is used
-for. With a new torch, failures here and in the ``test_internals_*`` files (fake tensors, tracing,
+for. With a new torch, failures here and in the ``test_internals_*`` files (tracing,
 Inductor, hooks) show what changed."""
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import staticgraph
 from staticgraph.internals import (
     autograd_shapes,
     dispatch,
+    fakes,
     foreach,
     operators,
     packages,
@@ -321,3 +322,35 @@ def test_shapes_before_a_result_are_those_of_what_it_was_computed_from():
     assert before((out - torch.ones(4)).square().exp()) == {(4, 1)}
     assert before((row - torch.ones(4)).square()) == {(3, 4)}  # the transposed weight
     assert before(torch.ones(4, 4)) is None
+
+
+def test_fakes_have_a_device_and_no_memory():
+    with fakes.FakeTensorMode(allow_non_fake_inputs=True):
+        values = torch.zeros(1 << 40, device="cpu")
+        assert isinstance(values, fakes.FakeTensor)
+        assert (values + 1).shape == (1 << 40,)
+        with pytest.raises(RuntimeError):  # what depends on data has no fake
+            values[:1].item()
+
+
+class Noting(dispatch.TorchDispatchMode):
+    """Records dispatched functions and their arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_look_at_a_fake_tensors_device_is_dispatched():
+    """The query comes from C++, as autograd makes it at every node."""
+    with fakes.FakeTensorMode():
+        made = torch.zeros(3, requires_grad=True)
+        with Noting() as noting:
+            (made * 2).sum().backward()
+    looked = [args[0] for func, args in noting.seen if func is fakes.ask_device]
+    assert looked
+    assert {tensor.fake_device for tensor in looked} == {made.device}

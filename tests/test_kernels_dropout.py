@@ -12,7 +12,6 @@ import staticgraph as sg
 from staticgraph import models
 from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.kernels.dropout_sum import draw_seed, dropout_sum, dropout_sum_reference, kept
-from staticgraph.nn.convert import context_of
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]
@@ -75,9 +74,8 @@ def test_a_model_drops_anew_every_step_and_repeats_with_the_seed(name, esol):
     for layer in model.modules():  # attention uses torch's own dropout
         if isinstance(layer, GPSConv):
             layer.attn.dropout = 0.0
-    sg.convert(model.train(), kernels=True)
-    # A trunk's dropout is replaced only in the captured graph, a layer's also through its class.
-    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused" if name == "gine" else "eager")
+    model.train()
+    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY, pointers=True)
     outs = []
     for seed in (1, 1, 2):
@@ -93,27 +91,3 @@ def test_a_model_drops_anew_every_step_and_repeats_with_the_seed(name, esol):
     assert counted["aten::randint"] == 1  # one seed for all
     assert counted["staticgraph::dropout_sum"] == (2 if name == "gine" else 8)
     assert counted["aten::native_dropout"] == 0
-
-
-def test_a_compiled_step_draws_as_the_eager_one(esol):
-    """One graph; different values on every call, the same values after the same seed."""
-    torch.manual_seed(0)
-    model = models.build("gine", esol, hidden=8, layers=1, dropout=0.5)
-    context = context_of(sg.convert(model.train(), kernels=True))
-    batch = sg.StaticBatch.of(esol, IDS, CAPACITY, pointers=True)
-    names, tensors = tuple(batch.tensors()), list(batch.tensors().values())
-
-    def run(*tensors):
-        inner = sg.StaticBatch(batch.layout, dict(zip(names, tensors, strict=True)))
-        context.enter(inner)
-        out = model(inner.x, inner.edge_index, inner.edge_attr, inner.batch, inner.num_graphs)
-        context.leave()
-        return out
-
-    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
-    torch.manual_seed(1)
-    outs = [compiled(*tensors) for _ in range(2)]
-    outs[0].sum().backward()
-    torch.manual_seed(1)
-    assert torch.allclose(run(*tensors), outs[0], atol=1e-5)
-    assert not torch.equal(*outs)

@@ -4,7 +4,6 @@ and autocast; values against the reference where torch's operators are the same 
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from staticgraph.dryrun.operations import OperationCounter, operations
 from staticgraph.kernels.linear import (
+    cpu,
     gpu,
     limits,
     linear,
@@ -21,7 +21,7 @@ from staticgraph.kernels.linear import (
     op,
     small,
 )
-from staticgraph.nn.fused import linear as fused
+from staticgraph.rewrites.layers.gradient_sums import product_handed_on
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -45,33 +45,17 @@ def test_relu_is_part_of_the_product(dtype, biased):
     assert (out.double() - exact).abs().max() <= 2 * max(usual, least)
 
 
-def on_cuda(dtype):
-    """A stand-in with the attributes of a tensor that the check reads."""
-    return SimpleNamespace(device=torch.device("cuda"), dtype=dtype, dim=lambda: 2)
-
-
-def test_autocast_on_cuda_is_no_obstacle(monkeypatch):
-    single, half, double = (on_cuda(t) for t in (torch.float32, torch.bfloat16, torch.float64))
-    assert fused.linear_obstacle(single, single) is None
-    assert "of the weight's dtype" in fused.linear_obstacle(half, single)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
-    assert fused.linear_obstacle(single, single) is None
-    assert fused.linear_obstacle(half, single) is None
-    assert "float64" in fused.linear_obstacle(double, double)
-
-
-def test_autocast_keeps_the_fused_layer(monkeypatch):
+def test_autocast_keeps_the_fused_layer():
     """Bias, ReLU and casts stay in this library's operators in bfloat16; gradients are float32.
     Tested with CPU autocast on fake tensors, as if the operators took bfloat16 there."""
-    monkeypatch.setattr(fused, "linear_obstacle", lambda *_: None)
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):
         x, weight, bias = (
             torch.empty(shape, requires_grad=True) for shape in ((50, 16), (16, 16), (16,))
         )
         with OperationCounter() as counter:
-            out, same = fused.product_handing_on(x, weight, bias)
+            out, same = product_handed_on(x, weight, bias, False)
             assert same.dtype == torch.float32, "its other readers read float32"
-            second, handed = fused.product_handing_on(out, weight, bias)
+            second, handed = product_handed_on(out, weight, bias, False)
             assert handed.dtype == torch.bfloat16
             with counter.part("backward"):
                 total = (second.sum() + handed.sum() + same.sum()).float()
@@ -172,16 +156,25 @@ def test_chunks_cover_all_rows_once(rows):
     assert each <= limits.ROWS_A_CHUNK
 
 
-@pytest.mark.skipif(not op.available(), reason="this torch has no oneDNN linear")
-def test_a_slice_of_a_wider_weight_goes_to_onednn_without_gaps(monkeypatch):
+@pytest.fixture(params=[False, True], ids=["torch", "onednn"])
+def library(request, monkeypatch):
+    """Each library in turn, whatever a timing would choose."""
+    if request.param and cpu.ONEDNN is None:
+        pytest.skip("this torch has no oneDNN linear")
+    monkeypatch.setattr(cpu.Choices, "onednn", lambda *_: request.param)
+
+
+def test_a_slice_of_a_wider_weight_is_read_as_it_is(library, monkeypatch):
     """With gaps, oneDNN falls back to a loop that is a thousand times slower."""
-    onednn, strides = op.ONEDNN, []
+    onednn = cpu.ONEDNN
 
     def watched(a, b, *rest):
-        strides.append(sorted(b.stride()))
+        least, most = sorted(b.stride())
+        assert least == 1
+        assert most in (8, 40)
         return onednn(a, b, *rest)
 
-    monkeypatch.setattr(op, "ONEDNN", watched)
+    monkeypatch.setattr(cpu, "ONEDNN", watched)
     torch.manual_seed(0)
     wide, x = torch.randn(8, 24), torch.randn(40, 8, requires_grad=True)
     weight = wide[:, 8:16].requires_grad_()
@@ -192,13 +185,37 @@ def test_a_slice_of_a_wider_weight_goes_to_onednn_without_gaps(monkeypatch):
     assert torch.allclose(out, again, rtol=1e-5, atol=1e-5)
     for ours, theirs in zip(found, torch.autograd.grad(again, (x, weight), grad), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert len(strides) == 3
-    assert all(least == 1 and most in (8, 40) for least, most in strides), strides
+
+
+def test_the_faster_library_is_taken_and_remembered(tmp_path, monkeypatch):
+    """Timed once per size and machine; another process reads the choice from the cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cpu, "ONEDNN", object())
+    timed = []
+
+    def product(name, seconds):
+        def run(grad, weight):
+            timed.append(name)
+            clock[0] += seconds
+            return grad
+
+        return run
+
+    clock = [0.0]
+    monkeypatch.setattr(cpu.time, "perf_counter", lambda: clock[0])
+    for second, chosen in ((0.5, True), (0.99, False)):
+        monkeypatch.setitem(cpu.PRODUCTS, "input", (product("a", 1.0), product("b", second)))
+        operands = torch.ones(3, 4 + chosen), torch.ones(4 + chosen, 5)
+        assert cpu.Choices().onednn("input", operands) is chosen
+        assert len(timed) == 2 * (1 + cpu.ROUNDS)
+        timed.clear()
+        assert cpu.Choices().onednn("input", operands) is chosen
+        assert timed == []
 
 
 @pytest.mark.parametrize("columns", [3, 8, 20])
 @pytest.mark.parametrize("relu", [False, True])
-def test_gradients_on_a_cpu_with_more_and_fewer_columns_than_the_rows_have(columns, relu):
+def test_gradients_on_a_cpu_with_more_and_fewer_columns_than_the_rows_have(library, columns, relu):
     """The wider of the two becomes oneDNN's columns; the weight's gradient is laid out like it."""
     torch.manual_seed(0)
     tensors = [torch.randn(40, 8), torch.randn(columns, 8), torch.randn(columns)]

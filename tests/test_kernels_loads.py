@@ -12,106 +12,27 @@ import functools
 import pytest
 import torch
 from support.compiled import launches
+from support.kernel_launches import (
+    BOTH_WAYS,
+    COUNT,
+    EDGES,
+    INDEX,
+    NODES,
+    OFFSETS,
+    ONES,
+    SEED,
+    WIDTH,
+)
 
 from staticgraph.kernels.batch_norm import gpu as norm
 from staticgraph.kernels.batch_norm import op
 from staticgraph.kernels.batch_norm import small as small_norm
-from staticgraph.kernels.dot_attention import gpu as dots
-from staticgraph.kernels.dropout_sum import gpu as dropout
-from staticgraph.kernels.gcn_sum import gpu as gcn
-from staticgraph.kernels.head_blocks import gpu as heads
-from staticgraph.kernels.linear import gpu as dense
-from staticgraph.kernels.neighbour_attention import gpu as attention
-from staticgraph.kernels.neighbour_max import gpu as largest
-from staticgraph.kernels.neighbour_sum import gpu as neighbour
-from staticgraph.kernels.pair_score import gpu as pair
-from staticgraph.kernels.segments import gpu as segments
 from staticgraph.kernels.table_sum import gpu as table
 
-WIDTH, NODES, EDGES, HEADS = 300, 23, 61, 5
-ENDS = torch.zeros(EDGES, dtype=torch.int64)
-PTR = torch.zeros(NODES + 1, dtype=torch.int32)
-ORDER = torch.zeros(EDGES, dtype=torch.int32)
-INDEX = torch.zeros(NODES, 3, dtype=torch.int64)
-OFFSETS = torch.zeros(4, dtype=torch.int64)
-COUNT = torch.tensor(NODES)
-PER_EDGE = torch.ones(EDGES)
-ONES, SEED = torch.ones(WIDTH), torch.tensor([1])
 # Three blocks of 128 threads per multiprocessor with 65,536 registers.
 MOST_REGISTERS = 168
-SCORES, OWN = torch.zeros(EDGES, HEADS), torch.zeros(NODES, HEADS)
-PAIR = torch.zeros(HEADS, NODES, 2)
-BY = torch.zeros(HEADS, WIDTH // HEADS)
-PLACES = torch.zeros(NODES, dtype=torch.int64)
-
-# From x [23, 300] and e [61, 300], runs all launches of a kernel's module.
-BOTH_WAYS = {
-    "neighbour_sum": lambda x, e: (
-        neighbour.forward(x, e, None, ENDS, PTR, None, PER_EDGE, "relu_add", False),
-        neighbour.backward(
-            x, x, e, None, ENDS, PTR, PTR, ORDER, None, PER_EDGE, x, e, "relu_add", False, False
-        ),
-    ),
-    "neighbour_sum of a table": lambda x, e: (
-        neighbour.forward(x, x, ENDS, ENDS, PTR, ONES, None, "multiply", True),
-        neighbour.backward(
-            x, x, x, ENDS, ENDS, PTR, PTR, ORDER, ONES, None, None, None, "multiply", True, False
-        ),
-    ),
-    "neighbour_sum of a table, edge by edge": lambda x, e: neighbour.backward(
-        x, x, x, ENDS, ENDS, PTR, PTR, ORDER, ONES, None, x, e.float(), "relu_add", False, True
-    ),
-    "table_sum": lambda x, e: (
-        table.forward(INDEX, OFFSETS, x),
-        table.backward(x, INDEX, OFFSETS, 77),
-    ),
-    "batch_norm": lambda x, e: (
-        norm.forward(x, x, x, ONES, ONES, COUNT, ONES, ONES, SEED, 0.1, 1e-5, True),
-        norm.backward(x, x, ONES, ONES, ONES, ONES, COUNT, x, 1e-5, True),
-    ),
-    "linear": lambda x, e: dense.masked_sums(x, x),
-    "dropout_sum": lambda x, e: dropout.fill(x, x, x, SEED, 3, 0.5),
-    "segment_sum": lambda x, e: (
-        segments.sum_forward(x, PTR, True),
-        segments.sum_backward(x, PTR, 23, True),
-    ),
-    "segment_max": lambda x, e: (segments.max_forward(x, PTR), segments.max_backward(x, x, x, PTR)),
-    "segment_softmax": lambda x, e: (
-        segments.softmax_forward(x, PTR),
-        segments.softmax_backward(x, x, PTR),
-    ),
-    "neighbour_max": lambda x, e: (
-        largest.forward(x, e, ENDS, PTR),
-        largest.backward(x, x, e, x, ENDS, ENDS, PTR, PTR, ORDER),
-    ),
-    "gcn_sum": lambda x, e: (
-        gcn.forward(x, ONES, ONES, ONES, ONES, ENDS, PTR, True, x.dtype),
-        gcn.backward(x, ONES, ONES, ONES, ENDS, PTR, ORDER, True, x.dtype),
-    ),
-    "neighbour_attention": lambda x, e: (
-        attention.forward(x, PAIR, SCORES, OWN, ENDS, PTR, HEADS, 0.2, True, x.dtype),
-        attention.backward(
-            x, x, x, SCORES, OWN, PAIR, SCORES, OWN, ENDS, PTR, PTR, ORDER, HEADS, 0.2, True
-        ),
-    ),
-    "pair_score": lambda x, e: (
-        pair.forward(x, x, BY.to(x.dtype), e, x, ENDS, PTR, 0.2),
-        pair.backward(SCORES, OWN, x, x, BY.to(x.dtype), e, x, ENDS, ENDS, PTR, PTR, ORDER, 0.2),
-    ),
-    "dot_attention": lambda x, e: (
-        dots.forward(x, x, x, e, None, ENDS, PTR, HEADS, 0.13, True, True, x.dtype),
-        dots.backward(
-            *(x, x, SCORES, x, x, x, e, None),
-            *(ENDS, ENDS, PTR, PTR, ORDER, HEADS, 0.13, True, True),
-        ),
-    ),
-    "head_blocks": lambda x, e: (
-        heads.to_blocks(x, PLACES, [4], [5], HEADS, 1),
-        heads.to_rows([x.new_zeros(4, HEADS, 5, 60)], PLACES, 1),
-    ),
-}
 # Kernels that load no rows of features, or one row for many that they store.
-NARROW = {("neighbour_attention", "targets_kernel"), ("segment_sum", "sum_backward_kernel")}
+NARROW = {"neighbour_attention_targets", "segment_sum_backward"}
 
 
 @pytest.mark.sampled(5)
@@ -123,7 +44,7 @@ def test_rows_of_300_are_loaded_by_16_and_8_bytes(name, dtype):
         assert each.spilled == 0, each.name
         assert each.registers <= MOST_REGISTERS, each.name
         assert each.atomics == [], each.name
-        if (name, each.name) not in NARROW:
+        if each.name not in NARROW:
             assert each.widest("ld") >= 32 * dtype.itemsize, each.name
     if name == "segment_sum":
         assert each.widest("st") >= 32 * dtype.itemsize

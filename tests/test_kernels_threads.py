@@ -7,12 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support.kernel_oracle import random_graph
 from torch import Tensor
 
-from staticgraph.kernels import batch_norm, graph_attention, neighbour_sum, table_sum
-from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
-from staticgraph.kernels.linear import linear
+from staticgraph.kernels import batch_norm, graph_attention, table_sum
 
 threads = importlib.import_module("staticgraph.kernels.threads")
 pytestmark = pytest.mark.skipif(not threads.AVAILABLE, reason="torch has no libgomp of its own")
@@ -45,76 +42,6 @@ def with_gradients(out: Tensor, *inputs: Tensor) -> list[Tensor]:
     return [out, *torch.autograd.grad((out * weights).sum(), inputs)]
 
 
-@pytest.mark.slow  # on a fresh clone, for what its cases compile
-@pytest.mark.parametrize("nodes", [7, 700])
-@pytest.mark.parametrize(
-    ("transform", "coded"),
-    [
-        ("copy", False),
-        *((t, coded) for t in ("multiply", "relu_add", "weighed") for coded in (False, True)),
-    ],
-)
-def test_sums_over_neighbours(nodes, transform, coded):
-    torch.manual_seed(0)
-    pointers = random_graph(nodes, 3 * nodes)
-    x = torch.randn(nodes, 24, requires_grad=True)
-    code = torch.randint(5, (3 * nodes,)) if coded else None
-    edge = torch.randn(5 if coded else 3 * nodes, 24, requires_grad=True)
-    operand = None if transform == "copy" else edge
-    options = {"code": code, "transform": transform, "mean": True}
-    if transform == "weighed":
-        options |= {"transform": "relu_add", "weight": torch.rand(3 * nodes)}
-
-    def summed() -> list[Tensor]:
-        out = neighbour_sum(x, operand, *pointers, **options)
-        return with_gradients(out, *((x,) if operand is None else (x, edge)))
-
-    on_each_number(summed)
-
-
-@pytest.mark.slow  # on a fresh clone, for what its cases compile
-@pytest.mark.parametrize("nodes", [7, 700])
-@pytest.mark.parametrize("trained", [False, True])
-def test_sums_weighed_by_a_number_an_edge(nodes, trained):
-    torch.manual_seed(0)
-    pointers = random_graph(nodes, 3 * nodes)
-    x = torch.randn(nodes, 24, requires_grad=True)
-    weight = torch.rand(3 * nodes, requires_grad=trained)
-
-    def summed() -> list[Tensor]:
-        out = neighbour_sum(x, weight, *pointers, transform="multiply")
-        return with_gradients(out, x, *([weight] if trained else []))
-
-    on_each_number(summed)
-
-
-@pytest.mark.parametrize("nodes", [7, 700])
-def test_sums_of_gcn(nodes):
-    torch.manual_seed(0)
-    pointers = random_graph(nodes, 3 * nodes)
-    x, bias = torch.randn(nodes, 24, requires_grad=True), torch.randn(24, requires_grad=True)
-
-    def summed() -> list[Tensor]:
-        root, own = gcn_degrees(pointers[0], pointers[2], None, 1.0, True, x.detach())
-        return with_gradients(gcn_sum(x, root, own, *pointers, bias=bias), x, bias)
-
-    on_each_number(summed)
-
-
-@pytest.mark.parametrize("nodes", [7, 700])
-def test_sums_of_gcn_with_learnt_weights(nodes):
-    torch.manual_seed(0)
-    pointers = random_graph(nodes, 3 * nodes)
-    x = torch.randn(nodes, 24, requires_grad=True)
-    weight = torch.rand(3 * nodes, requires_grad=True)
-
-    def summed() -> list[Tensor]:
-        root, own = gcn_degrees(pointers[0], pointers[2], weight, 1.0, True, x.detach())
-        return with_gradients(gcn_sum(x, root, own, *pointers, weight=weight), x, weight)
-
-    on_each_number(summed)
-
-
 @pytest.mark.parametrize("rows", [3, 5, 700])
 @pytest.mark.parametrize("real", [0.6, 1.0])
 def test_norms(rows, real):
@@ -136,42 +63,6 @@ def test_norms(rows, real):
         return with_gradients(out, x, addend, residual)
 
     on_each_number(normed)
-
-
-@pytest.mark.parametrize("rows", [4, 5, 7, 31, 700])
-@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (32, 80), (64, 64)])
-@pytest.mark.parametrize("relu", [False, True])
-def test_linear_layers(rows, inputs, outputs, relu):
-    torch.manual_seed(0)
-    x = torch.randn(rows, inputs, requires_grad=True)
-    weight = torch.randn(outputs, inputs, requires_grad=True)
-    bias = torch.randn(outputs, requires_grad=True)
-
-    def layer() -> list[Tensor]:
-        return with_gradients(linear(x, weight, bias, relu=relu), x, weight, bias)
-
-    found = on_each_number(layer)
-    wide = [value.detach().double().requires_grad_() for value in (x, weight, bias)]
-    passed = (found[0] > 0).double() if relu else torch.ones_like(found[0], dtype=torch.float64)
-    expected = with_gradients(torch.nn.functional.linear(*wide) * passed, *wide)
-    for one, two, bound in zip(found, expected, rounding(*wide), strict=True):
-        assert ((one.double() - two).abs() <= bound).all()
-
-
-def rounding(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
-    """Error bounds in float32 for the result and its gradients: a sum of n products in any order is
-    off by at most n units of rounding times the sum of their magnitudes (Higham, Accuracy and
-    Stability of Numerical Algorithms, 2002, section 3.1)."""
-    unit = torch.finfo(torch.float32).eps / 2
-    rows, terms, columns = *x.shape, len(weight)
-    sizes = [value.detach().abs() for value in (x, weight, bias)]
-    grad = torch.linspace(-1, 1, rows * columns).view(rows, columns).abs().double()
-    return [
-        (terms + 1) * unit * (sizes[0] @ sizes[1].t() + sizes[2]),
-        columns * unit * (grad @ sizes[1]),
-        rows * unit * (grad.t() @ sizes[0]),
-        rows * unit * grad.sum(0),
-    ]
 
 
 @pytest.mark.parametrize("rows", [3, 30, 700])

@@ -1,32 +1,21 @@
-"""The Triton kernels without a GPU: interpreted against the references, and compiled for sm_90."""
+"""The Triton kernels without a GPU: interpreted against the references, and as compiled."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pkgutil
+import re
+from collections import defaultdict
+
 import pytest
+import torch
+from support.compiled import Launch, noted
+from support.interpreted import needs_interpreter, run_interpreted
+from support.kernel_launches import EDGES, NODES, WIDTH, everything
+from triton.runtime.jit import JITFunction
 
-triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
-
-from support.interpreted import needs_interpreter, run_interpreted  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-
-from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
-from staticgraph.kernels.dropout_sum import gpu as dropout  # noqa: E402
-from staticgraph.kernels.head_blocks import gpu as heads  # noqa: E402
-from staticgraph.kernels.linear import gpu as dense  # noqa: E402
-from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
-from staticgraph.kernels.segments import gpu as segments  # noqa: E402
-from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
-
-HOPPER = GPUTarget("cuda", 90, 32)
-INTS = {"width", "rows", "columns", "entries", "chunks", "rows_a_chunk", "rows_a_tile"}
-INTS |= {"nodes", "places", "own_places", "all_places", "first_place", "heads", "size"}
-INTS |= {"site"}
-LONGS = {"src", "dst", "code", "index", "offsets", "ptr", "count", "tracked"}
-LONGS |= {"node_of_place", "place_of_node", "seed"}
-POINTERS = {"row_ptr", "col_ptr", "transpose"}
-WIDE_POINTERS = {"partial", "mean", "var", "mean_in", "var_in", "mean_out", "var_out", "self_eps"}
-PARAMETERS = {"weight", "bias", "dweight", "dbias", "running_mean", "running_var"}
+from staticgraph import kernels
 
 
 @pytest.mark.slow
@@ -44,98 +33,108 @@ def test_interpreted_in_a_process_of_its_own():
     )
 
 
-def signature(kernel, data: str) -> dict[str, str]:
-    """The types of a kernel's arguments; ``data`` is the element type of features."""
-    types = {}
-    for parameter in kernel.params:
-        name = parameter.name
-        if parameter.is_constexpr:
-            types[name] = "constexpr"
-        elif name in INTS:
-            types[name] = "i32"
-        elif name in ("eps", "momentum", "p"):
-            types[name] = "fp32"
-        elif name in LONGS or (name == "out" and kernel is table.codes_kernel):
-            types[name] = "*i64"
-        elif name in POINTERS:
-            types[name] = "*i32"
-        elif name in WIDE_POINTERS or name in PARAMETERS:
-            types[name] = "*fp32"
-        else:
-            types[name] = f"*{data}"
-    return types
+@functools.cache
+def every_launch(dtype: torch.dtype = torch.float32) -> list[Launch]:
+    x, e = torch.zeros(NODES, WIDTH, dtype=dtype), torch.zeros(EDGES, WIDTH, dtype=dtype)
+    return noted(everything, x, e)
 
 
-def constants(kernel, **given) -> dict[str, object]:
-    return {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
+def test_every_kernel_has_a_name_of_its_own_and_is_launched_here():
+    """A profile knows a kernel by its name alone. The others are called by kernels."""
+    package = {}
+    for module in pkgutil.walk_packages(kernels.__path__, "staticgraph.kernels."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, JITFunction):
+                assert package.setdefault(value.__name__, value) is value
+    called = {n for name, f in package.items() for n in re.findall(r"\w+", f.src) if n != name}
+    assert package.keys() - called == {launch.name for launch in every_launch()}
 
 
-TL32 = triton.language.float32
-SHAPES = {
-    "width": 300,
-    "heads": 5,
-    "size": 60,
-    "WIDE": TL32,
-    "BLOCK": 64,
-    "ROWS": 64,
-    "ENTRIES": 64,
-    "COLUMNS": 64,
-}
-FLAGS = {"CODED": True, "SCALAR": False, "SCALED": True, "MEAN": False}
-FLAGS |= {"RELU": True, "ADDED": True, "RUNNING": True, "PARTS": 3, "FIRST": True}
-FLAGS |= {
-    "INTO": True,
-    "INTO_X": True,
-    "INTO_EDGE": True,
-    "STACKED": True,
-    "PIECES": 3,
-    "CHUNKS": 64,
-}
-FLAGS |= {"GATED": True, "GIVEN": True, "WEIGHTED": True}
-GINE = {**SHAPES, **FLAGS, "TRANSFORM": 2, "JOINED": True, "CUMULATIVE": False}
-GCN = {
-    **GINE,
-    "CODED": False,
-    "SCALAR": True,
-    "SCALED": False,
-    "MEAN": True,
-    "TRANSFORM": 1,
-    "WEIGHTED": False,
-}
-KERNELS = [
-    neighbour.forward_kernel,
-    neighbour.backward_kernel,
-    table.forward_kernel,
-    table.backward_kernel,
-    table.codes_kernel,
-    table.join_kernel,
-    dropout.fill_kernel,
-    dense.masked_sums_kernel,
-    segments.sum_forward_kernel,
-    segments.sum_backward_kernel,
-    heads.to_block_kernel,
-    heads.to_rows_kernel,
-    norm.statistics_kernel,
-    norm.apply_kernel,
-    norm.gradient_sums_kernel,
-    norm.apply_gradient_kernel,
-]
+def test_no_kernel_takes_a_number_in_single_precision():
+    """Triton passes a number that is not a constant as float32, also to float64 kernels."""
+    assert [
+        (each.name, each.numbers(float)) for each in every_launch() if each.numbers(float)
+    ] == []
 
 
-CASES = [(kernel, GINE) for kernel in KERNELS] + [(kernel, GCN) for kernel in KERNELS[:2]]
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_kernel_adds_atomically(dtype):
+    assert [each.name for each in every_launch(dtype) if "atomic" in each.ttir()] == []
 
 
-def case_name(value: object) -> str:
-    if isinstance(value, dict):
-        return "GINE" if value is GINE else "GCN"
-    return f"{value.__module__.split('.')[-2]}.{value.__name__}"  # pyright: ignore
+@pytest.mark.slow
+def test_float64_is_not_rounded():
+    for launch in every_launch(torch.float64):
+        given = launch.arguments.items()
+        single = {n: v for n, v in given if getattr(v, "dtype", None) == torch.float32}
+        text = launch.replace(**{n: v.double() for n, v in single.items()}).ttir()
+        assert not re.findall(r"arith\.(?:truncf|extf) .*", text), launch.name
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("data", ["fp32", "bf16"])
-@pytest.mark.parametrize(("kernel", "options"), CASES, ids=case_name)
-def test_compiles_for_hopper_without_atomics(kernel, options, data):
-    source = ASTSource(kernel, signature(kernel, data), constants(kernel, **options))
-    assembly = triton.compile(source, target=HOPPER).asm["ptx"]
-    assert ".target sm_90" in assembly
-    assert not [line for line in assembly.splitlines() if "atom." in line or "red.global" in line]
+def narrow_products(ttir: str) -> list[str]:
+    """The 32-bit products in the offsets of pointers that may overflow.
+
+    Those of a number known at run time (an argument, a program, what was loaded) by anything but a
+    power of two, which is a block of rows. The second and third axis of a grid count columns.
+    """
+    loaded = set(re.findall(r"(%\w+): i(?:32|64)", ttir))  # known at run time
+    blocks, needs, products, todo = set(), defaultdict(list), {}, []
+    for line in ttir.splitlines():
+        line = re.sub(r" loc\(.*", "", line)
+        name, *used = re.findall(r"%\w+", line) or [""]
+        kind, _, right = line.strip().partition("scf.for ")
+        if (
+            right
+        ):  # [results =] scf.for index = first to last step step iter_args(inner = outer, ...)
+            index, *used = re.findall(r"%\w+", right)
+            inner, outer = [index, *used[3::2]], [used[:3], *([value] for value in used[4::2])]
+            for name, values in zip(inner, outer, strict=False):
+                needs[name] = values
+                loaded.update([name] * (not loaded.isdisjoint(values)))
+            continue
+        operation, integer = (
+            re.search(pattern, line) for pattern in (r"= \"?([\w.]+)", r"[x< ]i(\d+)>?$")
+        )
+        kind = operation[1] if operation else ""
+        if kind == "tt.addptr":
+            todo.append(used[1])
+        elif kind == "arith.constant":
+            value = re.search(r"constant (?:dense<)?(\d+)>? :", line)
+            blocks.update([name] * (value is not None and int(value[1]).bit_count() == 1))
+        elif kind == "tt.load" or "get_program_id x" in line:
+            loaded.add(name)
+        elif kind and integer:
+            needs[name] = used
+            bounded = kind == "arith.remsi" and used[1] not in loaded
+            loaded.update([name] * (not bounded and not loaded.isdisjoint(used)))
+            blocks.update([name] * (kind == "tt.splat" and used[0] in blocks))
+            if kind == "arith.muli" and integer[1] == "32" and name in loaded:
+                products.update({name: line.strip()} if blocks.isdisjoint(used) else {})
+    seen = set()
+    while todo:
+        name = todo.pop()
+        todo += [] if name in seen else needs[name]
+        seen.add(name)
+    return [line for name, line in products.items() if name in seen]
+
+
+@pytest.mark.slow
+def test_a_row_times_a_width_has_64_bits():
+    """8.4 million edges of 256 columns are 2 ** 31 numbers."""
+    wrong = {each.name: found for each in every_launch() if (found := narrow_products(each.ttir()))}
+    assert wrong == {}
+
+
+def test_a_product_of_32_bits_is_seen():
+    (launch, *_) = [each for each in every_launch() if each.name == "segment_sum_forward"]
+    text = launch.ttir()
+    assert narrow_products(re.sub(r"(muli.*) : (i64|tensor<16x1xi64>)", r"\1 : i32", text))
+
+
+@pytest.mark.slow
+def test_compiles_with_any_number_that_is_one():
+    """A number that is 1 is a constant to Triton: one row, one graph, one table, one tile."""
+    for launch in every_launch():
+        for name in launch.numbers(int):
+            launch.replace(**{name: 1}).ttir()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import os
 import subprocess
+import sys
 import textwrap
 import warnings
 from pathlib import Path
@@ -14,7 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.arena import ArenaRecorder
-from support.forked_python import forked_python
 from support.lightning_modules import InParts, Variational, Whole, made
 from support.patience import patience
 from torch import nn
@@ -340,6 +340,16 @@ def test_values_of_a_call_are_told_apart_and_too_many_are_no_runners(esol, tmp_p
     assert module.most == 8
 
 
+class Reads(Whole):
+    def forward(self, batch):
+        return super().forward(batch) + 0 * float(batch.x[0, 0])
+
+
+def test_a_remedy_is_one_that_lightning_has(esol, tmp_path):
+    with pytest.raises(sg.NotStatic, match=r"StaticGraphs\(mode='eager'\)"):
+        trainer_of(tmp_path, mode="fused").fit(made(Reads), datamodule=data_of(esol))
+
+
 def test_without_a_plan_it_says_where_to_give_one(tmp_path):
     with pytest.raises(ValueError, match=r"StaticGraphs\(plan=\.\.\.\)"):
         trainer_of(tmp_path).fit(made(Whole), train_dataloaders=[1])
@@ -398,11 +408,10 @@ def test_two_processes_train_one_model(tmp_path):
     )
     root = Path(__file__).parents[1]
     env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
-    with forked_python() as python:
-        ran = subprocess.run(
-            [python, str(script), str(tmp_path)],
-            capture_output=True, text=True, timeout=patience(120), env=env, cwd=root,
-        )  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        capture_output=True, text=True, timeout=patience(120), env=env, cwd=root,
+    )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert sorted(one["seen"] + two["seen"]) == list(range(128))

@@ -263,7 +263,7 @@ def test_a_loss_that_says_its_weights_passes_the_preflight(loss):
     [
         (lambda out, batch: (out[0], CLASSES), r"weights of shape \[3\] .* weights\[None\]"),
         (lambda out, batch: (out[0], 3.0), "weights of type float"),
-        (lambda out, batch: (out[0], None, out[0]), "what is added once is a scalar"),
+        (lambda out, batch: (out[0], None, out[0].new_ones(7)), "whose rows are not the batch's"),
         (lambda out, batch: out[0].sum(), r"return .*\(loss, None, scalar\)"),
         (lambda out, batch: out[0].sum(), "^the loss is a scalar, so padded rows are already"),
         (lambda out, batch: torch.cat([out[0][:, 0], out[1][:, 0]]), r"12 graph rows.* two kinds"),

@@ -19,7 +19,7 @@ from staticgraph.cli.reports.memory_plots import save_memory_picture
 from staticgraph.dryrun import compiled_probe
 from staticgraph.errors import FitRefused
 from staticgraph.memory.model import MemoryModel
-from staticgraph.nn.fused import fused_layers
+from staticgraph.nn import context_of
 
 SMALL = ["--model", "gcn", "--hidden", "8", "--layers", "1"]
 
@@ -102,7 +102,7 @@ def given_to_probe(monkeypatch) -> list[dict]:
     asked = []
 
     def note(model, store, **options):
-        asked.append({"model": model, "fused": list(fused_layers(model)) != [], **options})
+        asked.append({"model": model, "kernels": context_of(model).kernels, **options})
         raise FitRefused("noted")
 
     monkeypatch.setattr(compiled_probe, "probe", note)
@@ -110,26 +110,23 @@ def given_to_probe(monkeypatch) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("words", "fused", "how"),
+    ("words", "kernels", "how"),
     [
-        (["--model", "gcn"], True, {"like": "cpu", "compiled": False, "path": "recorded"}),
-        (["--path", "counted"], True, {"like": "cpu", "path": "counted"}),
-        (["--model", "gcn", "--kernels", "off"], False, {"like": "cpu"}),
-        (["--model", "gat"], True, {"like": "cpu"}),
-        (["--model", "gat", "--kernels", "on"], True, {"autocast": None}),
+        (["--model", "gcn"], False, {"like": "cpu", "compiled": False, "path": "recorded"}),
+        (["--path", "counted"], False, {"like": "cpu", "path": "counted"}),
+        (["--model", "gat", "--kernels"], True, {"autocast": None}),
         (["--like", "cuda"], False, {"like": "cuda", "compiled": False}),
-        (["--like", "cuda", "--kernels", "on", "--autocast", "bfloat16"], True,
+        (["--like", "cuda", "--kernels", "--autocast", "bfloat16"], True,
          {"autocast": torch.bfloat16}),
         (["--like", "cuda", "--compiled", "--for", "l4"], False,
          {"compiled": True, "target": "l4"}),
     ],
 )  # fmt: skip
-def test_a_probe_is_of_the_model_that_train_trains(data, words, fused, how, monkeypatch):
-    """Kernels are chosen as ``staticgraph train`` would on the device the step is for."""
+def test_a_probe_is_of_the_model_that_train_trains(data, words, kernels, how, monkeypatch):
     asked = given_to_probe(monkeypatch)
     assert status_of(["probe", "--data", data, "--hidden", "8", "--layers", "1", *words]) == 2
     (found,) = asked
-    assert found["fused"] == fused
+    assert found["kernels"] == kernels
     assert {name: found[name] for name in how} == how
     with io.BytesIO() as file:
         torch.save(found["loss"], file)  # as for another process
@@ -137,10 +134,10 @@ def test_a_probe_is_of_the_model_that_train_trains(data, words, fused, how, monk
 
 def test_a_plan_has_the_options_of_a_probe(data, monkeypatch):
     asked = given_to_probe(monkeypatch)
-    words = ["--kernels", "on", "--autocast", "bfloat16", "--max-memory", "1GiB"]
+    words = ["--kernels", "--autocast", "bfloat16", "--max-memory", "1GiB"]
     assert status_of(["plan", "--data", data, *SMALL, *words]) == 2
     (found,) = asked
-    assert (found["fused"], found["like"], found["autocast"]) == (True, "cuda", torch.bfloat16)
+    assert (found["kernels"], found["like"], found["autocast"]) == (True, "cuda", torch.bfloat16)
 
 
 @pytest.mark.parametrize("command", [["probe"], ["plan", "--max-memory", "1GiB"]])
@@ -173,7 +170,7 @@ def test_compiled_is_for_a_gpu_that_is_not_here(data, words, capsys):
 
 def test_the_path_says_whose_shapes_are_read(data, capsys):
     """Batch norm over only the real rows takes less memory than with a mask."""
-    words = ["--model", "gine", "--hidden", "8", "--layers", "1", "--kernels", "off", "--json"]
+    words = ["--model", "gine", "--hidden", "8", "--layers", "1", "--json"]
     found = []
     for path in ("counted", "recorded"):
         assert cli.main(["probe", "--data", data, *words, "--path", path]) == 0

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from staticgraph.kernels.linear import available
 from staticgraph.probing.live_storages import LiveStorages
 from staticgraph.probing.profiler import ProfilerAllocator
 
@@ -53,58 +52,6 @@ def test_blocks_round_up_and_resizing_is_followed():
         assert live.live_bytes == 512
         a.resize_(1000)
         assert live.live_bytes == 4096
-
-
-@pytest.mark.skipif(not available(), reason="this torch has no mkldnn._linear_pointwise")
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("inputs", [32, 300])
-def test_what_a_fused_linear_layer_takes_inside_is_what_the_profiler_saw(relu, inputs):
-    """Counted on fake tensors, where the operator allocates nothing inside, and on real ones: a
-    small layer, and one whose weight gradient the library computes. There are enough rows for the
-    library's tiles not to matter: nothing with AVX-512, up to 0.5 MiB without."""
-    rows = 4096 if inputs == 32 else 32768
-
-    def peak(count, mode):
-        with mode:
-            x, weight = torch.ones(rows, inputs), torch.ones(64, inputs)
-            grad, out = torch.ones(rows, 64), torch.ones(rows, 64) if relu else None
-            with count:
-                count.reset_peak()
-                torch.ops.staticgraph.linear_backward(grad, x, weight, out, None)
-        return count.peak() if isinstance(count, _Profiled) else count.peak_bytes
-
-    counted, seen = (
-        peak(LiveStorages(casts=True), FakeTensorMode()),
-        peak(_Profiled(), nullcontext()),
-    )
-    assert abs(counted / seen - 1) < 0.02
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_what_the_way_from_blocks_to_rows_takes_inside_is_what_the_profiler_saw(apart):
-    """Where heads are strided, one block at a time is copied, not all of them."""
-
-    def peak(count, mode):
-        with mode:
-            shapes = [(6, 4, 40, 8), (30, 4, 20, 8)]
-            blocks = [
-                torch.ones(g, m, h, d).transpose(1, 2) if apart else torch.ones(g, h, m, d)
-                for g, h, m, d in shapes
-                for _ in range(3)
-            ]
-            places = sum(g * m for g, _, m, _ in shapes)
-            node_of_place = torch.arange(places)
-            with count:
-                count.reset_peak()
-                torch.ops.staticgraph.head_rows(blocks, node_of_place, node_of_place, 3)
-        return count.peak() if isinstance(count, _Profiled) else count.peak_bytes
-
-    peak(_Profiled(), nullcontext())  # compiles
-    counted = peak(LiveStorages(casts=True), FakeTensorMode())
-    seen = peak(_Profiled(), nullcontext())
-    rows, block = 840 * 96 * 4, 30 * 20 * 32 * 4
-    assert counted == rows + apart * block
-    assert abs(counted / seen - 1) < 0.02
 
 
 @pytest.mark.parametrize("heads_first", [False, True])

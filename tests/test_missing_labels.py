@@ -314,3 +314,44 @@ class Tasks(nn.Module):
 
     def forward(self, x, batch, num_graphs):
         return global_add_pool(self.lin(x), batch, num_graphs)
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
+def test_a_loop_of_ones_own_leaves_out_missing_labels(mode):
+    """Value and gradients are plain PyG's over the entries that have a label."""
+    store = sg.GraphStore.from_pyg(graphs(missing=True))
+    model = Net()
+    options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
+    runner = made_runner(model, [CAPACITY], mode, **options)
+    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    out = runner(batch)
+    mean = sg.masked_mean(lambda seen: F.mse_loss(out, seen.tasks, reduction="none"), batch)
+    mean.backward()
+    plain, data = copy.deepcopy(model), Batch.from_data_list(graphs(missing=True))
+    plain.zero_grad()
+    own = plain(data.x, data.batch, 10)
+    known = ~data.tasks.isnan()
+    expected = F.mse_loss(own[known], data.tasks[known])
+    expected.backward()
+    torch.testing.assert_close(mean, expected)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
+def test_no_gradient_that_is_not_finite_reaches_a_parameter(mode):
+    store = sg.GraphStore.from_pyg(graphs(missing=True))
+    model = Net()
+    options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
+    runner = made_runner(model, [CAPACITY], mode, **options)
+    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    values = F.mse_loss(runner(batch), batch.tasks, reduction="none")
+    for read in ((), ("tasks",)):
+        with pytest.raises(ValueError, match=r"labels that are missing .* 'tasks'"):
+            sg.masked_mean(values, batch, read)
+    with pytest.raises(NonFiniteLoss, match=r"graphs 0, 1, 2, .*gradient by the model's output"):
+        values[batch.graph_mask].nanmean().backward()
+    assert all(p.grad is None for p in model.parameters())
+    values = runner(batch).square() / batch.graph_mask[:, None]  # NaN in padding alone
+    sg.masked_mean(values, batch).backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters())

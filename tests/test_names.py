@@ -106,7 +106,7 @@ def test_the_list_holds_nothing_that_a_batch_does_not_use():
 
 
 @pytest.mark.parametrize("name", ["counts", "starts", "rows", "mask", "nodes", "size", "weight"])
-@pytest.mark.parametrize("kernels", [False, "all"], ids=["stock", "kernels"])
+@pytest.mark.parametrize("kernels", [False, True], ids=["stock", "kernels"])
 def test_a_field_may_have_any_other_name(name, kernels):
     """Internal arrays have separate names, whatever a field is called: the loss is plain PyG's, and
     the field reads back."""

@@ -146,8 +146,9 @@ def test_a_run_on_nodes_begins_anew_and_says_so(graph, tmp_path, capsys):
 
 
 def test_policies_of_the_other_task_are_refused(graph, tmp_path, capsys):
+    words = ["train-large", "--task", "node", "--data", graph, "--policy", "comet"]
     with pytest.raises(SystemExit):
-        cli.main(["train-large", "--task", "node", "--data", graph, "--out", str(tmp_path / "r")])
+        cli.main([*words, "--out", str(tmp_path / "r")])
     assert "takes --policy in-memory, node-cache, dispersed" in capsys.readouterr().err
 
 
@@ -268,3 +269,37 @@ def test_what_cannot_be_opened_is_named(tmp_path, triples):
         data.open_links("wikikg90m")
     with pytest.raises(UnknownDataset, match=r"has no edges, num_nodes; it holds"):
         data.open_nodes(triples)
+
+
+def test_task_and_policy_follow_from_the_data(graph, triples, tmp_path, capsys):
+    """Labels of nodes are what there is to predict where there are any."""
+    labelled = tmp_path / "labelled.npz"
+    file = dict(np.load(graph))
+    nodes, split = int(file["num_nodes"]), np.arange(120).reshape(3, 40)
+    file |= {"label": np.arange(nodes) % 3, "x_indices": np.arange(nodes) % 5}
+    file |= {"x_indptr": np.arange(nodes + 1), "x_shape": np.array([nodes, 5])}
+    np.savez(labelled, **file, **dict(zip(("train", "val", "test"), split, strict=True)))
+    for spec, task, policy, more in (
+        (str(labelled), "node", "Dispersed", ["--fanouts", "3", "--partitions", "8"]),
+        (triples, "link", "Comet", LINKS[3:]),
+    ):
+        out = ["--out", str(tmp_path / task), "--epochs", "1", "--json"]
+        assert status_of(["train-large", "--data", spec, *more, *out]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["task"] == task
+        assert report["policy"].startswith(policy)
+
+
+def test_what_partition_wrote_is_data_for_links(graph, triples, tmp_path, capsys):
+    for name, spec in (("graph", graph), ("triples", triples)):
+        folder = str(tmp_path / name)
+        assert status_of(["partition", "--data", spec, "--partitions", "8", "--out", folder]) == 0
+        whole, again = data.open_links(spec, held_out=0.0), data.open_links(folder, held_out=0.0)
+        assert again.num_nodes == whole.num_nodes
+        assert sorted(again.train.T.tolist()) == sorted(whole.train.T.tolist())
+        assert data.open_links(folder).test.shape[1] == round(0.05 * whole.train.shape[1])
+    run = [*LINKS, "--data", folder, "--policy", "in-memory", "--out", str(tmp_path / "run")]
+    assert status_of(run) == 0
+    capsys.readouterr()
+    assert status_of(["train-large", "--task", "node", "--data", folder]) == 2
+    assert "holds edges and no labels: give the .npz" in capsys.readouterr().err

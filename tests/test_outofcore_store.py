@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
-from support.forked import run_forked
 from support.patience import patience
+from support.program import run_program
 
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.files import document
@@ -264,7 +264,7 @@ for number in {edges}:
     said = open("/proc/self/status").read()
     print(int(said.split("VmHWM:")[1].split()[0]) // 1024)
 """
-    done = run_forked(["-c", code], timeout=patience(120))
+    done = run_program(["-c", code], timeout=patience(120))
     assert done.returncode == 0, done.stderr
     return [int(line) for line in done.stdout.split()]
 

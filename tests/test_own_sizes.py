@@ -17,7 +17,10 @@ import staticgraph as sg
 
 
 def graphs(count: int = 12) -> list[Data]:
-    return double_graphs(2 + number % 4 for number in range(count))
+    data = double_graphs(2 + number % 4 for number in range(count))
+    for graph in data:
+        graph.num_atoms = graph.num_nodes
+    return data
 
 
 def scatter_of_old(src, index, dim: int = 0):
@@ -55,6 +58,24 @@ def sum_read_last(model, data):
     return model.head(global_add_pool(model.lin(data.x), data.batch, size))
 
 
+def max_as_a_tensor(model, data):
+    """chemprop: the size stays a tensor."""
+    size = data.batch.max().int() + 1
+    h = model.lin(data.x)
+    index = data.batch.unsqueeze(1).repeat(1, h.shape[1])
+    zeros = torch.zeros(size, h.shape[1], dtype=h.dtype, device=h.device)
+    return model.head(zeros.scatter_reduce_(0, index, h, reduce="sum", include_self=False))
+
+
+def repeated_by_counts(model, data):
+    """HIMP, DiffCSP: one row per graph, as often as the graph has nodes."""
+    h = model.lin(data.x)
+    pooled = global_add_pool(h, data.batch).sin()
+    h = h * pooled.repeat_interleave(data.num_atoms, dim=0)
+    owner = torch.repeat_interleave(torch.arange(len(pooled)), data.num_atoms.view(-1))
+    return model.head(global_add_pool(h, owner))
+
+
 def nodes_of_edges(model, data):
     row, col = data.edge_index
     nodes = int(data.edge_index.max()) + 1
@@ -86,6 +107,8 @@ MODELS = [
     int_of_max,
     int_of_last,
     sum_read_last,
+    max_as_a_tensor,
+    repeated_by_counts,
     nodes_of_edges,
     old_scatter,
     first_nodes,

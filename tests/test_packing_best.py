@@ -304,6 +304,6 @@ def test_efforts_that_do_not_exist_and_no_time_are_refused():
 
 def test_without_scipy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(ImportError, match=r"pip install 'staticgraph\[bound\]'"):
+    with pytest.raises(ImportError, match=r"pip install scipy"):
         pack_histogram(load("esol"), (67, 137), effort="best")
     assert pack_histogram(load("esol"), (67, 137)).proven is None

@@ -74,5 +74,5 @@ def test_a_grid_too_fine_is_rounded_and_stays_valid():
 
 def test_without_scipy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(ImportError, match=r"pip install 'staticgraph\[bound\]'"):
+    with pytest.raises(ImportError, match=r"pip install scipy"):
         packing_bound(load("esol"), (55, 124))

@@ -17,12 +17,13 @@ from support.parity import BATCH, STORE
 from support.probes import NAMED, PLAN, RIGHT, SERVED, Mean, Probe, made, plain_loss, runner_of
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, SAGPooling, TopKPooling, global_mean_pool
+from torch_geometric.nn import GCNConv, SAGPooling, TopKPooling, global_add_pool, global_mean_pool
 
 import staticgraph as sg
 from staticgraph.checking.comparison import RunOptions
 from staticgraph.checking.padding_check import STEPS
 from staticgraph.models import NAMES, build
+from staticgraph.steps.tracing.obstacles import RESULTS
 
 NO_EDGES = torch.zeros(2, 0, dtype=torch.int64)
 
@@ -261,7 +262,8 @@ def test_a_part_that_begins_in_a_later_epoch_is_found_in_one_of_the_next(mode):
 
 
 def test_a_table_that_a_forward_writes_to_is_compared():
-    """An embedding with max_norm rescales the rows that are looked up, those of padding as well."""
+    """An embedding with max_norm rescales the rows that are looked up, those of padding as well:
+    padding holds values of real rows, but is in graphs of its own."""
 
     class Table(nn.Module):
         def __init__(self):
@@ -269,14 +271,14 @@ def test_a_table_that_a_forward_writes_to_is_compared():
             self.table = nn.Embedding(4, 2, max_norm=0.1)
 
         def forward(self, kind, batch, num_graphs):
-            return global_mean_pool(self.table(kind), batch, num_graphs)
+            return global_mean_pool(self.table(kind + leaks * batch), batch, num_graphs)
 
     graphs = [
         Data(x=torch.ones(2, 1), kind=torch.tensor(kind), y=torch.zeros(1, 2), edge_index=NO_EDGES)
-        for kind in ([1, 2], [3, 3], [2, 0])
+        for kind in ([0, 0], [0, 0])
     ]
     store = sg.GraphStore.from_pyg(graphs, progress=False)
-    for ids, leaks in (([0, 1], True), ([0, 2], False)):
+    for leaks in (True, False):
         model = Table()
         runner = sg.StaticGraphRunner(
             model,
@@ -285,7 +287,7 @@ def test_a_table_that_a_forward_writes_to_is_compared():
             loss=lambda out, batch: (out - batch.y).square(),
             optimizer=torch.optim.SGD(model.parameters(), 0.1),
         )
-        batch = sg.StaticBatch.of(store, ids, (9, 5, 4))
+        batch = sg.StaticBatch.of(store, [0, 1], (9, 5, 4))
         if not leaks:
             runner.step(batch)
             continue
@@ -316,3 +318,81 @@ def test_whole_floats_and_integers_stay_categories():
 def made_any(kind):
     torch.manual_seed(0)
     return kind().double()
+
+
+class Lengths(nn.Module):
+    """Finite on real rows in value and derivative, but not on zeros: in any field of the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, R, mass, edge_attr, edge_index, cell, batch):
+        src, dst = edge_index
+        along = R[src] - R[dst]
+        unit = along / along.norm(dim=1, keepdim=True)
+        terms = torch.cat([unit, 1 / edge_attr], 1)
+        h = torch.zeros(len(R), 4).to(R).index_add(0, dst, self.head.weight * terms)
+        h = h + mass.log()[:, None] + (R / R.norm(dim=1, keepdim=True)).sum(1, keepdim=True)
+        inverse = torch.linalg.inv(cell.view(-1, 3, 3)).sum((1, 2))
+        return self.head(global_add_pool(h, batch)).squeeze(1) + inverse * self.head.bias
+
+
+def lengths_store(**options) -> sg.GraphStore:
+    random = torch.Generator().manual_seed(0)
+
+    def real(*shape):
+        return torch.rand(*shape, generator=random, dtype=torch.float64) + 0.5
+
+    ring = torch.stack([torch.arange(4), torch.arange(1, 5) % 4])
+    ring = torch.cat([ring, ring.flip(0)], 1)
+    graphs = [
+        Data(
+            R=real(4, 3), mass=real(4), edge_attr=real(8, 1), edge_index=ring, cell=real(3, 3),
+            y=real(1),
+        )
+        for _ in range(8)
+    ]  # fmt: skip
+    return sg.GraphStore.from_pyg(graphs, progress=False, **options)
+
+
+def test_what_is_finite_on_real_rows_is_finite_on_padding():
+    store, model = lengths_store(), Lengths().double()
+    plan = sg.plan_buckets(store, batch_size=3, margin=0.0)
+    report = sg.preflight(model, plan, store)
+    assert report.parity is not None
+    assert report.parity < 1e-9
+    assert not {each.kind for each in report.obstacles} & RESULTS
+    runner = sg.StaticGraphRunner(
+        model,
+        plan,
+        "eager",
+        loss=lambda out, batch: (out - batch.y).square(),
+        optimizer=torch.optim.SGD(model.parameters(), 1e-3),
+    )
+    for batch in runner.loader(store):
+        assert bool(torch.isfinite(runner.step(batch)))
+        assert bool(torch.isfinite(model.head.weight.grad).all())
+
+
+def test_a_number_that_is_not_finite_over_padding_is_named_with_field_and_line():
+    class Apart(Lengths):
+        def forward(self, R, mass, edge_attr, edge_index, cell, batch):
+            return self.head(global_add_pool(R[:, [0, 1, 2, 0]], batch)).squeeze(1) + self.ratio(
+                global_add_pool(mass, batch)
+            )
+
+        def ratio(self, total):
+            return self.head.bias / total  # here
+
+    store, model = lengths_store(), Apart().double()
+    batch = sg.StaticBatch.of(store, [0, 1], (9, 20, 12))  # nine padding graphs of one node
+    runner = sg.StaticGraphRunner(
+        model,
+        [(9, 20, 12)],
+        "eager",
+        loss=lambda out, batch: (out - batch.y).square(),
+        optimizer=torch.optim.SGD(model.parameters(), 1e-3),
+    )
+    with pytest.raises(sg.PaddingLeaks, match=r"not finite.*test_padding_check.py:\d+: .*# here"):
+        runner.step(batch)

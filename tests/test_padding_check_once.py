@@ -186,7 +186,8 @@ def test_a_loss_that_mixes_rows_is_found():
 
 
 def test_a_gradient_that_padding_breaks_is_found():
-    """The loss is right, but the first update would make every weight NaN."""
+    """The loss is right, but the first update would make every weight NaN: more graphs than nodes
+    are padding, so that some have none."""
 
     class Divides(Probe):
         def forward(self, x, edge_index, batch):
@@ -198,8 +199,13 @@ def test_a_gradient_that_padding_breaks_is_found():
     model = made(Divides)
     nn.init.ones_(model.head.bias)
     assert plain_loss(copy.deepcopy(model)) > 0
+    wide = (*CAPACITY[:2], 60)
+    batch = sg.StaticBatch.of(STORE, range(len(STORE)), wide)
+    runner = sg.StaticGraphRunner(
+        model, [wide], "eager", loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1)
+    )
     with pytest.raises(sg.PaddingLeaks, match=r"the gradient of .*not finite"):
-        runner_of(model).step(BATCH)
+        runner.step(batch)
 
 
 def test_missing_labels_leave_the_outputs_to_compare():

@@ -112,12 +112,10 @@ def test_a_mask_that_is_an_index_is_probed_and_its_attention_predicted(esol, dro
         assert memory.fit.predict(capacity) == pytest.approx(found, rel=0.03), capacity
 
 
-@pytest.mark.parametrize("kernels", [False, True])
-def test_attention_that_follows_real_counts_is_predicted(esol, kernels):
+def test_attention_that_follows_real_counts_is_predicted(esol):
     """Its blocks exclude the padding graph, which is an eighth of the smallest probe's block."""
     torch.manual_seed(0)
     model = models.build("gps", esol, hidden=32, layers=1, dropout=0.1)
-    model = sg.convert(model, kernels=True) if kernels else model
     optimizer = torch.optim.Adam(model.parameters())
     subject = Probed(Subject(model, squared, optimizer), esol.schema, counted=True)
     memory = probed(subject, esol)

@@ -157,6 +157,72 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypa
         assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+class Flat(nn.Module):
+    """CGCNN: a norm over ``[N, 3, F]`` laid flat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x, batch, batch_size):
+        h = self.lin(x)
+        flat = torch.stack([h, h.square(), h.sin()], 1).view(-1, 4)
+        return global_add_pool(self.norm(flat).view(-1, 3, 4).amax(1), batch, batch_size)
+
+
+@pytest.mark.parametrize("mode", ["eager", "traced"])
+def test_a_norm_over_rows_laid_flat_is_plain_pygs(store, batch, mode, monkeypatch):
+    mode = mode_of(mode, monkeypatch)
+    model = Flat()
+    plain = copy.deepcopy(model)
+    data = Batch.from_data_list(batch.to_data_list())
+    expected = F.mse_loss(plain(data.x, data.batch, 20), data.y)
+    expected.backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    runner = sg.StaticGraphRunner(model, [CAPACITY], mode, loss=mse, optimizer=optimizer)
+    torch.testing.assert_close(runner.step(batch), expected.detach(), rtol=1e-4, atol=0)
+    for (name, value), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(value.grad, wanted.grad, rtol=1e-3, atol=1e-5, msg=name)
+    for value, wanted in zip(model.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-6)
+
+
+class Images(nn.Module):
+    """Graphs of five nodes each, as a dense block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+        self.head = nn.Linear(15, 4)
+
+    def forward(self, data):
+        return self.head(self.norm(data.x.view(-1, 5, 3)).flatten(1))
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+@pytest.mark.parametrize("options", [{"batch_size": 7}, {"graphs": 8}, {"batch_size": 30}])
+def test_graphs_of_one_size_may_be_laid_out_as_a_block(mode, options):
+    model = Images()
+    graphs = [
+        Data(x=torch.randn(5, 3), edge_index=torch.randint(5, (2, 1 + n % 9)), y=torch.randn(1, 4))
+        for n in range(30)
+    ]
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    plan = sg.plan_buckets(store, **options)
+    for capacity in plan.capacities:
+        assert capacity.nodes == 5 * capacity.graphs
+        assert options.get("batch_size", 1) <= capacity.graph_limit
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    runner = sg.StaticGraphRunner(model, plan, mode, loss=mse, optimizer=optimizer)
+    loss = runner.step(batch := next(iter(runner.loader(store))))
+    whole = Batch.from_data_list(batch.to_data_list())
+    torch.testing.assert_close(loss, F.mse_loss(plain(whole), whole.y), rtol=1e-4, atol=0)
+    for value, wanted in zip(model.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_a_norm_over_both_is_refused_by_name(batch):
     model = WithTable(shared=True)
     runner = sg.StaticGraphRunner(model, [CAPACITY])

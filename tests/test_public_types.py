@@ -34,7 +34,6 @@ def symbol(
     ("name", "extends"),
     [
         ("staticgraph.nn.conv.gps.StaticGPSConv", True),
-        ("staticgraph.nn.fused.gps.FusedGPSConv", True),  # through StaticGPSConv
         ("staticgraph.store.pyg.assembled.RuledData", True),
         ("staticgraph.nn.norm.batch_norm.MaskedBatchNorm1d", False),  # torch's base is typed
         ("staticgraph.runner.runner.StaticGraphRunner", False),

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from staticgraph.checking import watching
-from staticgraph.training.loops import training_loops
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -105,8 +104,3 @@ def test_imports_of_the_benchmarks_resolve(script):
 def test_modules_that_the_check_looks_through_exist():
     """Their lines are not a model's; if a module moved, its lines would be taken for a model's."""
     assert not unresolved(set(watching._MACHINERY))
-
-
-def test_loops_that_are_compiled_ahead_exist():
-    """They are listed by name, because no import reaches the functions."""
-    assert not unresolved({loop.name for loop in training_loops()})

@@ -167,6 +167,16 @@ def test_points_have_no_edges_to_say():
     assert reader.json(json_of({"x": [[1], [2], [3]]})).sizes.tolist() == [[3, 0]]
 
 
+def test_json_is_read_in_each_of_its_encodings_and_no_other():
+    body = json_of(values_of(bonds(3, 2))).decode()
+    expected = READER.json(body.encode())
+    for encoding in ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"):
+        found = READER.json(body.encode(encoding))
+        assert np.array_equal(found.edge_index, expected.edge_index), encoding
+    with pytest.raises(BadBody, match="no JSON in UTF-8, UTF-16 or UTF-32"):
+        READER.json('{"smiles": ["\u00e9"]}'.encode("latin-1"))
+
+
 def test_a_key_that_stands_twice_hides_nothing():
     with pytest.raises(BadBody, match="'graphs' stands in it twice"):
         READER.json(b'{"graphs": [], "graphs": []}')

@@ -96,6 +96,68 @@ def test_predict_without_labels_and_of_nothing(hiv, plan):
         runner.predict(bare)
 
 
+class Asks(Linear):
+    """Takes what PyG's batch has, by attributes and by class, as it may be or not."""
+
+    def forward(self, data):
+        x = data.x if data.pos is None else data.pos
+        graph = data.batch if isinstance(data, (str, Batch)) and isinstance(data, Batch) else None
+        return super().forward(x, data.edge_index, graph, data.num_graphs)
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_a_model_that_asks_for_a_batch_of_pyg_takes_the_same_branch(hiv, plan, mode):
+    model = Asks()
+    graphs = [hiv[i] for i in range(20)]
+    expected = model.eval()(Batch.from_data_list(graphs))
+    out = sg.StaticGraphRunner(model, plan, mode=mode).predict(graphs)
+    torch.testing.assert_close(out, expected.detach())
+
+
+class Optional(Linear):
+    def forward(self, x, edge_index, edge_attr=None, batch=None, batch_size=None):
+        out = super().forward(x, edge_index, batch, batch_size)
+        return out if edge_attr is None else out + 1
+
+
+def test_optional_arguments_from_fields_are_named_once(hiv, plan, recwarn):
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    runner = sg.StaticGraphRunner(model := Optional(), plan)
+    runner(batch)
+    runner.eval_step(batch)
+    (text,) = [str(w.message) for w in recwarn if "optional" in str(w.message)]
+    assert "Optional.forward gets its optional edge_attr from the fields" in text
+    assert "model(batch.x, batch.edge_index)" in text
+    assert runner.report().optional == ("edge_attr",)
+    assert "optional arguments from fields: edge_attr" in str(runner.report())
+    plain = sg.StaticGraphRunner(
+        model, plan, forward=lambda m, b: m(b.x, b.edge_index, None, b.batch)
+    )
+    assert plain.report().optional == ()
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_dropout_that_was_put_back_into_training_is_sampled(hiv, plan, mode):
+    model = torch.nn.Sequential(Linear(), torch.nn.Dropout(0.5))
+
+    def call(model, batch):
+        return model[1](model[0](batch.x, batch.edge_index, batch.batch, batch.num_graphs))
+
+    runner = sg.StaticGraphRunner(model, plan, mode=mode, forward=call)
+    graphs = [hiv[i] for i in range(20)]
+    plain = runner.predict(graphs)
+    assert torch.equal(runner.predict(graphs), plain)
+    model.eval()
+    model[1].train()
+    with pytest.warns(UserWarning, match=r"layers in it are in training mode \(Dropout\)"):
+        draws = torch.stack([runner.predict(graphs) for _ in range(8)])
+    assert model[1].training
+    assert ((draws == 0) | torch.isclose(draws, 2 * plain)).all()
+    assert ((draws == 0).any(0) & (draws != 0).any(0)).any()
+    model.eval()
+    torch.testing.assert_close(runner.predict(graphs), plain)
+
+
 def test_predict_keeps_training_flags(hiv, plan):
     model = Molecules(hiv, gps=False)
     model.norms[0].eval()  # a frozen layer

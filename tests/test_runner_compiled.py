@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
+from support.linear_net import Linear
 from support.molecule_steps import TRAIN, Molecules, adam, bce, loader_of
 from support.places import AsTraced, mode_of
 from torch import nn
@@ -13,6 +15,9 @@ from torch._dynamo.utils import counters
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
+from staticgraph.rewrites import rewrite as rewrite_function
+
+rewrite = sys.modules[rewrite_function.__module__]
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +137,57 @@ def test_a_host_read_is_named_with_its_line(hiv, plan):
 
 
 @pytest.mark.slow
+class Fails(Linear):
+    """Fails in torch's own words, in one of several ways."""
+
+    def __init__(self, way) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, data):
+        out = super().forward(data.x, data.edge_index, data.batch, data.num_graphs)
+        return out + self.way(data, out)
+
+
+WAYS = [
+    (lambda data, out: torch.autograd.grad(out.sum(), data.edge_attr)[0].sum(), "differentiable="),
+    (lambda data, out: data.x.float().view(-1, 7, 3).sum(), r"\(n \* graphs, edges, graphs\)"),
+    (lambda data, out: torch.relu(data.pos).sum(), "are None where the data have none"),
+]
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+@pytest.mark.parametrize(("way", "advice"), WAYS)
+def test_an_error_in_torchs_words_says_what_to_do(hiv, plan, mode, way, advice):
+    model = Fails(way)
+    runner = sg.StaticGraphRunner(model, plan, mode)
+    with pytest.raises(Exception, match=advice) as caught:
+        runner(next(iter(loader_of(hiv, plan))))
+    assert "make fake tensor call" not in str(caught.value)
+
+
+def test_an_error_of_a_rewrite_is_said_to_be_the_librarys(hiv, plan, monkeypatch):
+    def breaks(captured):
+        raise AssertionError("no such node")
+
+    breaks.__module__ = "staticgraph.rewrites.layers.linear"
+    monkeypatch.setattr(rewrite, "ORDER", [breaks])
+    runner = sg.StaticGraphRunner(Linear(), plan, "fused")
+    with pytest.raises(sg.NotStatic, match=r"the rewrite layers\.linear failed.* of staticgraph"):
+        runner(next(iter(loader_of(hiv, plan))))
+
+
+def test_a_recompilation_begins_with_what_to_do(hiv, plan):
+    model, batch = Linear(), next(iter(loader_of(hiv, plan)))
+    model.scale = 1.0
+    call = lambda m, b: m.scale * m(b.x, b.edge_index, b.batch, b.num_graphs)  # noqa: E731
+    runner = sg.StaticGraphRunner(model, plan, "fused", forward=call)
+    runner(batch)
+    model.scale = 2.0
+    with pytest.raises(sg.NotStatic, match=r"(?s)has changed\. Keep a number .*\n.*scale"):
+        runner(batch)
+
+
 def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol, monkeypatch):
     """As GraphGym's layers do: the second step must not see what the first one assigned."""
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.kernel_cases import CASES, DROPPED, FEW, operands, where
+from support.kernel_cases import CASES, DROPPED, FEW, MORE, operands, where
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool
 
 import staticgraph as sg
 
 # Integers and bytes have no derivative; torch's own attention has a first and a second.
-ASKED = {**CASES, **{name: dropped.run for name, dropped in DROPPED.items()}}
+ASKED = {**CASES, **MORE, **{name: dropped.run for name, dropped in DROPPED.items()}}
 DIFFERENTIABLE = sorted(ASKED.keys() - {"collate", "fold_codes", "varlen_attention"})
 
 

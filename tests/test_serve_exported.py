@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import urllib.request
 from dataclasses import replace
 
@@ -15,7 +16,6 @@ import pytest
 import torch
 from support.command import status_of
 from support.examples import EXAMPLES
-from support.forked_python import forked_python
 from support.patience import patience
 
 import staticgraph as sg
@@ -200,14 +200,9 @@ def exported(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_command_serves_an_export_that_was_compiled(exported, workers):
-    with forked_python() as python:
-        serves_an_export(python, exported, workers)
-
-
-def serves_an_export(python, exported, workers):
     folder, digest, runner = exported
     assert exported_models.verify_exported(folder).categories.keys() == {"x", "edge_attr"}
-    command = [python, "-m", "staticgraph.cli", "serve", "--exported", str(folder)]
+    command = [sys.executable, "-m", "staticgraph.cli", "serve", "--exported", str(folder)]
     command += ["--digest", digest, "--smiles", "--port", "0", "--workers", str(workers)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:

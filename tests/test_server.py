@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from concurrent.futures import CancelledError
 
 import pytest
@@ -111,30 +110,6 @@ def test_every_request_ends_once_however_it_ends(requests, drain):
     stats = server.stats()
     assert {name: getattr(stats, name) for name in counts} == counts
     assert stats.queue == 0
-
-
-def test_many_threads_get_their_own_answers():
-    server = server_of(max_wait_ms=0.1)
-    together = threading.Barrier(8)
-    found: dict[tuple[int, int], torch.Tensor] = {}
-
-    def caller(number: int) -> None:
-        together.wait(PATIENCE_S)
-        for k in range(15):
-            graphs = [graph(1 + (number + k) % 7, 100 * number + k), graph(2 + k, k)]
-            found[number, k] = server.submit(graphs).result(PATIENCE_S)
-
-    threads = [threading.Thread(target=caller, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    server.close()
-    assert len(found) == 120
-    for (number, k), rows in found.items():
-        graphs = [graph(1 + (number + k) % 7, 100 * number + k), graph(2 + k, k)]
-        same(rows, server.runner.predict(graphs))
-    assert server.stats().answered == 120
 
 
 def test_asyncio_callers_share_a_batch():

@@ -15,7 +15,6 @@ from support.served_graphs import PATIENCE_S, Held, flat_of, graph, runner_of, s
 
 import staticgraph as sg
 from staticgraph.serving.bodies.flat_graphs import FlatSpan, store_of
-from staticgraph.serving.engine.completion_queue import CompletionQueue, Ticket
 from staticgraph.serving.processes import frames, gateway
 
 
@@ -207,33 +206,6 @@ def test_a_batch_that_failed_leaves_one_trace(caplog):
     found = line.run(nine)
     assert all(isinstance(each, sg.BatchFailed) for each in found)
     assert caplog.text.count("a batch failed") == 1
-
-
-def test_what_is_done_is_fetched_once_from_any_threads():
-    completions, found = CompletionQueue(), []
-
-    def answer(first: int) -> None:
-        for number in range(first, first + 500):
-            Ticket(completions, number).set_result(number)
-            completions.notify()
-
-    def fetch() -> None:
-        while (done := completions.fetch()) is not None:
-            found.extend(each.number for each in done)
-
-    fetcher = threading.Thread(target=fetch)
-    answering = [threading.Thread(target=answer, args=(500 * k,)) for k in range(4)]
-    for thread in [fetcher, *answering]:
-        thread.start()
-    for thread in answering:
-        thread.join(PATIENCE_S)
-    Ticket(completions, 2000).set_exception(ValueError("last"))
-    completions.notify()
-    while len(found) < 2001 and fetcher.is_alive():
-        torch.empty(0)
-    completions.close()
-    fetcher.join(PATIENCE_S)
-    assert sorted(found) == list(range(2001))
 
 
 def test_who_goes_before_his_request_is_sent_is_not_asked_for():

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
+from support.faults import killed_before
 from support.graphs import assert_same_graph, graph_lists, random_graph
-from support.killed import killed_before
 from support.written_stores import LEVELS, assert_same_files, graphs_of
 from torch_geometric.data import Data, HeteroData
 
@@ -29,9 +29,9 @@ from staticgraph.store.shards import OpenShards
 from staticgraph.store.writer import StoreWriter, parts_folder
 
 
-def in_shards(folder: Path, graphs: list[Data], lengths: list[int]) -> None:
+def in_shards(folder: Path, graphs: list[Data], lengths: list[int], **options) -> None:
     """Writes one store per length into sibling folders, as parts of a writer."""
-    writer = StoreWriter(folder, part_graphs=len(graphs) + 1, levels=LEVELS, name="all")
+    writer = StoreWriter(folder, part_graphs=len(graphs) + 1, levels=LEVELS, name="all", **options)
     begin = 0
     for length in lengths:
         writer.extend(graphs[begin : begin + length])
@@ -53,14 +53,14 @@ def drained(loader) -> int:
 
 
 @examples(10)
-@given(graphs=graph_lists(min_size=1, max_size=9), data=st.data())
-def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
+@given(graphs=graph_lists(min_size=1, max_size=9), data=st.data(), keep_order=st.booleans())
+def test_any_division_is_the_same_store(graphs, data, keep_order, tmp_path_factory):
     """Graphs, arrays, sizes, schedule and batches; sorted or not, in whatever dtypes shards use."""
     cuts = data.draw(st.lists(st.integers(0, len(graphs)), max_size=4))
     lengths = [k for k in np.diff(sorted({0, len(graphs), *cuts})).tolist() if k]
     folder = tmp_path_factory.mktemp("s") / "all"
-    in_shards(folder, graphs, lengths)
-    whole = sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="all")
+    in_shards(folder, graphs, lengths, keep_order=keep_order)
+    whole = sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="all", keep_order=keep_order)
     found = sg.GraphStore.load(folder.with_name("all.parts"))
     listed = StoreWriter(folder).finish(merged=False)
     several = sg.GraphStore.load([shard.folder for shard in listed.shards.shards])
@@ -76,7 +76,7 @@ def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
         for each, graph in zip(store[::-1], reversed(graphs), strict=True):
             assert_same_graph(each, graph)
         loaders = [
-            sg.StaticLoader(each, plan, shuffle=True, seed=3, pointers=True)
+            sg.StaticLoader(each, plan, shuffle=True, seed=3, pointers=not keep_order)
             for each in (whole, store)
         ]
         assert_same_batches(*loaders)

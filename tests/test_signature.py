@@ -157,26 +157,27 @@ def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_cha
 
 
 def test_batches_of_no_loader_are_looked_at_every_so_often(hiv, monkeypatch):
-    """Checked at the first, second, third, fifth, ninth ... replay, then at fixed intervals."""
+    """Values that no replay compares are checked at the first, second, third, fifth, ninth ...
+    replay, then at fixed intervals."""
     monkeypatch.setattr(recorded_model, "EVERY", 7)
     model = Net()
     runner = runner_of(model, hiv)
     batch = batches_of(hiv, 1)[0]
     runner.step(batch)
-    half(model)
+    model.dropout.inplace = True
     for _ in range(2):
-        with pytest.raises(sg.NotStatic, match=r"dropout\.p"):
+        with pytest.raises(sg.NotStatic, match=r"dropout\.inplace"):
             runner.step(batch)
-    model.dropout.p = 0.0
+    model.dropout.inplace = False
     for _ in range(4):
         runner.step(batch)
-    half(model)
+    model.dropout.inplace = True
     runner.step(batch)
     runner.step(batch)
     for _ in range(2):
-        with pytest.raises(sg.NotStatic, match=r"dropout\.p"):
+        with pytest.raises(sg.NotStatic, match=r"dropout\.inplace"):
             runner.step(batch)
-    model.dropout.p = 0.0
+    model.dropout.inplace = False
     runner.step(batch)
 
 

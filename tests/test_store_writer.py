@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.drawn import examples
+from support.faults import killed_before
 from support.graphs import assert_same_graph, graph_lists
-from support.killed import killed_before
 from support.written_stores import LEVELS, assert_same_files, graphs_of
 from torch_geometric.data import Data, HeteroData
 
@@ -21,15 +21,16 @@ from staticgraph.store.writer import StoreWriter, parts_of
 
 
 @examples(12)
-@given(graphs=graph_lists(min_size=1, max_size=9), part=st.integers(1, 4))
-def test_in_parts_is_at_once(graphs, part, tmp_path_factory):
+@given(graphs=graph_lists(min_size=1, max_size=9), part=st.integers(1, 4), keep=st.booleans())
+def test_in_parts_is_at_once(graphs, part, keep, tmp_path_factory):
     """Whatever dtype each part alone would use, sorted or not."""
     folder = tmp_path_factory.mktemp("w") / "store"
-    with StoreWriter(folder, part_graphs=part, levels=LEVELS, name="all") as writer:
+    options = {"levels": LEVELS, "name": "all", "keep_order": keep}
+    with StoreWriter(folder, part_graphs=part, **options) as writer:
         writer.extend(graphs)
     found = sg.GraphStore.load(folder)
     found.verify()
-    assert_same_files(found, sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="all"))
+    assert_same_files(found, sg.GraphStore.from_pyg(graphs, **options))
     for number, graph in enumerate(graphs):
         assert_same_graph(found[number], graph)
     assert not parts_of(folder)
@@ -103,6 +104,49 @@ def test_shards_of_several_writers_are_one_store(tmp_path):
     assert_same_files(
         found, sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="s").with_splits(train=range(5))
     )
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_shard_that_is_missing_or_ended_early_is_named(merged, tmp_path):
+    """In its place the graphs of the next shard would stand, 40 of 60 without a word."""
+    graphs = _with(list(range(6)))
+    folder = tmp_path / "s"
+    for shard in (2, 0):
+        with StoreWriter(folder, shard=shard, part_graphs=1, levels=OF_NODES) as writer:
+            writer.extend(graphs[shard * 2 : shard * 2 + 2])
+    with pytest.raises(BadGraph, match=r"2 shards, of 3: shard 1 is missing.* shard=1"):
+        StoreWriter(folder).finish(merged=merged)
+    with pytest.raises(BadGraph, match="shard 1 is missing"):
+        sg.GraphStore.load(tmp_path / "s.parts")
+    assert len(sg.GraphStore.load(sorted((tmp_path / "s.parts").glob("*-*")))) == 4
+    StoreWriter(folder, shard=1, part_graphs=1, levels=OF_NODES).append(graphs[2])  # and is killed
+    with pytest.raises(BadGraph, match="the writer of shard 1 did not reach its end"):
+        StoreWriter(folder).finish(merged=merged)
+    with StoreWriter(folder, shard=1, levels=OF_NODES) as writer:
+        writer.extend(graphs[2 + writer.committed : 4])
+    with pytest.raises(BadGraph, match="3 shards, of 4: shard 3 is missing"):
+        StoreWriter(folder).finish(merged=merged, shards=4)
+    found = StoreWriter(folder).finish(merged=merged, shards=3)
+    assert found.columns["k"].tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_any_changed_byte_of_a_part_is_refused_when_the_store_is_finished(merged, tmp_path):
+    """Also in a file's header, which a mapped array does not read."""
+    with StoreWriter(tmp_path / "s", shard=0, levels=OF_NODES) as writer:
+        writer.extend(_with([1, 2, 3]))
+    (part,) = parts_of(tmp_path / "s")
+    random = np.random.default_rng(0)
+    for path in sorted(part.iterdir()):
+        before = path.read_bytes()
+        for place in random.choice(len(before), 2):
+            changed = bytearray(before)
+            changed[place] ^= 1 << int(random.integers(8))
+            path.write_bytes(changed)
+            with pytest.raises(StoreCorrupt, match="00000-0000000"):
+                StoreWriter(tmp_path / "s").finish(merged=merged)
+        path.write_bytes(before)
+    assert len(StoreWriter(tmp_path / "s").finish(merged=merged)) == 3
 
 
 def test_stores_and_arrays_are_appended(tmp_path, esol):

@@ -10,6 +10,7 @@ import staticgraph as sg
 from staticgraph.batches.loading import loader as loading
 from staticgraph.batches.loading.from_device import IdsFeed
 from staticgraph.batches.slots.slots import SlotLayout, SlotPool
+from staticgraph.errors import SlotsExhausted
 
 PLAN = [(410, 850, 31)]
 CUDA = torch.device("cuda", 0)
@@ -61,6 +62,22 @@ def test_a_loader_made_while_the_device_is_busy_waits_for_its_zeros_alone(loader
     copy = streams.log.index((waits[0][0], "copy_"))
     assert streams.log.index(waits[0]) < copy
     assert ("stream 1", "wait_stream default") not in streams.log[:copy]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_kept_too_long_cost_no_slot(loader, streams, workers):
+    """However often all slots are held, the next epoch has them again, errors still at hand."""
+    with streams:
+        made, errors = loader(slots=2, num_workers=workers), []
+        for _ in range(5):
+            epoch = iter(made)
+            batches = [next(epoch), next(epoch)]
+            with pytest.raises(SlotsExhausted) as raised:
+                next(epoch)
+            errors.append(raised)
+            batches.clear()
+        assert sum(int(b.graph_mask.sum()) for b in made) == made.num_graphs
+    assert [pool.free for pool in (made._staging, made._pool)] == [2 + 2 * workers, 2]
 
 
 class Moved:

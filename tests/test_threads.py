@@ -87,7 +87,7 @@ def test_two_runners_over_one_model_take_turns():
 def test_two_runners_and_plain_pyg_in_three_threads():
     """All three are in the middle of a forward at the same time."""
     alone = [Net(seed) for seed in range(3)]
-    with_kernels = sg.convert(alone[1], kernels="all")
+    with_kernels = sg.convert(alone[1], kernels=True)
     expected = [
         runner_of(alone[0]).step(batch_of()),
         runner_of(with_kernels).step(batch_with_pointers(10)),
@@ -96,7 +96,7 @@ def test_two_runners_and_plain_pyg_in_three_threads():
     barrier = threading.Barrier(3)
     meet = functools.partial(barrier.wait, PATIENCE_S)
     models = [Net(seed, middle=meet) for seed in range(3)]
-    runners = [runner_of(models[0]), runner_of(sg.convert(models[1], kernels="all"))]
+    runners = [runner_of(models[0]), runner_of(sg.convert(models[1], kernels=True))]
     works = [
         Elsewhere(lambda: runners[0].step(batch_of())),
         Elsewhere(lambda: runners[1].step(batch_with_pointers(10))),

@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import subprocess
-import time
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +20,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.few_molecules import few_molecules
-from support.forked import run_forked
-from support.forked_python import forked_python
 from support.patience import patience
-from support.processor_time import processor_s
+from support.program import run_program
 from support.ranks import on_ranks
 
 import staticgraph as sg
@@ -205,23 +203,6 @@ def test_what_rank_0_finds_wrong_ends_all(config, uninterrupted):
     assert "holds a run already" in second
 
 
-def _busy(seconds: float) -> None:
-    began = time.process_time()
-    while time.process_time() < began + seconds:
-        pass
-
-
-def test_what_other_processes_spend_is_counted():
-    """Ranks and forked programs are not children of this process."""
-    before = processor_s()
-    on_ranks(2, _busy, 0.3)
-    between = processor_s()
-    words = "import time\nwhile time.process_time() < 0.3: pass"
-    assert run_forked(["-c", words], timeout=patience(30)).returncode == 0
-    assert between - before > 0.5  # the system counts in hundredths of a second
-    assert processor_s() - between > 0.2
-
-
 # ---------------------------------------------------------------- torchrun
 
 
@@ -234,8 +215,7 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
         "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1",
         f"--master-port={port}", *arguments,
     ]  # fmt: skip
-    with forked_python() as python:
-        return run_forked(words, env=ENVIRONMENT | {"PYTHON_EXEC": python}, timeout=patience(120))
+    return run_program(words, env=ENVIRONMENT, timeout=patience(120))
 
 
 def command(config: TrainConfig, folder: Path, *more: str) -> list[str]:
@@ -329,8 +309,7 @@ def test_two_hosts_are_the_same_run(uninterrupted, config, tmp_path):
         pytest.skip(f"no network namespaces: {error}")
     if allowed.returncode:
         pytest.skip(f"no network namespaces: {allowed.stderr.strip().splitlines()[-1]}")
-    with forked_python() as python:
-        done = two_hosts(python, *command(config, tmp_path / "run", "--json"))
+    done = two_hosts(sys.executable, *command(config, tmp_path / "run", "--json"))
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "run", uninterrupted[0])
 

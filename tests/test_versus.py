@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from support.command import status_of
+from support.examples import EXAMPLES
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric.data import Batch, Data
@@ -17,12 +19,15 @@ from torch_geometric.nn import GINConv, global_add_pool
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.checking.plain_batch import PlainBatch
+from staticgraph.training.versus import comparison
 from staticgraph.training.versus.comparison import _setting, compare
 from staticgraph.training.versus.equality import draws_random, outputs_apart
 from staticgraph.training.versus.labels import fields_with_gaps, plain_mean
 from staticgraph.training.versus.plain_side import PlainSide
 from staticgraph.training.versus.static_side import StaticSide, Way
 from staticgraph.training.versus.turns import take_turns
+
+ESOL = EXAMPLES / "esol.npz"
 
 
 class Net(nn.Module):
@@ -70,12 +75,12 @@ def tried(model: nn.Module, store: sg.GraphStore, *modes: str):
 @pytest.fixture(scope="module")
 def report(few):
     torch.manual_seed(0)
-    return tried(Net(), few, "eager", "eager+kernels")
+    return tried(Net(), few, "eager", "fused")
 
 
 def test_both_sides_are_measured_and_compute_the_same(report):
     plain, *others = report.sides
-    assert [side.name for side in report.sides] == ["PyG", "eager", "eager+kernels"]
+    assert [side.name for side in report.sides] == ["PyG", "eager", "fused"]
     assert all(side.ran and side.turns >= 5 and side.graphs_per_s > 0 for side in report.sides)
     assert plain.filling == (1.0, 1.0, 1.0)
     assert plain.losses_apart is None
@@ -110,7 +115,7 @@ def test_the_losses_are_those_of_a_loop_by_hand(few, report):
 def test_it_prints_one_table_and_json(report):
     text = str(report)
     assert "contender" in text
-    assert "eager+kernels" in text
+    assert "fused" in text
     assert "outputs in evaluation mode are equal" in text
     values = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert values["ok"] is True
@@ -122,14 +127,14 @@ def test_it_prints_one_table_and_json(report):
     ("winner", "ratio", "head"),
     [
         ("eager", 1.7, "fastest: eager, "),
-        ("eager+kernels", 1.2, "to be taken: eager+kernels, "),
+        ("fused", 1.2, "to be taken: fused, "),
         ("PyG", 1.2, "to be taken: PyG; "),
         ("PyG", 1.02, "fastest: PyG; "),
     ],
 )
 def test_the_fastest_is_called_so_alone(report, winner, ratio, head):
     """A median above that of the recommended side means that the gain was not steady."""
-    rates = {"PyG": 1.0, "eager": ratio, "eager+kernels": 1.0}
+    rates = {"PyG": 1.0, "eager": ratio, "fused": 1.0}
     sides = tuple(replace(side, ratio=rates[side.name]) for side in report.sides)
     *_, verdict = str(replace(report, sides=sides, winner=winner)).partition("outputs in eval")
     assert head in verdict
@@ -171,7 +176,7 @@ def test_where_plain_pyg_does_not_run_the_first_that_does_is_compared_with(few, 
         raise RuntimeError("no loader here")
 
     monkeypatch.setattr(PlainSide, "turn", refuse)
-    report = tried(Net(), few, "eager", "eager+kernels")
+    report = tried(Net(), few, "eager", "fused")
     assert report.sides[0].refused == "no loader here"
     assert report.compared_with == "eager"
     assert report.sides[2].equal
@@ -257,7 +262,7 @@ def test_turns_go_to_and_fro_until_the_time_is_over():
     assert len(times["a"]) == 2
 
 
-@pytest.mark.parametrize("name", ["bogus", "fused+kernels", "auto+kernels", "eager+kernel"])
+@pytest.mark.parametrize("name", ["bogus", "fused+kernels", "auto+kernels", "eager+kernels"])
 def test_an_unknown_mode_is_named(name, few):
     with pytest.raises(ValueError, match=f"there is no mode {name!r} to try".replace("+", r"\+")):
         Way.of(name)
@@ -296,3 +301,40 @@ def test_the_command_takes_a_model_and_a_loss_by_name(few, tmp_path, monkeypatch
     assert "runs/try/try.png" in capsys.readouterr().err
     assert status_of([*words, "--hidden", "8"]) == 2
     assert "--hidden is of the models gine" in capsys.readouterr().err
+
+
+def test_each_contender_runs_on_the_threads_that_suit_it(few, monkeypatch):
+    """As on a busy machine, where what takes turns with others on every core crawls."""
+    used: dict[str, set[int]] = {}
+
+    def seconds(side):
+        side.turn()
+        return 9.0 if torch.get_num_threads() > 1 and side.name == "PyG" else 0.5
+
+    def turns(all_turns, *_, **__):
+        for name, turn in all_turns.items():
+            turn()
+            used[name] = {torch.get_num_threads()}
+        return {name: [100.0] for name in all_turns}
+
+    monkeypatch.setattr(comparison, "_seconds", seconds)
+    monkeypatch.setattr(comparison, "take_turns", turns)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        report = compare(Net(), few, loss=mse, batch_size=16, seconds=0.1, modes=["eager", "fused"])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert used == {"PyG": {1}, "eager": {2}, "fused": {1}}
+    assert [side.threads for side in report.sides] == [1, 2, 1]
+    assert [side.crawls for side in report.sides] == [True, True, True]
+    assert "WARNING: PyG took over ten times as long as before on one thread" in str(report)
+
+
+def test_without_matplotlib_the_picture_is_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    words = ["try", "--data", str(ESOL), "--hidden", "8", "--layers", "1", "--modes", "eager"]
+    assert status_of([*words, "--seconds", "0.5", "--out", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"try.json"}
+    assert "try.png, since matplotlib is not installed" in capsys.readouterr().err

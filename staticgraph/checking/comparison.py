@@ -129,6 +129,11 @@ class Comparer:
 
     # ------------------------------------------------------------------ running
 
+    def run_apart(self, batch: StaticBatch, options: RunOptions) -> None:
+        """Makes the run that finds a model's own sizes, once; it may write to parameters."""
+        with self._run(options):
+            attempt(lambda: self._computation.known(batch))
+
     def padded(self, batch: StaticBatch, options: RunOptions) -> Outcome:
         """Runs over a batch as it is."""
         if self._compiled:
@@ -207,17 +212,16 @@ class Comparer:
     # ------------------------------------------------------------------ comparing
 
     def between_paddings(
-        self, batch: StaticBatch, other: StaticBatch, clean: Outcome, options: RunOptions
+        self, batch: StaticBatch, dirty: Outcome | None, clean: Outcome, options: RunOptions
     ) -> Difference | None:
         """Returns the first difference when padding rows have other values, if there is any.
 
         Args:
             batch: a batch.
-            other: the same with other padding.
+            dirty: the outcome of the same with other padding; None if it raised.
             clean: the outcome of the batch.
             options: of both runs.
         """
-        dirty = attempt(lambda: self.padded(other, options))
         if dirty is None or not clean.finite:
             return None
         nudged = options._replace(nudged=True)

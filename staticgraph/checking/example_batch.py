@@ -139,15 +139,23 @@ def _graphs_below(
 
 
 def _made_up(schema: Schema, capacity: Capacity) -> GraphColumns:
-    """Makes a few rings with normal numbers, one of a single node; or a few rows of every axis."""
-    if schema.axes:
-        return _made_up_rows(schema, capacity)
+    """Makes a few graphs of a schema; where edges keep their order, with these in pairs."""
+    found = (_made_up_rows if schema.axes else _rings)(schema, capacity)
+    return found.in_first_order() if schema.keep_order else found
+
+
+def _rings(schema: Schema, capacity: Capacity) -> GraphColumns:
+    """Makes a few rings with normal numbers, one of a single node."""
     random = np.random.default_rng(0)
     sizes = [*random.integers(2, max(3, min(8, capacity.max_graph_nodes + 1)), 5), 1]
     nodes = np.array([min(n, capacity.max_graph_nodes) for n in sizes], dtype=np.int64)
     edges = np.where((nodes > 1) & (capacity.edge_limit > 0), nodes, 0)
     source = np.concatenate([np.arange(e) for e in edges]).astype(np.int64)
     target = np.concatenate([(np.arange(e) + 1) % max(1, e) for e in edges]).astype(np.int64)
+    if schema.keep_order:
+        ends = np.stack([source, target]), np.stack([target, source])
+        source, target = (each.T.reshape(-1) for each in ends)
+        edges = 2 * edges
     counts = {"node": nodes.sum(), "edge": edges.sum(), "graph": len(nodes)}
     fields = {}
     for field in schema:
@@ -168,7 +176,7 @@ def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphColumns:
     random = np.random.default_rng(0)
     of_graph = {"graph": 1, "node": 0 if schema.hetero else 2, "edge": 0 if schema.hetero else 2}
     for axis in schema.axes:
-        of_graph[axis.name] = min(FEW, (capacity.rows(axis.name) - 1) // FEW)
+        of_graph[axis.name] = min(FEW - schema.keep_order, (capacity.rows(axis.name) - 1) // FEW)
     for field in schema:
         if any(level and not of_graph[level] for level in field.counts):
             of_graph[field.level] = 0
@@ -223,12 +231,13 @@ def poisoned(batch: StaticBatch) -> StaticBatch:
     return batch.replace(**tensors)
 
 
-def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
+def revalued(batch: StaticBatch, seed: int = 0, whole_rows: bool = False) -> StaticBatch:
     """Returns the batch with other values in every padding row, within the range of real rows.
 
     A column of a float field gets values between its smallest and largest, mostly near these;
     categories, whether integers or whole floats, get those of other real rows. A model that looks
     them up in a table, or takes an exponential, then meets nothing that real rows do not contain.
+    With ``whole_rows`` each padding row is a real one: what is finite there is finite here.
     """
     random = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -237,11 +246,16 @@ def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
             continue
         value = batch[field.name]
         mask = field_mask(batch, field)
+        if field.rows > 1:  # all rows of a graph are one: a cell keeps its three vectors
+            value, mask = value.view(-1, field.rows, *value.shape[1:]), mask[:: field.rows]
         real = value[mask]
         if not len(real) or not value.numel():
             continue
         drawn = torch.rand(value.shape, generator=random, dtype=torch.float64).to(value.device)
-        if value.is_floating_point() and not _whole(real):
+        if whole_rows:  # in turn, so that neighbours are not the same row
+            turns = (torch.arange(len(value), device=value.device) + seed) % len(real)
+            other = torch.nan_to_num(real)[turns]
+        elif value.is_floating_point() and not _whole(real):
             least = torch.nan_to_num(real, nan=torch.inf, neginf=torch.inf).amin(0).double()
             largest = torch.nan_to_num(real, nan=-torch.inf, posinf=-torch.inf).amax(0).double()
             far = (2 * drawn - 1).sign() * (2 * drawn - 1).abs().sqrt() / 2 + 0.5
@@ -250,7 +264,8 @@ def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
             rows = drawn.view(len(value), -1)[:, 0] * len(real)
             other = torch.nan_to_num(real)[rows.long().clamp(max=len(real) - 1)]
         wide = mask.view(-1, *(1,) * (value.dim() - 1))
-        tensors[field.name] = torch.where(wide, value, other.to(value.dtype))
+        value = torch.where(wide, value, other.to(value.dtype))
+        tensors[field.name] = value.view_as(batch[field.name])
     return batch.replace(**tensors)
 
 

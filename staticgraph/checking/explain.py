@@ -16,6 +16,7 @@ import torch
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.example_batch import batch_of
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.rewrites.captured_graph.captured import Rewritten
 from staticgraph.rewrites.explain import Explanation
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.captured_step import CapturedStep
@@ -24,6 +25,13 @@ from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.store.graph_store import GraphStore
+
+ORDERED = Rewritten(
+    "every rewrite over edges",
+    "",
+    "",
+    "edges keep their order (keep_order=True), and the operators take edges sorted by destination",
+)
 
 
 def explain(
@@ -58,6 +66,7 @@ def explain(
     subject = Subject.of(model, forward=forward, loss=loss)
     subject = replace(subject, model=copy.deepcopy(subject.model).train(), optimizer=None)
     computation = Computation(subject)
-    computation.assume_rows()
     work = "forward" if subject.loss is None else "step"
-    return Explanation.of([CapturedStep(computation, work, batch.to(subject.device)).captured])
+    found = Explanation.of([CapturedStep(computation, work, batch.to(subject.device)).captured])
+    missed = (*found.missed, *([ORDERED] if batch.layout.schema.keep_order else []))
+    return replace(found, missed=missed)

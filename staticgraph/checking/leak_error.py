@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from staticgraph.checking.outcome import Difference
-from staticgraph.checking.padding_culprit import Culprit
+from staticgraph.checking.padding_culprit import Culprit, NonFinite
 from staticgraph.errors import PaddingLeaks
 
 # What to do, depending on the cause; the last two are added if it was plain PyG that differs.
@@ -22,6 +22,23 @@ GAPS = (
     "; a missing label (NaN) reads as 0 in a loss, and its entry is left out of the mean: what "
     "depends on torch.isnan of a target needs a mask of its own, as a field of the data"
 )
+
+
+def not_finite(found: Difference, where: NonFinite) -> PaddingLeaks:
+    """Returns the error of a value that padding alone makes NaN or infinite, at a known line."""
+    assert where.found is not None
+    place, line = where.found.where, where.found.line
+    of = f", which computes with the field {where.field!r}," if where.field else ""
+    return PaddingLeaks(
+        f"{found.name} is not finite over padding, and is in plain PyG on the same graphs: "
+        f"{place}: {line}{of} {where.how} in padding rows. They hold the values of a real row "
+        "(zeros in a field with missing values), but a padding graph may have no nodes, and a "
+        "difference of two padding rows may be zero. Give the line a value there, such as "
+        "count.clamp(min=1), (x.square().sum(-1) + eps).sqrt(), or torch.where(mask, value, 1) "
+        "before it; Subject(..., check_padding=False) turns this check off",
+        None,
+        place,
+    )
 
 
 def leak_of(

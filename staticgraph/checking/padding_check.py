@@ -24,10 +24,11 @@ from threading import Lock
 
 from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.checking.comparison import Comparer, RunOptions, attempt, several_ranks
+from staticgraph.checking.edge_order import order_error
 from staticgraph.checking.example_batch import revalued, with_gaps
-from staticgraph.checking.leak_error import GAPS, SIZES, leak_of
+from staticgraph.checking.leak_error import GAPS, SIZES, leak_of, not_finite
 from staticgraph.checking.outcome import Outcome
-from staticgraph.checking.padding_culprit import Culprit, Trail
+from staticgraph.checking.padding_culprit import Culprit, NonFinite, Trail
 from staticgraph.checking.plain_batch import has_gaps, plain_batch
 from staticgraph.errors import PaddingLeaks
 from staticgraph.nn.newcomers import Newcomers
@@ -50,6 +51,7 @@ class PaddingCheck:
     def __init__(self, comparer: Comparer) -> None:
         self._comparer, self._model = comparer, comparer.model
         self._done: set[str] = set()
+        self._ordered: set[str] = set()  # kinds for which the order of edges is known not to matter
         self._newcomers = Newcomers(comparer.model)
         self._turn = Lock()
         self._steps = self._epochs = self._changes = 0
@@ -66,6 +68,7 @@ class PaddingCheck:
         """
         if self._newcomers.came and self._newcomers.seen():
             self._done.clear()  # the verdicts were on other layers
+            self._ordered.clear()
         kind, looked = self._kind(phase), None if batch is None else looked_in_epoch(batch)
         begins = False
         if looked is not None and kind != "eval" and id(self) not in looked:
@@ -122,6 +125,7 @@ class PaddingCheck:
 
         Raises:
             PaddingLeaks: padding reaches real rows.
+            EdgesMoved: the model reads edges by their position, and the store sorted them.
         """
         with self._turn:
             if self.wanted(phase) and (_graphs_in(batch) or several_ranks()):
@@ -135,6 +139,13 @@ class PaddingCheck:
         options = RunOptions(kind != "eval", phase == "step" and self._comparer.trains)
         if not several_ranks():
             self._comparer.note_signature()
+        if real and kind not in self._ordered:
+            self._ordered.add(kind)
+            moved = order_error(self._comparer, batch, options)
+            if moved is not None:
+                self._ordered.discard(kind)
+                raise moved
+        self._comparer.run_apart(batch, options)
         clean = attempt(lambda: self._comparer.padded(batch, options))
         # None: it fails without any change; the step itself will say why.
         differs = clean and self._between_paddings(batch, clean, options)
@@ -154,14 +165,18 @@ class PaddingCheck:
     def _between_paddings(
         self, batch: StaticBatch, clean: Outcome, options: RunOptions
     ) -> PaddingLeaks | None:
-        other = revalued(batch)
-        difference = self._comparer.between_paddings(batch, other, clean, options)
+        comparer, other = self._comparer, revalued(batch)
+        dirty = attempt(lambda: comparer.padded(other, options))
+        if dirty is not None and not dirty.finite:  # columns of several rows need not make a row
+            other = revalued(batch, whole_rows=True)
+            dirty = attempt(lambda: comparer.padded(other, options))
+        difference = comparer.between_paddings(batch, dirty, clean, options)
         if difference is None:
             return None
         culprit = self._culprit(
-            lambda: self._comparer.padded(batch, options),
-            lambda: self._comparer.padded(other, options),
-            self._comparer.tolerance.same_order,
+            lambda: comparer.padded(batch, options),
+            lambda: comparer.padded(other, options),
+            comparer.tolerance.same_order,
         )
         return leak_of(
             difference,
@@ -189,6 +204,11 @@ class PaddingCheck:
         difference = parity.difference
         if difference is None:
             return None
+        watch = NonFinite({field.name: batch[field.name] for field in batch.layout.schema})
+        with watch:
+            padded = attempt(lambda: comparer.padded(batch, parity.options))
+        if watch.found is not None and (padded is None or not padded.finite):
+            return not_finite(difference, watch)
         culprit = self._culprit(
             lambda: comparer.plain(batch, plain_batch(batch), parity.options),
             lambda: comparer.padded(batch, parity.options),

@@ -11,7 +11,7 @@ layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -159,6 +159,58 @@ class _Operations(TorchFunctionMode):
         if name not in _SEEN_ONLY:
             self._trail.note(name, result)
         return result
+
+
+class NonFinite(TorchFunctionMode):
+    """Finds the first line whose result, or whose derivative, is not finite, though what it is
+    given is. For one run, forward and backward, of a model over a padded batch.
+
+    Attributes:
+        found: the line; None if there is none.
+        how: what is not finite there, in words.
+        field: the field of the batch that the line computes with directly; empty if it is none.
+    """
+
+    def __init__(self, fields: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.found: Culprit | None = None
+        self.how = self.field = ""
+        self._fields = {value.untyped_storage()._cdata: name for name, value in fields.items()}
+        self._hooked: dict[int, Tensor] = {}  # kept alive, so that no number is reused
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        with DisableTorchFunction():
+            given = _floats([args, kwargs])
+            if self.found is None and not _finite(_floats(result)) and _finite(given):
+                self._note(calling_line(), "is not finite", given)
+            for value in given:
+                if value.requires_grad and not value.is_leaf and id(value) not in self._hooked:
+                    self._hooked[id(value)] = value
+                    value.register_hook(self._hook(calling_line(), given))
+        return result
+
+    def _hook(self, place: tuple[str, int, str] | None, given: list[Tensor]) -> Any:
+        def hook(gradient: Tensor) -> None:
+            """Notes the line that uses a tensor, if its gradient is the first of this kind."""
+            if self.found is None and not _finite([gradient]):
+                self._note(place, "has no finite derivative", given)
+
+        return hook
+
+    def _note(self, place: tuple[str, int, str] | None, how: str, given: list[Tensor]) -> None:
+        if place is not None:
+            self.found, self.how = _at(None, place), how
+            names = (self._fields.get(value.untyped_storage()._cdata, "") for value in given)
+            self.field = next(filter(None, names), "")
+
+
+def _floats(value: Any) -> list[Tensor]:
+    return [tensor for tensor in tensors_in(value) if tensor.is_floating_point()]
+
+
+def _finite(values: list[Tensor]) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in values)
 
 
 def _at(path: str | None, place: tuple[str, int, str] | None) -> Culprit:

@@ -22,6 +22,8 @@ from staticgraph.steps.loss.mean_loss import Loss, LossTerms
 class PlainBatch:
     """A PyG ``Batch`` that provides a model's arguments as a StaticBatch does."""
 
+    _stands_in_for_batch = True
+
     def __init__(self, data: Any) -> None:
         self._data = data
 
@@ -162,7 +164,7 @@ def labelled_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor | Non
             shares = there if terms.weights is None else there * terms.weights
             shares = shares.to(values.dtype).expand(values.shape)
             mean = (torch.where(shares != 0, values, 0) * shares).sum() / shares.sum()
-            mean = mean if terms.added is None else mean + terms.added
+            mean = terms.add_to(mean)
     except Exception:  # whatever the loss raises on a NaN
         return None
     return mean if bool(torch.isfinite(mean)) else None

@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import Comparer, RunOptions
-from staticgraph.checking.example_batch import batch_of, poisoned
+from staticgraph.checking.edge_order import order_error
+from staticgraph.checking.example_batch import batch_of, poisoned, revalued
 from staticgraph.checking.module_rows import is_layer, module_row
 from staticgraph.checking.outcome import Tolerance
 from staticgraph.checking.padding_culprit import Trail
@@ -52,7 +54,7 @@ from staticgraph.text.how_many import how_many
 
 # Garbage that reaches real rows is ten times as large.
 TOLERANCE = Tolerance.of(torch.float32).other_order
-# On a GPU, a compiled step refuses it, too.
+# On a GPU, a compiled step refuses it, too; on the CPU nothing is copied.
 HOST_COPY = "host-to-device copy"
 
 
@@ -96,7 +98,8 @@ class _Preflight:
         self._subject, self._stock = subject, subject.model
         self._options = RunOptions(subject.model.training, gradients=True)
         self._batch = batch
-        self._forward = subject.forward or forward_of(subject.model)
+        forward = subject.forward or forward_of(subject.model)
+        self._forward = _differentiable(forward, subject.differentiable)
         self._loss = subject.loss
         self._obstacles: list[Obstacle] = []
         self._warned: dict[str, str] = {}
@@ -110,6 +113,8 @@ class _Preflight:
         self._refused_options()
         graphs = 0 if stopped else self._traced()
         by_nature = {o.kind for o in self._obstacles} - RECORDING_ALONE
+        if self._batch.device.type == "cpu":
+            by_nature -= {HOST_COPY}
         compiles = graphs == 1 and self._static and not by_nature & {"refused", HOST_COPY}
         recordable = compiles and not self._obstacles
         refused = stopped or bool(caching_layers(self._stock))
@@ -118,6 +123,7 @@ class _Preflight:
         note = DID_NOT_RUN if stopped else note
         if not stopped:
             self._loss_compared()
+        self._order_compared()
         attention = self._attention()
         real = self._batch.real
         held, nodes, edges = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
@@ -172,7 +178,10 @@ class _Preflight:
             context.enter(unknown)
             try:
                 with watch.running(), asks() as asked:
-                    self._forward(model, with_own_sizes(unknown))
+                    out = self._forward(model, with_own_sizes(unknown))
+                    results = [out] if self._loss is None else [self._loss(out, unknown)]
+                    rows = [t for t in tensors_in(results) if t.requires_grad]
+                    torch.autograd.backward(rows, [torch.ones_like(t) for t in rows])
                 self._own_sizes = bool(asked)
             except Exception as error:  # whatever the model raises is an obstacle
                 self._obstacles += watch.obstacles
@@ -241,6 +250,8 @@ class _Preflight:
             context.enter(batch)
             own = with_own_sizes(batch) if self._own_sizes else batch.replace()
             out = self._forward(model, own)
+            if self._loss is not None:
+                out = out, self._loss(out, batch)
             context.leave()
             return out
 
@@ -308,7 +319,7 @@ class _Preflight:
 
     def _compared(self) -> tuple[float | None, str]:
         """Compares outputs and gradients with plain PyG's on the same graphs without padding."""
-        batch = poisoned(self._batch)
+        batch = revalued(self._batch, whole_rows=True)
         parity = self._comparer.beside_plain(batch, self._options)
         if parity is None:
             try:
@@ -336,6 +347,17 @@ class _Preflight:
                 )
             )
         return parity.worst, note
+
+    def _order_compared(self) -> None:
+        """Compares plain PyG's results in the store's order of edges and in the data set's."""
+        try:
+            moved = order_error(self._comparer, self._batch, self._options)
+        except NotStatic:  # a refused layer, which is an obstacle already
+            return
+        if moved is not None:
+            where = moved.where or defined_at(type(self._stock))
+            name = type(self._stock).__name__
+            self._obstacles.append(Obstacle(name, where, moved.what, "edges by their position"))
 
     def _loss_compared(self) -> None:
         """Compares the loss's mean over rows with that of torch's functions, on plain PyG."""
@@ -379,6 +401,21 @@ class _Preflight:
         obstacles = [o for o in self._obstacles if o.module == path]
         module = self._stock.get_submodule(path)
         return module_row(path, module, obstacles, chosen.get(path), inert)
+
+
+def _differentiable(forward: Forward, fields: Sequence[str]) -> Forward:
+    """The forward of a batch whose fields require a gradient, as a step makes them."""
+    if not fields:
+        return forward
+
+    def run(model: torch.nn.Module, batch: Any) -> Any:
+        """Adds nothing that requires a gradient; a trace cannot contain ``requires_grad_()``."""
+        none = 0 * next(p for p in model.parameters() if p.requires_grad).flatten()[0]
+        for name in fields:
+            setattr(batch, name, batch[name].detach() + none)
+        return forward(model, batch)
+
+    return run
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module:

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from staticgraph.internals.checkpoints import checkpoints_told
 from staticgraph.internals.dispatch import TorchDispatchMode
-from staticgraph.steps.tracing.obstacles import Obstacle, is_mask
+from staticgraph.steps.tracing.obstacles import CUDAGRAPH_UNSAFE, Obstacle, is_mask
 
 # Modules of this library on the call stack of any model that do no operations of their own.
 _MACHINERY = frozenset(
@@ -42,6 +42,8 @@ _MACHINERY = frozenset(
         "steps.tracing.trace",
     )
 )
+# Runs the model; whoever calls it is no part of the model.
+_CALLER = "staticgraph.checking.preflight"
 # Plain PyG models that come with this library; their lines count as the model's.
 _ZOO = "staticgraph.models."
 
@@ -108,6 +110,11 @@ class Watch:
         self._call: tuple[str, str] | None = None
         self._making = False
 
+    @property
+    def left(self) -> bool:
+        """Whether a tensor was copied to the host."""
+        return any(obstacle.kind == "device-to-host copy" for obstacle in self.obstacles)
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """A ``with`` block that watches everything run in this thread."""
@@ -150,7 +157,7 @@ def calling_line() -> tuple[str, int, str] | None:
     """
     frame: FrameType | None = sys._getframe(1)
     place: tuple[str, int] | None = None
-    while frame is not None:
+    while frame is not None and frame.f_globals.get("__name__") != _CALLER:
         owner = _owner(frame)
         if owner == "model" or (owner == "torch_geometric" and place is None):
             place = frame.f_code.co_filename, frame.f_lineno
@@ -197,6 +204,8 @@ class _Calls(TorchFunctionMode):
                 watch.found(*watch._call)
             elif func is Tensor.to and _names_cpu((*args[1:], *kwargs.values())):
                 watch.found(".to('cpu')", "device-to-host copy")
+            elif func is Tensor.to and watch.left and isinstance(args[-1], torch.device):
+                watch.found(".to(device)", "host-to-device copy")  # and back again
             out = func(*args, **kwargs)
             _look_at_made(watch, func, args, kwargs, out)
             return out
@@ -267,6 +276,8 @@ class _Operations(TorchDispatchMode):
             pass  # given its output size, it does not read the counts
         elif torch.Tag.dynamic_output_shape in func.tags or name == "bincount":
             watch.found(name.lstrip("_"), "size from data")
+        elif CUDAGRAPH_UNSAFE in func.tags:
+            watch.found(name.replace("::", "."), "cannot be recorded")
         out = func(*args, **kwargs)
         if name in ("_to_copy", "copy_"):
             self._look_at_copy(args, out)

@@ -55,23 +55,30 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the report; returns 0 if the model can run with fixed shapes."""
     look_for(args.data, args.target, model=args.model, loss=args.loss)
-    if args.gpu:
-        return check_for.run(args)
+    if args.gpu and check_for.is_unavailable():
+        return check_for.UNAVAILABLE
     from staticgraph.checking.preflight import preflight
     from staticgraph.cli.reports.rewrites import RewritesReport
     from staticgraph.models.named import built_without_data, made
     from staticgraph.plans.choose import plan_buckets
+    from staticgraph.steps.computation.model_setup import Subject
+    from staticgraph.training.task_loss import named_loss
 
     early = built_without_data(args.model)
     store = open_data(args)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
     model = made(args.model, store) if early is None else early
+    loss = named_loss(args.loss) if args.loss else None
+    subject = Subject.of(model, loss=loss, differentiable=args.differentiable)
     with waiting("running the model on one batch, with and without padding, and capturing it"):
-        report = preflight(model, plan, store)
-        if report.ran:
+        report = preflight(subject, plan, store)
+    if args.gpu:
+        return check_for.run(args, report)
+    if report.ran:
+        with waiting("looking for what is rewritten"):
             rewrites = RewritesReport.of(model, plan, store)
-        else:
-            rewrites = RewritesReport(note=f"not looked for, since {report.parity_note}")
+    else:
+        rewrites = RewritesReport(note=f"not looked for, since {report.parity_note}")
     if args.json:
         print(to_json({**report.to_dict(), "rewrites": rewrites.to_dict()}))
     else:

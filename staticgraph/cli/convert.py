@@ -52,6 +52,11 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--seed", type=values.seed, default=0, help="seed of a random split (default: 0)"
     )
+    parser.add_argument(
+        "--keep-order",
+        action="store_true",
+        help="leave edges in their order instead of sorting them by destination",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the store in --out")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run, parser=parser)
@@ -73,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         task=args.task,
         seed=args.seed,
         overwrite=args.overwrite,
+        keep_order=args.keep_order,
     )
     totals = store.histogram.totals.tolist()
     found = {

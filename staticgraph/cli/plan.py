@@ -15,6 +15,7 @@ from staticgraph.cli.model_options import check_sizes, model_without_data
 from staticgraph.cli.probe import add_training
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
+from staticgraph.text.progress import is_left_out
 
 if TYPE_CHECKING:
     from staticgraph.packing.pack import Packing
@@ -356,7 +357,8 @@ def _knee(
 
     graphs = args.graphs or 128
     choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
-    save_cost_picture(args.knee, {f"about {how_many(graphs, 'graph')} per batch": choices})
+    if not is_left_out(args.knee, "matplotlib"):
+        save_cost_picture(args.knee, {f"about {how_many(graphs, 'graph')} per batch": choices})
     return {"cost_by_buckets": [choice.cost for choice in choices]}
 
 
@@ -380,7 +382,8 @@ def _pictures(
     plan: BucketPlan | None = None,
 ) -> None:
     """Writes the files of --plot and --map."""
-    if not (args.plot or args.map):
+    files = ", ".join(str(file) for file in (args.plot, args.map) if file)
+    if not files or is_left_out(files, "matplotlib"):
         return
     from staticgraph.cli.reports import plan_plots as plots_plan
 

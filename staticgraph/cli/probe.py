@@ -17,7 +17,7 @@ from staticgraph.cli.loss_option import loss_of
 from staticgraph.cli.model_options import add_model, check_sizes, model_of, model_without_data
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import waiting
+from staticgraph.text.progress import is_left_out, waiting
 
 if TYPE_CHECKING:
     import torch
@@ -133,10 +133,8 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--kernels",
-        choices=("auto", "on", "off"),
-        default="auto",
-        help="fused kernels under the layers: auto is on for the named models where a CPU is "
-        "counted, and off elsewhere (default: auto)",
+        action="store_true",
+        help="choose attention paths as a compiled step with kernels does",
     )
     group.add_argument(
         "--accumulate",
@@ -173,7 +171,8 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - begin
     if args.out:
         memory.save(args.out)
-    if args.plot:
+    draws = args.plot and not is_left_out(args.plot, "matplotlib")
+    if draws:
         from staticgraph.cli.reports.memory_plots import save_memory_picture
 
         save_memory_picture(args.plot, memory, f"{args.model} on {store.name}", budget)
@@ -185,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
             f"{how_many(len(memory.points) + (memory.checked is not None), 'point')} in "
             f"{seconds:.1f} s"
         )
-    if args.plot:
+    if draws:
         print(f"picture: {args.plot}", file=sys.stderr)
     return 0
 
@@ -215,7 +214,6 @@ def probe_of(
     from staticgraph.dryrun.compiled_probe import probe
     from staticgraph.models.named import require_trainable
     from staticgraph.nn import convert
-    from staticgraph.training.config import takes_kernels
 
     if store.schema.hetero and args.model in values.MODELS:
         raise ValueError(
@@ -229,8 +227,7 @@ def probe_of(
         require_trainable(model, args.model)
     device, like = getattr(args, "device", "cpu"), getattr(args, "like", "cuda")
     model.to(device)
-    where = "cuda" if "cuda" in (device, like) else "cpu"
-    convert(model, kernels=takes_kernels(args.kernels, args.model, where))
+    convert(model, kernels=args.kernels)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     compiled = getattr(args, "compiled", False)
     how: dict[str, Any] = {"like": like, "compiled": compiled}

@@ -27,8 +27,8 @@ examples:
   staticgraph serve --exported exported/hiv --digest 5f1e... --smiles --task binary
   curl -s localhost:8000/predict -d '{"smiles": ["CCO"]}' -H 'Content-Type: application/json'
 
-Requests of many callers run together, in the few shapes of the run's plan. The page at / draws and
-predicts a molecule, where the run was trained on SMILES. Ctrl-C answers what waits, then stops.
+Requests of many callers run together, in the few shapes of the run's plan. The page at / predicts a
+molecule, where the run was trained on SMILES. Ctrl-C answers what waits, then stops.
 There are no accounts and no encryption: beyond this machine, put a proxy before it.
 """
 
@@ -288,5 +288,5 @@ def require_extra() -> None:
         if importlib.util.find_spec(package) is None:
             raise MissingPackage(
                 f"serving needs the package {package!r}, which is not installed: "
-                "pip install 'staticgraph[serve]'"
+                "pip install fastapi uvicorn"
             )

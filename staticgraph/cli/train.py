@@ -123,9 +123,8 @@ def _add_machine(machine: Any) -> None:
     machine.add_argument(
         "--kernels",
         choices=("auto", "on", "off"),
-        help="fused kernels under the layers: auto is on for the named models on a CPU, where "
-        "all were measured to gain, and off elsewhere, where --compile-mode may still choose "
-        "fused, which is made of them; off leaves that out, too (default: auto)",
+        help="kernels in place of the step's operations: on in every compiled mode, off in none, "
+        "auto only where --compile-mode is or chooses fused (default: auto)",
     )
     machine.add_argument(
         "--store",

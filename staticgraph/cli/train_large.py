@@ -14,10 +14,10 @@ from staticgraph.files.json_text import save_json, to_json
 
 EXAMPLE = """\
 examples:
-  staticgraph train-large --task link --data fb15k-237 --policy comet
+  staticgraph train-large --data fb15k-237
   staticgraph train-large --task link --data fb15k-237 --policy beta --partitions 16 --buffer 4
   staticgraph train-large --task link --data fb15k-237 --encoder sage --fanouts 10 --epochs 3
-  staticgraph train-large --task node --data cora --policy dispersed --model gcn
+  staticgraph train-large --data cora --model gcn
 
 The folder gets the partitions, the embeddings (links), report.json and schedule.png, which shows
 what was resident when and how long training waited. The same command again continues a
@@ -38,12 +38,14 @@ def register(commands: Any) -> None:
         epilog=EXAMPLE,
     )
     parser.add_argument(
-        "--task", choices=("link", "node"), required=True,
-        help="predict missing links, or the labels of nodes; required",
+        "--task", choices=("link", "node"),
+        help="predict missing links, or the labels of nodes (default: node if the data has labels, "
+        "else link)",
     )  # fmt: skip
     parser.add_argument(
         "--data", required=True, type=values.words, metavar="SPEC",
-        help="fb15k-237, cora, citeseer, cornell5, or a .npz file",
+        help="fb15k-237, cora, citeseer, cornell5, a .npz file, or a folder of staticgraph "
+        "partition (links)",
     )  # fmt: skip
     _add_sizes(parser.add_argument_group("buffer"))
     _add_training(parser)
@@ -59,8 +61,9 @@ def register(commands: Any) -> None:
 def _add_sizes(buffer: Any) -> None:
     """Adds the options for partitions and buffer."""
     buffer.add_argument(
-        "--policy", choices=tuple(DEFAULTS), default="comet",
-        help="comet and beta for links, node-cache and dispersed for nodes (default: comet)",
+        "--policy", choices=tuple(DEFAULTS),
+        help="comet and beta for links, node-cache and dispersed for nodes (default: comet for "
+        "links, dispersed for nodes)",
     )  # fmt: skip
     buffer.add_argument(
         "--partitions",
@@ -172,7 +175,12 @@ def _add_nodes(nodes: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains, evaluates, and prints the report."""
+    if args.task is None:
+        from staticgraph.outofcore.disk.data import has_labels
+
+        args.task = "node" if has_labels(args.data) else "link"
     allowed = LINK_POLICIES if args.task == "link" else NODE_POLICIES
+    args.policy = args.policy or ("comet" if args.task == "link" else "dispersed")
     if args.policy not in allowed:
         args.parser.error(f"--task {args.task} takes --policy {', '.join(allowed)}")
     look_for_graph(args.data)

@@ -13,6 +13,7 @@ from staticgraph.cli.loading import look_for
 from staticgraph.cli.loss_option import loss_of
 from staticgraph.cli.model_options import add_model, check_sizes, model_of, model_without_data
 from staticgraph.files.json_text import to_json
+from staticgraph.text.progress import is_left_out
 
 NOT_EQUAL = 1
 OUT = Path("runs/try")
@@ -59,7 +60,7 @@ def register(subparsers: Any) -> None:
     )  # fmt: skip
     how.add_argument(
         "--modes", type=values.words, nargs="+", metavar="MODE",
-        help="modes to try (default: eager, eager+kernels and fused on a CPU; on CUDA also "
+        help="modes to try (default: eager and fused on a CPU; on CUDA also "
         "compiled and recorded)",
     )  # fmt: skip
     how.add_argument(
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     report.save(args.out / REPORT)
     print(to_json(report.to_dict()) if args.json else report)
     written = [args.out / REPORT]
-    if report.winner:
+    if report.winner and not is_left_out(args.out / PICTURE, "matplotlib"):
         save_versus_picture(args.out / PICTURE, report)
         written.append(args.out / PICTURE)
     print(f"written: {', '.join(map(str, written))}", file=sys.stderr)

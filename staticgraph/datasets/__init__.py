@@ -42,6 +42,7 @@ def open(
     task: str = AUTO,
     seed: int = 0,
     progress: bool = True,
+    keep_order: bool = False,
 ) -> GraphStore:
     """Opens a data set, with the splits ``train``, ``val`` and ``test``.
 
@@ -58,6 +59,7 @@ def open(
             which a line on stderr reports.
         seed: the seed of the random split, if the data set has no splits.
         progress: show a progress bar for large data sets.
+        keep_order: leave edges in the data set's order; see :meth:`GraphStore.from_pyg`.
 
     Raises:
         UnknownDataset: if the spec is none of :data:`SPECS`, or there is no data set of that name;
@@ -84,6 +86,7 @@ def open(
         from staticgraph.datasets.as_task import as_task
 
         store = as_task(store, task)
+    store = store.in_first_order() if keep_order else store
     if "train" in store.splits:
         return store
     return store.with_splits(**random_split(len(store), seed))

@@ -49,6 +49,7 @@ class Conversion:
         part_graphs: graphs per part.
         graphs: graphs in total.
         name: the store's name.
+        keep_order: whether edges keep the data set's order.
     """
 
     spec: str | tuple[str, ...]
@@ -59,6 +60,7 @@ class Conversion:
     part_graphs: int
     graphs: int
     name: str
+    keep_order: bool = False
 
     def share(self, worker: int) -> tuple[int, int]:
         """Returns the first graph of a worker, and that of the next worker."""
@@ -77,6 +79,7 @@ def convert(
     seed: int = 0,
     overwrite: bool = False,
     progress: bool = True,
+    keep_order: bool = False,
 ) -> GraphStore:
     """Writes a data set as a store, and opens it.
 
@@ -90,6 +93,7 @@ def convert(
             the splits that all of them have are kept, and ``target`` and ``task`` are refused.
         overwrite: replace an existing store.
         progress: show a progress bar.
+        keep_order: leave edges in the data set's order; see :meth:`GraphStore.from_pyg`.
 
     Raises:
         ChildProcessError: if a worker process was killed.
@@ -105,11 +109,12 @@ def convert(
     if isinstance(source, GraphStore):
         workers = 1  # it is in this process's memory
     workers = max(1, min(workers, -(-graphs // part_graphs)))
-    job = Conversion(text, wanted, task, seed, workers, part_graphs, graphs, name)
+    job = Conversion(text, wanted, task, seed, workers, part_graphs, graphs, name, keep_order)
     root = Path(folder)
     _begin(root, job)
     shards = [
-        StoreWriter(root, shard=k, part_graphs=part_graphs, name=name) for k in range(workers)
+        StoreWriter(root, shard=k, part_graphs=part_graphs, name=name, keep_order=keep_order)
+        for k in range(workers)
     ]
     done = sum(writer.committed for writer in shards)
     with bar(
@@ -188,7 +193,13 @@ def _stretches(job: Conversion, source: Source, first: int, last: int) -> Iterab
 def _write(job: Conversion, worker: int, folder: Path, source: Source, tell: Any) -> None:
     """Writes one worker's share, continuing after the graphs already committed."""
     first, last = job.share(worker)
-    writer = StoreWriter(folder, shard=worker, part_graphs=job.part_graphs, name=job.name)
+    writer = StoreWriter(
+        folder,
+        shard=worker,
+        part_graphs=job.part_graphs,
+        name=job.name,
+        keep_order=job.keep_order,
+    )
     for part in _stretches(job, source, first + writer.committed, last):
         writer.append_part(part)
         tell(len(part))

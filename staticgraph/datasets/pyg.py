@@ -49,7 +49,7 @@ def open_molnet(name: str, root: Path, progress: bool) -> GraphStore:
         raise UnknownDataset(
             f"molnet:{name}: MoleculeNet has {', '.join(sorted(MoleculeNet.names))}"
         )
-    with _downloading(f"molnet:{name}", root, extra="smiles"):
+    with _downloading(f"molnet:{name}", root):
         dataset = MoleculeNet(str(root / "molnet"), name)
     return GraphStore.from_pyg(dataset, name=name, progress=progress, exclude=["smiles"])
 
@@ -63,7 +63,7 @@ def open_ogb(name: str, root: Path, progress: bool) -> GraphStore:
     Raises:
         UnknownDataset: if OGB has no data set of this name.
     """
-    with _downloading(f"ogb:{name}", root, extra="ogb"):
+    with _downloading(f"ogb:{name}", root):
         from ogb.graphproppred import PygGraphPropPredDataset  # pyright: ignore[reportMissingImports]
 
         try:
@@ -146,14 +146,14 @@ def _data_is_safe() -> torch.serialization.safe_globals:
 
 
 @contextmanager
-def _downloading(spec: str, root: Path, extra: str | None = None) -> Iterator[None]:
+def _downloading(spec: str, root: Path) -> Iterator[None]:
     """Turns a missing package or a failed download into an error that states the remedy."""
     try:
         yield
     except ImportError as error:
-        remedy = f"pip install 'staticgraph[{extra}]'" if extra else "install it"
+        name = str(error.name).partition(".")[0]
         raise MissingPackage(
-            f"{spec} needs the package {error.name!r}, which is not installed: {remedy}"
+            f"{spec} needs the package {name!r}, which is not installed: pip install {name}"
         ) from error
     except OSError as error:
         raise DatasetUnavailable(

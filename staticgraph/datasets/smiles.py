@@ -175,8 +175,7 @@ def rdkit() -> Any:
         from rdkit import Chem, RDLogger  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingPackage(
-            "a CSV with SMILES needs the package 'rdkit', which is not installed: "
-            "pip install 'staticgraph[smiles]'"
+            "a CSV with SMILES needs the package 'rdkit', which is not installed: pip install rdkit"
         ) from error
     RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined]  # BadGraph reports the line
     return Chem

@@ -12,8 +12,10 @@ This module does not start processes; use ``torchrun``.
 from __future__ import annotations
 
 import hashlib
+import pickle
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from staticgraph.errors import NotStatic, RankLost
+
+# The most characters of each of two values that differ, in a message.
+LONGEST = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +42,19 @@ class Ranks:
         rank: this process's number in the group.
         world_size: the number of processes in the group.
         backends: the backends of the group, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
+        device: the device of what is trained; None for the current CUDA device.
     """
 
     _group: weakref.ref[dist.ProcessGroup]
     rank: int
     world_size: int
     backends: str
+    device: torch.device | None = None
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None = None) -> Ranks:
+    def of(
+        cls, group: dist.ProcessGroup | None = None, device: torch.device | None = None
+    ) -> Ranks:
         """The processes of a group, by default all processes of the job.
 
         Raises:
@@ -55,7 +66,7 @@ class Ranks:
         if rank < 0:
             raise ValueError("this process is not in the group that was given as distributed=")
         backends = str(dist.get_backend_config(group))
-        return cls(weakref.ref(group), rank, dist.get_world_size(group), backends)
+        return cls(weakref.ref(group), rank, dist.get_world_size(group), backends, device)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -80,7 +91,9 @@ class Ranks:
     @property
     def host(self) -> torch.device:
         """The device of small values that are exchanged: the CPU if the group supports it."""
-        return torch.device("cpu" if "gloo" in self.backends or "mpi" in self.backends else "cuda")
+        if "gloo" in self.backends or "mpi" in self.backends:
+            return torch.device("cpu")
+        return self.device or torch.device("cuda", torch.cuda.current_device())
 
     def can_record(self, device: torch.device) -> bool:
         """Whether a CUDA graph can record the group's reductions of tensors on a device."""
@@ -108,9 +121,8 @@ class Ranks:
 
     def told(self, value: Any) -> list[Any]:
         """Every rank's object, in the order of ranks; for small objects and infrequent calls."""
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        written = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        return [pickle.loads(part.numpy().tobytes()) for part in self.gathered(written)]
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's object, on every rank."""
@@ -137,26 +149,60 @@ class Ranks:
         """Waits until every rank has called this."""
         self.any(False)
 
-    def check_alike(self, **values: Any) -> None:
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A ``with`` block that raises on every rank if it raises on one.
+
+        Every rank enters it, and none enters a collective in it that another may not reach.
+
+        Raises:
+            NotStatic: another rank raised this.
+            RankLost: another rank raised something else.
+        """
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        try:
+            failures = self.told((text, isinstance(error, NotStatic)))
+        finally:
+            if error is not None:
+                raise error
+        for rank, (failure, static) in enumerate(failures):
+            if failure is not None:
+                kind = NotStatic if static else RankLost
+                raise kind(f"rank {rank} ended with {failure}")
+
+    def check_alike(self, values: Mapping[str, Any]) -> None:
         """Refuses values that are not the same on all ranks; every rank raises.
 
         Args:
             values: values by a name for the error message; compared by their ``repr``.
 
         Raises:
-            ValueError: a rank's value differs from rank 0's.
+            ValueError: a rank's value differs from rank 0's; the message has both.
         """
-        digests = [hashlib.sha256(repr(value).encode()).digest()[:8] for value in values.values()]
-        mine = torch.from_numpy(np.frombuffer(b"".join(digests), dtype=np.int64).copy())
-        all_of_them = torch.stack(self.gathered(mine))
-        for column, name in enumerate(values):
-            others = (all_of_them[:, column] != all_of_them[0, column]).nonzero().flatten().tolist()
-            if others:
-                raise ValueError(
-                    f"{name} of rank {', '.join(map(str, others))} differs from rank 0's: every "
-                    "process of a job makes the same model and the same plan; make the plan once "
-                    "and load it from its file, or give all the same data and seed"
-                )
+        texts = {name: repr(value) for name, value in values.items()}
+        digest = hashlib.sha256(repr(texts).encode()).digest()[:8]
+        numbers = self.gathered(torch.from_numpy(np.frombuffer(digest, np.int64).copy()))
+        if len({int(number) for number in numbers}) == 1:
+            return
+        first, *others = self.told(texts)
+        for name in dict.fromkeys((*first, *(key for other in others for key in other))):
+            differing = [
+                r for r, other in enumerate(others, 1) if other.get(name) != first.get(name)
+            ]
+            if not differing:
+                continue
+            theirs, ours = _excerpts(others[differing[0] - 1].get(name), first.get(name))
+            raise ValueError(
+                f"{name} of rank {', '.join(map(str, differing))} differs from rank 0's: {theirs} "
+                f"on rank {differing[0]}, {ours} on rank 0. Every process of a job makes the same "
+                "model, plan and loaders: make the plan once and load it from its file, and give "
+                "all the same data, indices and seed"
+            )
 
     @torch.no_grad()
     def take_from_first(self, tensors: Iterable[Tensor]) -> None:
@@ -166,12 +212,25 @@ class Ranks:
             dist.broadcast(tensor.detach(), source, group=self.group)
 
 
-def ranks_for(distributed: str | dist.ProcessGroup) -> Ranks | None:
+def _excerpts(text: str | None, other: str | None) -> tuple[str, str]:
+    """The parts of two texts from shortly before the first place where they differ."""
+    text, other = text or "nothing", other or "nothing"
+    pairs = enumerate(zip(text, other, strict=False))
+    same = next((place for place, (a, b) in pairs if a != b), 0)
+    begin = max(0, same - LONGEST // 4) if max(len(text), len(other)) > LONGEST else 0
+    cut = slice(begin, begin + LONGEST)
+    return text[cut], other[cut]
+
+
+def ranks_for(
+    distributed: str | dist.ProcessGroup, device: torch.device | None = None
+) -> Ranks | None:
     """The processes that train together; None if this process trains alone.
 
     Args:
         distributed: ``"auto"``: all processes, if ``torch.distributed`` is initialized and there is
             more than one; ``"off"``: None; or a process group.
+        device: the device of what is trained.
 
     Raises:
         ValueError: another string, or a group that this process is not in.
@@ -184,8 +243,8 @@ def ranks_for(distributed: str | dist.ProcessGroup) -> Ranks | None:
             )
         if distributed == "off" or not dist.is_available() or not dist.is_initialized():
             return None
-        return Ranks.of() if dist.get_world_size() > 1 else None
-    return Ranks.of(distributed)
+        return Ranks.of(device=device) if dist.get_world_size() > 1 else None
+    return Ranks.of(distributed, device)
 
 
 def check_not_wrapped(model: torch.nn.Module) -> None:
@@ -214,22 +273,3 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "keeps parameters in pieces, which a recorded step cannot read",
     "FSDPModule": "keeps parameters in pieces, which a recorded step cannot read",
 }
-
-
-def lost_ranks(error: BaseException, wanted: Sequence[str] = ()) -> bool:
-    """Whether an error means that another process of the job is gone or does not respond."""
-    if isinstance(error, dist.DistNetworkError | dist.DistBackendError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(sign in text for sign in (*_GONE, *wanted))
-
-
-# Messages of gloo, which raises a plain RuntimeError.
-_GONE = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "Application timeout caused",
-    "gloo/transport",
-)

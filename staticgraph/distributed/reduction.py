@@ -31,8 +31,9 @@ from staticgraph.text.how_many import how_many
 
 # The default of torch's DistributedDataParallel; most GNNs fit into one buffer.
 BUFFER_BYTES = 25 << 20
-# The values that each rank reports per step: Share.total, Share.weight, bucket, first graph.
-COLUMNS = 4
+# The values that each rank reports per step.
+TOTAL, WEIGHT, BUCKET, FIRST_GRAPH, LOADER, MODEL, ADDED = range(7)
+COLUMNS = 7
 NO_GRAPH = -1.0
 
 
@@ -48,8 +49,9 @@ class Reduction:
         buffer_bytes: the size of a flat buffer.
 
     Attributes:
-        table: ``[world_size, 4]``, what each rank reported for its last step: the two values of its
-            ``Share``, its bucket and its first graph (-1 if not given).
+        table: ``[world_size, 7]``, what each rank reported for its last step: total and weight of
+            its ``Share``, its bucket, its first graph (-1 if not given), two numbers of its
+            ``note``, and the term that its loss adds once.
         nbytes: bytes that each rank sends per step.
 
     Raises:
@@ -74,6 +76,8 @@ class Reduction:
         self._asks = self._device.type == "cpu"  # reading from a GPU would synchronize
         self._buffers: dict[tuple[tuple[torch.Size, torch.dtype], ...], _Buffers] = {}
         self.table: Tensor = torch.zeros(ranks.world_size, COLUMNS)
+        # [2]: a digest of the loader and a checksum of the model, where a recording reads them.
+        self.note: Tensor = torch.zeros(2, device=self._device)
         self.nbytes: int = 0
 
     @torch.no_grad()
@@ -89,7 +93,6 @@ class Reduction:
             The mean loss over all ranks' real rows, 0-dim; 0 if no rank had any.
 
         Raises:
-            RuntimeError: the ranks took different buckets (checked only on a CPU).
             ValueError: a gradient is sparse.
         """
         parameters = self._trained()
@@ -110,22 +113,37 @@ class Reduction:
             if work is not None:
                 work.wait()
         self.table = buffers.table
-        weight = self.table[:, 1].sum()
-        self._check_buckets(bucket)
+        weight = self.table[:, WEIGHT].sum()
         factor = torch.where(weight > 0, 1 / weight, 0)
         for flat in buffers.sums:
             flat.mul_(factor.to(flat.dtype))
         self._give_back(buffers, parameters, statistics, weight)
-        return (self.table[:, 0].sum() * factor).to(share.total.dtype)
+        return (self.table[:, TOTAL].sum() * factor).to(share.total.dtype)
+
+    def check_buckets(self) -> None:
+        """Checks that all ranks took the same bucket in the last step, on a CPU.
+
+        Raises:
+            RuntimeError: they did not.
+        """
+        buckets = self.table[:, BUCKET].tolist() if self._asks else []
+        if len({*buckets}) > 1:
+            raise RuntimeError(
+                "the ranks took a step in different buckets ("
+                + ", ".join(f"rank {r}: {b:.0f}" for r, b in enumerate(buckets))
+                + "): make every rank's loader with the same plan, seed and indices, and rank= and "
+                "world_size= of its own"
+            )
 
     def bad_ranks(self) -> list[int]:
         """The ranks whose loss of the last step was not finite; synchronizes with the device."""
-        return (~torch.isfinite(self.table[:, 0])).nonzero().flatten().tolist()
+        return (~torch.isfinite(self.table[:, TOTAL])).nonzero().flatten().tolist()
 
     # ------------------------------------------------------------------ internals
 
     def _row(self, share: Share, bucket: int, first_graph: float) -> list[Tensor | float]:
-        return [share.total, share.weight, float(bucket), first_graph]
+        added = 0.0 if share.added is None else share.added
+        return [share.total, share.weight, float(bucket), first_graph, *self.note.unbind(), added]
 
     def _trained(self) -> list[Tensor]:
         """The parameters that require a gradient now; some may have been frozen or added."""
@@ -144,14 +162,6 @@ class Reduction:
             )
             self.nbytes = self._buffers[key].nbytes
         return self._buffers[key]
-
-    def _check_buckets(self, bucket: int) -> None:
-        if self._asks and bool((self.table[:, 2] != bucket).any()):
-            found = ", ".join(f"rank {r}: {b:.0f}" for r, b in enumerate(self.table[:, 2].tolist()))
-            raise RuntimeError(
-                f"the ranks took a step in different buckets ({found}): make every rank's loader "
-                "with the same plan, seed and indices, and rank= and world_size= of its own"
-            )
 
     def _give_back(
         self,
@@ -177,8 +187,7 @@ class Reduction:
             sums.append(buffers.of_parameter[number])
         if have:
             _copy(have, sums)
-        for statistic, summed in zip(statistics, buffers.of_statistic, strict=True):
-            statistic.copy_(torch.where(weight > 0, summed.to(statistic.dtype), statistic))
+        buffers.give_back(statistics, weight)
 
 
 class _Buffers:
@@ -213,6 +222,10 @@ class _Buffers:
         views: dict[int, Tensor] = {}
         self.flats: list[Tensor] = []
         self.sums: list[Tensor] = []
+        # The statistics of each flat buffer, side by side, and their values before the step.
+        self._statistics: list[Tensor] = []
+        self._before: list[Tensor] = []
+        before: dict[int, Tensor] = {}
         for place, (dtype, numbers, size) in enumerate(groups):
             more = tail if place == len(groups) - 1 else 0
             flat = torch.zeros(size + more, dtype=dtype, device=device)
@@ -223,12 +236,23 @@ class _Buffers:
                 begin += _size(like)
             self.flats.append(flat)
             self.sums.append(flat[:size])
+            statistics_of = [n for n in numbers if n >= len(parameters)]
+            count = sum(_size(wanted[n]) for n in statistics_of)
+            if count:
+                self._statistics.append(flat[size - count : size])
+                self._before.append(torch.zeros_like(self._statistics[-1]))
+                parts = self._before[-1].split([_size(wanted[n]) for n in statistics_of])
+                before |= {
+                    n: _view(part, wanted[n]) for n, part in zip(statistics_of, parts, strict=True)
+                }
         last = self.flats[-1][len(self.sums[-1]) :]
         self.table = last[: ranks.world_size * COLUMNS].view(ranks.world_size, COLUMNS)
         self.used = last[ranks.world_size * COLUMNS :]
         self._tail = last
         self.of_parameter = [views[n] for n in range(len(parameters))]
-        self.of_statistic = [views[len(parameters) + n] for n in range(len(statistics))]
+        of_statistics = range(len(parameters), len(wanted))
+        self._of_statistic = [views[n] for n in of_statistics]
+        self._before_of = [before[n] for n in of_statistics]
         self.nbytes = sum(flat.nbytes for flat in self.flats)
 
     def take(
@@ -245,9 +269,10 @@ class _Buffers:
                 view.zero_()
         if have:
             _copy([view for view, _ in have], [grad for _, grad in have])
-        for view, statistic in zip(self.of_statistic, statistics, strict=True):
-            view.copy_(statistic)
-            view.mul_(share.weight.to(view.dtype))
+        if self._before_of:
+            _copy(self._before_of, list(statistics))
+        for values, before in zip(self._statistics, self._before, strict=True):
+            torch.mul(before, share.weight, out=values)
         self._tail.zero_()
         for cell, value in zip(self.table[self._rank].unbind(), row, strict=True):
             # Not ``table[rank, column] = number``: that copies from the host (THPVariable_setitem
@@ -255,6 +280,13 @@ class _Buffers:
             cell.copy_(value) if isinstance(value, Tensor) else cell.fill_(value)
         if self._asks and len(self.used):
             self.used.copy_(torch.tensor([grad is not None for grad in grads]))
+
+    def give_back(self, statistics: Sequence[Tensor], weight: Tensor) -> None:
+        """Copies the mean statistics back; they stay as they were if no rank had any row."""
+        for values, before in zip(self._statistics, self._before, strict=True):
+            torch.where(weight > 0, values, before, out=values)
+        if self._of_statistic:
+            _copy(list(statistics), self._of_statistic)
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:

@@ -137,8 +137,7 @@ class LaunchWatch:
 
     def own_kernel(self, function: Any, kernel: Any, given: Any) -> None:
         """Notes the launch of a Triton kernel of this library or of the user."""
-        short = function.__module__.removeprefix("staticgraph.kernels.").removesuffix(".gpu")
-        name = f"{short}.{function.__name__}"
+        name = function.__name__  # this library's are all different
         self.launch("staticgraph", name, given)
         if kernel is not None:
             self.kernels.setdefault(name, {})[kernel.hash] = kernel

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.availability import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, peak_flops
@@ -27,6 +30,7 @@ from staticgraph.internals.tracing import forget_compiled
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.graph_trees import WHOLE
+from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.state.training_state import evaluating
 
 MODES = ("default", "reduce-overhead", "cuda-graph")
@@ -57,7 +61,10 @@ def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
     WATCH.sources.clear()
     WATCH.kernels.clear()
     WATCH.compiles = bool(request.get("compile_kernels", True))
-    runs = [run for mode in modes for run in _Mode(candidate, mode, target, moments).runs(phases)]
+    computed = _computed(candidate)
+    runs: list[BucketRun] = []
+    for mode in modes:
+        runs += _Mode(candidate, computed, mode, target, moments).runs(phases)
     return DryRun(
         target=target.name,
         device=target.device,
@@ -72,13 +79,29 @@ def measure(request: Mapping[str, Any], target: TargetDevice) -> DryRun:
     )
 
 
+def _computed(candidate: Candidate) -> Computation:
+    """A copy of the candidate that has run once, on the CPU, over padding alone."""
+    subject = replace(candidate.subject, model=copy.deepcopy(candidate.subject.model))
+    computation, plan = Computation(subject), candidate.plan
+    assert plan.schema is not None
+    layout = SlotLayout(0, plan.capacities[0], plan.schema)
+    computation.known(StaticBatch.blank(layout, subject.device))
+    return computation
+
+
 class _Mode:
     """One mode of one candidate."""
 
     def __init__(
-        self, candidate: Candidate, mode: str, target: TargetDevice, moments: bool
+        self,
+        candidate: Candidate,
+        computed: Computation,
+        mode: str,
+        target: TargetDevice,
+        moments: bool,
     ) -> None:
         self._candidate, self._plan = candidate, candidate.plan
+        self._computed = computed
         self._mode, self._target, self._moments = mode, target, moments
         self._graphs: dict[tuple[int, str], list[CompiledGraph]] = {}
         self._skips: dict[tuple[int, str], list[str]] = {}
@@ -107,7 +130,7 @@ class _Mode:
                 self._mode,
                 recording=Recording(recorder=recorder),
             )
-            runner.steps.computation.assume_rows()  # fake tensors have no values to infer it from
+            runner.steps.computation.assume_rows(self._computed)
             runner.preparation.watched = self._noting
             runner.warmup(progress=False, phases=phases)
             keys = [(b, r) for b in reversed(range(len(self._plan.capacities))) for r in phases]

@@ -21,16 +21,14 @@ def draw(report: DryRun, path: str | Path) -> None:
     """Draws the launches of a report and writes them as a PNG.
 
     Raises:
-        ValueError: nothing was counted, or matplotlib is not installed.
+        ValueError: nothing was counted.
     """
     runs = [run for run in report.runs if run.count()]
     if not runs:
         raise ValueError("no run was counted, so there is nothing to draw")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("a picture needs matplotlib: pip install 'staticgraph[train]'") from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure((11, 1.6 + 0.5 * len(runs)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(PARTS), sharex=True, sharey=True, squeeze=False)[0]

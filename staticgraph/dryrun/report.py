@@ -227,9 +227,9 @@ class DryRun:
         options = ["with kernels" if self.kernels else "without kernels", self.autocast or ""]
         lines = [
             f"{self.model}, torch {self.torch}, {', '.join(o for o in options if o)}: {self.label}",
-            "",
-            _runs_table(self.runs),
         ]
+        if counted := tuple(run for run in self.runs if run.error is None):
+            lines += ["", _runs_table(counted)]
         for run in self.runs:
             said = [f"  {cause}" for cause in run.causes]
             said += [f"  {run.error}"] if run.error and not run.causes else []

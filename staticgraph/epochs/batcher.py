@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -229,13 +230,36 @@ class Batcher:
             )
         self.current_epoch, self.position = int(state["epoch"]), int(state["position"])
 
-    def _fingerprint(self) -> dict[str, Any]:
-        """Everything that an epoch depends on, except the rank."""
+    def shared(self) -> dict[str, Any]:
+        """The rank, and everything that must be the same on all ranks, by names for messages.
+
+        A batcher of one rank alone shares nothing but that.
+        """
+        if self.world_size == 1:
+            return {"the loader's world_size": 1}
+        ends = self.indices[[0, -1]].tolist() if len(self.indices) else []
+        values = {
+            "world_size": self.world_size,
+            **self._fingerprint(),
+            "graphs": f"{len(self.indices)} from {ends}, digest {self._graphs}",
+            "epoch": self.current_epoch,
+            "position": self.position,
+            "rank": self.rank,
+        }
+        return {f"the loader's {name}": value for name, value in values.items()}
+
+    @cached_property
+    def _graphs(self) -> str:
+        """A digest of the graphs' indices and sizes, which are read once."""
         used = hashlib.sha256()
         for ids in pieces(self.indices):
             used.update(ids.astype(np.int64, copy=False).tobytes())
         for ids in pieces(self.indices):
             used.update(np.ascontiguousarray(self.sizes[ids], dtype=np.int64).tobytes())
+        return used.hexdigest()[:16]
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """Everything that an epoch depends on, except the rank."""
         more: dict[str, Any] = {}
         if self.blocks is not None:
             more["blocks"] = (self.blocks.graphs, self.blocks.window, ORDER_VERSION)
@@ -245,7 +269,7 @@ class Batcher:
             more["packings"] = digest_of_packings(self.plan.packings)
         return {
             **more,
-            "graphs": used.hexdigest()[:16],
+            "graphs": self._graphs,
             "capacities": [
                 (*row, *capacity.order_statistics)
                 for row, capacity in zip(self._limits.tolist(), self.plan.capacities, strict=True)

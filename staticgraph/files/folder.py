@@ -168,6 +168,8 @@ def exchange(new: Path, target: Path) -> None:
                 f"{target} was written by another process meanwhile, which is kept"
             ) from error
         raise
-    sync_folder(target.parent)
-    if old is not None:
-        scratch.remove(old)
+    try:
+        sync_folder(target.parent)
+    finally:
+        if old is not None:
+            scratch.remove(old)

@@ -55,14 +55,14 @@ def found(target: Path, kind: Kind) -> Iterator[Path]:
 def clean(target: Path) -> None:
     """Removes the scratch that dead processes left next to ``target``.
 
-    Old versions are removed only if the target exists, as one of them may otherwise be the only
-    copy.
+    Old versions are removed if the target exists, whoever moved them aside: without a target, one
+    of them may be the only copy.
     """
-    kinds: tuple[Kind, ...] = ("part", "old") if target.exists() else ("part",)
-    for kind in kinds:
-        for path in found(target, kind):
-            if abandoned(path):
-                remove(path)
+    for path in found(target, "part"):
+        if abandoned(path):
+            remove(path)
+    for path in found(target, "old") if target.exists() else ():
+        remove(path)
 
 
 def abandoned(path: Path) -> bool:
@@ -85,7 +85,10 @@ def abandoned(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Removes a scratch file or folder; an old folder is first renamed to mark it as incomplete."""
+    """Removes a scratch file or folder; an old folder is first renamed to mark it as incomplete.
+
+    What cannot be marked stays, for the next writer to remove.
+    """
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
@@ -93,7 +96,7 @@ def remove(path: Path) -> None:
         marked = path.with_suffix(".part")
         try:
             os.rename(path, marked)
-        except FileNotFoundError:
+        except OSError:
             return
         path = marked
     shutil.rmtree(path, ignore_errors=True)

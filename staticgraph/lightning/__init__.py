@@ -9,9 +9,7 @@ from importlib.util import find_spec
 from staticgraph.errors import MissingPackage
 
 if find_spec("lightning") is None:
-    raise MissingPackage(
-        "staticgraph.lightning needs PyTorch Lightning: pip install 'staticgraph[lightning]'"
-    )
+    raise MissingPackage("staticgraph.lightning needs PyTorch Lightning: pip install lightning")
 
 from staticgraph.lightning.callback import StaticGraphs as StaticGraphs
 from staticgraph.lightning.data_module import StaticDataModule as StaticDataModule

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.batch.row_pointers import with_pointers
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import traced_here
 from staticgraph.internals.trees import tree_leaves
@@ -43,7 +42,6 @@ class bound:
 
     Raises:
         TypeError: the batch is not a :class:`staticgraph.StaticBatch`.
-        ValueError: the model reads row pointers, but the batch carries none.
     """
 
     def __init__(
@@ -58,13 +56,7 @@ class bound:
         fixed = _is_compiled(model) if fixed is None else fixed
         self._model = model if compiled is None else compiled
         self._context = context_of(self._model)
-        reads = [m for m in self._model.modules() if getattr(m, "reads_pointers", False)]
-        if reads and not batch.layout.pointers:
-            raise ValueError(
-                f"{type(reads[0]).__name__} was converted with kernels=True, which reads row "
-                "pointers, but the batch carries none: StaticLoader(..., pointers=True)"
-            )
-        batch = with_pointers(batch) if reads else batch.without_pointers()
+        batch = batch.without_pointers()
         self._batch = StaticBatch(batch.layout, batch.tensors()) if fixed else batch
         self._remembers = not fixed
         self._hook: Any = None

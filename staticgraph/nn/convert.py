@@ -7,7 +7,6 @@ its class changes, to one that gets the current batch from the shared :class:`Ba
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Literal
 
 import torch
 
@@ -19,7 +18,7 @@ from staticgraph.nn.subclasses import form_of
 
 
 def convert(
-    model: torch.nn.Module, kernels: bool | Literal["all"] = False, attention: str | None = None
+    model: torch.nn.Module, kernels: bool = False, attention: str | None = None
 ) -> torch.nn.Module:
     """Makes the layers of a model static and inert to padding, in place, and returns the model.
 
@@ -28,10 +27,9 @@ def convert(
 
     Args:
         model: any PyG model.
-        kernels: also use this library's fused kernels in the layers that have them (see
-            :mod:`staticgraph.nn.fused`); batches must then be made with ``pointers=True``.
-            ``"all"`` also uses kernels measured to be slower than the stock layer; currently no
-            kernel is, so it equals True.
+        kernels: also rewrite compiled and recorded steps to this library's kernels
+            (:mod:`staticgraph.rewrites`). Has no effect on eager steps: ``mode="fused"`` rewrites
+            those.
         attention: the path of attention among the nodes of each graph: ``dense`` (one block as
             wide as the largest graph), ``size-classed`` (a few blocks by size), ``flex`` (tiles of
             a document mask), ``varlen`` (one sequence per graph), ``kernel`` (this library's own,
@@ -41,19 +39,18 @@ def convert(
             initially ``auto``.
 
     Raises:
-        ValueError: unknown attention path, or an invalid value of ``kernels``.
+        ValueError: unknown attention path, or ``kernels`` is not a bool.
     """
-    if kernels not in (False, True, "all"):
-        raise ValueError(f"kernels={kernels!r}; choose one of False, True, 'all'")
+    if not isinstance(kernels, bool):
+        raise ValueError(f"kernels={kernels!r}; choose True or False")
     if attention is not None:
         check_path(attention)
     context = context_of(model)
     if attention is not None:
         context.attention.ask(attention)
     if kernels:
-        from staticgraph.nn.fused import fuse
-
-        fuse(model, context)
+        context.kernels = True
+        model.__dict__["_staticgraph"] = context  # none of its layers may have a static form
     return model
 
 

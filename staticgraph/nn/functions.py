@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.utils import scatter, softmax
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
+from staticgraph.batches.batch.static_batch import STANDS_IN
 from staticgraph.nn import refused
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.dispatch import dispatch, stock
@@ -41,7 +43,28 @@ def install() -> None:
         return
     for function, static in static_functions().items():
         dispatch(function, static)
+    _accept_as_batch()
     _installed = True
+
+
+def _accept_as_batch() -> None:
+    """Makes ``isinstance(batch, Batch)`` of PyG True for this library's batches.
+
+    The metaclass of ``Batch`` decides, which torch.compile asks as well.
+    """
+
+    def is_subclass(cls: type, other: type) -> bool:
+        """Whether ``other`` is a subclass of ``cls``, or ``cls`` is ``Batch`` and it stands in."""
+        stands_in = cls is Batch and getattr(other, STANDS_IN, False)
+        return stands_in or cls in other.__mro__  # what torch.compile traces
+
+    def is_instance(cls: type, value: object) -> bool:
+        """Whether the class of a value is, as :func:`is_subclass` tells."""
+        return type.__instancecheck__(cls, value) or is_subclass(cls, type(value))
+
+    metaclass: Any = type(Batch)
+    metaclass.__subclasscheck__ = is_subclass
+    metaclass.__instancecheck__ = is_instance
 
 
 def static_functions() -> Functions:
@@ -131,8 +154,7 @@ def _maybe_num_nodes(context: BatchContext, edge_index: Any, num_nodes: int | No
 def _pool(function: Callable[..., Tensor], reduce: str, fill: float) -> Callable[..., Tensor]:
     """Makes the static form of a global pool.
 
-    Without ``batch`` it pools all real nodes into one row. With the batch's own vector it makes one
-    pass over each graph if the model uses kernels.
+    Without ``batch`` it pools all real nodes into one row.
     """
     own = stock(function)
 
@@ -140,11 +162,6 @@ def _pool(function: Callable[..., Tensor], reduce: str, fill: float) -> Callable
         context: BatchContext, x: Tensor, batch: Tensor | None = None, size: int | None = None
     ) -> Tensor:
         """``[N, F]`` to ``[G, F]``, or ``[1, F]`` without ``batch``."""
-        if context.kernels and batch is not None and not leaves():
-            from staticgraph.nn.fused.pool import pooled
-
-            if (found := pooled(context.batch, reduce, x, batch, size)) is not None:
-                return found
         rows = context.find_rows(x.size(0)) if batch is None and x.dim() <= 2 else None
         if rows is None:
             return own(x, batch, size)

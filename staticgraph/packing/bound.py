@@ -13,7 +13,7 @@ a class of linear programming problems": the value divided by the worth of the b
 the grid is too large, sizes and limits are rounded down to a coarser one, which keeps the bound
 valid but weaker. A limit on graphs is left out of the patterns and enters only by volume.
 
-It needs SciPy, an extra: ``pip install staticgraph[bound]``.
+It needs SciPy (``pip install scipy``).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ The invariant: :attr:`ColumnGeneration.proven` is a valid lower bound whenever t
 (Farley 1990, "A note on bounding a class of linear programming problems": the value of all graphs
 divided by the worth of the best pattern), also on a coarse grid.
 
-It needs SciPy, an extra: ``pip install staticgraph[bound]``.
+It needs SciPy (``pip install scipy``).
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def scipy_optimize() -> ModuleType:
         from scipy import optimize
     except ImportError as error:
         raise ImportError(
-            "linear programs need SciPy: pip install 'staticgraph[bound]'. "
+            "linear programs need SciPy: pip install scipy. "
             "The volume bound and effort='fast' need nothing"
         ) from error
     return optimize

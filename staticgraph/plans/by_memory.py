@@ -20,7 +20,7 @@ from staticgraph.memory.model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.reserves import with_reserves
+from staticgraph.sizes.reserves import with_pairs, with_reserves
 from staticgraph.text.byte_sizes import human_bytes
 
 # Fewer updates per epoch than this rarely train well, however fast they are.
@@ -129,14 +129,17 @@ def _rounded(capacity: Capacity, schema: Schema | None) -> Capacity:
         tile = TILE if rows >= 32 * TILE else SMALL_TILE
         return -(-rows // tile) * tile if rows >= 32 * SMALL_TILE else rows
 
+    equal = capacity.max_graph_nodes * capacity.graphs == capacity.nodes  # of_equal_graphs
     rounded = Capacity.distinct(
-        rounded_up(capacity.nodes),
+        capacity.nodes if equal else rounded_up(capacity.nodes),
         rounded_up(capacity.edges),
-        rounded_up(capacity.graphs),
+        capacity.graphs if equal else rounded_up(capacity.graphs),
         capacity.max_graph_nodes,
         [(name, rounded_up(rows)) for name, rows in capacity.extra],
         capacity.edge_reserve,
         capacity.node_reserve,
     )
     # The all-types row counts belong to no single type; other reserves survived the rounding.
-    return with_reserves(rounded, schema) if schema is not None and schema.hetero else rounded
+    if schema is not None and schema.hetero:
+        return with_reserves(rounded, schema)
+    return with_pairs(rounded, schema)

@@ -13,6 +13,7 @@ caller passes in (:mod:`staticgraph.memory.budget` has one).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -36,7 +37,7 @@ from staticgraph.plans.plan import BucketPlan, histogram_of, sizes_of
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
-from staticgraph.sizes.reserves import with_reserves
+from staticgraph.sizes.reserves import of_equal_graphs, with_reserves
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import real_option, whole_option
@@ -129,7 +130,8 @@ def plan_buckets(
         schema = getattr(source, "schema", None)
         capacities = _with_promises(chosen, data, schema, attention, seed)
         _check_fits(capacities, fits)
-        return _plan_of(chosen, capacities, histogram, schema, strategy)
+        plan = _plan_of(chosen, capacities, histogram, schema, strategy)
+        return plan if schema is None else replace(plan, source=weakref.ref(source))
 
     def exact(size: int, tried: float | None) -> BucketPlan:
         """The plan for batches of exactly ``size`` graphs, at a given margin or one found here."""
@@ -169,6 +171,8 @@ def _with_promises(
     """Adds reserves for the data's own axes, and the main bucket's promises about its largest
     graphs where attention in blocks by size is requested."""
     capacities = tuple(sorted(with_reserves(each, schema) for each in chosen.capacities))
+    if data.all[:, 0].min() == data.maxima[0] > 1 and not capacities[0].extra:
+        capacities = tuple(of_equal_graphs(each, int(data.maxima[0])) for each in capacities)
     if chosen.batch_size is None or attention not in ("auto", "size-classed"):
         return capacities
     return with_order_statistics(capacities, data.trained[:, 0], chosen.batch_size, seed)

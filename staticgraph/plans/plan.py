@@ -9,8 +9,8 @@ its digest detects that, and the error says what changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from staticgraph.plans.packings import packing_from_dict, packing_to_dict
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.reserves import with_pairs
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.text.how_many import how_many, how_many_of
 from staticgraph.text.notebook import as_preformatted
@@ -55,6 +56,8 @@ class BucketPlan:
         versions: names and versions of the software that made it.
         packings: packs that were made once, to which graphs are assigned (``window=None``); see
             :mod:`staticgraph.plans.packings`.
+        source: refers weakly to the store it was made for, so that a runner can warm up with its
+            graphs; in this process only.
 
     Raises:
         ValueError: no capacities, not ascending ones, or none that holds ``batch_size`` graphs.
@@ -72,6 +75,11 @@ class BucketPlan:
     note: str = ""
     versions: tuple[tuple[str, str], ...] = ()
     packings: tuple[Packing, ...] = field(default=(), repr=False, compare=False)
+    source: Callable[[], Any] = field(default=type(None), repr=False, compare=False)
+
+    def __getstate__(self) -> list[Any]:
+        # A weak reference cannot be pickled.
+        return [getattr(self, each.name) for each in fields(self)[:-1]] + [type(None)]
 
     def __post_init__(self) -> None:
         if not self.capacities:
@@ -170,7 +178,7 @@ class BucketPlan:
             last.edge_reserve,
             last.node_reserve,
         )
-        return replace(self, capacities=(*self.capacities, extra))
+        return replace(self, capacities=(*self.capacities, with_pairs(extra, self.schema)))
 
     def check(self, source: Any) -> None:
         """Raises if this plan was made for other data.

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 # Not part of torch's public API, but named in its documentation of fake tensors. A torch version
 # without it fails here, at import, by name.
-from staticgraph.internals.fakes import FakeTensorMode, QuickFakeMode
+from staticgraph.internals.fakes import FakeTensorMode
 
 
 def fake_mode() -> FakeTensorMode:
@@ -25,7 +25,7 @@ def fake_mode() -> FakeTensorMode:
 
     Real tensors that a module keeps outside its parameters and buffers are treated as their shapes.
     """
-    return QuickFakeMode(allow_non_fake_inputs=True)
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def fake_model(

@@ -27,7 +27,6 @@ from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.internals.fakes import ask_device
 from staticgraph.internals.operators import read_number, to_copy
 from staticgraph.internals.trees import tree_leaves
-from staticgraph.kernels.linear.cpu import weight_serves
 from staticgraph.nn.context.turns import Turn
 from staticgraph.probing.caching_pool import CachingPool
 from staticgraph.text.how_many import how_many
@@ -177,28 +176,6 @@ def _cast_bytes(args: tuple[Any, ...]) -> int:
     return sum(a.numel() * common.itemsize for a in operands if a.dtype != common)
 
 
-def _linear_bytes(args: tuple[Any, ...]) -> int:
-    """The temporary bytes of the CPU kernel of ``staticgraph::linear_backward``.
-
-    Where the weight is large, this is oneDNN's transposed copy of the gradient or the input,
-    whichever is narrower; with ReLU, also the masked gradient (measured with torch's profiler;
-    without AVX-512 oneDNN takes up to half a mebibyte more, regardless of the rows).
-    """
-    grad, x, _, out, _ = args
-    tiles = grad.dtype == torch.float32 and weight_serves(grad.size(1), x.size(1))
-    copied = 0 if tiles else min(grad.numel(), x.numel()) * grad.itemsize
-    return copied + grad.numel() * grad.itemsize * (out is not None)
-
-
-def _rows_bytes(args: tuple[Any, ...]) -> int:
-    """The temporary bytes of the CPU kernel of ``staticgraph::head_rows``: a copy of one block at a
-    time where it is not contiguous, as for attention's gradients, and a float32 copy of one in half
-    precision, which NumPy or numba lacks."""
-    return max(
-        b.numel() * ((not b.is_contiguous()) * b.itemsize + (b.itemsize == 2) * 4) for b in args[0]
-    )
-
-
 def _sdpa_bytes(args: tuple[Any, ...]) -> int:
     """The temporary bytes of the backward of attention on a CPU: a copy of a gradient that is not
     contiguous with its heads next to each other in each row (measured with torch's profiler)."""
@@ -208,7 +185,5 @@ def _sdpa_bytes(args: tuple[Any, ...]) -> int:
 
 # Keyed by the names of operations.
 INSIDE: dict[str, Callable[[tuple[Any, ...]], int]] = {
-    "staticgraph::linear_backward": _linear_bytes,
-    "staticgraph::head_rows": _rows_bytes,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _sdpa_bytes,
 }

@@ -17,8 +17,8 @@ in a recording. ``path="counted"`` reads the other path, at full counts.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from staticgraph.errors import FitRefused, ProbeFailed
 from staticgraph.memory.counts import TERMS, Form
 from staticgraph.memory.fit import FitPoint
 from staticgraph.memory.model import BatchBytes, MemoryModel
+from staticgraph.nn.convert import context_of
 from staticgraph.plans.plan import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
@@ -39,10 +40,9 @@ from staticgraph.probing.fitting import Fitting
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
 from staticgraph.probing.resident import resident_bytes
-from staticgraph.probing.with_kernels import with_kernels
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.sizes.reserves import with_reserves
+from staticgraph.sizes.reserves import with_pairs, with_reserves
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.steps.computation.model_arguments import Forward
 from staticgraph.steps.computation.model_setup import Subject
@@ -102,8 +102,9 @@ def probe(
         autocast: a dtype to run forward and loss in.
         accumulate: backward passes per step of the optimizer.
         path: ``recorded`` shapes, or ``counted``: see the module.
-        kernels: read the step with this library's kernels in the model, as set by ``convert(model,
-            kernels=True)``; afterwards the model is as before.
+        kernels: choose attention paths as for a model converted with ``convert(model,
+            kernels=True)``; afterwards the model is as before. Everything else is read as stock
+            operations.
         capacities: the capacities to measure, instead of ones chosen from the sizes of the data.
         held_out: the capacity to check the fit on, with ``capacities``.
 
@@ -123,8 +124,7 @@ def probe(
     subject = Subject.of(model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast)
     probed = Probed(subject, schema, accumulate, path == "counted")
     chosen = _reader(reader, subject)
-    under = with_kernels(subject.model) if kernels else nullcontext()
-    with under, chosen.open(probed) as read:
+    with _attending_as(subject.model, kernels), chosen.open(probed) as read:
         if capacities is None:
             readings, checked, note = _grow(read, sizes_of(store), schema)
         else:
@@ -139,6 +139,18 @@ def probe(
             note,
         )
         return _model_of(fitting, probed, chosen.name)
+
+
+@contextmanager
+def _attending_as(model: torch.nn.Module, kernels: bool) -> Iterator[None]:
+    """Within the block, attention paths are chosen as ``convert(model, kernels=True)`` does."""
+    context = context_of(model)
+    before = context.kernels
+    context.kernels = before or kernels
+    try:
+        yield
+    finally:
+        context.kernels = before
 
 
 def probe_capacities(
@@ -189,7 +201,7 @@ def probe_capacities(
             largest,
             own,
         )
-        return with_reserves(capacity, schema) if axes else capacity
+        return with_reserves(capacity, schema) if axes else with_pairs(capacity, schema)
 
     if not axes:
         return ascending(map(capacity_at, SHAPES)), capacity_at(HELD_OUT)

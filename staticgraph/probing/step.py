@@ -19,8 +19,8 @@ class ProbeStep:
     """One step of a subject: forward, backward and update, or an evaluation.
 
     Gradients are freed, then forward and backward run ``accumulate`` times, then the optimizer.
-    Without a loss, it is one evaluation without gradients. Kernels are chosen as for large batches,
-    and for ``device`` where the tensors stand in for those of another device.
+    Without a loss, it is one evaluation without gradients. Attention paths are
+    chosen for ``device`` where the tensors stand in for those of another device.
 
     Attributes:
         widths: of the dense blocks that layers requested in the last forward.

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from staticgraph.internals import memory_pool
+from staticgraph.recording.stream import PRIORITY
 
 # Graphs whose capture failed, kept alive: torch's pinned-memory allocator queries each of them at
 # every later allocation, by a stored address (``CUDAGraph::create_allocate_filter``).
@@ -45,6 +46,7 @@ def captured(
         Exception: the first that was raised, with later ones added as notes. The process is as
             usable as before.
     """
+    assert stream.priority == PRIORITY, "a loader's copies could be on this stream"
     # Setting a stream also sets its device, so the caller's own stream comes last.
     present = torch.cuda.current_stream(stream.device), torch.cuda.current_stream()
     first: BaseException | None = None
@@ -63,7 +65,7 @@ def captured(
             first.add_note(f"the capture could not be ended: {type(error).__name__}: {error}")
     for was in present:
         torch.cuda.set_stream(was)
-    _put_right(graph, pool, stream.device, first)
+    _put_right(graph, pool, stream, first)
     raise first
 
 
@@ -88,20 +90,22 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def _put_right(
-    graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device, error: BaseException
+    graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream, error: BaseException
 ) -> None:
     _ASKED_FOR_EVER.append(graph)
     # Raises if the capture did end, or never began; then there is nothing to release.
     with suppress(Exception):
-        memory_pool.end_allocations(device.index, pool)
-        memory_pool.release(device.index, pool)
+        memory_pool.end_allocations(stream.device.index, pool)
+        memory_pool.release(stream.device.index, pool)
     with suppress(Exception):
         graph.reset()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
             # On another stream, unaffected by whatever the failed one still holds.
-            aside = torch.cuda.Stream(device)
+            aside = stream
+            while aside == stream:
+                aside = torch.cuda.Stream(stream.device, priority=PRIORITY)
             with torch.cuda.graph(
                 torch.cuda.CUDAGraph(), stream=aside, capture_error_mode="thread_local"
             ):

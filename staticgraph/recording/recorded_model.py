@@ -26,7 +26,7 @@ from staticgraph.recording.changes import told
 from staticgraph.recording.lending import check_can_be_handed_out
 from staticgraph.recording.recorder import Recorded, Recorder
 from staticgraph.recording.replays import Replays
-from staticgraph.recording.signature import Flags, Signature
+from staticgraph.recording.signature import Flags, Signature, Watched
 from staticgraph.steps.state.training_state import untouched
 
 # torch's own recipe warms up three times: lazily allocated workspaces and states must exist by
@@ -50,6 +50,7 @@ class ModelRecording:
         grads: the gradients that a replay writes.
         flags: the model's flags when it was recorded.
         sample: the index of a parameter with a gradient; 0 if none has one.
+        watched: what every replay compares; None before the first, and after a check.
     """
 
     recorded: Recorded
@@ -61,6 +62,7 @@ class ModelRecording:
     flags: Flags
 
     sample: int = 0
+    watched: Watched | None = None
 
     def __post_init__(self) -> None:
         found = (place for place, grad in enumerate(self.grads) if grad is not None)
@@ -222,7 +224,9 @@ class RecordedModel:
         assert signature is not None
         replays = made.recorded.replays
         if (
-            signature.doubtful
+            made.watched is None
+            or not made.watched.hold()
+            or signature.doubtful
             or signature.hooks_made != RemovableHandle.next_id
             or not replays % EVERY
             or not replays & (replays - 1)  # 0, 1, 2, 4, 8: finds annealed values soon
@@ -232,6 +236,8 @@ class RecordedModel:
                 raise NotStatic(f"{made.what}: {told(changes, remedy)}")
             if looked is not None:
                 looked.add(made.number)
+            if made.watched is None or not made.watched.hold():
+                made.watched = signature.watched(made.flags)
 
     def replay(self, made: ModelRecording, trains: bool = True) -> Any:
         """Runs a recording, and assigns the gradients that it writes to the parameters.

@@ -72,7 +72,10 @@ class RecordedWork:
         def step() -> Any:
             """Computes forward, loss and as much of the update as is recorded."""
             self._update.zero_grad()
-            return self._trained(self.computed(work, inputs, compiles), inputs)
+            result = self.computed(work, inputs, compiles)
+            if self._averaging is not None:
+                self._averaging.check_recordable(result)
+            return self._trained(result, inputs)
 
         return step
 
@@ -115,6 +118,7 @@ class RecordedWork:
             result.backward()
             loss = result.detach()
         else:
+            result = self._averaging.join_rows(result)
             result.total.backward()
             if self._scope != "step":
                 return result.detach()

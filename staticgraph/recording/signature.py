@@ -6,8 +6,9 @@ eager step follows the change, a compiled one is refused by its guards, and a re
 on as it was recorded. The idea: note at the recording everything a forward may depend on, and check
 it at the start of an epoch, at the second, third, fifth, ninth replay and so on, and at regular
 intervals (:mod:`staticgraph.recording.recorded_model`). torch reports at once when a parameter, a
-buffer or a module is registered again, and counts the hooks that were made; the next replay then
-checks. What the loss and the forward read is checked with it
+buffer or a module is registered again, and counts the hooks that were made; and every replay
+compares the values that people change between steps (:class:`Watched`). Whatever has changed, the
+next replay then checks. What the loss and the forward read is checked with it
 (:mod:`staticgraph.recording.premises`).
 
 Noted are every module (:mod:`staticgraph.recording.noted_module`) and, for each recording, the
@@ -20,8 +21,11 @@ and private attributes, which a model may use for its own bookkeeping.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import NamedTuple
+from operator import attrgetter
+from types import FunctionType, NoneType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +36,7 @@ from staticgraph.recording.changes import Change
 from staticgraph.recording.noted_module import NotedModule
 from staticgraph.recording.noted_values import GONE, differ, text_of
 from staticgraph.recording.premises import read_by
+from staticgraph.steps.state.reachable_state import LIBRARIES, names_in
 from staticgraph.steps.state.training_hooks import callbacks_of
 
 
@@ -43,6 +48,42 @@ class Flags(NamedTuple):
 
     training: list[bool]
     wanted: list[bool] | None
+
+
+class Watched(NamedTuple):
+    """What every replay compares: values that people change between steps, with no report by torch.
+
+    These are the training flags of modules that read them, their numbers (the ``p`` of a dropout,
+    a norm's momentum), in a user's own modules whole numbers and texts too, how many attributes and
+    submodules there are, and which parameters are frozen. Other values are left to the checks at
+    intervals. A few calls into C, whatever the number of modules.
+    """
+
+    owners: list[dict[str, Any]]
+    names: list[str]
+    values: list[Any]
+    counted: list[dict[str, Any]]
+    counts: list[int]
+    parameters: list[Tensor]
+    wanted: list[bool] | None
+
+    def hold(self) -> bool:
+        """Whether all are as they were."""
+        return (
+            list(map(dict.get, self.owners, self.names)) == self.values
+            and list(map(len, self.counted)) == self.counts
+            and (self.wanted is None or list(map(_WANTED, self.parameters)) == self.wanted)
+        )
+
+
+_WANTED = attrgetter("requires_grad")
+
+
+@functools.lru_cache(maxsize=1024)
+def _reads_training(kind: type[nn.Module]) -> bool:
+    """Whether a method of a module's class names its training flag."""
+    methods = (f for base in kind.__mro__ if base is not nn.Module for f in vars(base).values())
+    return any("training" in names_in(f.__code__) for f in methods if isinstance(f, FunctionType))
 
 
 class Signature:
@@ -90,6 +131,32 @@ class Signature:
         training = [noted.module.training for noted in self._modules]
         wanted = [p.requires_grad for p in self._parameters.values()] if trains else None
         return Flags(training, wanted)
+
+    def watched(self, flags: Flags) -> Watched:
+        """Returns what every replay of a recording with these flags compares."""
+        values: list[tuple[dict[str, Any], str, Any]] = []
+        counted: list[dict[str, Any]] = []
+        for noted, training in zip(self._modules, flags.training, strict=True):
+            own, children = vars(noted.module), noted.module._modules
+            if _reads_training(noted.kind):
+                values.append((own, "training", training))
+            library = noted.kind.__module__.partition(".")[0] in LIBRARIES
+            kinds = float if library else (float, bool, int, str, NoneType)
+            values += [
+                (own, name, value)
+                for name, value in noted.attributes.items()
+                if isinstance(value, kinds) or name == "track_running_stats"
+            ]
+            counted += [own, children] if children else [own]
+        return Watched(
+            [owner for owner, _, _ in values],
+            [name for _, name, _ in values],
+            [value for _, _, value in values],
+            counted,
+            list(map(len, counted)),
+            self.parameters,
+            flags.wanted,
+        )
 
     def note_registered(self) -> None:
         """Adopts what was registered since this was made as part of the model."""

@@ -4,6 +4,9 @@ The problem: cuBLAS keeps a workspace for every stream and thread that it was ca
 Hopper), so a new stream for every warm-up would add one each time. And autograd remembers the
 stream of a parameter's first use. The idea: one stream per device, which every recorder uses.
 
+torch hands out 32 streams in turn, then the first again: a loader's copy on the recording stream
+would be captured, and repeated at every replay. Streams of another priority are another 32.
+
 Recordings share their input and their pool, and may not run concurrently. The invariant: a replay
 runs after the last one, whatever stream that was on, and so does the copy of its batch, which would
 otherwise overtake the replay that still reads the previous batch; and nobody else uses the stream
@@ -18,6 +21,9 @@ from contextlib import AbstractContextManager
 
 import torch
 
+# Nobody in this library but the recordings takes streams of this priority.
+PRIORITY = -1
+
 
 class RecordingStream:
     """See the module; get one with :func:`recording_stream`.
@@ -30,7 +36,7 @@ class RecordingStream:
     __slots__ = ("_device", "_last", "alone", "stream")
 
     def __init__(self, device: torch.device) -> None:
-        self.stream: torch.cuda.Stream = torch.cuda.Stream(device)
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=PRIORITY)
         self.alone: AbstractContextManager[bool] = threading.RLock()
         self._device = device
         self._last: torch.cuda.Stream | None = None

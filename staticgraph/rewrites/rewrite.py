@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch.fx import GraphModule
 
+from staticgraph.errors import NotStatic
 from staticgraph.internals.fakes import FakeTensor
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.rewrites.aggregation import (
@@ -70,6 +73,26 @@ ORDER: Sequence[Rewrite] = (
 )
 
 
+@contextmanager
+def _named(one: Rewrite) -> Iterator[None]:
+    """Says of what a rewrite raises that it is an error of this library, and in which rewrite.
+
+    Raises:
+        NotStatic: the rewrite raised something else.
+    """
+    try:
+        yield
+    except NotStatic:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise NotStatic(
+            f"the rewrite {one.__module__.removeprefix('staticgraph.rewrites.')} failed, which is "
+            f"an error of staticgraph and not of the model: {type(error).__name__}: {error} "
+            f"({frame.filename}:{frame.lineno}). Please report it; mode='eager' runs no rewrites"
+        ) from error
+
+
 def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = ()) -> Captured:
     """Rewrites a graph from Dynamo in place, and returns it with a record of what was done.
 
@@ -83,7 +106,7 @@ def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = 
     """
     fakes = [one for one in inputs if isinstance(one, FakeTensor)]
     captured = Captured(module, target, fakes[0].fake_mode if fakes else None)
-    fence_regions(captured.graph)
+    captured.autocast = fence_regions(captured.graph)
     functionalize(captured)
     if not captured.refused:
         canonicalize(captured)
@@ -92,7 +115,8 @@ def rewrite(module: GraphModule, target: RewriteTarget, inputs: Sequence[Any] = 
         edge_graphs.check(captured)
         for one in ORDER:
             captured.look_again()
-            one(captured)
+            with _named(one):
+                one(captured)
             drop_unread(captured.graph)
         gradient_sums.rewrite(captured)
     for node in list(captured.graph.nodes):

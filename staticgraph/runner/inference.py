@@ -78,12 +78,13 @@ class Inference:
     def eval_step(self, batch: StaticBatch) -> EvalResult:
         """Computes the output and the mean loss in evaluation mode, without gradients.
 
-        Every module's training flag is restored afterwards. Without a loss function, ``loss`` is
+        As after ``model.eval()``; a model that is not in training itself is run with its modules'
+        flags as they are. Every flag is restored afterwards. Without a loss function, ``loss`` is
         None.
         """
         check_not_traced("eval_step()")
-        with self._turns.forward, self._evaluating():
-            out = self._run("forward", batch)
+        with self._turns.forward, self._evaluating() as sampled:
+            out = self._run("forward", batch, "eager" if sampled else None)
             known = self.loss is not None and isinstance(batch, StaticBatch)
             loss = self.steps.computation.mean_loss(out, batch) if known else None
         return EvalResult(out, loss)
@@ -95,6 +96,10 @@ class Inference:
 
     def predict(self, graphs: Any) -> Any:
         """Returns outputs for new graphs, in the order given, without padding.
+
+        In evaluation mode, as after ``model.eval()``. To sample with dropout, call ``model.eval()``
+        yourself and then ``train()`` of the dropout layers: they stay in training, and the model
+        runs in eager mode.
 
         Args:
             graphs: a list of ``Data``, a PyG dataset, or a :class:`GraphStore`, also one on a
@@ -125,8 +130,8 @@ class Inference:
             ValueError: a tensor of the output has no rows of the batch.
         """
         check_not_traced("predict_batch()")
-        with self._turns.forward, self._evaluating():
-            out = self._run("forward", batch)
+        with self._turns.forward, self._evaluating() as sampled:
+            out = self._run("forward", batch, "eager" if sampled else None)
             require_rows(out, self.steps.computation.levels(out, batch))
         return out
 
@@ -172,7 +177,7 @@ class Inference:
                 progress=progress,
             )
 
-    def _run(self, work: str, batch: StaticBatch) -> Any:
+    def _run(self, work: str, batch: StaticBatch, way: str | None = None) -> Any:
         if isinstance(batch, PlainBatch):  # in a plain run of the check of another runner's model
             return self.steps.computation.plain(batch)
-        return self.steps.run(work, self._intake.take(batch, work))
+        return self.steps.run(work, self._intake.take(batch, work), way)

@@ -61,11 +61,14 @@ class Intake:
             self._commitments.use(batch.bucket)
         if batch.real is not None:
             self._statistics[batch.bucket].count(batch.real, work)
-        if self._padding is not None:
-            if not (recorded := self._recorded) and self._padding.wanted(work, batch):
-                self._padding.of(batch, work)
-            if work == "step" and not recorded and self._commitments is None:
-                self._first_steps.compare(batch)
+        recorded = self._recorded
+        if self._padding is not None and not recorded and self._padding.wanted(work, batch):
+            self._padding.of(batch, work)
+        if self._warming.waits:
+            batch = self._warming.choose_on(batch, work)
+        compares = self._padding is not None and work == "step" and self._commitments is None
+        if compares and not recorded:
+            self._first_steps.compare(batch)
         return batch
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -20,8 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
+from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.memory.budget import MemoryBudget
@@ -52,6 +55,7 @@ from staticgraph.steps.state.recordable_optimizer import make_recordable
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
+from staticgraph.text.numeric_options import whole_option
 
 
 class StaticGraphRunner(Inference):
@@ -127,6 +131,7 @@ class StaticGraphRunner(Inference):
         self._execution = execution = Execution.of(subject, mode, recording, distributed)
         self.mode: Mode = execution.mode
         self.ranks: Ranks | None = execution.ranks
+        self._watching = Watching(self.ranks)
         if execution.records_step:
             make_recordable(subject.optimizer)
         turns = Turns(subject.model)
@@ -134,11 +139,12 @@ class StaticGraphRunner(Inference):
         if self._trains:
             settle_training(subject.model)
             warn_of_another_models_optimizer(subject)
-        if self.ranks is not None:
-            check_not_wrapped(subject.model)
-            alike = {"the plan": list(map(str, plan.capacities)), "the mode": self.mode.name}
-            self.ranks.check_alike(**alike)
-        parts = RunnerParts.of(subject, plan, execution, budget)
+        with self._watching:
+            if self.ranks is not None:
+                check_not_wrapped(subject.model)
+                capacities = list(map(str, plan.capacities))
+                self.ranks.check_alike({"the plan": capacities, "the mode": self.mode.name})
+            parts = RunnerParts.of(subject, plan, execution, budget)
         super().__init__(subject, plan, turns, parts)
         self.preparation: Preparation = parts.preparation
         self._warming, self._account = parts.warming, parts.account
@@ -233,10 +239,18 @@ class StaticGraphRunner(Inference):
 
         Returns:
             The model's output over all physical rows; ``out[batch.graph_mask]`` are the real ones.
+            A backward that brings it NaN or infinities, as a loss of missing labels does, raises
+            :class:`NonFiniteLoss` before they reach a parameter.
         """
         check_not_traced("the forward")
         with self._turns.forward:
-            return self._run("forward", batch)
+            out = self._run("forward", batch)
+        finite = self.steps.finite
+        if finite.watches and torch.is_grad_enabled():
+            for value in tensors_in(out):
+                if value.requires_grad:
+                    value.register_hook(partial(finite.before_backward, batch=batch))
+        return out
 
     @contextmanager
     def bind(self, batch: StaticBatch) -> Iterator[StaticBatch]:
@@ -264,6 +278,7 @@ class StaticGraphRunner(Inference):
             NotStatic: the step cannot be compiled in fixed shapes, or would compile again.
             NonFiniteLoss: the loss, or one since the last check, is NaN or infinite.
             PaddingLeaks: padding reaches real rows.
+            RankLost: another process of the job is gone; the message has its error if it is known.
         """
         if not self._trains:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
@@ -271,15 +286,16 @@ class StaticGraphRunner(Inference):
             check_not_traced("step()")
         if not torch.is_grad_enabled():
             refuse_without_gradients()
-        with self._turns.step:
-            batch = self._intake.take(batch, "step")
-            statistics = self._account.statistics[batch.bucket]
-            started = statistics.started()
-            loss = self.steps.train(batch)
-            statistics.ended(started)
-            self.steps.count()
-        if self.steps.averaging is not None:
-            self.steps.averaging.compare()
+        with self._watching:
+            with self._turns.step:
+                batch = self._intake.take(batch, "step")
+                statistics = self._account.statistics[batch.bucket]
+                started = statistics.started()
+                loss = self.steps.train(batch)
+                statistics.ended(started)
+                self.steps.count()
+            if self.steps.averaging is not None:
+                self.steps.averaging.compare()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -327,6 +343,7 @@ class StaticGraphRunner(Inference):
         progress: bool = True,
         cache: str | Path | bool | None = None,
         choices: str | Path | None = None,
+        steps: int | None = None,
     ) -> StaticGraphRunner:
         """Compiles, and records, every bucket now; ``auto`` measures and chooses.
 
@@ -334,8 +351,10 @@ class StaticGraphRunner(Inference):
 
         Args:
             example: a batch or a store, needed where the plan does not know the fields of the data
-                (a plain list of capacities); ``auto`` measures with its graphs. With a store on the
-                device, ``cuda-graph`` also records how a batch is made from its ids.
+                (a plain list of capacities); by default the store that the plan was made for, if it
+                still exists. ``auto`` measures with its graphs; without any, on a CPU, with the
+                first batch of each bucket. With a store on the device, ``cuda-graph`` also records
+                how a batch is made from its ids.
             phases: any of ``"step"``, ``"eval"`` (:meth:`eval_step`, :meth:`predict`) and
                 ``"forward"`` (calling the runner while the model trains); by default the first two,
                 or only the second without a loss and an optimizer.
@@ -346,14 +365,17 @@ class StaticGraphRunner(Inference):
                 :mod:`staticgraph.runner.warmup.compile_cache`.
             choices: a JSON file of the ways that ``auto`` chose: used if it exists, instead of
                 measuring, and written otherwise; by default ``cache`` with ``.choices.json`` added.
+            steps: how many steps there will be; ``auto`` then tries no way whose preparation cannot
+                be earned back in them.
 
         Raises:
-            ValueError: the fields of the data are not known.
+            ValueError: the fields of the data are not known, or ``steps`` is negative.
             NotStatic: the model cannot be compiled in fixed shapes.
             PaddingLeaks: padding reaches real rows.
         """
-        with self._turns.warmup, torch.inference_mode(False), torch.enable_grad():
-            self._warming.run(example, phases, progress, cache, choices)
+        steps = None if steps is None else whole_option("steps", steps, 0)
+        with self._watching, self._turns.warmup, torch.inference_mode(False), torch.enable_grad():
+            self._warming.run(example, phases, progress, cache, choices, steps)
         return self
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.reserves import with_pairs
 
 # The added buckets, as shares of a bucket's rows; each is one more compilation. The graphs that
 # arrive while a batch runs often fill half to three quarters of a bucket, so there a batch takes at
@@ -42,6 +43,6 @@ def for_serving(plan: BucketPlan) -> BucketPlan:
                 node_reserve=capacity.node_reserve,
             )
             if small.nodes < capacity.nodes and small.edges < capacity.edges:
-                found.add(small)
+                found.add(with_pairs(small, plan.schema))
     capacities = tuple(sorted(found))
     return replace(plan, capacities=capacities, digest=None, batch_size=None, efficiency=())

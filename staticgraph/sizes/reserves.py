@@ -9,6 +9,8 @@ types, the node and edge totals become the sums over their types. Pure numbers.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 
@@ -17,15 +19,29 @@ def with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
     """Adds the reserves that the schema requires to a capacity.
 
     An edge is reserved for padding where an index counts edges, and a second node where nodes have
-    positions. Where nodes have types, the totals are raised until no type has the same number of
-    rows, so that a concatenation of all types is recognized by its size.
+    positions or other vectors. Where nodes have types, the totals are raised until no type has the
+    same number of rows, so that a concatenation of all types is recognized by its size.
     """
     if schema is None:
         return capacity
+    return with_pairs(_reserved(capacity, schema), schema)
+
+
+def with_pairs(capacity: Capacity, schema: Schema | None) -> Capacity:
+    """Makes the number of edges even where they keep their order, for models that read pairs."""
+    if schema is None or not schema.keep_order or schema.hetero or capacity.edges % 2 == 0:
+        return capacity
+    edges = capacity.edges + 1
+    while edges in (capacity.nodes, capacity.graphs, *dict(capacity.extra).values()):
+        edges += 2
+    return replace(capacity, edges=edges)
+
+
+def _reserved(capacity: Capacity, schema: Schema) -> Capacity:
     reserve = int(schema.counts_edges)
     nodes, edges, graphs = capacity.nodes, capacity.edges + reserve, capacity.graphs
     if not schema.hetero:
-        apart = int(schema.positions_of("node") is not None)
+        apart = int(schema.has_vectors)
         if not reserve + apart:
             return capacity
         return Capacity.distinct(
@@ -55,6 +71,18 @@ def with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
         else:
             edges += 1
     return Capacity(nodes, edges, graphs, capacity.max_graph_nodes, tuple(rows.items()))
+
+
+def of_equal_graphs(capacity: Capacity, nodes: int) -> Capacity:
+    """A capacity for graphs of ``nodes`` nodes each, 2 or more, which has as many for each of its
+    graphs, so that a model may write ``x.view(-1, nodes, F)``."""
+    graphs = min(capacity.graphs, -(-capacity.nodes // nodes))
+    edges = capacity.edges
+    while edges in (graphs, nodes * graphs):
+        edges += 1
+    return replace(
+        capacity, nodes=nodes * graphs, edges=edges, graphs=graphs, max_graph_nodes=nodes
+    )
 
 
 def _raised(rows: int, taken: set[int], others: int = 0) -> int:

@@ -34,10 +34,10 @@ def gathered(schema: Schema, dtypes: Dtypes, taken: TakenGraphs, pointers: bool)
     """
     levels = ["node", "edge", *(axis.name for axis in schema.axes)]
     rows = {level: taken.rows(level) for level in levels}
-    plain = not (schema.hetero or schema.two_sided)
+    pointers &= schema.has_pointers
     none = np.empty(0, np.int64)
     arrays: dict[str, Array] = dict.fromkeys(("edge_src", "edge_dst", "transpose"), none)
-    for name in arrays if plain else ():
+    for name in arrays if schema.one_kind else ():
         if pointers or name != "transpose":
             arrays[name] = np.empty(int(rows["edge"].offsets[-1]), dtypes[name])
             _copy(taken, name, rows["edge"], arrays[name])
@@ -53,7 +53,7 @@ def gathered(schema: Schema, dtypes: Dtypes, taken: TakenGraphs, pointers: bool)
         edge_offsets=rows["edge"].offsets,
         edge_src=arrays["edge_src"],
         edge_dst=arrays["edge_dst"],
-        row_ptr=_row_pointers(taken, rows["node"], rows["edge"]) if plain and pointers else none,
+        row_ptr=_row_pointers(taken, rows["node"], rows["edge"]) if pointers else none,
         transpose=arrays["transpose"],
         edge_origin=none,
         columns=columns,

@@ -41,7 +41,7 @@ from staticgraph.store.columns import (
 from staticgraph.store.indices import check_indices
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import graph_number, one_graph, several_graphs
-from staticgraph.store.sorted_edges import SortedEdges
+from staticgraph.store.sorted_edges import SortedEdges, first_order
 from staticgraph.store.splits import Splits
 from staticgraph.text.how_many import how_many
 
@@ -64,7 +64,8 @@ class GraphColumns:
         node_offsets: ``[n + 1]`` int64, where each graph's nodes begin in the node columns.
         edge_offsets: ``[n + 1]`` int64, likewise for edges.
         edge_src: ``[sum e]``, source of each edge, numbered within its graph (compact dtype).
-        edge_dst: ``[sum e]``, destination, ascending within each graph.
+        edge_dst: ``[sum e]``, destination, ascending within each graph unless the schema keeps
+            the order of edges.
         row_ptr: ``[sum n + 1]``, where each node's incoming edges begin among all edges.
         transpose: ``[sum e]``, each graph's stable permutation of its edges by source.
         edge_origin: ``[sum e]``, position of each edge before sorting; empty if all were sorted.
@@ -76,7 +77,8 @@ class GraphColumns:
         origins: edge type -> position of each edge in its graph before sorting; types that were
             already sorted are left out. For heterogeneous data, or if ``edge_index`` joins two
             levels, the edge arrays above are empty except ``edge_origin``, and each ``edge_index``
-            is a column.
+            is a column. If the schema keeps the order of edges, ``row_ptr``, ``transpose``,
+            ``edge_origin`` and ``origins`` are empty.
         checks: which blocks of a large store on disk are still unchecked. Reading a batch or a
             graph checks its blocks; reading ``columns`` directly does not (see :meth:`column`).
         objects: strings and other small objects, one per graph, which stay on the host.
@@ -195,7 +197,7 @@ class GraphColumns:
             edge_offsets=nothing,
             edge_src=none,
             edge_dst=none,
-            row_ptr=np.zeros(2, np.int32),
+            row_ptr=np.zeros(2 * schema.has_pointers, np.int32),
             transpose=none,
             edge_origin=none,
             columns={name: column for name, (_, column) in fields.items()},
@@ -294,9 +296,25 @@ class GraphColumns:
         ends = {f"object_ends.{key}": value.ends for key, value in self.objects.items()}
         return structure | columns | splits | offsets | origins | texts | ends
 
-    def objects_of(self, graphs: IntArray) -> ObjectsOf | None:
-        """Returns the host objects of some graphs, read lazily; None if the data set has none."""
-        return ObjectsOf(self.objects, graphs) if self.objects else None
+    def objects_of(self, graphs: IntArray) -> ObjectsOf:
+        """Returns what the host alone knows of some graphs, read lazily."""
+        return ObjectsOf(self.objects, graphs, self.places_of)
+
+    def places_of(self, graphs: IntArray, level: Level) -> IntArray | None:
+        """Returns which row each edge of some graphs was before sorting.
+
+        Rows are those of all these graphs, one after the other. None if no edge was moved.
+        """
+        component = "edges" if level == "edge" else level
+        counts = self.narrow_sizes[graphs, self.schema.components.index(component)]
+        found = [self.origin_of(graph, level) for graph in graphs.tolist()]
+        own = [
+            np.arange(count, dtype=np.int64) if origin is None else origin.astype(np.int64)
+            for count, origin in zip(counts.tolist(), found, strict=True)
+        ]
+        ends = np.cumsum(counts, dtype=np.int64)
+        places = np.concatenate([*own, ends[:0]]) + np.repeat(ends - counts, counts)
+        return None if (places == np.arange(len(places))).all() else places
 
     def with_splits(self, **splits: ArrayLike) -> Self:
         """Returns the same store with these named splits.
@@ -305,6 +323,25 @@ class GraphColumns:
         entry per graph.
         """
         return replace(self, splits=checked_splits(splits, len(self), self.name))
+
+    def in_first_order(self) -> Self:
+        """Returns the same graphs with the edges of each in the order in which they came.
+
+        Batches then have them in that order, which is PyG's; the fused kernels, which need edges
+        sorted by destination, do not run over them.
+        """
+        if self.schema.keep_order:
+            return self
+        self.verify()
+        levels = ("node", "edge", *self.offsets)
+        changed = first_order(
+            self.schema,
+            (self.edge_src, self.edge_dst),
+            self.columns,
+            {level: self.offsets_of(level) for level in levels},
+            {"edge": self.edge_origin, **self.origins},
+        )
+        return replace(self, checks=None, **changed)
 
     def cardinality(self, name: str) -> tuple[int, ...]:
         """Returns one more than the largest value in each column of an integer field.
@@ -352,7 +389,7 @@ class GraphColumns:
         rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in self.offsets.items()}
         nodes, edges = self.size(graph)
         pair = None
-        if not (schema.hetero or schema.two_sided):
+        if schema.one_kind:
             here = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
             pair = np.stack([self.edge_src[here], self.edge_dst[here]]).astype(np.int64)
         levels = ("edge", *(axis.name for axis in schema.edge_axes))

@@ -43,6 +43,7 @@ class GraphStore(GraphColumns):
         check_finite: bool | tuple[str, ...] = False,
         name: str | None = None,
         progress: bool = True,
+        keep_order: bool = False,
     ) -> Self:
         """Builds a store from any PyG data set, or from any sequence of ``Data`` or ``HeteroData``.
 
@@ -64,6 +65,10 @@ class GraphStore(GraphColumns):
             name: the data set's name in messages; its class name by default.
             progress: show a progress bar for large data sets, then print one line to stderr with
                 what was kept, what was dropped and which transform was applied.
+            keep_order: leave each graph's edges in their order instead of sorting them by
+                destination, for a model that reads them by position (bonds in pairs, as D-MPNN
+                does). The fused kernels do not run over such a store. With a ``schema``, its own
+                ``keep_order`` counts.
 
         Raises:
             BadGraph: for an empty data set; a graph without a field that others have, or with
@@ -81,6 +86,7 @@ class GraphStore(GraphColumns):
             check_finite=check_finite,
             name=name,
             progress=progress,
+            keep_order=keep_order,
         )
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:

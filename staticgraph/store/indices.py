@@ -125,9 +125,9 @@ def renumbered(
         places = [place for place, of in counted(field) if of == level]
         if places:
             owner = graph_of_row(field, offsets, graphs)
-            flat = column.reshape(-1, field.width).copy()
+            flat = column.reshape(-1, field.width).astype(np.int64)
             for place in places:
-                at = flat[:, place].astype(np.int64) + first[owner]
+                at = flat[:, place] + first[owner]
                 flat[:, place] = now[at] - first[owner]
             column = flat.reshape(column.shape)
         if field.level == level:

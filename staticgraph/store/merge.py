@@ -39,7 +39,8 @@ def merge(
     """Writes the concatenation of all parts to ``folder``.
 
     Args:
-        parts: the parts in order; at least one.
+        parts: the parts in order; at least one. The caller has checked them against their
+            checksums.
         folder: the target folder; created if missing.
         name: the store's name in messages.
         splits: named lists of graph indices over all parts; the parts' own splits are dropped.
@@ -48,7 +49,6 @@ def merge(
     Raises:
         BadGraph: if a part's fields differ from those of the first.
         FileExistsError: see :func:`staticgraph.store.files.save`.
-        StoreCorrupt: if a part is damaged.
     """
     survey = Survey(parts)
     own = checked_splits(splits or {}, survey.graphs, name)
@@ -75,7 +75,6 @@ class Survey:
 
     Args:
         parts: the parts in order; at least one.
-        verify: check every part against its checksums first.
 
     Attributes:
         graphs: the number of graphs in all parts.
@@ -88,7 +87,7 @@ class Survey:
 
     graphs: int
 
-    def __init__(self, parts: Sequence[Part], *, verify: bool = True) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
         self._dtypes: dict[str, set[np.dtype]] = {}
         self._lengths: dict[str, int] = {}
@@ -97,8 +96,6 @@ class Survey:
         kept: list[str] | None = None
         for number, part in enumerate(parts):
             store = part()
-            if verify:
-                store.verify()  # once; the bytes that follow are the same
             schema = store.schema if schema is None else _joined(schema, store.schema, number)
             kept = sorted(store.objects) if kept is None else kept
             if kept != sorted(store.objects):
@@ -189,6 +186,12 @@ def _joined(first: Schema, other: Schema, number: int) -> Schema:
     """
     ours, theirs = ({field.name: field for field in each} for each in (first, other))
     axes = [tuple(axis.name for axis in each.axes) for each in (first, other)]
+    if first.keep_order is not other.keep_order:
+        kept, lost = (0, number) if first.keep_order else (number, 0)
+        raise BadGraph(
+            f"part {kept} of the store keeps the order of edges, and part {lost} has them sorted: "
+            "build both with keep_order=True, or neither"
+        )
     differing = sorted(
         name
         for name in {*ours, *theirs}

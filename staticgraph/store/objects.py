@@ -10,7 +10,7 @@ lists. No step computes with objects, so they are not part of a schema, a plan o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,18 +57,30 @@ class ObjectColumn(NamedTuple):
 
 
 class ObjectsOf(Mapping[str, list[Any]]):
-    """The objects of some graphs by name, each a list in the graphs' order, read lazily.
+    """What the host knows of some graphs, read lazily: their objects by name, each a list in the
+    graphs' order, and where their edges were before sorting.
 
     Args:
         columns: the object columns of a store.
         graphs: indices of graphs in it.
+        places: of graphs and an edge level, as :meth:`GraphColumns.places_of`.
     """
 
-    __slots__ = ("_columns", "_graphs")
+    __slots__ = ("_columns", "_graphs", "_places")
 
-    def __init__(self, columns: Mapping[str, ObjectColumn], graphs: Sequence[int] | Array) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, ObjectColumn],
+        graphs: IntArray,
+        places: Callable[[IntArray, str], IntArray | None],
+    ) -> None:
         self._columns = columns
         self._graphs = graphs
+        self._places = places
+
+    def places(self, level: str) -> IntArray | None:
+        """Returns the place that each edge of a level had before sorting; None if none moved."""
+        return self._places(self._graphs, level)
 
     def __getitem__(self, name: str) -> list[Any]:
         column = self._columns[name]

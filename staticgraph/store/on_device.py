@@ -71,8 +71,8 @@ class DeviceStore:
     Attributes:
         host: the store that it was made from; sizes, splits and single graphs are read there.
         structure: offsets ``[n + 1]``; sources and destinations ``[sum e]``, numbered within their
-            graph; and with pointers, also numbered within their graph, ``row_ptr`` and ``col_ptr``
-            ``[sum n]`` and ``transpose`` ``[sum e]``.
+            graph; and with pointers, unless edges keep their order, ``row_ptr`` and ``col_ptr``
+            ``[sum n]`` and ``transpose`` ``[sum e]``, also numbered within their graph.
         columns: the fields.
     """
 
@@ -212,6 +212,7 @@ def encoded(store: GraphColumns, pointers: bool) -> tuple[dict[str, Array], dict
             "StaticLoader(store, plan, device=...)"
         )
     store.verify()
+    pointers &= store.schema.has_pointers
     structure = {name: _narrow(getattr(store, name)) for name in STRUCTURE}
     if pointers:
         first = np.repeat(store.edge_offsets[:-1], np.diff(store.node_offsets))

@@ -37,6 +37,8 @@ VERSION = 1
 SIZES = "sizes"
 REMEDY = "copy it again from where it is whole, or write it again"
 PART = re.compile(r"(\d{5})-(\d{7})")
+# A file of this name beside the parts says that the writer of a shard has not ended.
+UNFINISHED = ".unfinished"
 
 
 class Shard(NamedTuple):
@@ -103,6 +105,7 @@ def listed(folder: Path | Sequence[Path]) -> ShardList | None:
         ours = isinstance(told, dict) and told.get("format") == FORMAT
         return _read(folder) if ours else None
     if folder.suffix == ".parts" and (paths := parts_in(folder)):
+        check_shards(folder, paths)
         return _surveyed(paths, folder.stem)
     return None
 
@@ -126,7 +129,7 @@ def _surveyed(folders: list[Path], name: str) -> ShardList:
         objects.update(store.objects)
         return store
 
-    survey = Survey([partial(looked_at, folder) for folder in folders], verify=False)
+    survey = Survey([partial(looked_at, folder) for folder in folders])
     shards = []
     for folder in folders:
         manifest = files.read_manifest(folder)
@@ -174,8 +177,7 @@ def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:
         BadGraph: if there is no part, or a part's fields differ from those of the first.
         StoreCorrupt: if a part is damaged.
     """
-    paths = parts_in(folder)
-    found = _surveyed(paths, name)
+    found = _surveyed(parts_in(folder), name)
     arrays: dict[str, Array] = {SIZES: found.sizes}
     for key, split in checked_splits(splits, len(found.sizes), name).items():
         arrays[f"split.{key}"] = split
@@ -300,6 +302,43 @@ def parts_in(folder: Path) -> list[Path]:
                 "later ones: remove the folder and write the store again"
             )
     return found
+
+
+def check_shards(folder: Path, paths: Sequence[Path], count: int | None = None) -> None:
+    """Checks that a folder of parts has a part of every shard.
+
+    Args:
+        folder, paths: the folder and its parts, as in :func:`parts_in`.
+        count: the number of shards that were written; None if the last one that is there is last.
+
+    Raises:
+        BadGraph: a shard has no part, or there are more shards than were written.
+    """
+    present = {numbers_of(path)[0] for path in paths}
+    expected = set(range(max(present, default=0) + 1 if count is None else count))
+    if differing := sorted(present ^ expected):
+        numbers = ", ".join(map(str, differing))
+        why = f"shard {numbers} {'is missing' if expected - present else 'was not expected'}"
+        raise BadGraph(
+            f"{folder} has parts of {how_many(len(present), 'shard')}, of {len(expected)}: {why}. "
+            f"Write it with StoreWriter(..., shard={differing[0]}); or read what is there, as a "
+            "list of folders: GraphStore.load(sorted(parts.glob('*-*')))"
+        )
+
+
+def check_ended(folder: Path) -> None:
+    """Checks that no shard's writer ended in the middle.
+
+    Raises:
+        BadGraph: one did; the message names the shard.
+    """
+    for path in sorted(folder.glob(f"*{UNFINISHED}")):
+        number = int(path.stem)
+        raise BadGraph(
+            f"the writer of shard {number} did not reach its end, and {folder} has what it "
+            f"committed: go on from there with StoreWriter(..., shard={number}), or call its "
+            "commit() if that is all"
+        )
 
 
 def numbers_of(path: Path) -> tuple[int, int]:

@@ -104,7 +104,7 @@ class Sharded(GraphColumns):
 
     @cached_property
     def _survey(self) -> Survey:
-        return Survey(self._open.parts(), verify=False)
+        return Survey(self._open.parts())
 
     def whole(self, name: str) -> Array:
         """Concatenates an array over all shards, by its name in :meth:`GraphColumns.arrays`."""
@@ -154,6 +154,20 @@ class Sharded(GraphColumns):
         for number, begin in enumerate(self._starts[:-1].tolist()):
             if begin < last and self._starts[number + 1] > first:
                 yield begin, self._open[number]
+
+    def in_first_order(self) -> Self:
+        """See :meth:`GraphColumns.in_first_order`.
+
+        Raises:
+            ValueError: edges are sorted; a store in shards is written again instead.
+        """
+        if self.schema.keep_order:
+            return self
+        raise ValueError(
+            f"{self.name} is in shards, with edges sorted by destination: write it again with "
+            "StoreWriter(folder, keep_order=True).extend(store), or staticgraph convert "
+            "--keep-order"
+        )
 
     def object_at(self, name: str, graph: int) -> Any:
         """Returns the object of one graph."""
@@ -226,6 +240,7 @@ class Sharded(GraphColumns):
 
         See :func:`staticgraph.store.merge.merge`.
         """
+        self.verify()
         merge(self._open.parts(), folder, name=self.name, splits=self.splits, overwrite=overwrite)
 
     def bounds_of_ranks(self, world_size: int) -> IntArray:

@@ -3,15 +3,17 @@
 Sums over neighbours need no atomics if the incoming edges of a node are adjacent, so a store sorts
 edges once, graph by graph. Edge fields are permuted with them, index fields that refer to edges are
 renumbered, and the original position of each edge is kept, so that a graph can be read back as it
-went in. Invariant: for homogeneous graphs, ``edge_index`` becomes ``src`` and ``dst`` with
-pointers; for heterogeneous data, or if edges join two levels, each ``edge_index`` stays a column
-and these are empty.
+went in, and a whole store be put back in order for a model that reads edges by their position
+(:func:`first_order`). Invariant: for homogeneous graphs, ``edge_index`` becomes ``src`` and ``dst``
+with pointers; for heterogeneous data, or if edges join two levels, each ``edge_index`` stays a
+column and these are empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import (
     Array,
     check_endpoints,
+    compact,
     local_positions,
     row_pointers,
     sort_by_destination,
@@ -78,7 +81,7 @@ class SortedEdges(NamedTuple):
         """
         graphs = len(offsets["node"]) - 1
         src, dst = np.asarray(edge_src), np.asarray(edge_dst)
-        if schema.hetero or schema.two_sided:
+        if not schema.one_kind:
             src = dst = row_ptr = transpose = NONE
             moved, orders = sort_types(schema, columns, offsets, graphs)
         else:
@@ -92,6 +95,43 @@ class SortedEdges(NamedTuple):
             row_ptr, transpose = row_pointers(src, dst, nodes, edges)
         origins = {level: local_positions(o, offsets[level]) for level, o in orders.items()}
         return cls(src, dst, row_ptr, transpose, moved, origins)
+
+
+def first_order(
+    schema: Schema,
+    ends: tuple[Array, Array],
+    columns: Mapping[str, Array],
+    offsets: Mapping[str, IntArray],
+    origins: Mapping[str, Array],
+) -> dict[str, Any]:
+    """Returns the attributes of a store whose edges are in their original order again.
+
+    Args:
+        schema, columns: those of the sorted store.
+        ends: its sources and destinations.
+        offsets: level -> ``[n + 1]``, where each graph's rows begin.
+        origins: edge level -> original position of each edge in its graph; levels that were not
+            moved are left out, or empty.
+    """
+    graphs, (src, dst), columns = len(offsets["node"]) - 1, ends, dict(columns)
+    for level, origin in origins.items():
+        if not len(origin):
+            continue
+        bounds = offsets[level]
+        order = np.empty(len(origin), np.int64)
+        order[origin + np.repeat(bounds[:-1], np.diff(bounds))] = np.arange(len(origin))
+        columns = renumbered(schema, columns, offsets, graphs, level, order)
+        columns |= {item.name: compact(columns[item.name]) for item in schema if item.counts}
+        if schema.one_kind:
+            src, dst = src[order], dst[order]
+    return {
+        "schema": replace(schema, keep_order=True),
+        "edge_src": src,
+        "edge_dst": dst,
+        "columns": columns,
+        **dict.fromkeys(("row_ptr", "transpose", "edge_origin"), NONE),
+        "origins": {},
+    }
 
 
 def _check(src: Array, dst: Array, nodes: IntArray, edges: IntArray, name: str) -> None:

@@ -81,10 +81,9 @@ def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> Non
         name = f"{level}_offsets" if level in LEVELS else f"offsets.{level}"
         _check_offsets(name, values, graphs)
     nodes, edges = int(offsets["node"][-1]), int(offsets["edge"][-1])
-    own_edges = edges
-    if schema.hetero or schema.two_sided:
-        nodes, own_edges = -1, 0
-    expected = {**dict.fromkeys(EDGES, own_edges), "row_ptr": nodes + 1}
+    expected = {**dict.fromkeys(EDGES, edges if schema.one_kind else 0), "row_ptr": nodes + 1}
+    if not schema.has_pointers:
+        expected |= {"row_ptr": 0, "transpose": 0}
     expected["edge_origin"] = 0 if schema.hetero else edges
     if not len(arrays["edge_origin"]):
         expected["edge_origin"] = 0
@@ -129,7 +128,7 @@ def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: 
     here = _Stretch(schema, arrays, first, last)
     if not schema.hetero:
         if not schema.two_sided:
-            here.check_edges()
+            here.check_edges(schema.has_pointers)
         here.check_permutation("edge_origin", "edge")
     for axis in schema.edge_axes:
         here.check_permutation(f"origins.{axis.name}", axis.name)
@@ -160,8 +159,8 @@ class _Stretch:
         """Returns the graph of each row, numbered from the first of these graphs."""
         return np.repeat(np.arange(self.graphs), np.diff(self.bounds[level]))
 
-    def check_edges(self) -> None:
-        """Checks endpoints, their order, row pointers and the transpose."""
+    def check_edges(self, in_order: bool) -> None:
+        """Checks endpoints and, of sorted edges, their order, row pointers and the transpose."""
         rows, owner = self.rows("edge"), self.owner("edge")
         bounds = self.bounds["node"]
         nodes, first = np.diff(bounds)[owner], bounds[owner]
@@ -170,6 +169,8 @@ class _Stretch:
             values = self.arrays[name][rows].astype(np.int64)
             self._refuse(name, "edge", (values < 0) | (values >= nodes), values, "no node of it")
             ends[name] = values + first
+        if not in_order:
+            return
         self._refuse_descent("edge_dst", ends["edge_dst"], "destinations must ascend")
         low, high = int(bounds[0]), int(bounds[-1])
         incoming = np.bincount(ends["edge_dst"] - low, minlength=high - low)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -30,7 +31,15 @@ from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.merge import merge
 from staticgraph.store.runs import slices
-from staticgraph.store.shard_list import numbers_of, parts_in, remove_list, write_list
+from staticgraph.store.shard_list import (
+    UNFINISHED,
+    check_ended,
+    check_shards,
+    numbers_of,
+    parts_in,
+    remove_list,
+    write_list,
+)
 from staticgraph.text.numeric_options import whole_option
 
 # A part of molecules takes some 10 MB, and 100 million graphs take 5,000 folders.
@@ -54,6 +63,8 @@ class StoreWriter:
         name: the data set's name in messages.
         levels, exclude, check_finite: as for :meth:`GraphStore.from_pyg`, for every part.
         overwrite: replace an existing store when this one is finished.
+        keep_order: leave the edges of each graph in their order, as for
+            :meth:`GraphStore.from_pyg`.
 
     Attributes:
         committed: graphs of this shard on disk, and so the index of the next graph to append.
@@ -74,6 +85,7 @@ class StoreWriter:
         exclude: Iterable[str] = (),
         check_finite: bool | tuple[str, ...] = False,
         overwrite: bool = False,
+        keep_order: bool = False,
     ) -> None:
         part_graphs = whole_option("part_graphs", part_graphs, 1)
         if shard is not None:
@@ -85,8 +97,9 @@ class StoreWriter:
         self._name = name or self.folder.name
         self._levels = dict(levels or {})
         self._exclude, self._check_finite = names_of_fields(exclude), check_finite
-        self._overwrite = overwrite
+        self._overwrite, self._keep_order = overwrite, keep_order
         self._waiting: list[Any] = []
+        self._unfinished = parts_folder(self.folder) / f"{shard or 0:05d}{UNFINISHED}"
         _clean(self.folder)
         own = [path for path in parts_of(self.folder) if numbers_of(path)[0] == (shard or 0)]
         stores = [GraphStore.load(path, verify=False) for path in own]
@@ -95,6 +108,9 @@ class StoreWriter:
         self.schema = stores[0].schema if stores else schema
         if self.schema is not None:
             self._levels = {**self._known_levels(self.schema), **self._levels}
+            self._keep_order |= self.schema.keep_order
+            if not stores:
+                self.schema = replace(self.schema, keep_order=self._keep_order)
 
     # ------------------------------------------------------------------ appending
 
@@ -106,7 +122,7 @@ class StoreWriter:
         """
         self._waiting.append(graph)
         if len(self._waiting) >= self._part_graphs:
-            self.commit()
+            self._write_waiting()
 
     def extend(self, graphs: Iterable[Any]) -> None:
         """Adds all graphs of a data set, a generator or another store, in their order."""
@@ -119,20 +135,27 @@ class StoreWriter:
 
     def append_part(self, part: GraphColumns) -> None:
         """Adds the graphs of a store as one part, which is committed when this returns."""
-        self.commit()
+        self._write_waiting()
         self._write(part)
 
     def append_arrays(self, *arrays: Any, **options: Any) -> None:
         """Adds graphs as flat arrays, as one part; see :meth:`GraphStore.from_arrays`."""
-        self.commit()
+        self._write_waiting()
         self._write(GraphStore.from_arrays(*arrays, **options))
 
     def commit(self) -> None:
         """Writes all pending graphs to disk as a part; from then on they survive a kill.
 
+        The shard counts as complete until more is appended.
+
         Raises:
             BadGraph: if a pending graph cannot be stored; the message names it.
         """
+        self._write_waiting()
+        if self._shard is not None:
+            self._unfinished.unlink(missing_ok=True)
+
+    def _write_waiting(self) -> None:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -152,14 +175,21 @@ class StoreWriter:
         self._write(store)
 
     def _write(self, store: GraphColumns) -> None:
+        if self._keep_order:
+            store = store.in_first_order()
         self._check_fields(store)
-        part = parts_folder(self.folder) / f"{self._shard or 0:05d}-{self._number:07d}"
+        folder = parts_folder(self.folder)
+        if self._shard is not None and not self._unfinished.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._unfinished.touch()
+        part = folder / f"{self._shard or 0:05d}-{self._number:07d}"
         save(store.with_splits(), part)
         self._number += 1
         self.committed += len(store)
         if self.schema is None:
             self.schema = store.schema
             self._levels = {**self._known_levels(store.schema), **self._levels}
+            self._keep_order = store.schema.keep_order
 
     def _known_levels(self, schema: Schema) -> dict[str, Level]:
         """Returns the first part's levels, since later lengths could match others by chance."""
@@ -168,6 +198,12 @@ class StoreWriter:
     def _check_fields(self, store: GraphColumns) -> None:
         if self.schema is None:
             return
+        if self.schema.keep_order is not store.schema.keep_order:
+            raise BadGraph(
+                f"{self._name}: graphs before {self.committed} have edges "
+                f"{'in their own order' if self.schema.keep_order else 'sorted by destination'}, "
+                "those that follow do not: give keep_order=True for all, or for none"
+            )
         ours, theirs = ({f.name: f for f in s} for s in (self.schema, store.schema))
         for name in sorted({*ours, *theirs}):
             mine, other = ours.get(name), theirs.get(name)
@@ -182,18 +218,24 @@ class StoreWriter:
     # ------------------------------------------------------------------ ending
 
     def finish(
-        self, splits: Mapping[str, Array] | None = None, *, merged: bool = True
+        self,
+        splits: Mapping[str, Array] | None = None,
+        *,
+        merged: bool = True,
+        shards: int | None = None,
     ) -> GraphStore:
         """Commits all pending graphs, merges the parts of all shards, and removes the parts.
 
         Args:
             splits: named lists of graph indices over all shards.
+            shards: how many shards were written; by default the last that is there is the last.
             merged: False keeps the parts and adds a list of them: no bytes are copied, and each
                 host may hold only some of the parts. Reading a graph then costs a little more
                 (:mod:`staticgraph.store.gather`).
 
         Raises:
-            BadGraph: if there are no graphs, or the fields of two parts differ.
+            BadGraph: if there are no graphs, the fields of two parts differ, a shard is missing, or
+                the writer of one did not reach its end; the parts stay.
             FileExistsError: if the target exists and ``overwrite`` is false, or is a store in
                 shards, which is never replaced.
             StoreCorrupt: if a part is damaged or missing; the parts stay.
@@ -202,6 +244,10 @@ class StoreWriter:
         paths = parts_of(self.folder)
         if not paths:
             raise BadGraph(f"{self.folder} has no graphs yet: append some before finish()")
+        check_shards(parts_folder(self.folder), paths, shards)
+        check_ended(parts_folder(self.folder))
+        for path in paths:
+            GraphStore.load(path, verify=True)  # every byte, the headers of files included
         if not merged:
             return self._finish_in_shards(splits or {})
         merge(

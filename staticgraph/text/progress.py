@@ -8,6 +8,7 @@ interval: shorter work prints nothing.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
@@ -108,6 +109,14 @@ def heard() -> Iterator[list[str]]:
         yield lines
     finally:
         _HEARD.reset(token)
+
+
+def is_left_out(what: object, package: str) -> bool:
+    """Whether a package that writes a file is not installed; says that the file is left out."""
+    if importlib.util.find_spec(package) is not None:
+        return False
+    say(f"left out: {what}, since {package} is not installed (pip install {package})")
+    return True
 
 
 def say(text: str) -> None:

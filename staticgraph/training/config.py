@@ -16,19 +16,6 @@ FREE = frozenset(
     }
 )
 KERNELS = ("auto", "on", "off")
-# Models that train faster with the fused kernels on a CPU in eager mode. Measured against plain
-# PyG: GINE 1.78 times as fast (0.99 with static batches alone), GPS 1.90 (1.76), GCN 1.83 (1.02)
-# (bench/bench_training.py, two cores, 2026-11-20). Measured with kernels against without: GAT 1.42,
-# GIN 1.35, SAGE 1.18 (4 layers of 64 columns, batch 128 of ESOL, processor time of 15 interleaved
-# rounds, 2026-11-22). No model was measured on a GPU.
-KERNELS_GAIN = frozenset({"gine", "gps", "gcn", "gat", "gin", "sage"})
-
-
-def takes_kernels(choice: str, model: str, device: str) -> bool:
-    """Whether a choice of :data:`KERNELS` enables fused kernels for a model on a device type."""
-    return choice == "on" or (choice == "auto" and device == "cpu" and model in KERNELS_GAIN)
-
-
 STORES = ("auto", "host", "device")
 # float16 would need a gradient scaler, whose step cannot be recorded.
 AUTOCAST = ("bfloat16",)
@@ -65,9 +52,8 @@ class TrainConfig:
         autocast: autocast dtype of forward and loss; None for no autocast.
         early_stop: epochs without a lower validation loss after which the run ends; None for never.
         seed: seed of the split, the model and the order of graphs.
-        kernels: ``on``, ``off``, or ``auto``: this library's fused kernels where they were measured
-            to be faster, which is on a CPU for the models in :data:`KERNELS_GAIN`. With ``off`` no
-            mode rewrites to them.
+        kernels: whether steps are rewritten to this library's kernels: ``on`` in every compiled
+            mode, ``off`` in none, ``auto`` only where ``compile_mode`` is or chooses ``fused``.
         compile_mode, allow_cpu: see :class:`StaticGraphRunner`.
         device: ``cpu``, ``cuda``, or ``auto`` for CUDA if available.
         store: ``host``; ``device``, where the graphs are copied once and only ids are transferred;

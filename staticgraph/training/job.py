@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from staticgraph.distributed.ranks import Ranks, lost_ranks
-from staticgraph.errors import RankLost
+from staticgraph.distributed.lost_rank import Watching
+from staticgraph.distributed.ranks import Ranks
 
 Result = TypeVar("Result")
 
@@ -42,15 +42,8 @@ def joined() -> Iterator[Ranks | None]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     ranks = Ranks.of() if dist.is_initialized() and dist.get_world_size() > 1 else None
     try:
-        yield ranks
-    except Exception as error:
-        if ranks is None or not lost_ranks(error):
-            raise
-        raise RankLost(
-            f"rank {ranks.rank} of {ranks.world_size} lost the others: one of them ended or does "
-            "not answer, and its own message says why; continue with --resume (torchrun "
-            "--max-restarts does so automatically)"
-        ) from error
+        with Watching(ranks):
+            yield ranks
     finally:
         if own and dist.is_initialized():
             dist.destroy_process_group()
@@ -79,19 +72,8 @@ def first_alone(ranks: Ranks | None, action: Callable[[], Result]) -> Result | N
     """
     if ranks is None:
         return action()
-    result, failure = None, None
-    error: BaseException | None = None
-    if ranks.first:
-        try:
-            result = action()
-        except BaseException as raised:
-            error, failure = raised, f"{type(raised).__name__}: {raised}"
-    failure = ranks.from_first(failure)
-    if error is not None:
-        raise error
-    if failure is not None:
-        raise RankLost(f"rank 0 ended with {failure}")
-    return result
+    with ranks.together():
+        return action() if ranks.first else None
 
 
 class SilentEvents:

@@ -31,12 +31,9 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.progress import say
-from staticgraph.training.compile_ahead import compile_ahead
-from staticgraph.training.config import TrainConfig, takes_kernels
+from staticgraph.training.config import TrainConfig
 from staticgraph.training.data import check_judged, opened, source_of
 from staticgraph.training.device import device_of
-from staticgraph.training.job import first_alone
-from staticgraph.training.loops import training_loops
 from staticgraph.training.subject import attends, mode_of, model_of
 from staticgraph.training.task_loss import TaskLoss, named_loss
 from staticgraph.training.tasks import Task, task_of
@@ -58,7 +55,7 @@ class RunParts:
     Attributes:
         config, ranks: as given.
         device: the device of this process.
-        kernels: whether fused kernels are used, and so whether batches have row pointers.
+        kernels: whether compiled steps are rewritten to kernels, which read row pointers.
         store: the data, on the host.
         data: the digest of the data.
         source: the source of batches: the store, or its copy on the device.
@@ -84,15 +81,12 @@ class RunParts:
         self.config: TrainConfig = config
         self.ranks: Ranks | None = ranks
         self.device: torch.device = device_of(config.device, ranks)
-        self.kernels: bool = takes_kernels(config.kernels, config.model, self.device.type)
+        self.kernels: bool = config.kernels == "on"
         # Check these before half a minute of compiling and reading.
         resolve(config.compile_mode, self.device.type, config.allow_cpu)
         datasets.check(config.data, target=config.target)
         self.loss: Loss | None = None if config.loss is None else named_loss(config.loss)
         early = self._model_without_data()
-        if self.kernels and self.device.type == "cpu":
-            loops = training_loops(config.model)
-            first_alone(ranks, lambda: compile_ahead(loops, show=progress))
         if progress:
             say(f"opening {config.data} and planning its batches")
         with kept_random_states():  # leave the random states as after building the model
@@ -170,7 +164,7 @@ class RunParts:
             require_trainable(model, config.model)
         model = model.to(self.device)
         if ranks is not None:
-            ranks.check_alike(**{"the data": self.data})
+            ranks.check_alike({"the data": self.data})
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
             if not ranks.first:  # or dropout would be the same on every rank
                 torch.manual_seed(config.seed + APART * ranks.rank)

@@ -22,7 +22,7 @@ from staticgraph.batches.loading.loader import StaticLoader
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import Diverged, NonFiniteLoss
 from staticgraph.text.how_many import how_many
-from staticgraph.text.progress import Bar, bar, say
+from staticgraph.text.progress import Bar, bar, is_left_out, say
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.config_file import write_config
 from staticgraph.training.data import place_of
@@ -33,6 +33,7 @@ from staticgraph.training.job import SilentEvents
 from staticgraph.training.kept import go_on, keep
 from staticgraph.training.memory import memory_of
 from staticgraph.training.parts import RunParts
+from staticgraph.training.plots import save_picture
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.run_folder import CONFIG
 from staticgraph.training.schedule import factor, stands_still
@@ -95,8 +96,6 @@ class Training:
                 self.parts.runner.close()
 
     def _run(self) -> TrainReport:
-        from torch.utils.tensorboard import SummaryWriter
-
         if self.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.parts.plan.save(self.folder / "plan.json")
@@ -110,14 +109,12 @@ class Training:
                 self._say(told)
         # A resumed run keeps the modes that were chosen by time, since they round differently.
         self.parts.runner.warmup(
-            self.parts.source, progress=self.progress, choices=self.folder / CHOICES
+            self.parts.source,
+            progress=self.progress,
+            choices=self.folder / CHOICES,
+            steps=len(self.loader) * (self.config.epochs - self.loader.epoch),
         )
-        events = (
-            SummaryWriter(str(self.folder), purge_step=resumed_at)
-            if self.writes
-            else SilentEvents()
-        )
-        with events, Interrupt() as interrupt:
+        with self._events(resumed_at) as events, Interrupt() as interrupt:
             try:
                 while self.loader.epoch < self.config.epochs and not self._stands_still:
                     self._train_epoch(events, interrupt)
@@ -126,6 +123,13 @@ class Training:
                 self._finish(resumed_at, error.epoch)
                 raise
         return self._finish(resumed_at)
+
+    def _events(self, resumed_at: int) -> SummaryWriter | SilentEvents:
+        if not self.writes or is_left_out("TensorBoard's files", "tensorboard"):
+            return SilentEvents()
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self.folder), purge_step=resumed_at)
 
     # ------------------------------------------------------------------ training
 
@@ -295,8 +299,6 @@ class Training:
         keep(self.folder, self.parts, self.loader, self.history)
 
     def _finish(self, resumed_at: int, diverged: int | None = None) -> TrainReport:
-        from staticgraph.training.plots import save_picture
-
         parts, store, history = self.parts, self.parts.store, self.history
         report = TrainReport(
             folder=str(self.folder),
@@ -325,7 +327,8 @@ class Training:
             return report
         write_steps(self.folder / STEPS, history.steps)
         report.save(self.folder / FILE)
-        save_picture(self.folder / PICTURE, report, history.steps, parts.plan.capacities)
+        if not is_left_out(self.folder / PICTURE, "matplotlib"):
+            save_picture(self.folder / PICTURE, report, history.steps, parts.plan.capacities)
         return report
 
     # ------------------------------------------------------------------ messages

@@ -11,8 +11,6 @@ The folder gets ``checkpoint.pt``, ``config.toml``, ``plan.json``, ``steps.csv``
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.errors import MissingPackage
 from staticgraph.files.folder_lock import folder_lock
 from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint
+from staticgraph.training.compile_progress import shown_compilation
 from staticgraph.training.config import FREE, TrainConfig
 from staticgraph.training.interrupt import Interrupted
 from staticgraph.training.job import first_alone, joined, restarted
@@ -49,15 +47,14 @@ def train(
     Raises:
         FileExistsError: the folder already holds a run.
         DatasetUnavailable: the data cannot be obtained.
-        MissingPackage: a package of the extra ``train``, or for the data set, is not installed.
+        MissingPackage: a package that reads the data set is not installed.
         BadGraph: the data has no target that defines a task.
         Diverged: the loss ceased to be finite; report, steps and plot are in the folder.
         FolderInUse: another process trains in the folder.
         Interrupted: the run was stopped by Ctrl-C or SIGTERM; it can be resumed.
     """
     folder = Path(folder).expanduser()
-    _require_extra()
-    with _job(folder) as ranks:
+    with _job(folder) as ranks, shown_compilation(progress and (ranks is None or ranks.first)):
         there = first_alone(ranks, lambda: _begin(folder, overwrite))
         if there if ranks is None else ranks.from_first(there):
             return _resume(folder, {}, progress, ranks)
@@ -121,8 +118,7 @@ def resume(
         Interrupted: the run was stopped by Ctrl-C or SIGTERM; it can be resumed.
     """
     folder, changes = Path(folder).expanduser(), changes or {}
-    _require_extra()
-    with _job(folder) as ranks:
+    with _job(folder) as ranks, shown_compilation(progress and (ranks is None or ranks.first)):
         return _resume(folder, changes, progress, ranks)
 
 
@@ -149,15 +145,3 @@ def _resume(
             "resume, or begin another run"
         )
     return Training(asked, folder, progress, state, ranks).run()
-
-
-def _require_extra() -> None:
-    """Checks for missing packages before training, not after it; imports the slowest one."""
-    for package in ("matplotlib", "tensorboard", "torchmetrics"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingPackage(
-                f"training needs the package {package!r}, which is not installed: "
-                "pip install 'staticgraph[train]'"
-            )
-    # Import it now, among the other imports, instead of silently after the first epoch.
-    importlib.import_module("torchmetrics.functional")

@@ -24,7 +24,7 @@ from staticgraph.runner.export.embedding_categories import categories_of
 from staticgraph.schema import Schema
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.training import checkpoint
-from staticgraph.training.config import TrainConfig, takes_kernels
+from staticgraph.training.config import TrainConfig
 from staticgraph.training.report import FILE
 from staticgraph.training.run_folder import require_trained
 from staticgraph.training.subject import load_weights, model_of
@@ -77,7 +77,7 @@ class Trained:
         categories = categories_of(weights, plan.schema)
         outputs = 1 if is_spec(config.model) else len(weights["head.2.bias"])
         model = model_of(config, _example(plan.schema, categories), outputs).to(device)
-        convert(model, kernels=takes_kernels(config.kernels, config.model, device.type))
+        convert(model, kernels=config.kernels == "on")
         load_weights(model, weights, config.model, folder)
         return cls(model.eval(), plan, config, _task(folder), categories)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import commands, files, loading, running, sealed
+from . import commands, files, forwards, loading, running, sealed
 from .subject import Subject
 
 SUBJECTS: dict[str, Subject] = {
@@ -11,6 +11,7 @@ SUBJECTS: dict[str, Subject] = {
         files.SUBJECT,
         loading.SUBJECT,
         running.SUBJECT,
+        forwards.SUBJECT,
         sealed.SUBJECT,
         commands.SUBJECT,
         running.COMPILED,

@@ -119,7 +119,7 @@ def measured_in(place: Path) -> sg.MemoryModel:
         optimizer="adam",
         autocast=None,
         accumulate=1,
-        kernels="auto",
+        kernels=False,
     )
     words = [*BASES["train"][:-1], str(place / "run"), "--compile-mode", "eager"]
     words[words.index("few")] = str(place / "few")

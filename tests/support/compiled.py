@@ -1,9 +1,9 @@
 """Compiles the kernels that a launch would run on an H100; this needs no device.
 
-``launches`` calls a function of a ``gpu.py`` with CPU tensors, notes the kernels it would launch
-and compiles them with the same types, constants, warps and stages, and the same specialization on
-arguments (an address or number divisible by 16), so that registers and loads are those of the
-device.
+``noted`` calls a function of a ``gpu.py`` with CPU tensors and notes the kernels that it would
+launch, with the types, constants, warps and stages that Triton's own launcher gives them; it
+specialises arguments (a number that is 1, an address or number divisible by 16) as on the device.
+``launches`` compiles them, so that registers and loads are those of the device.
 """
 
 from __future__ import annotations
@@ -16,25 +16,62 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
 
+from triton._C.libtriton import ir  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-from triton.runtime.jit import JITFunction  # noqa: E402
+from triton.compiler import ASTSource, make_backend  # noqa: E402
+from triton.runtime.jit import JITFunction, create_function_from_signature  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
-POINTERS = {
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-}
-# As in Triton's launcher: code is specialized for multiples of 16, which sets the width of loads.
-ALIGNED = [["tt.divisibility", 16]]
+BACKEND = make_backend(HOPPER)
+
+
+class Launch(NamedTuple):
+    """One launch that was not made.
+
+    Attributes:
+        kernel: the Triton function.
+        arguments: its arguments by name.
+        options: such as the number of warps.
+    """
+
+    kernel: Any
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.kernel.__name__
+
+    def numbers(self, kind: type) -> list[str]:
+        """Returns the names of the arguments of this type that are known at run time only."""
+        names = {p.name for p in self.kernel.params if not p.is_constexpr}
+        return [n for n, value in self.arguments.items() if type(value) is kind and n in names]
+
+    def replace(self, **arguments: Any) -> Launch:
+        """Returns the launch with other arguments."""
+        return self._replace(arguments=self.arguments | arguments)
+
+    def source(self) -> tuple[ASTSource, Any]:
+        """Returns what Triton compiles, and its options."""
+        kernel, options = self.kernel, {**self.options, "debug": False}
+        binder = create_function_from_signature(kernel.signature, kernel.params, BACKEND)
+        bound, kinds, rest = binder(**self.arguments, **options)
+        options, *types = kernel._pack_args(BACKEND, options, bound, kinds, rest)
+        return ASTSource(kernel, *types), options
+
+    def ttir(self) -> str:
+        """Returns the kernel in Triton's first, target-independent form; takes 30 ms."""
+        source, options = self.source()
+        context, stages = ir.context(), {}
+        ir.load_dialects(context)
+        BACKEND.load_dialects(context)
+        functions, modules = BACKEND.get_codegen_implementation(options), BACKEND.get_module_map()
+        module = source.make_ir(HOPPER, options, functions, modules, context)
+        BACKEND.add_stages(stages, options, source.language)
+        return str(stages["ttir"](module, {}))
 
 
 class Compiled(NamedTuple):
@@ -82,40 +119,32 @@ class Compiled(NamedTuple):
         return len(re.findall(r"\b(?:wgmma\.mma_async|mma\.sync)", self.ptx))
 
 
-def launches(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Compiled]:
-    """Returns the launches of ``function``, compiled for sm_90."""
-    noted: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+def noted(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Launch]:
+    """Returns the launches of ``function``."""
+    found: list[Launch] = []
 
     def note(kernel: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        noted.append((kernel, given, options))
+        assert min(grid) >= 1
+        values = dict(zip(kernel.arg_names, given, strict=False)) | options
+        arguments = {name: values.pop(name) for name in kernel.arg_names}
+        found.append(Launch(kernel, arguments, values))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "run", note)
         function(*args, **kwargs)
-    return [_compile(*launch) for launch in noted]
+    return found
 
 
-def _compile(kernel: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
-    values = dict(zip(kernel.arg_names, given, strict=False)) | options
-    signature, constants, attributes = {}, {}, {}
-    for at, parameter in enumerate(kernel.params):
-        value = values.pop(parameter.name)
-        if parameter.is_constexpr or (type(value) is int and value == 1):
-            signature[parameter.name] = "constexpr"
-            constants[parameter.name] = value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = POINTERS[value.dtype]
-            attributes[at,] = ALIGNED
-        elif isinstance(value, float):
-            signature[parameter.name] = "fp32"
-        else:
-            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
-                attributes[at,] = ALIGNED
-    source = ASTSource(kernel, signature, constants, attributes)
-    made = triton.compile(source, target=HOPPER, options=values)
+def launches(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Compiled]:
+    """Returns the launches of ``function``, compiled for sm_90."""
+    return [_compile(launch) for launch in noted(function, *args, **kwargs)]
+
+
+def _compile(launch: Launch) -> Compiled:
+    source, options = launch.source()
+    made = triton.compile(source, target=HOPPER, options=options.__dict__)
     registers, stack = _resources(made.asm["cubin"])
-    return Compiled(kernel.__name__, made.asm["ptx"], registers, stack, made.metadata.shared)
+    return Compiled(launch.name, made.asm["ptx"], registers, stack, made.metadata.shared)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

@@ -8,6 +8,7 @@ state until a capture ends correctly. The bodies actually run, on the CPU.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +40,7 @@ class FakeCuda:
         self.log: list[str] = []
         self.breaks_every_capture = False
         self._handles = 0
+        self._pools: dict[tuple[int, int], deque[FakeStream]] = defaultdict(deque)
 
     def install(self, monkeypatch: Any) -> FakeCuda:
         """Patches ``torch.cuda``, and forgets the streams of earlier recordings."""
@@ -86,10 +88,16 @@ class FakeCuda:
         other = FakeStream(self, f"default of {index}", index)
         return self._presents.setdefault(index, other)
 
-    def _stream(self, device: Any = None) -> FakeStream:
+    def _stream(self, device: Any = None, priority: int = 0) -> FakeStream:
         index = self.device if device is None or device.index is None else device.index
-        self.streams.append(FakeStream(self, f"stream {len(self.streams) + 1}", index))
-        return self.streams[-1]
+        pool = self._pools[index, priority]
+        if len(pool) < 32:
+            name = f"stream {len(self.streams) + 1}"
+            self.streams.append(FakeStream(self, name, index, priority))
+            pool.append(self.streams[-1])
+        else:
+            pool.rotate(-1)
+        return pool[-1]
 
     def _set_stream(self, stream: FakeStream) -> None:
         self.device = stream.device.index
@@ -118,8 +126,8 @@ class FakeCuda:
 class FakeStream:
     """Imitates ``torch.cuda.Stream``."""
 
-    def __init__(self, cuda: FakeCuda, name: str, index: int = 0) -> None:
-        self.name, self.captures = name, False
+    def __init__(self, cuda: FakeCuda, name: str, index: int = 0, priority: int = 0) -> None:
+        self.name, self.captures, self.priority = name, False, priority
         self.device = torch.device("cuda", index)
         self._cuda = cuda
 

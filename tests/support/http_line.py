@@ -69,14 +69,10 @@ def app_of(backend: Nodes) -> Application:
 
 
 @contextmanager
-def served(
-    backend: Nodes, short: bool = True, **options: Any
-) -> Iterator[tuple[int, uvicorn.Server]]:
-    """Yields a port and its server; ``short`` uses this library's own protocol."""
+def served(backend: Nodes, **options: Any) -> Iterator[tuple[int, uvicorn.Server]]:
+    """Yields a port and its server."""
     app = app_of(backend)
-    config = config_of(
-        app, log_level="critical", **({} if short else {"http": "httptools"}), **options
-    )
+    config = config_of(app, log_level="critical", **options)
     server, port = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([port],), daemon=True)
     number = port.getsockname()[1]

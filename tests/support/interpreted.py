@@ -33,7 +33,6 @@ def run_interpreted(*names: str) -> None:
         env={
             **os.environ,
             "TRITON_INTERPRET": "1",
-            "NUMBA_DISABLE_JIT": "1",
             "OMP_NUM_THREADS": "1",
         },
         capture_output=True,

@@ -11,11 +11,7 @@ import os
 import pytest
 import torch
 
-from support import quick_interpreter, uncompiled
-
 assert os.environ.get("TRITON_INTERPRET") == "1"
-quick_interpreter.begin()
-uncompiled.begin()
 
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
 from support.kernel_cases import CASES, DROPPED, DTYPES, NAMES, Sizes  # noqa: E402

@@ -10,21 +10,20 @@ import os
 import numpy as np
 import pytest
 
-from support import quick_interpreter
 from support.collated import assert_same_bits, collated, filled, layout_for
 from support.examples import EXAMPLES
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
-quick_interpreter.begin()
 
 import staticgraph as sg  # noqa: E402
 from staticgraph.kernels.collate import gpu as collate  # noqa: E402
 
 
-def two_stores():
-    """Yields stores with node, edge and graph fields, bits, rows wider than a block, positions."""
+def three_stores():
+    """Yields stores with node, edge and graph fields, bits, rows wider than a block, positions, and
+    one whose edges keep their order."""
     rng = np.random.default_rng(0)
-    for name, shape in (("pos", (3,)), ("x", (70,))):
+    for name, shape in (("pos", (3,)), ("x", (70,)), ("R", (3,))):
         nodes, edges = np.array([3, 0, 1, 90, 2]), np.array([4, 0, 0, 130, 1])
         ends = [rng.integers(0, np.repeat(nodes, edges)) for _ in range(2)]
         fields = {
@@ -35,16 +34,17 @@ def two_stores():
             "y": ("graph", rng.normal(size=(5, 2))),
             "labels": ("graph", np.where(rng.random((5, 3)) < 0.5, np.nan, 1).astype("f4")),
         }
-        yield sg.GraphStore.from_arrays(nodes, edges, *ends, fields)
+        store = sg.GraphStore.from_arrays(nodes, edges, *ends, fields)
+        yield store.in_first_order() if name == "R" else store
 
 
-@pytest.mark.parametrize("store", list(two_stores()), ids=["positions", "wide"])
+@pytest.mark.parametrize("store", list(three_stores()), ids=["positions", "wide", "ordered"])
 @pytest.mark.parametrize("pointers", [True, False])
 @pytest.mark.parametrize("ids", [[], [1], [2, 3, 1, 0, 3, 4]], ids=len)
 def test_collate(store, pointers, ids, monkeypatch):
     """Must equal the host's batch bit for bit, with the graphs summed in several rounds."""
     monkeypatch.setattr(collate, "GRAPHS", 4)
-    layout = layout_for(store, ids, pointers)
+    layout = layout_for(store, ids, pointers and store.schema.has_pointers)
     found = collated(collate.collate, store.to("cpu"), ids, layout)
     assert_same_bits(found, filled(store, ids, layout))
 

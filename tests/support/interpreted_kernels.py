@@ -13,12 +13,10 @@ import os
 import pytest
 import torch
 
-from support import quick_interpreter
 from support.interpreted_oracle import DTYPES, close, exact, graph
 from support.sampled import in_turn
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
-quick_interpreter.begin()
 
 from staticgraph.kernels.batch_norm import batch_norm_reference, partials  # noqa: E402
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402

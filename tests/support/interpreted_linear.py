@@ -10,12 +10,10 @@ import os
 import pytest
 import torch
 
-from support import quick_interpreter
 from support.interpreted_oracle import DTYPES, close
 from support.sampled import in_turn
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
-quick_interpreter.begin()
 
 from staticgraph.kernels.dropout_sum import dropout_sum_reference  # noqa: E402
 from staticgraph.kernels.dropout_sum import gpu as dropout  # noqa: E402

@@ -23,8 +23,6 @@ from staticgraph.kernels.neighbour_attention import gpu as attention  # noqa: E4
 from staticgraph.kernels.neighbour_attention import neighbour_attention_reference  # noqa: E402
 from staticgraph.kernels.neighbour_max import gpu as largest  # noqa: E402
 from staticgraph.kernels.neighbour_max import neighbour_max_reference  # noqa: E402
-from staticgraph.kernels.neighbour_reduce import gpu as reduced  # noqa: E402
-from staticgraph.kernels.neighbour_reduce import neighbour_reduce_reference  # noqa: E402
 from staticgraph.kernels.pair_score import gpu as pairs  # noqa: E402
 from staticgraph.kernels.pair_score import pair_score_reference  # noqa: E402
 from staticgraph.kernels.segments import gpu as segments  # noqa: E402
@@ -284,28 +282,3 @@ def test_edge_rows(dtype, coded):
         found = *found[:2], grad
     for ours, right in zip(found, gradients, strict=True):
         assert close(ours, right, EDGES)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("activation", ["none", "relu", "leaky_relu", "silu", "sigmoid"])
-def test_neighbour_reduce(activation):
-    torch.manual_seed(0)
-    src, dst, row_ptr, col_ptr, transpose = graph(NODES, EDGES)
-    names = ["sum", "mean", "min", "max", "var", "std"]
-    parts = [steps(n, 8).float() for n in (NODES, NODES, EDGES)]
-    if activation in ("silu", "sigmoid"):
-        names = ["sum", "mean", "var", "std"]
-    grad = torch.randn(2, NODES, 4 * len(names))
-    options = activation, 0.2, names, 2
-
-    def right(*given):
-        return neighbour_reduce_reference(*given, None, src, dst, NODES, *options)
-
-    expected, gradients = exact(right, parts, grad)
-    edges = reduced.EdgeReductions(src, dst, row_ptr)
-    out = reduced.forward(tuple(parts), None, edges, *options)
-    assert close(out, expected, EDGES)
-    ends = col_ptr, transpose
-    found = reduced.backward(grad, out, tuple(parts), None, edges, ends, *options)
-    for ours, wide in zip(found, gradients, strict=True):
-        assert close(ours, wide, 100 * EDGES)

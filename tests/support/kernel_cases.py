@@ -22,13 +22,13 @@ from staticgraph.kernels import (
     batch_norm,
     dot_attention,
     dropout_sum,
+    edge_matrix_sum,
     edge_rows,
     gcn_degrees,
     gcn_sum,
     graph_attention,
     neighbour_attention,
     neighbour_max,
-    neighbour_reduce,
     neighbour_sum,
     nodes_of_blocks,
     pair_score,
@@ -37,15 +37,20 @@ from staticgraph.kernels import (
     segment_softmax,
     segment_sum,
     table_sum,
+    vector_sum,
 )
-from staticgraph.kernels.batch_norm import Running
+from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on
 from staticgraph.kernels.collate import Arguments, collate
 from staticgraph.kernels.dropout_sum import dropout_sum_reference
 from staticgraph.kernels.dropout_sum import kept as values_kept
+from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum_handed_on
+from staticgraph.kernels.edge_rows import source_sum
 from staticgraph.kernels.graph_attention import graph_attention_reference
 from staticgraph.kernels.graph_attention import kept as weights_kept
+from staticgraph.kernels.head_products import head_products
 from staticgraph.kernels.linear import linear, linear_handed_on
 from staticgraph.kernels.linear_statistics import linear_statistics, linear_statistics_handed_on
+from staticgraph.kernels.neighbour_reduce import ACTIVATIONS, neighbour_reduce
 from staticgraph.kernels.neighbour_sum import neighbour_sum_handed_on
 from staticgraph.kernels.table_sum import fold_codes
 from staticgraph.kernels.varlen_attention import varlen_attention
@@ -293,23 +298,6 @@ CASES: dict[str, Run] = {
     ),
     "neighbour_max": lambda v, w: neighbour_max(v["x"], v["rows"], *w.edges),
     "neighbour_max of rows": lambda v, w: neighbour_max(v["x"], None, *w.edges),
-    "neighbour_reduce": lambda v, w: neighbour_reduce(
-        v["x"],
-        v["right"],
-        v["rows"],
-        *w.edges,
-        reductions=["mean", "min", "max", "std"],
-        towers=2,
-    ),
-    "neighbour_reduce activated": lambda v, w: neighbour_reduce(
-        v["x"],
-        None,
-        v["table"],
-        *w.edges,
-        reductions=["sum", "var"],
-        code=w.index[w.edges[0], 0],
-        activation="silu",
-    ),
     "neighbour_sum": lambda v, w: neighbour_sum(
         v["x"],
         v["rows"],
@@ -345,6 +333,187 @@ CASES: dict[str, Run] = {
     "segment_sum mean": lambda v, w: segment_sum(v["x"], w.ptr, mean=True),
     "table_sum": lambda v, w: table_sum(w.index, _offsets(w), v["tables"]),
     "varlen_attention": _varlen,
+}
+
+
+def _summed_in_layers(v: Values, w: Where, **options: Any) -> list[Tensor]:
+    """Two layers, each of which hands its operands on to the next and to a residual."""
+    edge = v["rows"] if "transform" in options else None
+    more = {"edge_too": edge is not None, **options}
+    out, x, edge = neighbour_sum_handed_on(v["x"], edge, *w.edges, **more)
+    h = out / 8 + x
+    out, x, _ = neighbour_sum_handed_on(h, edge, *w.edges, **options)
+    return [out, x]
+
+
+def _vectors(v: Values, w: Where, parts: dict[str, int], factors: int, unit: bool) -> list[Tensor]:
+    """A sum of vectors whose parts begin at multiples of the width."""
+    edge, x = (torch.cat([v[name], v[name] / 2], 1) for name in ("rows", "x"))
+    places = {name: place * WIDTH for name, place in parts.items()}
+    vectors = v["right"].view(-1, HEADS, WIDTH)
+    found = vector_sum(
+        vectors,
+        edge,
+        v["edge"] if unit else None,
+        *w.edges,
+        x=x if factors == 2 else None,
+        **places,
+    )
+    return [one for one in found if one is not None]
+
+
+def _matrices(v: Values, w: Where, mean: bool) -> Tensor:
+    return edge_matrix_sum(v["x"][:, :HEADS], v["rows"].view(-1, HEADS, WIDTH), *w.edges, mean=mean)
+
+
+def _matrices_in_layers(v: Values, w: Where) -> list[Tensor]:
+    matrices = v["rows"].view(-1, HEADS, WIDTH)
+    out, matrices = edge_matrix_sum_handed_on(v["x"][:, :HEADS], matrices, *w.edges)
+    again = edge_matrix_sum(v["right"][:, :HEADS], matrices, *w.edges, mean=True)
+    return [out, again, matrices * 2]
+
+
+def _norms_in_layers(v: Values, w: Where) -> list[Tensor]:
+    parameters = v["scale"], v["shift"], w.real
+    out, addend = batch_norm_handed_on(v["apart"], v["little"], *parameters, eps=1e-5)
+    return [out, batch_norm(v["apart"], *parameters, eps=1.0, addend=addend)[0], addend * 2]
+
+
+def _columns_apart(v: Values, w: Where) -> Tensor:
+    """Values of other columns than queries and keys have."""
+    value = v["own_rows"][:, :HEADS]
+    return dot_attention(v["x"], v["right"], value, *w.edges, heads=HEADS, scale=0.25)
+
+
+def _code(w: Where) -> Tensor:
+    return w.index[w.edges[0], 0]
+
+
+# Options of the same operators, and operators, that only the CPU needs to show.
+MORE: dict[str, Run] = {
+    "neighbour_sum multiplied": lambda v, w: neighbour_sum(
+        v["x"], v["rows"], *w.edges, transform="multiply", mean=True, self_eps=torch.tensor([-1.0])
+    ),
+    "neighbour_sum fixed": lambda v, w: neighbour_sum(
+        v["x"], v["each"].detach(), *w.edges, transform="multiply"
+    ),
+    "neighbour_sum coded multiplied": lambda v, w: neighbour_sum(
+        v["x"], v["table"], *w.edges, transform="multiply", code=_code(w)
+    ),
+    "neighbour_sum coded weighed": lambda v, w: neighbour_sum(
+        v["x"],
+        v["table"],
+        *w.edges,
+        transform="relu_add",
+        code=_code(w),
+        weight=v["each"].detach(),
+    ),
+    **{
+        f"neighbour_sum of eps, {transform}": lambda v, w, transform=transform: neighbour_sum(
+            v["x"],
+            None if transform == "copy" else v["rows"],
+            *w.edges,
+            transform=transform,
+            self_eps=v["bias"][:1],
+        )
+        for transform in ("copy", "multiply", "relu_add")
+    },
+    "neighbour_sum in layers": _summed_in_layers,
+    "neighbour_sum in layers, of relu": lambda v, w: _summed_in_layers(
+        v, w, transform="relu_add", mean=True
+    ),
+    "source_sum": lambda v, w: source_sum(v["rows"], *w.edges),
+    "edge_rows of targets": lambda v, w: edge_rows(None, v["right"], None, *w.edges),
+    "edge_rows of all, coded": lambda v, w: edge_rows(
+        v["x"], v["right"], v["table"], *w.edges, code=_code(w)
+    ),
+    "gcn_sum without loops": lambda v, w: gcn_sum(
+        v["x"],
+        *_degrees(v, w, v["each"].detach().abs()),
+        *w.edges,
+        weight=v["each"].detach().abs(),
+        bias=v["bias"],
+        loops=False,
+    ),
+    **{
+        f"neighbour_attention by {names}": lambda v, w, names=names: neighbour_attention(
+            v["x"],
+            *w.edges,
+            heads=HEADS,
+            **{name: v[name] for name in names.split()},
+            loops="own" in names,
+        )
+        for names in ("pair", "edge", "pair edge", "edge own", "own")
+    },
+    **{
+        f"pair_score of {names or 'nodes'}": lambda v, w, names=names: list(
+            pair_score(
+                *(v["x"], v["right"], v["scores"], *w.edges),
+                **{name[:-5]: v[name.removeprefix("edge_")] for name in names.split()},
+                slope=0.2,
+            )
+        )
+        for names in ("", "edge_rows", "own_rows")
+    },
+    **{
+        f"dot_attention to {to}": lambda v, w, to=to: dot_attention(
+            v["x"],
+            v["right"],
+            v["own_rows"],
+            *w.edges,
+            heads=HEADS,
+            edge=v["table"],
+            code=_code(w),
+            to_key="key" in to,
+            to_value="value" in to,
+        )
+        for to in ("key", "value", "key and value")
+    },
+    "dot_attention of other columns": _columns_apart,
+    **{
+        f"neighbour_reduce by {activation}": lambda v, w, activation=activation: neighbour_reduce(
+            v["x"],
+            v["right"],
+            v["table"],
+            *w.edges,
+            code=_code(w),
+            activation=activation,
+            slope=0.25,
+            reductions=["sum", "mean", "var"]
+            + ["min", "max"] * (activation not in ("silu", "sigmoid")),
+        )
+        for activation in ACTIVATIONS
+    },
+    "neighbour_reduce of rows": lambda v, w: neighbour_reduce(
+        None, None, v["rows"], *w.edges, reductions=["max", "std"], towers=2
+    ),
+    "neighbour_reduce of nodes": lambda v, w: neighbour_reduce(
+        v["x"], v["right"], None, *w.edges, reductions=["min"]
+    ),
+    **{
+        f"vector_sum {number}": lambda v, w, given=given: _vectors(v, w, *given)
+        for number, given in enumerate(
+            [
+                ({"gate": 0}, 1, False),
+                ({"gate": 1, "along": 2, "scalar": 0}, 2, True),
+                ({"gate": 2, "along": 0}, 1, True),
+                ({"gate": 0, "scalar": 1}, 2, False),
+            ]
+        )
+    },
+    "edge_matrix_sum": lambda v, w: _matrices(v, w, False),
+    "edge_matrix_sum mean": lambda v, w: _matrices(v, w, True),
+    "edge_matrix_sum in layers": _matrices_in_layers,
+    "head_products": lambda v, w: head_products(
+        v["x"], torch.stack([v["scores"], v["scores"] / 2])
+    ),
+    "batch_norm in layers": _norms_in_layers,
+    "batch_norm of all rows": lambda v, w: list(
+        batch_norm(
+            v["apart"], v["scale"], v["shift"], w.real * 0 + len(v["apart"]), eps=1.0, relu=True
+        )
+    ),
+    "linear biased": lambda v, w: _linear(v, bias=v["bias"]),
 }
 
 

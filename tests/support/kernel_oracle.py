@@ -1,58 +1,191 @@
-"""Compares a kernel's results and gradients with its reference in float64, and draws graphs.
-
-A kernel's error is bounded by the rounding of its longest sum in its own precision; half precisions
-are summed in float32, so their bound is one rounding of the result.
-"""
+"""The references of the operators under the operators' own signatures, so that one case of
+:mod:`support.kernel_cases` runs with either."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
 import torch
-from hypothesis import strategies as st
+from torch import Tensor
 
-DTYPES = [torch.float64, torch.float32, torch.bfloat16]
-
-
-def agree(kernel, reference, tensors: list[torch.Tensor | None], terms: int) -> None:
-    """Asserts that result and gradients equal the reference's from the same inputs in float64."""
-    ours = [None if t is None else t.clone().requires_grad_() for t in tensors]
-    wide = [None if t is None else t.double().requires_grad_() for t in tensors]
-    out, expected = kernel(*ours), reference(*wide)
-    grad = torch.randn(expected.shape).to(out.dtype)
-    found = torch.autograd.grad(out, [t for t in ours if t is not None], grad)
-    right = torch.autograd.grad(expected, [t for t in wide if t is not None], grad.double())
-    for a, b in zip((out, *found), (expected, *right), strict=True):
-        assert a.shape == b.shape
-        if not a.numel():
-            continue
-        wide_eps = torch.finfo(torch.promote_types(a.dtype, torch.float32)).eps
-        bound = (terms * wide_eps + torch.finfo(a.dtype).eps) * max(1.0, float(b.abs().max()))
-        assert (a.double() - b).abs().max() <= bound
-
-
-@st.composite
-def graphs(draw):
-    """Draws edges sorted by destination, with pointers; including isolated nodes and loops."""
-    nodes, edges = draw(st.integers(1, 12)), draw(st.integers(0, 30))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    src = torch.randint(nodes, (edges,), generator=generator)
-    dst = torch.randint(nodes, (edges,), generator=generator).sort().values
-    everything = torch.arange(nodes + 1)
-    transpose = torch.argsort(src, stable=True)
-    return (
-        nodes,
-        src,
-        dst,
-        torch.searchsorted(dst, everything).int(),
-        torch.searchsorted(src[transpose].contiguous(), everything).int(),
-        transpose.int(),
-    )
+from staticgraph.kernels.batch_norm import batch_norm_reference
+from staticgraph.kernels.batch_norm.partials import partials_reference
+from staticgraph.kernels.dot_attention import dot_attention_reference
+from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum_reference
+from staticgraph.kernels.edge_rows import edge_rows_reference
+from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference
+from staticgraph.kernels.graph_attention import graph_attention_reference
+from staticgraph.kernels.head_blocks import nodes_of_blocks_reference, qkv_blocks_reference
+from staticgraph.kernels.head_products import head_products_reference
+from staticgraph.kernels.linear import linear_reference
+from staticgraph.kernels.neighbour_attention import neighbour_attention_reference
+from staticgraph.kernels.neighbour_max import neighbour_max_reference
+from staticgraph.kernels.neighbour_reduce import neighbour_reduce_reference
+from staticgraph.kernels.neighbour_sum import neighbour_sum_reference
+from staticgraph.kernels.pair_score import pair_score_reference
+from staticgraph.kernels.segments import (
+    segment_max_reference,
+    segment_softmax_reference,
+    segment_sum_reference,
+)
+from staticgraph.kernels.table_sum import table_sum_reference
+from staticgraph.kernels.vector_sum import vector_sum_reference
+from support import kernel_cases
 
 
-def random_graph(nodes: int, edges: int) -> tuple[torch.Tensor, ...]:
-    """Returns ``src, dst, row_ptr, col_ptr, transpose`` of a graph with edges sorted by dst."""
-    generator = torch.Generator().manual_seed(3)
-    src = torch.randint(nodes, (edges,), generator=generator)
-    dst = torch.randint(nodes, (edges,), generator=generator).sort().values
-    everything, order = torch.arange(nodes + 1), torch.argsort(src, stable=True)
-    starts = [torch.searchsorted(by, everything).int() for by in (dst, src[order].contiguous())]
-    return src, dst, *starts, order.int()
+def _neighbour_sum(
+    x, edge, src, dst, *_, transform="copy", mean=False, code=None, self_eps=None, weight=None
+):
+    return neighbour_sum_reference(x, edge, code, src, dst, self_eps, transform, mean, weight)
+
+
+def _sum_handed_on(x, edge, *where, edge_too=False, **options):
+    return _neighbour_sum(x, edge, *where, **options), x, edge
+
+
+def _source_sum(rows, src, dst, row_ptr, *_):
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    out = wide.new_zeros(len(row_ptr) - 1, rows.size(1))
+    return out.index_add(0, src, wide).to(rows.dtype)
+
+
+def _edge_rows(source, target, edge, src, dst, *_, code=None):
+    return edge_rows_reference(source, target, edge, code, src, dst)
+
+
+def _gcn_degrees(src, row_ptr, weight, fill, loops, like):
+    nodes = len(row_ptr) - 1
+    dst = torch.repeat_interleave(torch.arange(nodes), row_ptr.diff())
+    found = gcn_degrees_reference(src, dst, nodes, weight, fill, loops)
+    wide = torch.promote_types(like.dtype, torch.float32)
+    return tuple(one.to(wide) for one in found)
+
+
+def _gcn_sum(x, root, own, src, dst, *_, weight=None, bias=None, loops=True):
+    return gcn_sum_reference(x, bias, root, own, weight, src, dst, loops)
+
+
+def _neighbour_attention(
+    x, src, dst, *_, heads, pair=None, edge=None, own=None, slope=1.0, loops=True
+):
+    return neighbour_attention_reference(x, pair, edge, own, src, dst, heads, slope, loops)
+
+
+def _pair_score(left, right, weight, src, dst, *_, edge=None, own=None, slope):
+    return pair_score_reference(left, right, weight, edge, own, src, dst, slope)
+
+
+def _dot_attention(query, key, value, src, dst, *_, heads, scale=1.0, edge=None, code=None, **into):
+    to = into.get("to_key", True), into.get("to_value", True)
+    return dot_attention_reference(query, key, value, edge, code, src, dst, heads, scale, *to)
+
+
+def _neighbour_reduce(source, target, edge, src, dst, row_ptr, *_, reductions, **options):
+    names = {"code": None, "activation": "none", "slope": 0.01, "towers": 1} | options
+    code, activation, slope, towers = names.values()
+    where = code, src, dst, len(row_ptr) - 1, activation, slope, reductions, towers
+    return neighbour_reduce_reference(source, target, edge, *where)
+
+
+def _vector_sum(vectors, edge, unit, src, dst, *_, x=None, gate=0, along=None, scalar=None):
+    places = (gate, *(-1 if one is None else one for one in (along, scalar)))
+    return vector_sum_reference(vectors, edge, unit, x, src, dst, places)
+
+
+def _batch_norm(
+    x, weight, bias, count, *, eps, relu=False, addend=None, residual=None, running=None, **_
+):
+    x = x if addend is None else x + addend
+    out, mean, var = batch_norm_reference(x, residual, weight, bias, count, eps, relu)
+    mean, var = mean.detach(), var.detach()
+    if running is not None and count > 1:
+        running.tracked.add_(1)
+        running.mean.lerp_(mean, running.momentum)
+        running.var.lerp_(var * count / (count - 1), running.momentum)
+    return out, mean, var
+
+
+def _norm_handed_on(x, addend, weight, bias, count, **options):
+    return _batch_norm(x, weight, bias, count, addend=addend, **options)[0], addend
+
+
+def _linear(x, weight, bias=None, *, relu=False):
+    return linear_reference(x, weight, bias, relu)
+
+
+def _linear_statistics(x, weight, bias, count, *, relu=False):
+    out = linear_reference(x, weight, bias, relu)
+    return out, partials_reference(out.detach(), count)
+
+
+def _varlen_attention(q, k, v, starts, _):
+    rows = torch.stack([q, k, v], 1).flatten(1)
+    return graph_attention_reference(rows, starts, q.size(1)).view(v.shape)
+
+
+def _fold_codes(index, offsets):
+    sizes = offsets.diff().tolist()
+    code = index.new_zeros(len(index))
+    for column, size in enumerate(sizes):
+        code = code * size + index[:, column]
+    return code
+
+
+REFERENCES: dict[str, Any] = {
+    "batch_norm": _batch_norm,
+    "batch_norm_handed_on": _norm_handed_on,
+    "dot_attention": _dot_attention,
+    "dropout_sum": lambda x, residual, *_, p: x if residual is None else x + residual,
+    "edge_matrix_sum": lambda x, matrices, src, dst, *_, mean=False: edge_matrix_sum_reference(
+        x, matrices, src, dst, mean
+    ),
+    "edge_matrix_sum_handed_on": lambda x, matrices, src, dst, *_: (
+        edge_matrix_sum_reference(x, matrices, src, dst, False),
+        matrices,
+    ),
+    "edge_rows": _edge_rows,
+    "fold_codes": _fold_codes,
+    "gcn_degrees": _gcn_degrees,
+    "gcn_sum": _gcn_sum,
+    "graph_attention": lambda rows, starts, *, heads, longest: graph_attention_reference(
+        rows, starts, heads
+    ),
+    "head_products": head_products_reference,
+    "linear": _linear,
+    "linear_handed_on": lambda x, *rest, **options: (_linear(x, *rest, **options), x),
+    "linear_statistics": _linear_statistics,
+    "linear_statistics_handed_on": lambda x, *rest: (*_linear_statistics(x, *rest), x),
+    "neighbour_attention": _neighbour_attention,
+    "neighbour_max": lambda x, edge, src, dst, *_: neighbour_max_reference(x, edge, src, dst),
+    "neighbour_reduce": _neighbour_reduce,
+    "neighbour_sum": _neighbour_sum,
+    "neighbour_sum_handed_on": _sum_handed_on,
+    "nodes_of_blocks": lambda blocks, place, node: nodes_of_blocks_reference(blocks, place),
+    "pair_score": _pair_score,
+    "qkv_blocks": lambda rows, node, place, shapes, heads: qkv_blocks_reference(
+        rows, node, shapes, heads
+    ),
+    "segment_max": segment_max_reference,
+    "segment_softmax": segment_softmax_reference,
+    "segment_sum": lambda values, ptr, *, mean=False: segment_sum_reference(values, ptr, mean),
+    "source_sum": _source_sum,
+    "table_sum": table_sum_reference,
+    "varlen_attention": _varlen_attention,
+    "vector_sum": _vector_sum,
+}
+
+
+@contextmanager
+def cases(heads: int, width: int, *, reference: bool = False) -> Iterator[None]:
+    """Runs cases with other heads and widths, and with the references in place of operators."""
+    sizes = {"HEADS": heads, "WIDTH": width, "COLUMNS": heads * width}
+    with patch.multiple(kernel_cases, **sizes, **(REFERENCES if reference else {})):
+        yield
+
+
+def with_gaps(value: Tensor) -> Tensor:
+    """The same numbers, of which no two are adjacent in memory."""
+    return torch.stack([value, torch.full_like(value, torch.nan)], -1)[..., 0]

@@ -9,8 +9,9 @@ result in the same dtype, or twice one rounding of the dtype plus a thousand of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.kernels.register import NAMESPACE
-from support.kernel_cases import CASES, DROPPED, FEW, NO_FLOAT64, Sizes, operands, where
+from support.kernel_cases import CASES, DROPPED, FEW, MORE, NO_FLOAT64, Sizes, operands, where
 
 
 def results(
@@ -29,23 +30,27 @@ def results(
     sizes: Sizes | None = None,
     given: torch.dtype | None = None,
     kept: Tensor | None = None,
+    layout: Callable[[Tensor], Tensor] = torch.clone,
 ) -> list[Tensor]:
     """Runs a case on a device; returns results, then gradients, on the CPU.
 
-    Operands are rounded to ``given`` first. With ``kept``, runs the reference instead.
+    Operands are rounded to ``given`` first, and changed by ``layout``. With ``kept``, runs the
+    reference instead.
     """
     sizes = sizes or (FEW if name == "graph_attention dropout" else Sizes())
     values, graphs = operands(sizes, given or dtype, device), where(sizes, device)
-    values = {name: v.detach().to(dtype).requires_grad_() for name, v in values.items()}
+    rounded = {name: v.detach().to(dtype) for name, v in values.items()}
+    values = {name: layout(v).requires_grad_() for name, v in rounded.items()}
     if kept is not None:
         outs = DROPPED[name].reference(values, graphs, kept).to(dtype)
     else:
-        outs = (CASES.get(name) or DROPPED[name].run)(values, graphs)
+        outs = (CASES.get(name) or MORE.get(name) or DROPPED[name].run)(values, graphs)
     outs = outs if isinstance(outs, list) else [outs]
     sloped = [out for out in outs if out.requires_grad]
     generator = torch.Generator().manual_seed(2)
-    grads = [(torch.randint(-16, 17, out.shape, generator=generator) / 8).to(out) for out in sloped]
+    grads = [torch.randint(-16, 17, out.shape, generator=generator) / 8 for out in outs]
     if sloped:
+        grads = [g.to(out) for out, g in zip(outs, grads, strict=True) if out.requires_grad]
         torch.autograd.backward(sloped, grads)
     slopes = [v.grad for v in values.values() if v.grad is not None]
     return [value.detach().cpu() for value in (*outs, *slopes)]
@@ -75,7 +80,11 @@ def on_cpu(
 
 
 def far(
-    found: list[Tensor], exact: list[Tensor], usual: list[Tensor], dtype: torch.dtype
+    found: list[Tensor],
+    exact: list[Tensor],
+    usual: list[Tensor],
+    dtype: torch.dtype,
+    factor: float = 2,
 ) -> list[str]:
     """Returns a line for each result beyond the bound; empty if all are within it."""
     if not len(found) == len(exact) == len(usual):
@@ -88,10 +97,11 @@ def far(
             if not torch.equal(one, right):
                 wrong.append(f"{place}: {int((one != right).sum())} numbers differ")
         elif right.numel():
-            scale = float(right.abs().max())
-            least = (torch.finfo(dtype).eps + 1000 * torch.finfo(torch.float32).eps) * scale
+            scale = max(1.0, float(right.abs().max()))
+            wide = torch.promote_types(dtype, torch.float32)
+            least = (torch.finfo(dtype).eps + 1000 * torch.finfo(wide).eps) * scale
             off = float((one.double() - right.double()).abs().max())
-            bound = 2 * max(least, float((near.double() - right.double()).abs().max()))
+            bound = factor * max(least, float((near.double() - right.double()).abs().max()))
             if not off <= bound:
                 wrong.append(f"{place}: off by {off:.2e}, the bound is {bound:.2e}")
     return wrong
@@ -100,6 +110,21 @@ def far(
 def shaped_zeros(like: Tensor) -> Tensor:
     """Returns zeros of the shape, strides and dtype of a fake tensor."""
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()
+
+
+def operator_calls(name: str) -> dict[Any, tuple[Any, ...]]:
+    """Returns this library's operators that a case calls, each with the arguments of one call."""
+    calls: dict[Any, tuple[Any, ...]] = {}
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == NAMESPACE:
+                calls[func] = tree_map_only(Tensor, torch.detach, args)
+            return func(*args, **(kwargs or {}))
+
+    with Watching():
+        results(name, torch.float32, "cpu", FEW)
+    return calls
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -93,15 +94,62 @@ def loss(out: Tensor, batch: Any) -> Tensor:
     return (out - batch.y).square()
 
 
+def bystanders(model: nn.Module) -> dict[str, Any]:
+    """Returns what a step of a model may change without its result showing it: flags, hooks,
+    counters and other plain attributes of every module, and which parameters take a gradient."""
+    plain = (int, float, str, tuple)
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    found: dict[str, Any] = {
+        f"{name} requires_grad": p.requires_grad for name, p in model.named_parameters()
+    }
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key in hooks:
+                found[f"{name} {key}"] = len(value)
+            elif not key.startswith("_") and isinstance(value, plain):
+                found[f"{name} {key}"] = value
+    return found
+
+
+def differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """Returns a line for every entry that two states do not share; tensors must be equal."""
+    lines = []
+    for name in sorted(first.keys() | second.keys()):
+        one, other = first.get(name), second.get(name)
+        tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
+        if not (torch.equal(one, other) if tensors else one == other):
+            lines.append(f"{name}: {one} and {other}")
+    return lines
+
+
+@contextmanager
+def nothing_else_changes(batch: Any, draws: bool = False) -> Iterator[None]:
+    """Asserts that the inputs and, unless something ``draws``, the random state stay what they
+    are."""
+    tensors = batch.tensors() if isinstance(batch, sg.StaticBatch) else batch.to_dict()
+
+    def state() -> dict[str, Any]:
+        """Copies of the inputs, and the random state."""
+        copies = {k: v.clone() for k, v in tensors.items() if isinstance(v, Tensor)}
+        return copies | ({} if draws else {"random state": torch.get_rng_state()})
+
+    before = state()
+    yield
+    assert not differing(before, state())
+
+
 class Result:
-    """Outputs, loss, gradients and buffers of one step."""
+    """Outputs, loss, gradients, buffers and :func:`bystanders` of one step."""
 
     def __init__(self, model: nn.Module, out: Tensor, mean: Tensor) -> None:
+        self.bystanders = bystanders(model)
         self.values = {"out": out.detach(), "loss": mean.detach()}
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 self.values[f"grad {name}"] = parameter.grad.clone()
         for name, buffer in model.named_buffers():
+            if "_staticgraph" in name:
+                continue
             self.values[f"buffer {name}"] = buffer.detach().clone()
 
     def largest(self, kind: str) -> float:
@@ -168,7 +216,7 @@ def static_steps(
 
 def differences(plain: Result, static: Result, tolerance: float = TOLERANCE) -> list[str]:
     """Returns what differs by more than the tolerance, relative to the largest of its kind."""
-    wrong = []
+    wrong = differing(plain.bystanders, static.bystanders)
     for name in sorted(plain.values.keys() | static.values.keys()):
         kind = name.split()[0]
         if name not in plain.values or name not in static.values:

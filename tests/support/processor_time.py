@@ -33,24 +33,10 @@ APART_S = 5.0
 _measured_at = [-APART_S]
 
 
-# Reported time of processes that are not children of this one, since they fork from a server.
-_elsewhere = [0.0]
-
-
-def own_processor_s() -> float:
+def processor_s() -> float:
     """Returns the processor seconds of this process and of its children that have ended."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
-
-
-def add_elsewhere(seconds: float) -> None:
-    """Counts the time of another process for the running test."""
-    _elsewhere[0] += seconds
-
-
-def processor_s() -> float:
-    """Returns the processor seconds so far, of this process and of those that it waited for."""
-    return own_processor_s() + _elsewhere[0]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.utils import scatter, softmax
+from torch_geometric.utils import add_self_loops, scatter, softmax
 
 WIDTH = 8
+LATER = 10_000
 UNARY = (
     "{a}.relu()",
     "F.relu({a})",
@@ -83,6 +84,40 @@ TO_NODES = (
     "{a}.new_zeros(n, WIDTH).scatter_add_(0, dst[:, None].expand(-1, WIDTH), {a})",
     "scatter(softmax({a}[:, :1], dst, num_nodes=n) * {a}, dst, 0, n)",
 )
+# What later programs draw as well: rows that broadcast, means of integers, indices narrower than
+# their rows, zeros of both signs, statistics and hooks that come in the order of the forward.
+LATER_UNARY = (
+    "{a} * -0.0 + {a}",
+    "{a} * torch.signbit({a} * 0.0)",
+    "{a} * torch.signbit({a} * -0.0)",
+    "{a} + self.norm.running_mean",
+    "{a} * self.other.running_var.sqrt()",
+)
+LATER_CHANGES = (
+    "{a}.register_hook(lambda slope: slope * 0.5)",
+    "self.norm.running_mean.mul_(0.5)",
+    "self.eps.copy_(self.norm.running_mean[0])",
+)
+LATER_TO_NODES = (
+    "{a}.new_zeros(n, WIDTH).scatter_add(0, dst[:, None].expand(-1, 4), {a}.detach())",
+    "{a}.new_zeros(n, WIDTH).scatter_add(0, dst[:, None], {a}.detach())",
+    "scatter({a}[:, :1] + {a}, dst, 0, n, 'mean')",
+)
+LATER_NODES = (
+    "scatter({a}[:, :1][src] * e0, dst, 0, n)",
+    "scatter({a}[:, :1][src] * e0, dst, 0, n, 'mean')",
+    "scatter({a}[:, :1][src] * e0, dst, 0, n, 'max')",
+    "scatter(({a}[:, :1][src] + e0).relu(), dst, 0, n) + {b}",
+    "scatter(({a}[:, :1][src] + e0).relu(), dst, 0, n, 'max')",
+    "scatter(F.silu({a}[:, :1][src] + {b}[dst]), dst, 0, n, 'mean')",
+    "scatter({a}[src] * e0[:, :1], dst, 0, n, 'mean')",
+    "scatter(F.relu({a}[src] + e0) * e0[:, :1].detach(), dst, 0, n)",
+    "{a} * scatter(kind[src], dst, 0, n, 'mean')",
+    "{a} * scatter(kind[src] - kind[dst], dst, 0, n, 'mean')",
+    "{a} * scatter(F.one_hot(kind[:, 0] % 3, WIDTH), batch, 0, batch_size, 'mean')[batch]",
+    "{a} * scatter(kind > 1, batch, 0, batch_size, 'mean')[batch]",
+    "{a} * torch.zeros(n, 8).long().index_reduce(0, dst, kind[src], 'mean')",
+)
 NODES = (
     "self.norm({a})",
     "self.other({a})",
@@ -97,8 +132,12 @@ NODES = (
 
 
 def program(seed: int, length: int = 14) -> list[tuple[str, bool]]:
-    """Draws steps, each with whether it runs under ``torch.no_grad()``."""
-    draw = random.Random(seed)
+    """Draws steps, each with whether it runs under ``torch.no_grad()``.
+
+    Seeds below :data:`LATER` draw from the earlier forms alone, so that a forward that once failed
+    stays the same.
+    """
+    draw, later = random.Random(seed), seed >= LATER
     values = {"n": ["h0"], "e": ["e0"]}
     steps: list[tuple[str, bool]] = []
     for number in range(1, length + 1):
@@ -107,9 +146,15 @@ def program(seed: int, length: int = 14) -> list[tuple[str, bool]]:
         near = values[level][-3:]
         names = {"a": draw.choice(near), "b": draw.choice(values[level])}
         forms = {"unary": UNARY, "binary": BINARY, "change": CHANGES, "nodes": NODES}
+        to_nodes = TO_NODES
+        if later:
+            forms["unary"] += LATER_UNARY
+            forms["change"] += LATER_CHANGES
+            forms["nodes"] += LATER_NODES
+            to_nodes += LATER_TO_NODES
         made = level
         if kind == "across":
-            text = draw.choice(TO_EDGES if level == "n" else TO_NODES)
+            text = draw.choice(TO_EDGES if level == "n" else to_nodes)
             made = "e" if level == "n" else "n"
         else:
             text = draw.choice(forms[kind])
@@ -119,6 +164,10 @@ def program(seed: int, length: int = 14) -> list[tuple[str, bool]]:
             values[made].append(name)
             text = f"{name} = {text}"
         steps.append((text, draw.random() < 0.06))
+        if later and kind in ("unary", "nodes") and draw.random() < 0.2:
+            again = draw.choice(LATER_CHANGES).format(a=name)
+            steps += [(again, False), (text.replace(name, f"{name}0", 1), False)]
+            values[made].append(f"{name}0")
     return steps
 
 
@@ -131,31 +180,34 @@ def as_text(steps: list[tuple[str, bool]]) -> str:
 
 
 class RandomForward(nn.Module):
-    """Runs a program between two encoders and a sum over each graph."""
+    """Runs a program, drawn from a seed or given as text, between two encoders and a sum over each
+    graph."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         super().__init__()
         self.first, self.bond = nn.Linear(9, WIDTH), nn.Linear(3, WIDTH)
         self.product, self.lone = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
         self.norm, self.other = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)
         self.register_buffer("eps", torch.tensor(0.25))
-        self.steps = as_text(program(seed))
+        self.steps = as_text(program(seed)) if isinstance(seed, int) else seed
         self.body = _function(self.steps)
 
     def forward(self, x: Any, edge_index: Any, edge_attr: Any, batch: Any, batch_size: int):
         h, e = self.first(x.double() / 8), self.bond(edge_attr.double())
-        return self.body(self, h, e, edge_index[0], edge_index[1], batch, batch_size, x.size(0))
+        ends = edge_index[0], edge_index[1]
+        return self.body(self, h, e, x[:, :WIDTH], *ends, batch, batch_size, x.size(0))
 
 
 def _function(steps: str) -> Any:
     names = sorted({word for word in _words(steps) if word[0] in "he" and word[1:].isdigit()})
     nodes = " + ".join(name for name in names if name[0] == "h") or "h0"
     body = [
-        "def body(self, h0, e0, src, dst, batch, batch_size, n):",
+        "def body(self, h0, e0, kind, src, dst, batch, batch_size, n):",
         *(f"    {line}" for line in steps.split("\n")),
         f"    return scatter({nodes}, batch, 0, batch_size)",
     ]
     scope = {"torch": torch, "F": F, "scatter": scatter, "softmax": softmax, "WIDTH": WIDTH}
+    scope["add_self_loops"] = add_self_loops
     exec(compile("\n".join(body), f"<{hash(steps)}>", "exec"), scope)
     return scope["body"]
 

@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from support.fork_server import process, show
 from support.patience import patience
-from support.processor_time import add_elsewhere, own_processor_s
 
 # A rank that waits for another longer than this is stuck.
 LIMIT_S = patience(60)
@@ -68,8 +67,6 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[
             f"rank {r}: exit status {c.exitcode}" for r, c in enumerate(children) if c.exitcode
         ]
         wrong += [path.read_text() for path in sorted(folder.glob("*.error"))]
-        for path in folder.glob("*.spent"):
-            add_elsewhere(float(path.read_text()))
         if wrong:
             raise RankFailed("\n".join(wrong))
         return [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(world_size)]
@@ -92,7 +89,6 @@ def _on_rank(
         torch.save(function(*args), folder / f"{rank}.pt")
         dist.barrier()
         dist.destroy_process_group()
-        (folder / f"{rank}.spent").write_text(str(own_processor_s()))
     except BaseException:
         (folder / f"{rank}.error").write_text(f"rank {rank}: {traceback.format_exc()}")
         os._exit(1)

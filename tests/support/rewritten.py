@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 import staticgraph as sg
+from support.parity import bystanders, differing, nothing_else_changes
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]
@@ -42,8 +43,12 @@ def assert_as_in_plain_pyg(model: nn.Module, store: Any) -> Any:
     batch = garbage(sg.StaticBatch.of(store, IDS, CAPACITY), store)
     expected = in_plain_pyg(stock, store)
     expected.square().mean().backward()
-    out = runner(batch)[batch.graph_mask]
-    out.square().mean().backward()
+    with nothing_else_changes(batch, draws=True):
+        out = runner(batch)[batch.graph_mask]
+        out.square().mean().backward()
+    assert not batch.node_mask.all()
+    assert fired(runner)
+    assert not differing(bystanders(stock), bystanders(model))
     assert torch.allclose(out, expected, rtol=0, atol=1e-10)
     largest = max(p.grad.abs().max() for p in stock.parameters() if p.grad is not None)
     for (key, ours), theirs in zip(model.named_parameters(), stock.parameters(), strict=True):
@@ -62,12 +67,17 @@ def difference(model: nn.Module, store: Any, mode: str = "fused") -> tuple[float
     A gradient's difference is relative to its largest value if that exceeds one.
     """
     stock = copy.deepcopy(model)
+    random = torch.get_rng_state()
     expected = in_plain_pyg(stock, store)
+    draws = not torch.equal(random, torch.get_rng_state())
     expected.sin().sum().backward()
     runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], mode)
     batch = sg.StaticBatch.of(store, IDS, CAPACITY)
-    out = runner(batch)[batch.graph_mask]
-    out.sin().sum().backward()
+    with nothing_else_changes(batch, draws):
+        out = runner(batch)[batch.graph_mask]
+        out.sin().sum().backward()
+    assert not differing(bystanders(stock), bystanders(model))
+    assert mode != "fused" or len(runner.steps.compiled._functions) == 1
     largest = (out - expected).abs().max().item()
     for ours, theirs in zip(model.parameters(), stock.parameters(), strict=True):
         assert (ours.grad is None) == (theirs.grad is None)

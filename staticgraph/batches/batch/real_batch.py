@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.batch.typed_views import array_name, axis_of
-from staticgraph.schema import DICT_SUFFIX, Axis, Level
+from staticgraph.schema import DICT_SUFFIX, OPTIONAL, Axis, Level
 from staticgraph.text.how_many import how_many
 
 _SIZES: dict[str, Level] = {
@@ -70,6 +70,8 @@ class RealBatch:
     Raises:
         ValueError: the real counts of the batch are not known.
     """
+
+    _stands_in_for_batch = True
 
     __slots__ = ("__weakref__", "_made", "_set", "static")
 
@@ -192,6 +194,8 @@ class RealBatch:
     def __getitem__(self, name: Any) -> Any:
         schema = self.static.layout.schema
         axis = axis_of(schema, name) if schema.hetero and name not in self.static else None
+        if name in OPTIONAL and name not in self:
+            raise KeyError(name)
         return getattr(self, name) if axis is None else RealView(self, axis)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -202,7 +206,8 @@ class RealBatch:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns the attribute of this name, or ``default``, as in PyG."""
-        return getattr(self, name, default)
+        value = getattr(self, name, None)
+        return default if value is None else value
 
     def keys(self) -> list[str]:
         """Returns the names of the tensors, and of what was set."""

@@ -67,7 +67,7 @@ def with_pointers(batch: StaticBatch) -> StaticBatch:
     given = {**tensors, **made}
     every = {entry.name: given[entry.name] for entry in layout.entries}
     more = {name: found for name, found in tensors.items() if name not in every}
-    pointed = StaticBatch(layout, {**every, **more}, batch.real, batch._lease)
+    pointed = StaticBatch(layout, {**every, **more}, batch.real, batch._lease, batch._objects)
     pointed._extra = batch._extra
     return pointed
 

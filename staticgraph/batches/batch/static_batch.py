@@ -24,13 +24,17 @@ from staticgraph.batches.slots.bucket_shape import BucketShape
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import Lease, SlotLayout
 from staticgraph.errors import StaleBatch
-from staticgraph.schema import COUNTS, PRIVATE
+from staticgraph.schema import COUNTS, OPTIONAL, PRIVATE, Level
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.objects import ObjectsOf
 from staticgraph.store.positions import several_graphs
 
 _COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
 _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
+# The attribute of classes whose objects are a ``Batch`` to ``isinstance``, once PyG is in use.
+STANDS_IN = "_stands_in_for_batch"
 
 
 class StaticBatch(BucketShape):
@@ -50,7 +54,9 @@ class StaticBatch(BucketShape):
 
     Strings and other per-graph objects (``batch.smiles``) are lists on the host, one entry per real
     graph, in order; a compiled step has none. ``x_batch`` and ``x_ptr`` of a field ``x`` are what
-    PyG's ``follow_batch`` gives.
+    PyG's ``follow_batch`` gives. What PyG's ``Data`` has as None where a data set lacks it
+    (``batch.pos``, ``batch.edge_attr``) is None here, too, and ``isinstance(batch, Batch)`` is True
+    once a model was converted.
 
     A dataset's own kind of rows (an axis ``a``) comes with ``a_mask``, ``a_batch`` and ``a_ptr``.
     If nodes have types, there are ``x_dict``, ``edge_index_dict``, ``batch_dict``,
@@ -65,6 +71,8 @@ class StaticBatch(BucketShape):
     each forward its own object, so the loader's batch stays unchanged. Anything set under a name
     that is not in the layout is not an input of a step.
     """
+
+    _stands_in_for_batch = True
 
     __slots__ = ("_extra", "_lease", "_objects", "_tensors", "real")
 
@@ -81,7 +89,7 @@ class StaticBatch(BucketShape):
         self._tensors = tensors
         self._lease = lease
         self._extra: Mapping[str, Any] = {}
-        self._objects = objects or {}
+        self._objects = {} if objects is None else objects
 
     @classmethod
     def of(
@@ -184,9 +192,9 @@ class StaticBatch(BucketShape):
             return self._extra[name]
         if name in self._objects:
             return self._objects[name]
-        found = derived(self, name)
-        if found is not None:
-            return found
+        value = derived(self, name)
+        if value is not None or (name in OPTIONAL and not self.layout.schema.hetero):
+            return value
         raise AttributeError(f"the batch has no {name!r}; it has {', '.join(self.keys())}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -212,6 +220,8 @@ class StaticBatch(BucketShape):
             axis = axis_of(self.layout.schema, name)
             if axis is not None:
                 return TypeView(self, axis)
+        if name in OPTIONAL and name not in self:
+            raise KeyError(name)
         return getattr(self, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -222,7 +232,8 @@ class StaticBatch(BucketShape):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Returns the attribute of this name, or ``default``."""
-        return getattr(self, name, default)
+        value = getattr(self, name, None)
+        return default if value is None else value
 
     def keys(self) -> list[str]:
         """Returns the names of the tensors, of objects on the host, and of what was set."""
@@ -338,6 +349,14 @@ class StaticBatch(BucketShape):
         """
         return unbatch.unpadded(self, value, name)
 
+    def first_places(self, level: Level) -> IntArray | None:
+        """Returns which row each edge of the real graphs was before the store sorted them.
+
+        None if none was moved, or if that is not known: the batch was pickled.
+        """
+        objects = self._objects
+        return objects.places(level) if isinstance(objects, ObjectsOf) else None
+
     def to_data_list(self) -> list[Any]:
         """Returns the real graphs as ``Data`` or ``HeteroData``, edges sorted by destination."""
         graphs = unbatch.to_data_list(self)
@@ -395,6 +414,12 @@ def looked_in_epoch(batch: StaticBatch) -> set[int] | None:
     """
     lease = batch._lease
     return None if lease is None else lease.pool.looked
+
+
+def loader_of(batch: StaticBatch) -> Mapping[str, Any] | None:
+    """The settings of the loader that a batch is from, one object per epoch; None without."""
+    lease = batch._lease
+    return None if lease is None else lease.pool.loader
 
 
 def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> StaticBatch:

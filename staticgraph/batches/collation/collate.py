@@ -3,12 +3,16 @@
 One pass over flat columns in numba, without the interpreter lock: about a microsecond per molecule.
 Every fill writes every element of the slot, so nothing of an earlier batch remains in the tail:
 
-* padding nodes are zero in every field and spread evenly over the padding graphs;
-* padding edges are self-loops of padding nodes, spread evenly and ascending: a single hot node
-  would serialise atomic additions, and the edges stay sorted by destination;
-* if nodes have positions (a float field ``pos``), padding nodes are placed one apart on a line, and
-  a padding edge joins two neighbours: a distance of zero has no second derivative, and the NaN
-  would reach every weight of a force model. A lone padding node keeps its self-loops;
+* padding rows hold the values of a real row, so that what is finite on real rows (a logarithm, a
+  division) is finite on them: the last row of edges and of graphs, and for nodes the two ends of
+  the last edge in turn. Fields with missing values are zero there, as is a batch without graphs;
+* padding nodes are spread evenly over the padding graphs, and padding edges are self-loops of
+  them, spread evenly and ascending: a single hot node would serialise atomic additions, and the
+  edges stay sorted by destination. Where edges keep their order, two of them form a pair;
+* if nodes have vectors (a float field of three numbers), a padding edge joins two neighbours: a
+  distance of zero has no second derivative, and the NaN would reach every weight of a force
+  model. A lone padding node keeps its self-loops. Positions (a float field ``pos``) are placed one
+  apart on a line, beginning at those of a real node;
 * ``graph_ids`` is -1 on padding graphs, and the masks say what is real. They are stored, never
   inferred: jraph infers them from trailing empty graphs and mistakes real empty graphs for padding.
 """
@@ -21,6 +25,7 @@ from staticgraph.batches.collation.collate_axes import fill_axes, fill_axis, fil
 from staticgraph.batches.slots.real_counts import RealCounts, real_counts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.jit import loop
+from staticgraph.kernels.collate.arguments import LINE, ZERO
 from staticgraph.schema import COUNTS, Field
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
@@ -56,8 +61,18 @@ def fill(
     for field in layout.schema:
         if field.width and field.is_index:
             fill_index(store, ids, layout, field, arrays[field.name])
-        elif field.width:
-            _fill_field(store, ids, field, arrays[field.name])
+    ends = None  # source and destination of the last edge
+    if real.edges and layout.schema.one_kind:
+        ends = arrays["edge_index"][:, real.edges - 1].tolist()
+    for field, padding in layout.paddings:
+        target = arrays[field.name]
+        _fill_field(store, ids, field, target)
+        rows = real.of(field.level)
+        even = odd = -1 if padding == ZERO else rows - 1
+        if field.level == "node" and padding != ZERO and ends is not None:
+            odd, even = (ends[1], ends[1]) if padding == LINE else ends
+        width = field.width * field.rows * target.itemsize
+        _pad(target.reshape(-1).view(np.uint8), width, rows, even, odd)
     stand_apart(layout, arrays, real.of)
     arrays["graph_ids"][: len(asked)] = asked
     return real
@@ -95,7 +110,8 @@ def _fill_structure(
             arrays["node_mask"],
             arrays["edge_mask"],
             arrays["graph_mask"],
-            schema.positions_of("node") is not None,
+            layout.apart,
+            schema.keep_order,
         )
     if layout.pointers:
         _pointers(
@@ -112,13 +128,11 @@ def _fill_structure(
 
 
 def _fill_field(store: GraphColumns, ids: IntArray, field: Field, target: Array) -> None:
-    """Writes the rows of one field, widened to its dtype, and zeros after them."""
+    """Writes the rows of one field, widened to its dtype."""
     source, width = store.columns[field.name], field.width
     if field.level == "graph":
         rows = source.reshape(len(store), field.rows, *field.shape)
-        target = target.reshape(-1, field.rows, *field.shape)
-        target[: len(ids)] = rows[ids]
-        target[len(ids) :] = 0
+        target.reshape(-1, field.rows, *field.shape)[: len(ids)] = rows[ids]
         return
     offsets = store.offsets_of(field.level)
     if (source.dtype, target.dtype) == (np.uint8, np.float16):  # numba has no float16
@@ -129,6 +143,16 @@ def _fill_field(store: GraphColumns, ids: IntArray, field: Field, target: Array)
         width *= source.dtype.itemsize
         source, target = source.view(np.uint8), target.view(np.uint8)
     _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
+
+
+@loop
+def _pad(target: Array, width: int, rows: int, even: int, odd: int) -> None:
+    """Copies rows ``even`` and ``odd`` in turn, zeros for -1, after the first ``rows``."""
+    copied = even
+    for at in range(rows * width, len(target), width):
+        for k in range(width):
+            target[at + k] = target[copied * width + k] if copied >= 0 else 0
+        copied = odd if copied == even else even
 
 
 @loop
@@ -155,6 +179,7 @@ def _structure(
     edge_mask: Array,
     graph_mask: Array,
     apart: bool,
+    paired: bool,
 ) -> None:
     real = len(ids)
     node, edge = 0, 0
@@ -188,9 +213,10 @@ def _structure(
     spare_edges = edge_index.shape[1] - edge
     step = 1 if apart and spare_nodes > 1 else 0
     for k in range(spare_edges):
-        target = node + k * (spare_nodes - step) // spare_edges
-        edge_index[0, edge + k] = target + step
-        edge_index[1, edge + k] = target
+        second = k % 2 if paired else 0  # the reverse of the edge before it
+        target = node + (k - second) * (spare_nodes - step) // spare_edges
+        edge_index[second, edge + k] = target + step
+        edge_index[1 - second, edge + k] = target
 
 
 @loop
@@ -207,8 +233,7 @@ def _pointers(
 ) -> None:
     """Moves each graph's pointers, as the store keeps them, to the graph's place in the batch.
 
-    Padding edges are self-loops in ascending order after the real ones, so they need no sorting by
-    either end.
+    Padding edges ascend by either end after the real ones, so they need no sorting.
     """
     nodes, edges = len(row_ptr) - 1, edge_index.shape[1]
     node, edge = 0, 0
@@ -237,7 +262,7 @@ def _pointers(
 
 @loop
 def _copy_rows(ids: IntArray, offsets: IntArray, width: int, source: Array, target: Array) -> None:
-    """Concatenates the rows of ``ids``, widening the dtype; zeros after them."""
+    """Concatenates the rows of ``ids``, widening the dtype."""
     at = 0
     for g in ids:
         first = offsets[g] * width
@@ -246,7 +271,6 @@ def _copy_rows(ids: IntArray, offsets: IntArray, width: int, source: Array, targ
         for k in range(count):
             place[k] = rows[k]
         at += count
-    target[at:] = 0
 
 
 @loop
@@ -259,4 +283,3 @@ def _look_up_rows(
         for k in range(offsets[g] * width, offsets[g + 1] * width):
             target[at] = given[source[k]]
             at += 1
-    target[at:] = 0

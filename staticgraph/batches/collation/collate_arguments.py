@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.kernels.collate.arguments import Arguments
+from staticgraph.kernels.collate.arguments import LINE, Arguments
 from staticgraph.schema import COUNTS, LEVELS, POINTERS, Field
 from staticgraph.store.on_device import PLAIN, STRUCTURE, UNSIGNED, DeviceColumn, DeviceStore
 
@@ -43,11 +43,11 @@ def collate_arguments(
             f"{store.device} without: store.to(device, pointers=True)"
         )
     more = POINTERS if layout.pointers else ()
-    fields = [field for field in layout.schema if field.width]
-    line = layout.schema.positions_of("node")
+    fields = [field for field, _ in layout.paddings]
+    paddings = [padding for _, padding in layout.paddings]
     pairs = [
-        _pair(field, store.columns[field.name], tensors[field.name], field.name == line)
-        for field in fields
+        _pair(field, store.columns[field.name], tensors[field.name], padding == LINE)
+        for field, padding in layout.paddings
     ]
     return Arguments(
         structure=[store.structure[name] for name in STRUCTURE + more],
@@ -55,7 +55,9 @@ def collate_arguments(
         levels=[LEVELS.index(field.level) for field in fields],
         widths=[target.size(1) for _, target in pairs],
         kinds=[store.columns[field.name].kind for field in fields],
-        positions=next((n for n, field in enumerate(fields) if field.name == line), -1),
+        paddings=paddings,
+        apart=layout.apart,
+        paired=layout.schema.keep_order,
         out=[_integers(tensors[name]) for name in OUTPUTS + more] + [target for _, target in pairs],
     )
 

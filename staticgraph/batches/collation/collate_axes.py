@@ -2,10 +2,10 @@
 
 Axes (triplets, the second side of a pair, the nodes and edges of one type) get their masks, the
 graph of each row and their pointers. Index fields get each value raised by the number of rows
-before its graph. The rule for padding is that of :mod:`staticgraph.batches.collation.collate`:
-padding rows are zero, and an index in a padding row refers to padding rows of what it counts,
-spread evenly and ascending, so that its gathers and scatters stay within padding. Every element is
-written.
+before its graph. An index in a padding row refers to padding rows of what it counts, spread evenly
+and ascending, so that its gathers and scatters stay within padding; if these are of the data set's
+own kind, to the first of them alone, which a sum has even if its size is taken from another index.
+Every element is written.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ def fill_index(
     for place, level in counted(field):
         before[place] = _before(store, ids, level)
         spare[place] = layout.capacity.rows(level) - before[place, -1]
+        axis = layout.schema.axis(level)
+        if axis is not None and axis.kind == "rows":
+            spare[place] = min(1, spare[place])
     apart = np.zeros(field.width, np.int64)
     if field.name.endswith(".edge_index") and field.counts[0] == field.counts[1]:
         apart[0] = layout.schema.positions_of(field.counts[0]) is not None and spare[0] > 1
@@ -150,4 +153,4 @@ def stand_apart(
     for number, level in enumerate(levels):
         if name := layout.schema.positions_of(level):
             line = arrays[name].reshape(layout.capacity.rows(level), -1)[real_rows(level) :, 0]
-            line[:] = np.arange(len(line)) + number * BETWEEN_TYPES
+            line += (np.arange(len(line)) + number * BETWEEN_TYPES).astype(line.dtype)

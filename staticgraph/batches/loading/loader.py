@@ -8,10 +8,13 @@ number of workers.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import cached_property
 from typing import Any, Literal, Never
 
 import numpy as np
@@ -45,6 +48,8 @@ from staticgraph.text.numeric_options import whole_option
 Filled = tuple[BatchIds, Slot, RealCounts]
 # One batch in use, one being copied, one being handed over, and one spare.
 DEFAULT_SLOTS = 4
+# So many graphs, spread over an epoch's, stand for the data where ranks compare theirs.
+DIGEST_GRAPHS = 64
 
 
 class StaticLoader:
@@ -221,12 +226,32 @@ class StaticLoader:
         self._batcher.load_state_dict(state)
         self._resumed = True
 
+    @cached_property
+    def _data(self) -> str:
+        """A digest of the fields and some graphs; none by rank, where some graphs are not here."""
+        ids = self._batcher.indices
+        store = self.store.host if isinstance(self.store, DeviceStore) else self.store
+        by_rank = isinstance(store, Sharded) and store.by_rank
+        if self._batcher.world_size == 1 or by_rank or not len(ids):
+            return ""
+        ids = ids[:: max(1, len(ids) // DIGEST_GRAPHS)].astype(np.int64)
+        store.verify(ids)
+        held, places = store.held(ids, pointers=False)
+        hashed = hashlib.sha256(repr(store.schema.to_dict()).encode())
+        for item in store.schema:
+            column = held.columns[item.name]
+            for place in places.tolist():
+                rows = np.ascontiguousarray(column[held.rows_of(item, place)], item.dtype)
+                hashed.update(rows.tobytes())
+        return hashed.hexdigest()[:16]
+
     def __iter__(self) -> Generator[StaticBatch, None, None]:
         used()
         if self._batcher.position and not self._resumed:  # the last iteration was abandoned
             self.set_epoch(self.epoch + 1)
         self._resumed = False
         self._pool.looked = set()
+        self._pool.loader = {**self._batcher.shared(), "the loader's data": self._data}
         batches = self._batcher.batches(self.epoch)[self._batcher.position :]
         for batch in self._stream(batches):
             self._batcher.position += 1
@@ -244,19 +269,20 @@ class StaticLoader:
             self._fill_ahead(coming, len(batches)) if self.num_workers else self._fill_each(coming)
         )
         epoch, first = self.epoch, self._batcher.position
-        for number, (ids, slot, real) in enumerate(filled, first):
-            if self._transform is not None:
-                draw = (self._batcher.seed, epoch, self._batcher.rank, number)
-                layout, arrays = self.layouts[ids.bucket], slot.tensors(ids.bucket)
+        with closing(filled):  # an error gives back what is filled ahead, even while it is kept
+            for number, (ids, slot, real) in enumerate(filled, first):
                 try:
-                    apply_transform(self._transform, layout, arrays, real, draw)
+                    if self._transform is not None:
+                        draw = (self._batcher.seed, epoch, self._batcher.rank, number)
+                        layout, arrays = self.layouts[ids.bucket], slot.tensors(ids.bucket)
+                        apply_transform(self._transform, layout, arrays, real, draw)
+                    batch = self._hand_over(ids, slot, real)
                 except BaseException:
                     self._source.take_back(slot)
                     raise
-            batch = self._hand_over(ids, slot, real)
-            del slot  # now only the batch holds it
-            yield batch
-            del batch
+                del slot  # now only the batch holds it
+                yield batch
+                del batch
 
     def _announced(self, batches: Sequence[BatchIds]) -> Iterator[BatchIds]:
         """Yields the batches; with an order in blocks, fetches ahead what they will read."""
@@ -282,7 +308,7 @@ class StaticLoader:
         assert isinstance(self.store, GraphStore)
         return fill(self.store, ids.ids, self.layouts[ids.bucket], slot.arrays(ids.bucket))
 
-    def _fill_each(self, batches: Iterator[BatchIds]) -> Iterator[Filled]:
+    def _fill_each(self, batches: Iterator[BatchIds]) -> Generator[Filled, None, None]:
         for ids in batches:
             slot = self._source.lend()
             try:
@@ -292,7 +318,7 @@ class StaticLoader:
                 raise
             yield ids, slot, real
 
-    def _fill_ahead(self, waiting: Iterator[BatchIds], count: int) -> Iterator[Filled]:
+    def _fill_ahead(self, waiting: Iterator[BatchIds], count: int) -> Generator[Filled, None, None]:
         pending: deque[tuple[BatchIds, Slot, Future[RealCounts]]] = deque()
         with ThreadPoolExecutor(self.num_workers, thread_name_prefix="staticgraph") as workers:
             try:
@@ -302,7 +328,13 @@ class StaticLoader:
                         if ids is None:
                             break
                         slot = self._source.lend()
-                        pending.append((ids, slot, workers.submit(self._fill, ids, slot)))
+                        try:
+                            future = workers.submit(self._fill, ids, slot)
+                        except BaseException:  # no thread could be started; the fill is queued
+                            workers.shutdown(cancel_futures=True)
+                            self._source.take_back(slot)
+                            raise
+                        pending.append((ids, slot, future))
                     ids, slot, future = pending[0]
                     real = future.result()
                     pending.popleft()
@@ -318,9 +350,11 @@ class StaticLoader:
     def _hand_over(self, ids: BatchIds, slot: Slot, real: RealCounts) -> StaticBatch:
         assert isinstance(self.store, GraphStore)
         layout = self.layouts[ids.bucket]
+        objects = self.store.objects_of(ids.ids)
         target = slot if self._staging is None else self._to_device(layout, slot)
-        lease, objects = Lease(self._pool, target), self.store.objects_of(ids.ids)
-        return StaticBatch(layout, target.tensors(ids.bucket), real, lease, objects)
+        return StaticBatch(
+            layout, target.tensors(ids.bucket), real, Lease(self._pool, target), objects
+        )
 
     def _to_device(self, layout: SlotLayout, slot: Slot) -> Slot:
         """Makes one asynchronous copy, ordered by events on both sides."""
@@ -331,10 +365,10 @@ class StaticLoader:
             self._copy_stream.wait_event(target.released)
         with torch.cuda.stream(self._copy_stream):
             target.buffer[: layout.nbytes].copy_(slot.buffer[: layout.nbytes], non_blocking=True)
-            self._staging.take_back(slot)
             slot.released = slot.released or torch.cuda.Event()
             slot.released.record(self._copy_stream)
         torch.cuda.current_stream(self.device).wait_stream(self._copy_stream)
+        self._staging.take_back(slot)
         return target
 
 
@@ -372,6 +406,13 @@ def _check_plan(plan: BucketPlan, store: GraphStore | DeviceStore) -> None:
         plan.check(store.histogram)
     if plan.schema is None:
         return
+    if plan.schema.keep_order is not store.schema.keep_order:
+        orders = ("sorted by destination", "in the order of the data set (keep_order=True)")
+        raise PlanMismatch(
+            f"the edges of {store.name} are {orders[store.schema.keep_order]}, those of the plan's "
+            f"data {orders[plan.schema.keep_order]}: make a plan for it with plan_buckets(store, "
+            "...)"
+        )
     planned = {field.layout for field in plan.schema}
     found = {field.layout for field in store.schema}
     if planned != found:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import gc
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from staticgraph.batches.slots.batch_memory import note
 from staticgraph.errors import PlanMismatch, SlotsExhausted
-from staticgraph.schema import COUNTS, Schema
+from staticgraph.kernels.collate.arguments import COPY, LINE, ZERO
+from staticgraph.schema import COUNTS, Field, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.columns import Array
@@ -68,8 +69,8 @@ class SlotLayout:
     Raises:
         PlanMismatch: the capacity lacks rows that the schema counts, or has more than an index
             field can number.
-        ValueError: row pointers for graphs with several types of nodes, or with edges between two
-            kinds of rows.
+        ValueError: row pointers for graphs with several types of nodes, with edges between two
+            kinds of rows, or with edges that are not sorted by destination.
     """
 
     bucket: int
@@ -94,8 +95,11 @@ class SlotLayout:
                 "Capacity(..., edge_reserve=1)"
             )
         self._check_indices()
-        if (self.schema.hetero or self.schema.two_sided) and self.pointers:
-            raise ValueError("the fused kernels take graphs with one type of nodes: kernels=False")
+        if self.pointers and not self.schema.has_pointers:
+            raise ValueError(
+                "the fused kernels take graphs with one type of nodes, and edges sorted by "
+                "destination (no keep_order=True): kernels=False"
+            )
 
     def _check_indices(self) -> None:
         """Refuses an index field whose dtype cannot hold this bucket's row numbers."""
@@ -148,6 +152,22 @@ class SlotLayout:
             entries.append(entry)
             offset += -(-entry.nbytes // ALIGNMENT) * ALIGNMENT
         return tuple(entries)
+
+    @cached_property
+    def apart(self) -> bool:
+        """Whether padding edges join neighbouring padding nodes instead of being self-loops."""
+        return self.schema.has_vectors
+
+    @cached_property
+    def paddings(self) -> tuple[tuple[Field, int], ...]:
+        """The fields that are no indices, each with what its padding rows hold:
+        :data:`~staticgraph.kernels.collate.arguments.ZERO`, ``COPY`` or ``LINE``."""
+        line = self.schema.positions_of("node") if self.schema.one_kind else None
+        return tuple(
+            (field, ZERO if field.has_nan else LINE if field.name == line else COPY)
+            for field in self.schema
+            if field.width and not field.is_index
+        )
 
     @cached_property
     def lengths(self) -> frozenset[int]:
@@ -249,6 +269,8 @@ class SlotPool:
     Attributes:
         looked: the numbers of those that have done, in this epoch, what each does once per epoch; a
             loader replaces the set when an epoch begins.
+        loader: the settings of the loader that must be the same on all ranks, by their names in
+            messages; replaced when an epoch begins. None if it is no loader's pool.
 
     Raises (from :meth:`lend`):
         SlotsExhausted: all are lent.
@@ -264,6 +286,7 @@ class SlotPool:
         self.device: torch.device = torch.device(device)
         self.count = count
         self.looked: set[int] = set()
+        self.loader: Mapping[str, Any] | None = None
         self._all = tuple(Slot(layouts, self.device, pinned) for _ in range(count))
         self._free = deque(self._all)
 

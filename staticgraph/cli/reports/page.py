@@ -6,6 +6,7 @@ and opened anywhere, and its text can be searched; no script, font or style is l
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -214,6 +215,8 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], text: int = 0)
 
 def _drawn(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
     """A plot as an ``<svg>`` element, without the XML header before it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "<p>A plot was left out: matplotlib is not installed.</p>"
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

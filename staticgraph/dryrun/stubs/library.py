@@ -11,9 +11,13 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.dryrun.stubs.point import PatchPoints
 from staticgraph.dryrun.targets import TargetDevice
 
+_real = StaticBatch.blank
+
 
 def blank(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
-    """Like ``StaticBatch.blank``, with arrays of undefined values."""
+    """Like ``StaticBatch.blank``, with arrays of undefined values on the emulated device."""
+    if torch.device(device).type == "cpu":
+        return _real(layout, device)
     return StaticBatch(
         layout,
         {

@@ -28,7 +28,7 @@ COLUMNS = 64
 
 
 @triton.jit
-def statistics_kernel(
+def batch_norm_statistics(
     x,
     addend,
     total,
@@ -47,14 +47,14 @@ def statistics_kernel(
 
     With an addend, it also writes the sum, and the statistics are those of the sum as rounded.
     """
-    chunk = tl.program_id(0)
+    chunk = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = tl.load(count)
     if RUNNING:  # noqa: SIM102 (one is known at compile time, the other is not)
         # Here, not in the second launch, all of whose programs read the count.
         if (chunk == 0) & (tl.program_id(1) == 0) & (real > 1):
             tl.store(tracked, tl.load(tracked) + 1)
-    first = chunk.to(tl.int64) * rows_a_chunk
+    first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, real)
     mean = tl.zeros([COLUMNS], WIDE)
     square = tl.zeros([COLUMNS], WIDE)
@@ -81,7 +81,7 @@ def statistics_kernel(
 
 
 @triton.jit
-def apply_kernel(
+def batch_norm_apply(
     x,
     residual,
     weight,
@@ -94,8 +94,8 @@ def apply_kernel(
     running_mean,
     running_var,
     tracked,
-    eps,
-    momentum,
+    eps: tl.constexpr,
+    momentum: tl.constexpr,
     rows,
     width: tl.constexpr,
     rows_a_chunk,
@@ -115,7 +115,7 @@ def apply_kernel(
 
     The first chunk's program also stores mean and variance and updates the running statistics.
     """
-    chunk = tl.program_id(0)
+    chunk = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = f < width
     real = tl.load(count)
@@ -140,7 +140,7 @@ def apply_kernel(
                         tl.store(tracked, tl.load(tracked) + 1)
                 share = momentum
                 if CUMULATIVE:
-                    share = 1.0 / tl.load(tracked).to(tl.float32)
+                    share = 1.0 / tl.load(tracked).to(WIDE)
                 unbias = real.to(WIDE) / tl.maximum(real - 1, 1).to(WIDE)
                 old = tl.load(running_mean + f, mask=inside).to(WIDE)
                 new = old + share * (mean - old)
@@ -150,7 +150,7 @@ def apply_kernel(
                 tl.store(running_var + f, new.to(running_var.dtype.element_ty), mask=inside)
     scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
     shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
-    first = chunk.to(tl.int64) * rows_a_chunk
+    first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, rows)
     for start in range(first, last, ROWS):
         r = start + tl.arange(0, ROWS)
@@ -166,7 +166,7 @@ def apply_kernel(
 
 
 @triton.jit
-def gradient_sums_kernel(
+def batch_norm_gradient_sums(
     grad,
     x,
     weight,
@@ -175,7 +175,7 @@ def gradient_sums_kernel(
     var_in,
     count,
     partial,
-    eps,
+    eps: tl.constexpr,
     width: tl.constexpr,
     rows_a_chunk,
     RELU: tl.constexpr,
@@ -185,14 +185,14 @@ def gradient_sums_kernel(
 ):
     """One program: sums of the gradient, and of its product with the deviations, over a chunk of
     rows for a block of columns."""
-    chunk = tl.program_id(0)
+    chunk = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = f < width
     mean = tl.load(mean_in + f, mask=inside, other=0)
     var = tl.load(var_in + f, mask=inside, other=0)
     scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
     shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
-    first = chunk.to(tl.int64) * rows_a_chunk
+    first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, tl.load(count))
     sums = tl.zeros([COLUMNS], WIDE)
     products = tl.zeros([COLUMNS], WIDE)
@@ -211,7 +211,7 @@ def gradient_sums_kernel(
 
 
 @triton.jit
-def apply_gradient_kernel(
+def batch_norm_apply_gradient(
     grad,
     x,
     weight,
@@ -225,7 +225,7 @@ def apply_gradient_kernel(
     dweight,
     dbias,
     both,
-    eps,
+    eps: tl.constexpr,
     rows,
     width: tl.constexpr,
     chunks,
@@ -242,7 +242,7 @@ def apply_gradient_kernel(
 
     The first chunk's program also writes the gradients of weight and bias.
     """
-    chunk = tl.program_id(0)
+    chunk = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = f < width
     mean = tl.load(mean_in + f, mask=inside, other=0)
@@ -262,7 +262,7 @@ def apply_gradient_kernel(
     n = tl.maximum(real, 1).to(WIDE)
     share = sums / n
     slope = products * inverse * inverse / n
-    first = chunk.to(tl.int64) * rows_a_chunk
+    first = chunk * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, rows)
     for start in range(first, last, ROWS):
         r = start + tl.arange(0, ROWS)
@@ -308,7 +308,7 @@ def forward(
         rows_a_tile = rows_a_partial(rows)
     else:
         partial = wide_like(x, chunks, 2, width)
-        statistics_kernel[grid](
+        batch_norm_statistics[grid](
             x,
             x if addend is None else addend,
             total,
@@ -321,7 +321,7 @@ def forward(
             RUNNING=tracked is not None,
             **options,
         )
-    apply_kernel[grid](
+    batch_norm_apply[grid](
         x if addend is None else total,
         x if residual is None else residual,
         weight,
@@ -371,8 +371,8 @@ def backward(
     into = None if into is None else into.contiguous()
     dx, dweight, dbias, both = gradients(x, weight, bias, into)
     given = (grad, x, weight, bias, mean, var, count, partial)
-    gradient_sums_kernel[grid](*given, eps, width, rows_a_chunk, RELU=relu, **options)
-    apply_gradient_kernel[grid](
+    batch_norm_gradient_sums[grid](*given, eps, width, rows_a_chunk, RELU=relu, **options)
+    batch_norm_apply_gradient[grid](
         *given,
         x if into is None else into,
         dx,

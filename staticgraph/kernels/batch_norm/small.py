@@ -26,7 +26,7 @@ SECTOR_BYTES = 32
 
 
 @triton.jit
-def forward_kernel(
+def batch_norm_few_rows_forward(
     x,
     addend,
     residual,
@@ -40,8 +40,8 @@ def forward_kernel(
     running_mean,
     running_var,
     tracked,
-    eps,
-    momentum,
+    eps: tl.constexpr,
+    momentum: tl.constexpr,
     rows,
     width: tl.constexpr,
     ADDED: tl.constexpr,
@@ -96,7 +96,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def batch_norm_few_rows_backward(
     grad,
     x,
     weight,
@@ -109,7 +109,7 @@ def backward_kernel(
     dweight,
     dbias,
     both,
-    eps,
+    eps: tl.constexpr,
     rows,
     width: tl.constexpr,
     RELU: tl.constexpr,
@@ -170,7 +170,7 @@ def forward(
     rows, width = x.shape
     out, mean, var, total = results(x, addend, residual)
     grid, options = _options(x)
-    forward_kernel[grid](
+    batch_norm_few_rows_forward[grid](
         x,
         x if addend is None else addend,
         x if residual is None else residual,
@@ -217,7 +217,7 @@ def backward(
     given = (grad.contiguous(), x, weight, bias, mean, var, count, x if into is None else into)
     found = (dx, dweight, dbias, dx if into is None else both)
     options["INTO"] = into is not None
-    backward_kernel[grid](*given, *found, eps, rows, width, RELU=relu, **options)
+    batch_norm_few_rows_backward[grid](*given, *found, eps, rows, width, RELU=relu, **options)
     return dx, dweight, dbias, both
 
 

@@ -8,6 +8,9 @@ from torch import Tensor
 
 # Launches of the Triton kernels per batch.
 LAUNCHES = 2
+# What padding rows hold: zeros; a real row's values; those, shifted by 0, 1, 2, ... in the first
+# column.
+ZERO, COPY, LINE = range(3)
 
 
 class Arguments(NamedTuple):
@@ -20,8 +23,10 @@ class Arguments(NamedTuple):
         levels: per field, its index in :data:`LEVELS`.
         widths: per field, scalars per row.
         kinds: per field, how it is stored: :data:`PLAIN`, :data:`BITS` or :data:`LABELS`.
-        positions: index of the field that receives the padding nodes' positions on a line, -1 for
-            none.
+        paddings: per field, what its padding rows hold: :data:`ZERO`, :data:`COPY` or
+            :data:`LINE`.
+        apart: whether padding edges join neighbouring padding nodes instead of being self-loops.
+        paired: whether every second padding edge is the reverse of the one before it.
         out: :data:`OUTPUTS`, then :data:`POINTERS` if requested, then the fields as
             ``[rows, width]``.
     """
@@ -31,5 +36,7 @@ class Arguments(NamedTuple):
     levels: list[int]
     widths: list[int]
     kinds: list[int]
-    positions: int
+    paddings: list[int]
+    apart: bool
+    paired: bool
     out: list[Tensor]

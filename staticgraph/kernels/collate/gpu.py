@@ -27,7 +27,7 @@ GRAPHS = 1024
 
 
 @triton.jit(do_not_specialize=SIZES)
-def starts_kernel(
+def collate_starts(
     ids,
     node_offsets,
     edge_offsets,
@@ -90,6 +90,28 @@ def spread(counts, all_nodes, APART: tl.constexpr):
 
 
 @triton.jit
+def last_ends(ids, edge_starts, structure, out, all_graphs, STEPS: tl.constexpr):
+    """Returns the rows of the store that padding nodes copy in turn: the destination and the source
+    of the last real edge, or the last real node where there is no edge."""
+    nodes = tl.load(out[4])
+    edges = tl.load(out[4] + 1)
+    k = tl.maximum(edges - 1, 0)
+    owner = owner_of(k, edge_starts, all_graphs, STEPS)
+    i = tl.load(ids + owner, mask=edges > 0, other=0)
+    row = tl.load(structure[1] + i).to(tl.int64) + k
+    row -= tl.load(edge_starts + owner, mask=edges > 0, other=0)
+    first = tl.load(structure[0] + i).to(tl.int64)
+    dst = first + tl.load(structure[3] + row, mask=edges > 0, other=0)
+    src = first + tl.load(structure[2] + row, mask=edges > 0, other=0)
+    v = tl.maximum(nodes - 1, 0)
+    owner = owner_of(v, out[2], all_graphs, STEPS)
+    i = tl.load(ids + owner, mask=nodes > 0, other=0)
+    last = tl.load(structure[0] + i).to(tl.int64) + v
+    last -= tl.load(out[2] + owner, mask=nodes > 0, other=0)
+    return tl.where(edges > 0, dst, last), tl.where(edges > 0, src, last)
+
+
+@triton.jit
 def node_rows(
     v,
     ids,
@@ -127,7 +149,9 @@ def node_rows(
         tl.store(out[8] + v, tl.where(here, by_target, padding), mask=v <= all_nodes)
         padding = padding_before(v, nodes, edges, all_edges, span, step)
         tl.store(out[9] + v, tl.where(here, by_source, padding), mask=v <= all_nodes)
-    copy_fields(row, v, here, inside, sources, targets, v - nodes, FIELDS)
+    dst, src = last_ends(ids, edge_starts, structure, out, all_graphs, STEPS)
+    row = tl.where(here, row, tl.where((v - nodes) % 2 == 0, dst, src))
+    copy_fields(row, dst, v, here, nodes > v * 0, inside, sources, targets, v - nodes, FIELDS)
 
 
 @triton.jit
@@ -145,6 +169,7 @@ def edge_rows(
     STEPS: tl.constexpr,
     POINTERS: tl.constexpr,
     APART: tl.constexpr,
+    PAIRED: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
     """Fills a block of edge rows ``k`` in every array of edges."""
@@ -154,32 +179,37 @@ def edge_rows(
     step, span = spread(counts, all_nodes, APART)
     inside = k < all_edges
     here = k < edges
-    owner = owner_of(k, edge_starts, all_graphs, STEPS)
-    i = tl.load(ids + owner, mask=here, other=0)
-    start = tl.load(edge_starts + owner, mask=here, other=0)
-    row = tl.load(structure[1] + i, mask=here, other=0).to(tl.int64) + k - start
+    there = edges > k * 0
+    copied = tl.minimum(k, tl.maximum(edges - 1, 0))  # padding edges copy the last real one
+    owner = owner_of(copied, edge_starts, all_graphs, STEPS)
+    i = tl.load(ids + owner, mask=there, other=0)
+    start = tl.load(edge_starts + owner, mask=there, other=0)
+    row = tl.load(structure[1] + i, mask=there, other=0).to(tl.int64) + copied - start
     node = tl.load(ptr + owner, mask=here, other=0)
     src = node + tl.load(structure[2] + row, mask=here, other=0)
     dst = node + tl.load(structure[3] + row, mask=here, other=0)
-    target = nodes + (k - edges) * span // tl.maximum(all_edges - edges, 1)
-    tl.store(out[0] + k, tl.where(here, src, target + step), mask=inside)
-    tl.store(out[0] + all_edges + k, tl.where(here, dst, target), mask=inside)
+    second = (k - edges) % 2 if PAIRED else k * 0
+    target = nodes + (k - edges - second) * span // tl.maximum(all_edges - edges, 1)
+    tl.store(out[0] + k, tl.where(here, src, target + step * (1 - second)), mask=inside)
+    tl.store(out[0] + all_edges + k, tl.where(here, dst, target + step * second), mask=inside)
     tl.store(out[6] + k, here.to(tl.uint8), mask=inside)
     if POINTERS:
         order = start + tl.load(structure[6] + row, mask=here, other=0)
         tl.store(out[10] + k, tl.where(here, order, k), mask=inside)
-    copy_fields(row, k, here, inside, sources, targets, k, FIELDS)
+    copy_fields(row, row, k, here, there, inside, sources, targets, k, FIELDS)
 
 
 @triton.jit
-def graph_rows(g, ids, sources, targets, all_graphs, FIELDS: tl.constexpr):
+def graph_rows(g, ids, counts, sources, targets, all_graphs, FIELDS: tl.constexpr):
     """Fills a block of graph rows ``g`` in every field of graphs."""
-    i = tl.load(ids + g, mask=g < all_graphs, other=-1).to(tl.int64)
-    copy_fields(i, g, i >= 0, g < all_graphs, sources, targets, g, FIELDS)
+    graphs = tl.load(counts + 2)
+    here = g < graphs
+    i = tl.load(ids + tl.minimum(g, tl.maximum(graphs - 1, 0))).to(tl.int64)
+    copy_fields(i, i, g, here, graphs > g * 0, g < all_graphs, sources, targets, g, FIELDS)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def rows_kernel(
+def collate_rows(
     ids,
     edge_starts,
     structure,
@@ -194,6 +224,7 @@ def rows_kernel(
     STEPS: tl.constexpr,
     POINTERS: tl.constexpr,
     APART: tl.constexpr,
+    PAIRED: tl.constexpr,
     NODE_FIELDS: tl.constexpr,
     EDGE_FIELDS: tl.constexpr,
     GRAPH_FIELDS: tl.constexpr,
@@ -238,11 +269,12 @@ def rows_kernel(
             STEPS,
             POINTERS,
             APART,
+            PAIRED,
             EDGE_FIELDS,
         )
     else:
         first = (program - node_programs - edge_programs).to(tl.int64) * ROWS
-        graph_rows(first + lanes, ids, sources[2], targets[2], all_graphs, GRAPH_FIELDS)
+        graph_rows(first + lanes, ids, out[4], sources[2], targets[2], all_graphs, GRAPH_FIELDS)
 
 
 def collate(
@@ -252,13 +284,15 @@ def collate(
     levels: list[int],
     widths: list[int],
     kinds: list[int],
-    positions: int,
+    paddings: list[int],
+    apart: bool,
+    paired: bool,
     out: list[Tensor],
 ) -> None:
     """Runs the operator in two launches."""
     all_nodes, all_edges, all_graphs = len(out[1]), out[0].size(1), len(ids)
     edge_starts = torch.empty(all_graphs + 1, dtype=torch.int64, device=ids.device)
-    starts_kernel[(1,)](
+    collate_starts[(1,)](
         ids,
         structure[0],
         structure[1],
@@ -273,14 +307,14 @@ def collate(
     )
     mine = [[n for n, level in enumerate(levels) if level == wanted] for wanted in range(3)]
     fields = [
-        tuple(number for n in level for number in _field(widths[n], kinds[n], n == positions))
+        tuple(number for n in level for number in _field(widths[n], kinds[n], paddings[n]))
         for level in mine
     ]
     outputs = len(out) - len(columns)
     # A row pointer has one entry more than there are nodes.
     programs = [triton.cdiv(rows, ROWS) for rows in (all_nodes + 1, all_edges)]
     programs.append(triton.cdiv(all_graphs, ROWS) if mine[2] else 0)
-    rows_kernel[(sum(programs),)](
+    collate_rows[(sum(programs),)](
         ids,
         edge_starts,
         tuple(structure),
@@ -295,7 +329,8 @@ def collate(
         programs[1],
         STEPS=all_graphs.bit_length(),
         POINTERS=len(structure) > 4,
-        APART=positions >= 0,
+        APART=apart,
+        PAIRED=paired,
         NODE_FIELDS=fields[0],
         EDGE_FIELDS=fields[1],
         GRAPH_FIELDS=fields[2],
@@ -303,5 +338,5 @@ def collate(
     )
 
 
-def _field(width: int, kind: int, line: bool) -> tuple[int, ...]:
-    return (width, kind, min(COLUMNS, triton.next_power_of_2(width)), line)
+def _field(width: int, kind: int, padding: int) -> tuple[int, ...]:
+    return (width, kind, min(COLUMNS, triton.next_power_of_2(width)), padding)

@@ -19,7 +19,7 @@ def _on_cuda(*arguments: Any) -> None:
 
 _collate = operator(
     "collate(Tensor ids, Tensor[] structure, Tensor[] columns, SymInt[] levels, SymInt[] widths, "
-    "SymInt[] kinds, SymInt positions, Tensor(a!)[] out) -> ()",
+    "SymInt[] kinds, SymInt[] paddings, bool apart, bool paired, Tensor(a!)[] out) -> ()",
     cpu=collate_reference,
     cuda=_on_cuda,
     fake=lambda *_: None,

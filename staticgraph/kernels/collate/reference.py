@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.collate.arguments import LINE, ZERO
 from staticgraph.store.on_device import BITS, LABELS, MISSING
 
 
@@ -37,14 +38,16 @@ def collate_reference(
     levels: list[int],
     widths: list[int],
     kinds: list[int],
-    positions: int,
+    paddings: list[int],
+    apart: bool,
+    paired: bool,
     out: list[Tensor],
 ) -> None:
     """Writes every element of ``out``.
 
     Args:
         ids: ``[G]`` int32, positions in the store, followed by -1.
-        structure, columns, levels, widths, kinds, positions, out: as in
+        structure, columns, levels, widths, kinds, paddings, apart, paired, out: as in
             :class:`~staticgraph.kernels.collate.arguments.Arguments`.
     """
     nodes, edges = len(out[1]), out[0].size(1)
@@ -53,14 +56,15 @@ def collate_reference(
     node_count, edge_count, _ = places.counts.unbind()
     v, k = (torch.arange(rows, device=ids.device) for rows in (nodes + 1, edges))
     spare_nodes, spare_edges = nodes - node_count, edges - edge_count
-    step = (spare_nodes > 1).long() if positions >= 0 else torch.zeros_like(spare_nodes)
+    step = (spare_nodes > 1).long() if apart else torch.zeros_like(spare_nodes)
     span = spare_nodes - step  # number of padding nodes that padding edges are spread over
     batch, node_row, real_node = _rows(v[:-1], places.node_starts, places, offsets[0], node_count)
     owner, edge_row, real_edge = _rows(k, places.edge_starts, places, offsets[1], edge_count)
     first_node = places.node_starts[owner]
-    target = node_count + (k - edge_count) * span // spare_edges.clamp(min=1)
-    src = torch.where(real_edge, first_node + structure[2][edge_row], target + step)
-    dst = torch.where(real_edge, first_node + structure[3][edge_row], target)
+    second = (k - edge_count) % 2 if paired else torch.zeros_like(k)
+    target = node_count + (k - edge_count - second) * span // spare_edges.clamp(min=1)
+    src = torch.where(real_edge, first_node + structure[2][edge_row], target + step * (1 - second))
+    dst = torch.where(real_edge, first_node + structure[3][edge_row], target + step * second)
     made = [torch.stack([src, dst]), batch, places.node_starts, ids, places.counts]
     made += [real_node, real_edge, places.real]
     if len(structure) > 4:
@@ -71,16 +75,33 @@ def collate_reference(
             real = first_edge + local[node_row]
             made.append(torch.where(v < node_count, torch.cat([real, real[:1]]), padding))
         made.append(torch.where(real_edge, places.edge_starts[owner] + structure[6][edge_row], k))
-    rows = ((node_row, real_node), (edge_row, real_edge), (places.graph, places.real))
+    last = [(count - 1).clamp(min=0) for count in places.counts.unbind()]
+    # Padding nodes copy the destination and the source of the last edge in turn.
+    ends = last[0].expand(2)
+    if edges:
+        found = torch.stack([dst, src]).index_select(1, last[1].view(1)).view(2)
+        ends = torch.where(edge_count > 0, found, ends)
+    v = v[:-1]
+    turns = ends[(v - node_count) % 2]
+    rows = (
+        (node_row, real_node, torch.where(real_node, v, turns)),
+        (edge_row, real_edge, k.minimum(last[1])),
+        (places.graph, places.real, torch.arange(len(ids), device=ids.device).minimum(last[2])),
+    )
     for number, (column, level) in enumerate(zip(columns, levels, strict=True)):
-        row, real = rows[level]
+        row, real, copied = rows[level]
+        padding = paddings[number]
+        if padding == LINE:
+            copied = torch.where(real, v, ends[0])
+        row = row if padding == ZERO else row[copied]
         value = _unpacked(column[row], widths[number]) if kinds[number] == BITS else column[row]
-        value = torch.where(real[:, None], value, 0)
+        there = real[:, None] if padding == ZERO else places.counts[level] > 0
+        value = torch.where(there, value, 0)
         wide = value.to(out[len(made)].dtype)
         value = torch.where(value == MISSING, torch.nan, wide) if kinds[number] == LABELS else wide
-        if number == positions:
-            line = (v[:-1] - node_count).to(value.dtype)
-            value[:, 0] = torch.where(real, value[:, 0], line)
+        if padding == LINE:
+            shifted = value[:, 0] + (v - node_count).to(value.dtype)
+            value[:, 0] = torch.where(real, value[:, 0], shifted)
         made.append(value)
     for target, value in zip(out, made, strict=True):
         target.copy_(value)

@@ -25,8 +25,10 @@ def owner_of(row, starts, all_graphs, STEPS: tl.constexpr):
 @triton.jit
 def copy_field(
     row,
+    alone,
     to,
     here,
+    there,
     inside,
     source,
     target,
@@ -34,43 +36,50 @@ def copy_field(
     WIDTH: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
-    ON_A_LINE: tl.constexpr,
+    PADDING: tl.constexpr,
 ):
     """Copies rows of one column, widened to the output dtype.
 
-    Rows that are not real get zeros, or ``line`` in the first column. ``KIND``: 1 for bits, 2 for
+    ``row`` is the row to copy, of a padding row as well, and ``alone`` is the same one for all of
+    these. ``PADDING``: 0 if they get zeros instead, 2 if they get ``alone``, with ``line`` added
+    to the first column; ``there``: whether the batch has any real row. ``KIND``: 1 for bits, 2 for
     floats stored as int8 with -128 for NaN, as in store/on_device.py.
     """
+    if PADDING == 2:
+        row = tl.where(here, row, alone)
+    copied = here if PADDING == 0 else there
     for start in range(0, WIDTH, BLOCK):
         f = start + tl.arange(0, BLOCK)
         wanted = f < WIDTH
         if KIND == 1:
             at = source + row[:, None] * ((WIDTH + 7) // 8) + (f // 8)[None, :]
-            bits = tl.load(at, mask=here[:, None] & wanted[None, :], other=0)
+            bits = tl.load(at, mask=copied[:, None] & wanted[None, :], other=0)
             value = (bits >> (f % 8)[None, :].to(tl.uint8)) & 1
         else:
             at = source + row[:, None] * WIDTH + f[None, :]
-            value = tl.load(at, mask=here[:, None] & wanted[None, :], other=0)
+            value = tl.load(at, mask=copied[:, None] & wanted[None, :], other=0)
         if KIND == 2:
             labels = value.to(target.dtype.element_ty)
             value = tl.where(value == -128, float("nan"), labels).to(target.dtype.element_ty)
         else:
             value = value.to(target.dtype.element_ty)
-        if ON_A_LINE:
+        if PADDING == 2:
             first = (f == 0)[None, :] & (here == 0)[:, None]
-            value = tl.where(first, line[:, None].to(target.dtype.element_ty), value)
+            value = tl.where(first, value + line[:, None].to(target.dtype.element_ty), value)
         at = target + to[:, None] * WIDTH + f[None, :]
         tl.store(at, value, mask=inside[:, None] & wanted[None, :])
 
 
 @triton.jit
-def copy_fields(row, to, here, inside, sources, targets, line, FIELDS: tl.constexpr):
+def copy_fields(row, alone, to, here, there, inside, sources, targets, line, FIELDS: tl.constexpr):
     """Copies the rows of all fields; ``FIELDS`` has four numbers per field."""
     for n in tl.static_range(len(FIELDS) // 4):
         copy_field(
             row,
+            alone,
             to,
             here,
+            there,
             inside,
             sources[n],
             targets[n],

@@ -23,7 +23,7 @@ from staticgraph.kernels.table_sum.op import table_gradient
 
 
 @triton.jit
-def forward_kernel(
+def dot_attention_forward(
     query,
     key,
     value,
@@ -88,7 +88,7 @@ def forward_kernel(
 
 
 @triton.jit
-def sources_kernel(
+def dot_attention_sources(
     grad,
     query,
     key,
@@ -158,7 +158,7 @@ def sources_kernel(
 
 
 @triton.jit
-def targets_kernel(
+def dot_attention_targets(
     dscore,
     key,
     edge,
@@ -207,7 +207,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Runs forward in one launch, plus a gather if edges read a table."""
     out, share = torch.empty_like(value, dtype=dtype), wide_like(query, len(src), heads)
-    forward_kernel[(len(query),)](
+    dot_attention_forward[(len(query),)](
         query,
         key,
         value,
@@ -251,7 +251,7 @@ def backward(
     each, dscore = _each(query, edge, code), torch.empty_like(share)
     dedge = query.new_empty(0, 0) if edge is None else torch.empty_like(each)
     options = _options(query, value, heads, to_key)
-    sources_kernel[(len(query),)](
+    dot_attention_sources[(len(query),)](
         grad,
         query,
         key,
@@ -274,7 +274,7 @@ def backward(
         COLUMNS=block(value.size(1) // heads),
         **options,
     )
-    targets_kernel[(len(query),)](
+    dot_attention_targets[(len(query),)](
         dscore, key, each, src, row_ptr, dquery, heads, query.size(1) // heads, **options
     )
     if edge is not None and code is not None:

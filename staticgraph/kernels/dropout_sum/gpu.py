@@ -21,14 +21,14 @@ BLOCK = 1024
 
 
 @triton.jit
-def fill_kernel(
+def dropout_sum_fill(
     x,
     gate,
     residual,
     seed,
     out,
     site,
-    p,
+    p: tl.constexpr,
     rows,
     width: tl.constexpr,
     GATED: tl.constexpr,
@@ -39,7 +39,8 @@ def fill_kernel(
     """One program: a block of positions, each dropped or scaled by ``1 / (1 - p)``, then added to
     the residual."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = at < rows.to(tl.int64) * width  # a multiple of the constant width, so loads vectorise
+    # A multiple of the constant width, so loads vectorise.
+    here = at < tl.full([], width, tl.int64) * rows
     place = at.to(tl.uint32)
     none = place * 0
     drawn, _, _, _ = tl.philox(tl.load(seed), place, none + site, none, none)
@@ -58,7 +59,7 @@ def fill(
 ) -> Tensor:
     """Runs the operator in one launch."""
     out = torch.empty_like(x)
-    fill_kernel[(triton.cdiv(max(x.numel(), 1), BLOCK),)](
+    dropout_sum_fill[(triton.cdiv(max(x.numel(), 1), BLOCK),)](
         x,
         x if gate is None else gate,
         x if residual is None else residual,

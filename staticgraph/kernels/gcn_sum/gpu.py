@@ -16,13 +16,13 @@ from staticgraph.kernels.launch import block, warps, wide
 
 
 @triton.jit
-def degrees_kernel(
+def gcn_sum_degrees(
     weight,
     src,
     row_ptr,
     root,
     own,
-    fill,
+    fill: tl.constexpr,
     WEIGHTED: tl.constexpr,
     LOOPS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -45,7 +45,7 @@ def degrees_kernel(
 
 
 @triton.jit
-def forward_kernel(
+def gcn_sum_forward(
     x,
     bias,
     root,
@@ -83,7 +83,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def gcn_sum_backward(
     grad,
     root,
     own,
@@ -118,7 +118,7 @@ def backward_kernel(
 
 
 @triton.jit
-def weights_kernel(
+def gcn_sum_weights(
     grad,
     x,
     root,
@@ -174,7 +174,7 @@ def weights_kernel(
 
 
 @triton.jit
-def degrees_backward_kernel(
+def gcn_sum_degrees_backward(
     droot, down, root, src, row_ptr, dweight, LOOPS: tl.constexpr, WIDE: tl.constexpr
 ):
     """One program: the gradients of the weights of the edges into node ``i``, through its degree
@@ -203,7 +203,7 @@ def degrees(
     dtype = torch.promote_types(like.dtype, torch.float32)
     root = torch.empty(len(row_ptr) - 1, dtype=dtype, device=src.device)
     own = torch.empty_like(root)
-    degrees_kernel[(len(root),)](
+    gcn_sum_degrees[(len(root),)](
         root if weight is None else weight,
         src,
         row_ptr,
@@ -231,7 +231,7 @@ def forward(
 ) -> Tensor:
     """Runs forward in one launch."""
     out = torch.empty_like(x, dtype=dtype)
-    forward_kernel[(len(x),)](
+    gcn_sum_forward[(len(x),)](
         x,
         x if bias is None else bias,
         root,
@@ -260,7 +260,7 @@ def backward(
 ) -> Tensor:
     """Runs backward in one launch."""
     dx = torch.empty_like(grad, dtype=dtype)
-    backward_kernel[(len(grad),)](
+    gcn_sum_backward[(len(grad),)](
         grad,
         root,
         own,
@@ -291,7 +291,7 @@ def weights_backward(
     """Runs the operator in one launch."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     droot, down, dweight = (x.new_empty(n, dtype=dtype) for n in (len(x), len(x), len(src)))
-    weights_kernel[(len(x),)](
+    gcn_sum_weights[(len(x),)](
         grad.contiguous(),
         x.contiguous(),
         root,
@@ -316,7 +316,7 @@ def degrees_backward(
 ) -> Tensor:
     """Runs the operator in one launch."""
     dweight = root.new_empty(len(src))
-    degrees_backward_kernel[(len(root),)](
+    gcn_sum_degrees_backward[(len(root),)](
         droot,
         down,
         root,

@@ -69,7 +69,7 @@ def stays(seed, begin, i, j, h, site, p):
 
 
 @triton.jit
-def forward_kernel(
+def graph_attention_forward(
     rows,
     starts,
     seed,
@@ -79,7 +79,7 @@ def forward_kernel(
     graphs,
     tiles,
     site,
-    p,
+    p: tl.constexpr,
     SCALE: tl.constexpr,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -119,15 +119,16 @@ def forward_kernel(
             largest = more
         result = result / total[:, None]
         put_tile(out + h * SIZE, begin, i, n, result, HEADS * SIZE, SIZE, BLOCK)
-        tl.store(lse + h * nodes + begin + i, largest + tl.log(total), mask=i < n)
+        tl.store(lse + h.to(tl.int64) * nodes + begin + i, largest + tl.log(total), mask=i < n)
     padding = tl.load(starts + graphs).to(tl.int64)
     zero = tl.zeros([TILE, BLOCK], tl.float32)
-    for start in range(padding + program * TILE, nodes, graphs * tiles * TILE):
+    tiled = tl.num_programs(0).to(tl.int64) * TILE
+    for start in range(padding + program.to(tl.int64) * TILE, nodes, tiled):
         put_tile(out + h * SIZE, start, r, nodes - start, zero, HEADS * SIZE, SIZE, BLOCK)
 
 
 @triton.jit
-def backward_kernel(
+def graph_attention_backward(
     grad,
     rows,
     out,
@@ -139,7 +140,7 @@ def backward_kernel(
     graphs,
     tiles,
     site,
-    p,
+    p: tl.constexpr,
     SCALE: tl.constexpr,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -162,7 +163,7 @@ def backward_kernel(
     v_at = k_at + HEADS * SIZE
     g_at = grad + h * SIZE
     o_at = out + h * SIZE
-    l_at = lse + h * nodes + begin
+    l_at = lse + h.to(tl.int64) * nodes + begin
     dq_at = drows + h * SIZE
     dk_at = dq_at + HEADS * SIZE
     dv_at = dk_at + HEADS * SIZE
@@ -214,7 +215,8 @@ def backward_kernel(
         put_tile(dq_at, begin, i, n, dq * SCALE, 3 * HEADS * SIZE, SIZE, BLOCK)
     padding = tl.load(starts + graphs).to(tl.int64)
     zero = tl.zeros([TILE, BLOCK], tl.float32)
-    for start in range(padding + program * TILE, nodes, graphs * tiles * TILE):
+    tiled = tl.num_programs(0).to(tl.int64) * TILE
+    for start in range(padding + program.to(tl.int64) * TILE, nodes, tiled):
         put_tile(dq_at, start, r, nodes - start, zero, 3 * HEADS * SIZE, SIZE, BLOCK)
         put_tile(dk_at, start, r, nodes - start, zero, 3 * HEADS * SIZE, SIZE, BLOCK)
         put_tile(dv_at, start, r, nodes - start, zero, 3 * HEADS * SIZE, SIZE, BLOCK)
@@ -233,7 +235,7 @@ def forward(
     out = rows.new_empty(len(rows), rows.size(1) // 3)
     lse = rows.new_empty(heads, len(rows), dtype=torch.float32)
     tiles, grid, options = _options(rows, starts, seed, heads, longest)
-    forward_kernel[grid](
+    graph_attention_forward[grid](
         rows,
         starts,
         starts if seed is None else seed,
@@ -264,7 +266,7 @@ def backward(
     """Runs backward in one launch."""
     found = torch.empty_like(rows)
     tiles, grid, options = _options(rows, starts, seed, heads, longest)
-    backward_kernel[grid](
+    graph_attention_backward[grid](
         grad,
         rows,
         out,

@@ -17,7 +17,7 @@ from staticgraph.kernels.launch import warps
 
 
 @triton.jit
-def to_block_kernel(
+def head_blocks_to_block(
     values,
     node_of_place,
     first_block,
@@ -51,7 +51,7 @@ def to_block_kernel(
 
 
 @triton.jit
-def to_rows_kernel(
+def head_blocks_to_rows(
     first_block,
     second_block,
     third_block,
@@ -108,7 +108,7 @@ def to_blocks(
     columns, found, first = block_of(width), [], 0
     for count, places in zip(graphs, widths, strict=True):
         blocks = [rows.new_empty(count, heads, places, width // heads) for _ in range(parts)]
-        to_block_kernel[(count * places,)](
+        head_blocks_to_block[(count * places,)](
             rows,
             node_of_place[first : first + count * places],
             blocks[0],
@@ -139,7 +139,7 @@ def to_rows(blocks: Sequence[Tensor], place_of_node: Tensor, parts: int) -> Tens
     for at in range(0, len(blocks), parts):
         own = blocks[at : at + parts]
         graphs, _, places, _ = own[0].shape
-        to_rows_kernel[(len(rows),)](
+        head_blocks_to_rows[(len(rows),)](
             own[0],
             own[parts // 2],
             own[-1],

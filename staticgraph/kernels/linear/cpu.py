@@ -1,232 +1,159 @@
-"""``linear`` on the CPU for small layers: tiled products (:mod:`staticgraph.kernels.tiles`) on
-torch's threads.
+"""Products of a linear layer on a CPU: torch's or oneDNN's, whichever is faster on this machine.
 
-A oneDNN product takes 20 us before it starts, as long as the arithmetic for a batch of a few
-graphs, and for a weight's gradient it copies both operands (docs/notes/kernels.md has figures).
-Layers with a large weight are left to oneDNN, which cuts the weight into blocks that fit a cache.
+torch multiplies float32 matrices with the library that it was built with, often MKL, which on some
+processors takes twice as long as oneDNN and on others less. No shape tells which; so each kind and
+size of product is timed once per machine, for a few milliseconds at its first call, and the choice
+is kept in the user's cache folder: later processes take the same library and get the same bits.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import json
+import platform
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from staticgraph.jit import kernel, kernel_part
-from staticgraph.kernels.addresses import LIKE, addresses, carray, pointer
-from staticgraph.kernels.lanes import LANES
-from staticgraph.kernels.threads import on_threads, portion, threads_for
-from staticgraph.kernels.tiles import ROWS, WIDE, tile, wide_tile
-from staticgraph.store.columns import Array
+from staticgraph.files import atomic, own_cache
 
-# Elements of a weight up to which its gradient and its input's gradient are computed here, for any
-# number of rows: the time of a step is linear in its rows.
-MOST_WEIGHTS = 1 << 14
-# Elements of a weight that forward transposes (over eight rows, 512 x 512 would take 28 times as
-# long as oneDNN), and multiplications it does: its bias and ReLU are separate passes.
-MOST_TURNED = 1 << 13
-MOST_PRODUCTS = 1 << 25
-# Rows that a weight's gradient sums at a time: sums of fewer terms lose less precision.
-STRETCH = 256
-# Rows that a bias's gradient sums at a time, before the sums are added in float64.
-BLOCK = 64
+FILE = "products.json"
+# Interleaved calls of each library; the fastest counts, since noise only adds.
+ROUNDS = 5
+# oneDNN's operator is private to torch and may be missing. It is taken where it is at least this
+# much faster: a smaller gain is within noise.
+GAIN = 1.05
 
 
-@kernel_part
-def _product(
-    thread: int,
-    threads: int,
-    left: Array,
-    right: Array,
-    rows: int,
-    terms: int,
-    columns: int,
-    bias: Array,
-    relu: bool,
-    out: Array,
-) -> None:
-    """Computes ``out [rows, columns] = left [rows, terms] @ right [terms, columns]``, plus bias
-    unless it is empty.
+def _onednn() -> Any:
+    """Returns Inductor's CPU lowering of a linear layer, or None where this torch has none."""
+    if not torch.backends.mkldnn.is_available():
+        return None
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
-    The last tile of rows overlaps the previous one, which belongs to the same thread.
+
+ONEDNN = _onednn()
+
+
+def _by_onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes ``a @ b.T + bias``; either operand may be a transposed view.
+
+    oneDNN has no fast loop for a second operand with gaps, such as a slice of a wider weight:
+    ``[128, 64]`` of ``[128, 192]`` took 590 ms instead of 0.2 (one CPU core, 2026-11-22).
     """
-    low, high = portion(rows - rows % ROWS, ROWS, thread, threads)
-    if thread == threads - 1:
-        high = rows
-    whole = columns - columns % WIDE
-    for first in range(low, high, ROWS):
-        r = min(first, rows - ROWS)
-        at, to = r * terms, r * columns
-        for c in range(0, whole, WIDE):
-            wide_tile(left, at, 1, terms, right, c, columns, terms, out, to + c, columns, False)
-        for c in range(whole, columns, LANES):
-            tile(left, at, 1, terms, right, c, columns, terms, out, to + c, columns, False)
-    found = out.reshape(rows, columns)
-    if len(bias) > 0:
-        for r in range(low, high):
-            for c in range(columns):
-                found[r, c] += bias[c]
-    if relu:
-        for r in range(low, high):
-            for c in range(columns):
-                value = found[r, c]
-                found[r, c] = 0 if value <= 0 else value
+    dense = b if b.is_contiguous() or b.t().is_contiguous() else b.contiguous()
+    bias = None if bias is None else bias.contiguous()  # its stride is not read
+    return ONEDNN(a, dense, bias, "none", [], "")
 
 
-_products = on_threads(_product)
+def _weight_by_onednn(grad: Tensor, x: Tensor) -> Tensor:
+    """Computes ``grad.T @ x``; oneDNN copies a transposed first operand, so the narrower one comes
+    first."""
+    if grad.size(1) <= x.size(1):
+        return _by_onednn(grad.t(), x.t())
+    return _by_onednn(x.t(), grad.t()).t().contiguous()
 
 
-@kernel
-def forward(
-    like: float,
-    at: tuple[int, ...],
-    sizes: tuple[int, int, int],
-    biased: bool,
-    relu: bool,
-    threads: int,
-) -> None:
-    """Runs forward on the addresses of ``x [R, I]``, ``weight [O, I]``, ``bias [O]``, scratch for
-    the transposed weight, and ``out [R, O]``.
+def _layer_by(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A layer by a product; oneDNN's own ReLU would turn NaN into 0, and is no faster."""
 
-    NaN propagates through ReLU.
-    """
-    rows, terms, columns = sizes
-    x = carray(pointer(at[0], like), rows * terms)
-    weight = carray(pointer(at[1], like), (columns, terms))
-    bias = carray(pointer(at[2], like), columns if biased else 0)
-    turned = carray(pointer(at[3], like), (terms, columns))
-    out = carray(pointer(at[4], like), rows * columns)
-    for o in range(columns):
-        for i in range(terms):
-            turned[i, o] = weight[o, i]
-    right = turned.reshape(-1)
-    _products(threads, (x, right, rows, terms, columns, bias, relu, out))
+    def layer(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        """``[N, I]`` to ``[N, O]``."""
+        out = product(x, weight, bias)
+        return out.relu_() if relu else out
+
+    return layer
 
 
-@kernel
-def input_gradient(
-    like: float, at: tuple[int, ...], sizes: tuple[int, int, int], threads: int
-) -> None:
-    """Computes the input gradient on the addresses of ``grad [R, O]``, ``weight [O, I]`` and
-    ``dx [R, I]``."""
-    rows, terms, columns = sizes
-    grad = carray(pointer(at[0], like), rows * terms)
-    weight = carray(pointer(at[1], like), terms * columns)
-    out = carray(pointer(at[2], like), rows * columns)
-    _products(threads, (grad, weight, rows, terms, columns, out[:0], False, out))
+Product = Callable[..., Tensor]
+# Each kind of product by torch and by oneDNN.
+PRODUCTS: dict[str, tuple[Product, Product]] = {
+    "layer": (_layer_by(torch.nn.functional.linear), _layer_by(_by_onednn)),
+    "input": (torch.mm, lambda grad, weight: _by_onednn(grad, weight.t())),
+    "weight": (lambda grad, x: grad.t() @ x, _weight_by_onednn),
+}
 
 
-@kernel_part
-def _weight_gradient(
-    thread: int,
-    threads: int,
-    grad: Array,
-    x: Array,
-    rows: int,
-    height: int,
-    columns: int,
-    out: Array,
-    sums: Array,
-) -> None:
-    """Computes one thread's rows of ``out``, and the sums of its blocks of rows of ``grad``."""
-    of_row = grad.reshape(rows, height)
-    begin, end = portion(len(sums), 1, thread, threads)
-    for block in range(begin, end):
-        into = sums[block]
-        into[:] = 0
-        for r in range(block * BLOCK, min((block + 1) * BLOCK, rows)):
-            for o in range(height):
-                into[o] += of_row[r, o]
-    low, high = portion(height, ROWS, thread, threads)
-    whole = columns - columns % WIDE
-    if rows == 0:
-        out[:] = 0
-    for first in range(0, rows, STRETCH):
-        count, adds = min(STRETCH, rows - first), first > 0
-        g, right = first * height, first * columns
-        for r in range(low, high, ROWS):
-            a, to = g + r, r * columns
-            for c in range(0, whole, WIDE):
-                b = right + c
-                wide_tile(grad, a, height, 1, x, b, columns, count, out, to + c, columns, adds)
-            for c in range(whole, columns, LANES):
-                b = right + c
-                tile(grad, a, height, 1, x, b, columns, count, out, to + c, columns, adds)
+class Choices:
+    """Whether oneDNN computes a product, by kind and size; read from the cache folder once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, bool] | None = None
+
+    def onednn(self, kind: str, operands: tuple[Any, ...]) -> bool:
+        """Returns the choice for a product, timing it if it is not known."""
+        if ONEDNN is None:
+            return False
+        if self._known is None:
+            self._known = self._read()
+        key = self._key(kind, *operands[:2])
+        if key not in self._known:
+            self._known[key] = _is_faster(PRODUCTS[kind], operands)
+            self._write()
+        return self._known[key]
+
+    @staticmethod
+    def _key(kind: str, a: Tensor, b: Tensor) -> str:
+        """Rows count by their power of two: libraries change their loops with sizes, not rows."""
+        size = f"{len(a).bit_length()}:{a.size(1)}x{b.size(0)}x{b.size(1)}"
+        return f"{processor()}, torch {torch.__version__}, {torch.get_num_threads()}: {kind} {size}"
+
+    def _read(self) -> dict[str, bool]:
+        with suppress(OSError, ValueError, own_cache.NotOurs):
+            values: Any = json.loads(self._path().read_text())
+            return {str(key): bool(value) for key, value in values.items()}
+        return {}
+
+    def _write(self) -> None:
+        assert self._known is not None
+        with suppress(OSError, own_cache.NotOurs), atomic.writing(self._path()) as file:
+            file.write(json.dumps({**self._read(), **self._known}, indent=1).encode())
+
+    @staticmethod
+    def _path() -> Path:
+        return own_cache.folder() / FILE
 
 
-_weight_gradients = on_threads(_weight_gradient)
+def processor() -> str:
+    """The processor's name, as Linux states it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
-@kernel
-def weight_gradient(
-    like: float, at: tuple[int, ...], sizes: tuple[int, int, int], threads: int
-) -> None:
-    """Computes the weight gradient on the addresses of ``grad [R, O]``, ``x [R, I]``,
-    ``dweight [O, I]`` and ``dbias [O]``."""
-    rows, height, columns = sizes
-    grad = carray(pointer(at[0], like), rows * height)
-    x = carray(pointer(at[1], like), rows * columns)
-    out = carray(pointer(at[2], like), height * columns)
-    dbias = carray(pointer(at[3], like), height)
-    sums = np.empty(((rows + BLOCK - 1) // BLOCK, height), grad.dtype)
-    _weight_gradients(threads, (grad, x, rows, height, columns, out, sums))
-    total = np.zeros(height)
-    for block in range(len(sums)):
-        for o in range(height):
-            total[o] += sums[block, o]
-    for o in range(height):
-        dbias[o] = total[o]
+def _is_faster(products: tuple[Product, Product], operands: tuple[Any, ...]) -> bool:
+    """Times both products on these operands; whether the second is the faster one."""
+    least = [float("inf"), float("inf")]
+    for product in products:
+        product(*operands)
+    for _ in range(ROUNDS):
+        for which, product in enumerate(products):
+            began = time.perf_counter()
+            product(*operands)
+            least[which] = min(least[which], time.perf_counter() - began)
+    return least[1] * GAIN < least[0]
 
 
-def _threads(sizes: tuple[int, int, int]) -> int:
-    """Returns the number of threads, counting ``2 * LANES`` multiplications as one number of a
-    pass."""
-    rows, terms, columns = sizes
-    return threads_for(rows * terms * columns // (2 * LANES))
+CHOICES = Choices()
 
 
-def product_serves(rows: int, terms: int, columns: int) -> bool:
-    """Returns whether a product over rows is computed here."""
-    return rows >= ROWS and columns % LANES == 0 and terms * columns <= MOST_WEIGHTS
-
-
-def layer_serves(rows: int, terms: int, columns: int) -> bool:
-    """Returns whether a layer's forward is computed here."""
-    few = terms * columns <= MOST_TURNED and rows * terms * columns <= MOST_PRODUCTS
-    return few and product_serves(rows, terms, columns)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """Computes ``x @ weight.T + bias``, with ReLU if requested, for sizes that
-    :func:`layer_serves`."""
-    rows, terms, columns = x.size(0), x.size(1), weight.size(0)
-    out, turned = x.new_empty(rows, columns), x.new_empty(terms, columns)
-    x, weight = x.contiguous(), weight.contiguous()
-    at = addresses(x, weight, bias, turned, out)
-    sizes = rows, terms, columns
-    forward(LIKE[x.dtype], at, sizes, bias is not None, relu, _threads(sizes))
-    return out
+def layer(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """Computes ``x @ weight.T + bias`` in float32, with ReLU if requested."""
+    operands = x, weight, bias, relu
+    return PRODUCTS["layer"][CHOICES.onednn("layer", operands)](*operands)
 
 
 def gradient_of_input(grad: Tensor, weight: Tensor) -> Tensor:
-    """Computes ``grad @ weight``, for sizes that :func:`product_serves`."""
-    grad, weight = grad.contiguous(), weight.contiguous()
-    rows, terms, columns = grad.size(0), grad.size(1), weight.size(1)
-    out = grad.new_empty(rows, columns)
-    sizes = rows, terms, columns
-    input_gradient(LIKE[grad.dtype], addresses(grad, weight, out), sizes, _threads(sizes))
-    return out
+    """Computes ``grad @ weight`` in float32."""
+    return PRODUCTS["input"][CHOICES.onednn("input", (grad, weight))](grad, weight)
 
 
-def weight_serves(height: int, columns: int) -> bool:
-    """Returns whether the gradient of a weight ``[O, I]`` is computed here."""
-    return height % ROWS == 0 and columns % LANES == 0 and height * columns <= MOST_WEIGHTS
-
-
-def gradient_of_weight(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes ``grad.T @ x`` and ``grad.sum(0)``, for sizes that :func:`weight_serves`."""
-    grad, x = grad.contiguous(), x.contiguous()
-    rows, height, columns = grad.size(0), grad.size(1), x.size(1)
-    out, dbias = grad.new_empty(height, columns), grad.new_empty(height)
-    sizes = rows, height, columns
-    weight_gradient(LIKE[grad.dtype], addresses(grad, x, out, dbias), sizes, _threads(sizes))
-    return out, dbias
+def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
+    """Computes ``grad.T @ x`` in float32."""
+    return PRODUCTS["weight"][CHOICES.onednn("weight", (grad, x))](grad, x)

@@ -27,7 +27,7 @@ MAX_CHUNKS = 64
 
 
 @triton.jit
-def masked_sums_kernel(
+def linear_masked_sums(
     grad,
     out,
     masked,
@@ -65,7 +65,7 @@ def masked_sums(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_CHUNKS), ROWS) * ROWS
     chunks = triton.cdiv(max(rows, 1), rows_a_chunk)
     masked, partial = torch.empty_like(grad), wide_like(grad, chunks, 1, width)
-    masked_sums_kernel[(chunks, triton.cdiv(width, COLUMNS))](
+    linear_masked_sums[(chunks, triton.cdiv(width, COLUMNS))](
         grad,
         out,
         masked,

@@ -1,4 +1,4 @@
-"""``linear`` as a torch operator: tiles or oneDNN on a CPU, torch and Triton on CUDA.
+"""``linear`` as a torch operator: torch or oneDNN on a CPU, torch and Triton on CUDA.
 
 Operands may differ in dtype from the result: they are rounded to the result's dtype as autocast
 would do, and each gradient has the dtype of its operand.
@@ -17,46 +17,12 @@ from staticgraph.kernels.linear.reference import linear_reference
 from staticgraph.kernels.register import differentiable_once, operator
 
 
-def _onednn() -> Any:
-    """Returns Inductor's CPU lowering of a linear layer, or None; the operator is private and may
-    be missing."""
-    if not torch.backends.mkldnn.is_available():
-        return None
-    return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-
-
-ONEDNN = _onednn()
-
-
-def available() -> bool:
-    """Returns whether this torch has oneDNN's linear operator."""
-    return ONEDNN is not None
-
-
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, post: str = "none") -> Tensor:
-    """Computes ``a @ b.T + bias``, optionally with ReLU; either operand may be a transposed
-    view."""
-    assert ONEDNN is not None
-    return ONEDNN(a, _dense(b), bias, post, [], "")
-
-
-def _dense(b: Tensor) -> Tensor:
-    """Returns the second operand without gaps between its rows or columns.
-
-    oneDNN has no fast loop for a strided operand such as a slice of a wider weight: ``[128, 64]``
-    of ``[128, 192]`` took 590 ms instead of 0.2 (one CPU core, 2026-11-22).
-    """
-    return b if b.is_contiguous() or b.t().is_contiguous() else b.contiguous()
-
-
 def _on_cpu(
     x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
 ) -> Tensor:
     if {x.dtype, weight.dtype, dtype} != {torch.float32}:
         return linear_reference(x, weight, bias, relu, dtype)
-    if cpu.layer_serves(len(x), x.size(1), len(weight)):
-        return cpu.linear(x, weight, bias, relu)
-    return _product(x, weight, bias, "relu" if relu else "none")
+    return cpu.layer(x, weight, bias, relu)
 
 
 def _backward_on_cpu(
@@ -66,27 +32,10 @@ def _backward_on_cpu(
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
     if {grad.dtype, x.dtype, weight.dtype} != {torch.float32}:
         return _backward_of_casts(grad, x, weight, into)
-    if cpu.product_serves(len(x), *weight.shape):
-        dx = cpu.gradient_of_input(grad, weight)
-    else:
-        dx = _product(grad, weight.t())
+    dx = cpu.gradient_of_input(grad, weight)
     if into is not None:
         dx.add_(into)
-    if cpu.weight_serves(grad.size(1), x.size(1)):
-        return dx, *cpu.gradient_of_weight(grad, x)
-    return dx, _weights_gradient(grad, x), grad.sum(0)
-
-
-def _weights_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """Computes ``grad.T @ x`` for large weights with oneDNN.
-
-    oneDNN copies a transposed first operand, so the narrower one comes first: 823 rows of 600 and
-    300 take 1.4 ms instead of 2.2, including the transposition of the result (one CPU core,
-    2026-11-22).
-    """
-    if grad.size(1) <= x.size(1):
-        return _product(grad.t(), x.t())
-    return _product(x.t(), grad.t()).t().contiguous()
+    return dx, cpu.gradient_of_weight(grad, x), grad.sum(0)
 
 
 def _backward_of_casts(
@@ -203,7 +152,7 @@ def linear(
             for that of ``x``. Sums are float32.
 
     Returns:
-        ``[R, O]``, differentiable once. Bitwise deterministic.
+        ``[R, O]``, differentiable once. The same bits on one machine and number of threads.
     """
     dtype = dtype or x.dtype
     x, weight, bias = _cast_if_large(x.contiguous(), weight, bias, dtype)

@@ -69,7 +69,7 @@ def forward_tile(
 
 
 @triton.jit
-def forward_kernel(
+def linear_small_forward(
     x,
     weight,
     bias,
@@ -84,7 +84,7 @@ def forward_kernel(
     STEP: tl.constexpr,
 ):
     """One program: a tile of the output, rows by columns."""
-    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     forward_tile(x, weight, bias, out, r, o, rows, WIDTH, OUT, BIASED, RELU, ROWS, COLUMNS, STEP)
 
@@ -119,7 +119,7 @@ def input_tile(
 ):
     """Computes a tile of the input's gradient, rows by columns."""
     across: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
-    r = (tile // across) * ROWS + tl.arange(0, ROWS)
+    r = (tile // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     i = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, OUT, STEP):
@@ -155,7 +155,7 @@ def weight_tile(
     tiles also sums the bias gradient."""
     high: tl.constexpr = (OUT + SIDE - 1) // SIDE
     across: tl.constexpr = (WIDTH + SIDE - 1) // SIDE
-    chunk = tile // (high * across)
+    chunk = (tile // (high * across)).to(tl.int64)
     o = (tile // across % high) * SIDE + tl.arange(0, SIDE)
     i = (tile % across) * SIDE + tl.arange(0, SIDE)
     total = tl.zeros([SIDE, SIDE], tl.float32)
@@ -177,7 +177,7 @@ def weight_tile(
 
 
 @triton.jit
-def backward_kernel(
+def linear_small_backward(
     grad,
     x,
     weight,
@@ -213,7 +213,7 @@ def backward_kernel(
 
 
 @triton.jit
-def join_kernel(
+def linear_small_join(
     weights,
     biases,
     dweight,
@@ -228,14 +228,16 @@ def join_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if tl.program_id(0) * BLOCK < SIZE:
         total = tl.load(weights + at, mask=at < SIZE, other=0)
-        for chunk in range(1, chunks):
-            total += tl.load(weights + chunk * SIZE + at, mask=at < SIZE, other=0)
+        for _ in range(1, chunks):
+            weights += SIZE
+            total += tl.load(weights + at, mask=at < SIZE, other=0)
         tl.store(dweight + at, total.to(dweight.dtype.element_ty), mask=at < SIZE)
     else:
         o = at - tl.cdiv(SIZE, BLOCK) * BLOCK
         total = tl.load(biases + o, mask=o < OUT, other=0)
-        for chunk in range(1, chunks):
-            total += tl.load(biases + chunk * OUT + o, mask=o < OUT, other=0)
+        for _ in range(1, chunks):
+            biases += OUT
+            total += tl.load(biases + o, mask=o < OUT, other=0)
         tl.store(dbias + o, total.to(dbias.dtype.element_ty), mask=o < OUT)
 
 
@@ -245,7 +247,7 @@ def forward(
     """Runs forward in one launch, rounding as if operands had been cast to ``dtype``."""
     rows, (high, width) = x.size(0), weight.shape
     out = x.new_empty(rows, high, dtype=dtype)
-    forward_kernel[(triton.cdiv(max(rows, 1), ROWS), triton.cdiv(high, COLUMNS))](
+    linear_small_forward[(triton.cdiv(max(rows, 1), ROWS), triton.cdiv(high, COLUMNS))](
         x,
         weight,
         weight if bias is None else bias,
@@ -277,7 +279,7 @@ def backward(
         summed = (wide_like(grad, chunks, high, width), wide_like(grad, chunks, high))
     of_input = triton.cdiv(rows, ROWS) * triton.cdiv(width, COLUMNS)
     of_weight = chunks * triton.cdiv(high, SIDE) * triton.cdiv(width, SIDE)
-    backward_kernel[(of_input + of_weight,)](
+    linear_small_backward[(of_input + of_weight,)](
         grad,
         x,
         weight,
@@ -300,7 +302,7 @@ def backward(
     )
     if chunks > 1:
         blocks = triton.cdiv(dweight.numel(), 512) + triton.cdiv(high, 512)
-        join_kernel[(blocks,)](
+        linear_small_join[(blocks,)](
             *summed, dweight, dbias, chunks, dweight.numel(), high, BLOCK=512, num_warps=4
         )
     return dx, dweight, dbias

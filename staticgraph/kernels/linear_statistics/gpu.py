@@ -24,7 +24,7 @@ from staticgraph.kernels.linear.small import COLUMNS, STEP, forward_tile
 
 
 @triton.jit
-def forward_kernel(
+def linear_statistics_forward(
     x,
     weight,
     bias,
@@ -42,7 +42,7 @@ def forward_kernel(
 ):
     """One program: a tile of the output, rows by columns, and mean and squared deviations of its
     real rows."""
-    tile = tl.program_id(0)
+    tile = tl.program_id(0).to(tl.int64)
     r = tile * ROWS + tl.arange(0, ROWS)
     o = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     written = forward_tile(
@@ -76,7 +76,7 @@ def forward(
     tile, tiles = rows_a_partial(rows), partials_of(rows)
     out = x.new_empty(rows, high, dtype=dtype)
     partial = wide_like(x, tiles, 2, high)
-    forward_kernel[(tiles, triton.cdiv(high, COLUMNS))](
+    linear_statistics_forward[(tiles, triton.cdiv(high, COLUMNS))](
         x,
         weight,
         weight if bias is None else bias,

@@ -38,7 +38,7 @@ def score_of(
     value = zero
     known = h < heads
     if PAIRED:
-        at = pair + h * (2 * nodes)
+        at = pair + h.to(tl.int64) * 2 * nodes
         value += tl.load(at + 2 * j, mask=known, other=0).to(zero.dtype)
         value += tl.load(at + 2 * i + 1, mask=known, other=0).to(zero.dtype)
     if EDGED:
@@ -47,7 +47,7 @@ def score_of(
 
 
 @triton.jit
-def forward_kernel(
+def neighbour_attention_forward(
     x,
     pair,
     edge,
@@ -57,7 +57,7 @@ def forward_kernel(
     out,
     share,
     own_share,
-    slope,
+    slope: tl.constexpr,
     nodes,
     heads: tl.constexpr,
     width: tl.constexpr,
@@ -118,7 +118,7 @@ def forward_kernel(
 
 
 @triton.jit
-def sources_kernel(
+def neighbour_attention_sources(
     grad,
     x,
     out,
@@ -134,7 +134,7 @@ def sources_kernel(
     dpair,
     dedge,
     down,
-    slope,
+    slope: tl.constexpr,
     nodes,
     heads: tl.constexpr,
     width: tl.constexpr,
@@ -182,12 +182,12 @@ def sources_kernel(
         tl.store(dedge + e * heads + h, value.to(dedge.dtype.element_ty), mask=known)
     tl.store(dx + j * heads * width + place, result.to(dx.dtype.element_ty), mask=inside)
     if PAIRED:
-        at = dpair + h * (2 * nodes) + 2 * j
+        at = dpair + h.to(tl.int64) * 2 * nodes + 2 * j
         tl.store(at, as_source.to(dpair.dtype.element_ty), mask=known)
 
 
 @triton.jit
-def targets_kernel(
+def neighbour_attention_targets(
     dedge,
     down,
     row_ptr,
@@ -208,7 +208,7 @@ def targets_kernel(
         total += tl.load(down + i * heads + h, mask=known, other=0).to(WIDE)
     for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
         total += tl.load(dedge + e * heads + h, mask=known, other=0).to(WIDE)
-    at = dpair + h * (2 * nodes) + 2 * i + 1
+    at = dpair + h.to(tl.int64) * 2 * nodes + 2 * i + 1
     tl.store(at, total.to(dpair.dtype.element_ty), mask=known)
 
 
@@ -228,7 +228,7 @@ def forward(
     out = torch.empty_like(x, dtype=dtype)
     share = wide_like(x, len(src), heads)
     own_share = wide_like(x, len(x) if loops else 0, heads)
-    forward_kernel[(len(x),)](
+    neighbour_attention_forward[(len(x),)](
         x,
         x if pair is None else pair,
         x if edge is None else edge,
@@ -270,7 +270,7 @@ def backward(
     dedge = share.new_empty(len(dst), heads)  # in the accumulation dtype, since it is summed again
     down = share.new_empty(len(x) if loops else 0, heads)
     options = _options(x, pair, edge, own, heads, loops)
-    sources_kernel[(len(x),)](
+    neighbour_attention_sources[(len(x),)](
         grad,
         x,
         out,
@@ -293,7 +293,7 @@ def backward(
         **options,
     )
     if pair is not None:
-        targets_kernel[(len(x),)](
+        neighbour_attention_targets[(len(x),)](
             dedge,
             down,
             row_ptr,

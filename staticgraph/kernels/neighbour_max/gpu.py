@@ -18,7 +18,7 @@ from staticgraph.kernels.launch import block, warps, wide, wide_like
 
 
 @triton.jit
-def forward_kernel(
+def neighbour_max_forward(
     x,
     edge,
     src,
@@ -49,7 +49,7 @@ def forward_kernel(
 
 
 @triton.jit
-def shares_kernel(
+def neighbour_max_shares(
     grad,
     x,
     edge,
@@ -93,7 +93,7 @@ def shares_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def neighbour_max_backward(
     share,
     x,
     edge,
@@ -135,7 +135,7 @@ def forward(x: Tensor, edge: Tensor | None, src: Tensor, row_ptr: Tensor) -> Ten
     """Runs forward in one launch."""
     out = torch.empty_like(x)
     given = x if edge is None else edge
-    forward_kernel[(len(x),)](x, given, src, row_ptr, out, x.size(1), **_options(x, edge))
+    neighbour_max_forward[(len(x),)](x, given, src, row_ptr, out, x.size(1), **_options(x, edge))
     return out
 
 
@@ -155,10 +155,10 @@ def backward(
     dedge = x.new_empty(0) if edge is None else torch.empty_like(edge)
     largest = out if edge is None else torch.empty_like(share)
     given, options = x if edge is None else edge, _options(x, edge)
-    shares_kernel[(len(x),)](
+    neighbour_max_shares[(len(x),)](
         grad, x, given, out, src, row_ptr, share, largest, x.size(1), **options
     )
-    backward_kernel[(len(x),)](
+    neighbour_max_backward[(len(x),)](
         share, x, given, largest, dst, col_ptr, transpose, dx, dedge, x.size(1), **options
     )
     return dx, dedge

@@ -1,5 +1,5 @@
-"""``neighbour_reduce`` as a torch operator: CPU kernel, segment kernels on CUDA, shapes,
-derivative.
+"""``neighbour_reduce`` as a torch operator: CPU kernel, shapes, derivative. CPU only: for CUDA a
+compiler fuses the operations that lead to each reduction.
 
 A custom layer may sum ``silu(x[src] + e)``; PNA takes mean, minimum, maximum and standard deviation
 of one message. In stock operations each of these is a gather, an activation and a scatter, and
@@ -92,26 +92,6 @@ def _read(
     )
 
 
-def _on_cuda(source, target, edge, code, src, dst, row_ptr, col_ptr, transpose, *options):
-    from staticgraph.kernels.neighbour_reduce import gpu
-
-    edges = gpu.EdgeReductions(src, dst, row_ptr)
-    return gpu.forward((source, target, edge), code, edges, *_named(*options))
-
-
-def _backward_on_cuda(
-    grad, out, source, target, edge, code, src, dst, row_ptr, col_ptr, transpose, *options
-):
-    from staticgraph.kernels.neighbour_reduce import gpu
-
-    edges, operands = gpu.EdgeReductions(src, dst, row_ptr), (source, target, edge)
-    return gpu.backward(grad, out, operands, code, edges, (col_ptr, transpose), *_named(*options))
-
-
-def _named(activation, slope, kinds, towers):
-    return ACTIVATIONS[activation], slope, [REDUCTIONS[kind] for kind in kinds], towers
-
-
 _OPERANDS = (
     "Tensor? source, Tensor? target, Tensor? edge, Tensor? code, Tensor src, Tensor dst, "
     "Tensor row_ptr, Tensor col_ptr, Tensor transpose, int activation, float slope, int[] kinds, "
@@ -133,12 +113,10 @@ def _fake_backward(grad, out, *operands):
 _backward = operator(
     f"neighbour_reduce_backward(Tensor grad, Tensor out, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
     cpu=_backward_on_cpu,
-    cuda=_backward_on_cuda,
+    cuda=None,
     fake=_fake_backward,
 )
-_forward = operator(
-    f"neighbour_reduce({_OPERANDS}) -> Tensor", cpu=_on_cpu, cuda=_on_cuda, fake=_fake
-)
+_forward = operator(f"neighbour_reduce({_OPERANDS}) -> Tensor", cpu=_on_cpu, cuda=None, fake=_fake)
 
 
 class NeighbourReduce(torch.autograd.Function):
@@ -180,7 +158,7 @@ def neighbour_reduce(
     towers: int = 1,
 ) -> Tensor:
     """Reduces one message per edge, ``activation(source[src[e]] + target[i] + edge[e])``, in
-    several ways at once.
+    several ways at once; on a CPU.
 
     The reductions are over the edges ``e`` into each node ``i``.
 

@@ -26,7 +26,7 @@ RELU_ADD = tl.constexpr(2)
 
 
 @triton.jit
-def forward_kernel(
+def neighbour_sum_forward(
     x,
     edge,
     code,
@@ -78,7 +78,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def neighbour_sum_backward(
     grad,
     x,
     edge,
@@ -165,7 +165,7 @@ def forward(
     """Runs forward in one launch."""
     dtype = x.dtype if edge is None else torch.promote_types(x.dtype, edge.dtype)
     out, columns = torch.empty_like(x, dtype=dtype), block(x.size(1))
-    forward_kernel[(len(x),)](
+    neighbour_sum_forward[(len(x),)](
         x,
         x if edge is None else edge,
         src if code is None else code,
@@ -210,7 +210,7 @@ def backward(
         dtype = edge.dtype if code is None else torch.promote_types(edge.dtype, torch.float32)
         dedge = edge.new_empty(len(dst), *edge.shape[1:], dtype=dtype)
     into_each = into_edge if code is None or each else None
-    backward_kernel[(len(x),)](
+    neighbour_sum_backward[(len(x),)](
         grad.contiguous(),
         x,
         x if edge is None else edge,

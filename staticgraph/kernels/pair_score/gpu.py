@@ -19,7 +19,7 @@ from staticgraph.kernels.launch import block, warps, wide, wide_like
 
 
 @triton.jit
-def forward_kernel(
+def pair_score_forward(
     left,
     right,
     weight,
@@ -29,7 +29,7 @@ def forward_kernel(
     row_ptr,
     score,
     loop,
-    slope,
+    slope: tl.constexpr,
     heads: tl.constexpr,
     width: tl.constexpr,
     EDGED: tl.constexpr,
@@ -63,7 +63,7 @@ def forward_kernel(
 
 
 @triton.jit
-def targets_kernel(
+def pair_score_targets(
     grad,
     grad_loop,
     left,
@@ -76,7 +76,7 @@ def targets_kernel(
     dright,
     dweight,
     down,
-    slope,
+    slope: tl.constexpr,
     heads: tl.constexpr,
     width: tl.constexpr,
     EDGED: tl.constexpr,
@@ -117,7 +117,7 @@ def targets_kernel(
 
 
 @triton.jit
-def sources_kernel(
+def pair_score_sources(
     grad,
     grad_loop,
     left,
@@ -130,7 +130,7 @@ def sources_kernel(
     transpose,
     dleft,
     dedge,
-    slope,
+    slope: tl.constexpr,
     heads: tl.constexpr,
     width: tl.constexpr,
     EDGED: tl.constexpr,
@@ -181,7 +181,7 @@ def forward(
     """Runs forward in one launch."""
     heads, width = weight.shape
     score, loop = left.new_empty(len(src), heads), left.new_empty(len(left), heads)
-    forward_kernel[(len(left),)](
+    pair_score_forward[(len(left),)](
         left,
         right,
         weight,
@@ -222,7 +222,7 @@ def backward(
     down = left.new_empty(0) if own is None else torch.empty_like(own)
     options = _options(left, weight, edge, own)
     given = [left, right, weight, left if edge is None else edge, left if own is None else own]
-    targets_kernel[(len(left),)](
+    pair_score_targets[(len(left),)](
         grad,
         grad_loop,
         *given,
@@ -236,7 +236,7 @@ def backward(
         width,
         **options,
     )
-    sources_kernel[(len(left),)](
+    pair_score_sources[(len(left),)](
         grad,
         grad_loop,
         *given,

@@ -16,7 +16,7 @@ ROWS = 16
 
 
 @triton.jit
-def sum_forward_kernel(
+def segment_sum_forward(
     values,
     ptr,
     out,
@@ -29,8 +29,8 @@ def sum_forward_kernel(
     """One program: the sum or mean of segment ``s``."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
-    first = tl.load(ptr + s)
-    last = tl.load(ptr + s + 1)
+    first = tl.load(ptr + s).to(tl.int64)
+    last = tl.load(ptr + s + 1).to(tl.int64)
     total = tl.zeros([BLOCK], WIDE)
     for start in range(first, last, ROWS):
         r = start + tl.arange(0, ROWS)
@@ -43,7 +43,7 @@ def sum_forward_kernel(
 
 
 @triton.jit
-def sum_backward_kernel(
+def segment_sum_backward(
     grad,
     ptr,
     dvalues,
@@ -56,8 +56,8 @@ def sum_backward_kernel(
     """One program: the gradients of segment ``s``'s rows, which are all equal."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
-    first = tl.load(ptr + s)
-    last = tl.load(ptr + s + 1)
+    first = tl.load(ptr + s).to(tl.int64)
+    last = tl.load(ptr + s + 1).to(tl.int64)
     row = tl.load(grad + s * width + f, mask=f < width, other=0).to(WIDE)
     if MEAN:
         row = row / tl.maximum(last - first, 1).to(WIDE)
@@ -72,21 +72,23 @@ def sum_backward_kernel(
 def sum_forward(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
     """Runs the operator in one launch."""
     out = values.new_empty(len(ptr) - 1, values.size(1))
-    sum_forward_kernel[(len(out),)](values, ptr, out, values.size(1), MEAN=mean, **_options(values))
+    segment_sum_forward[(len(out),)](
+        values, ptr, out, values.size(1), MEAN=mean, **_options(values)
+    )
     return out
 
 
 def sum_backward(grad: Tensor, ptr: Tensor, rows: int, mean: bool) -> Tensor:
     """Runs the operator in one launch."""
     dvalues = grad.new_empty(rows, grad.size(1))
-    sum_backward_kernel[(len(grad),)](
+    segment_sum_backward[(len(grad),)](
         grad.contiguous(), ptr, dvalues, grad.size(1), MEAN=mean, **_options(grad)
     )
     return dvalues
 
 
 @triton.jit
-def max_forward_kernel(
+def segment_max_forward(
     values,
     ptr,
     out,
@@ -116,7 +118,7 @@ def max_forward_kernel(
 
 
 @triton.jit
-def max_backward_kernel(
+def segment_max_backward(
     grad,
     values,
     out,
@@ -152,21 +154,21 @@ def max_backward_kernel(
 def max_forward(values: Tensor, ptr: Tensor) -> Tensor:
     """Runs the operator in one launch."""
     out = values.new_empty(len(ptr) - 1, values.size(1))
-    max_forward_kernel[(len(out),)](values, ptr, out, values.size(1), **_options(values))
+    segment_max_forward[(len(out),)](values, ptr, out, values.size(1), **_options(values))
     return out
 
 
 def max_backward(grad: Tensor, values: Tensor, out: Tensor, ptr: Tensor) -> Tensor:
     """Runs the operator in one launch."""
     dvalues = torch.empty_like(values)
-    max_backward_kernel[(len(out),)](
+    segment_max_backward[(len(out),)](
         grad, values, out, ptr, dvalues, values.size(1), **_options(values)
     )
     return dvalues
 
 
 @triton.jit
-def softmax_forward_kernel(
+def segment_softmax_forward(
     values,
     ptr,
     out,
@@ -202,7 +204,7 @@ def softmax_forward_kernel(
 
 
 @triton.jit
-def softmax_backward_kernel(
+def segment_softmax_backward(
     grad,
     out,
     ptr,
@@ -236,14 +238,14 @@ def softmax_backward_kernel(
 def softmax_forward(values: Tensor, ptr: Tensor) -> Tensor:
     """Runs the operator in one launch."""
     out = torch.empty_like(values)
-    softmax_forward_kernel[(len(ptr) - 1,)](values, ptr, out, values.size(1), **_options(values))
+    segment_softmax_forward[(len(ptr) - 1,)](values, ptr, out, values.size(1), **_options(values))
     return out
 
 
 def softmax_backward(grad: Tensor, out: Tensor, ptr: Tensor) -> Tensor:
     """Runs the operator in one launch."""
     dvalues = torch.empty_like(out)
-    softmax_backward_kernel[(len(ptr) - 1,)](grad, out, ptr, dvalues, out.size(1), **_options(out))
+    segment_softmax_backward[(len(ptr) - 1,)](grad, out, ptr, dvalues, out.size(1), **_options(out))
     return dvalues
 
 

@@ -32,7 +32,7 @@ MAX_CHUNKS = 64
 
 
 @triton.jit
-def forward_kernel(
+def table_sum_forward(
     index,
     offsets,
     weight,
@@ -59,7 +59,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def table_sum_backward(
     grad,
     index,
     offsets,
@@ -104,7 +104,7 @@ def backward_kernel(
 
 
 @triton.jit
-def join_kernel(
+def table_sum_join(
     partial,
     into,
     out,
@@ -115,7 +115,7 @@ def join_kernel(
     BLOCK: tl.constexpr,
 ):
     """One program: a block of numbers of the table's gradient, the sum over all chunks in order."""
-    size = rows * width
+    size = tl.full([], width, tl.int64) * rows
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.load(partial + at, mask=at < size, other=0)
     for chunk in range(1, chunks):
@@ -126,7 +126,7 @@ def join_kernel(
 
 
 @triton.jit
-def codes_kernel(index, offsets, out, rows, columns, BLOCK: tl.constexpr):
+def table_sum_codes(index, offsets, out, rows, columns, BLOCK: tl.constexpr):
     """One program: the codes of a block of rows, with the columns of the index as mixed-radix
     digits."""
     r = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -143,7 +143,7 @@ def forward(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
     """Runs forward in one launch."""
     rows, columns = index.shape
     out, columns_block = weight.new_empty(rows, weight.size(1)), block(weight.size(1))
-    forward_kernel[(rows,)](
+    table_sum_forward[(rows,)](
         index,
         offsets,
         weight,
@@ -172,7 +172,7 @@ def backward(
     chunks = triton.cdiv(max(rows, 1), rows_a_chunk)
     partial = wide_like(grad, chunks, entries, width)
     grid = (chunks, triton.cdiv(entries, ENTRIES), triton.cdiv(width, COLUMNS))
-    backward_kernel[grid](
+    table_sum_backward[grid](
         grad,
         index,
         index if offsets is None else offsets,
@@ -196,7 +196,7 @@ def backward(
 def join(partial: Tensor, into: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Sums ``partial [chunks, V, F]`` in order, plus ``into``; one launch."""
     out = partial.new_empty(partial.shape[1:], dtype=dtype)
-    join_kernel[(triton.cdiv(out.numel(), 256),)](
+    table_sum_join[(triton.cdiv(out.numel(), 256),)](
         partial,
         out if into is None else into,
         out,
@@ -214,5 +214,5 @@ def codes(index: Tensor, offsets: Tensor) -> Tensor:
     """Runs the operator in one launch."""
     rows, columns = index.shape
     out = index.new_empty(rows)
-    codes_kernel[(triton.cdiv(rows, 256),)](index, offsets, out, rows, columns, BLOCK=256)
+    table_sum_codes[(triton.cdiv(rows, 256),)](index, offsets, out, rows, columns, BLOCK=256)
     return out

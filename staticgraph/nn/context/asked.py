@@ -21,6 +21,8 @@ from staticgraph.internals.dispatch import traced_here
 # padding. The class has the attribute too: in a captured step, a guard on a missing attribute goes
 # through an exception, which costs a microsecond per norm and call.
 APART = "_staticgraph_apart"
+# What :attr:`Asked.flat` has of a norm.
+FLAT = "_staticgraph_flat"
 
 
 class NeedsStems(Exception):
@@ -41,6 +43,8 @@ class Asked:
         uncounted: norms over rows whose real count the host does not know, such as those selected
             by a pool; again with one value per channel in each row.
         apart: norms over tensors of the model's own.
+        flat: for norms over rows that were laid flat, the levels that these may be of, each with
+            how many there are to one of its rows.
     """
 
     def __init__(self, stems: Callable[[Tensor], bool] | None = None) -> None:
@@ -49,6 +53,7 @@ class Asked:
         self.norms: dict[torch.nn.Module, set[str]] = {}
         self.uncounted: set[torch.nn.Module] = set()
         self.apart: set[torch.nn.Module] = set()
+        self.flat: dict[torch.nn.Module, tuple[tuple[str, int], ...]] = {}
 
     def size(self, size: int) -> None:
         """Records a size that belongs to nothing in the batch."""

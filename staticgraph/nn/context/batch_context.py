@@ -23,7 +23,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
-from staticgraph.nn.context.asked import APART, asked
+from staticgraph.nn.context.asked import APART, FLAT, asked
 from staticgraph.nn.context.attention_choice import AttentionChoice
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.document_mask import DocumentLayout
@@ -39,18 +39,24 @@ EDGE_GRAPHS = (
     "(batch[edge_index[0]]): pass size= or dim_size= at this call (batch.num_graphs, or batch_size "
     "where the forward names it), or add up by destination first and then by batch"
 )
+_PASS_SIZE = (
+    "pass size=, dim_size= or num_nodes= at this call (batch.num_graphs for graphs, x.size(0) for "
+    "nodes)"
+)
 
 
 class BatchContext:
     """One model's settings, and access to the batch that is bound in the calling thread, if any."""
 
-    __slots__ = ("apart", "attention", "kernels")
+    __slots__ = ("apart", "attention", "counted", "kernels")
 
     def __init__(self) -> None:
         self.attention: AttentionChoice = AttentionChoice()
         # Leading sizes of the model's own tensors, each with the layer that asked about it.
         self.apart: dict[int, str] = {}
         self.kernels: bool = False
+        # Fields that count the rows of each graph, each with the level of these rows.
+        self.counted: dict[str, str] = {}
 
     def enter(self, batch: StaticBatch, leaves: bool = False) -> None:
         """Binds ``batch`` in this thread until :meth:`leave`, which restores the previous batch.
@@ -257,6 +263,35 @@ class BatchContext:
             return None
         return self.rows_of(value)
 
+    def rows_each(self, norm: torch.nn.Module, value: Tensor) -> int:
+        """Returns the ``k`` of a norm's input ``[R * k, C]``, laid flat from ``[R, k, C]`` over
+        rows of the batch; 1 for any other input.
+
+        In one bucket alone, ``R * k`` could be a size of the model's own. So the run over other
+        sizes must have met rows of the same level, as many times; where there was none, it must be
+        a multiple of nodes or of edges alone.
+        """
+        size = value.shape[0]
+        if value.dim() != 2 or self._known_rows(size) is not None or getattr(norm, APART, False):
+            return 1
+        assert self._rows is not None
+        levels = [
+            (rows.counted, size // count)
+            for count, rows in self._rows.items()
+            if rows.counted and size % count == 0
+        ]
+        noted = asked()
+        if noted is None:
+            known = getattr(norm, FLAT, None)
+            if known is None:
+                levels = [level for level in levels if level[0] != "graph"]
+                levels = levels if len(levels) == 1 else []
+            else:
+                levels = [level for level in levels if level in known]
+        elif levels and not noted.norm(norm, value, False, None):
+            noted.flat[norm] = (*noted.flat.get(norm, ()), *levels)
+        return levels[0][1] if levels else 1
+
     def mask_of(self, value: Tensor) -> Tensor:
         """``[R]`` bool: which rows of a tensor are real; see :meth:`rows_of`."""
         return self.rows_of(value).mask
@@ -274,25 +309,45 @@ class BatchContext:
     # ------------------------------------------------------------------ groups
 
     def size_for(self, index: Tensor) -> int:
-        """Returns how many groups an index without a given size names, without reading its values.
+        """Returns how many groups an index without a given size names.
 
-        A vector over nodes names graphs, one over edges names nodes.
+        An index field of the data names what it counts. Any other vector over nodes names graphs,
+        and one over edges names nodes.
 
         Raises:
-            NotStatic: it is neither, so that only its values could tell; or it is over edges and
-                names their graphs. A trace has no values, so there the latter is checked afterwards
+            NotStatic: it is none of these, so that only its values could tell; or its values, where
+                there are any, name something else. A trace has no values, so there an index over
+                edges that names graphs is found afterwards
                 (:mod:`staticgraph.rewrites.aggregation.edge_graphs`).
         """
+        capacity, tensors = self.present.capacity, self.present.tensors()
+        for field in self.present.layout.schema:
+            if len(field.counts) == 1 and index is tensors[field.name] and index.dim() == 1:
+                return capacity.rows(field.counts[0])
         rows = self.find_rows(index.size(0)) if index.dim() == 1 else None
         if rows is None or rows.groups is None:
             raise NotStatic(
                 f"the number of groups of an index of shape {list(index.shape)} can only be read "
-                "from its values, which a recorded step cannot do: pass size=, dim_size= or "
-                "num_nodes= at this call (batch.num_graphs for graphs, x.size(0) for nodes)"
+                f"from its values, which a recorded step cannot do: {_PASS_SIZE}"
             )
         if rows.counted == "edge" and self._names_graphs(index):
             raise NotStatic(EDGE_GRAPHS)
+        if rows.counted == "node" and not self._may_name_graphs(index):
+            raise NotStatic(
+                "an index over nodes without a size is taken to name graphs, and this one names "
+                f"{how_many(int(index.max()) + 1, 'group')}: {_PASS_SIZE}; or make it a "
+                "field that counts them (__inc__), together with a field of their graphs"
+            )
         return rows.groups
+
+    def _may_name_graphs(self, index: Tensor) -> bool:
+        """Whether an index over nodes has the largest value of ``batch``, if it has values."""
+        batch = self.present.tensors().get("batch")
+        if traced_here() or leaves() or type(index) is not Tensor or type(batch) is not Tensor:
+            return True
+        if index.device.type != "cpu" or index.data_ptr() == batch.data_ptr():
+            return True
+        return int(index.max()) == int(batch.max())
 
     def _names_graphs(self, index: Tensor) -> bool:
         """Whether an index over edges is ``batch[edge_index[0]]``, if its values are available."""

@@ -135,6 +135,10 @@ def _over_real_rows(
     from_batch = norm.training or norm.running_mean is None
     if context.batch is None or not from_batch:
         return stock(input)
+    if (each := context.rows_each(norm, input)) > 1:
+        values = input.view(-1, each, input.size(1)).transpose(1, 2)
+        out = _over_real_rows(norm, stock, values)
+        return out.transpose(1, 2).reshape(input.shape)
     found = context.rows_under(norm, input)
     if found is None:
         return stock(input)
@@ -189,7 +193,8 @@ class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d``: statistics over real rows, with the same state.
 
     Which rows are real follows from the leading size: ``[N, C]`` nodes, ``[E, C]`` edges,
-    ``[G, C]`` graphs, and the rows that self-loops and pools make from these.
+    ``[G, C]`` graphs, and the rows that self-loops and pools make from these; ``[N * k, C]`` is
+    taken as ``[N, k, C]`` laid flat.
 
     Raises:
         NotStatic: the leading size is none of these.
@@ -198,6 +203,7 @@ class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
     _staticgraph: BatchContext
 
     _staticgraph_apart = False  # see asked.APART
+    _staticgraph_flat = None  # see asked.FLAT
 
     def forward(self, input: Tensor) -> Tensor:
         """``[N, F]`` to the same; statistics over real rows."""

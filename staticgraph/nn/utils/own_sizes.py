@@ -8,6 +8,9 @@ values are, so reading it on the host returns a number of the bucket. Views of a
 marked too, so that code which broadcasts it first (torch_scatter) works; anything else computed
 from it is a plain tensor.
 
+A field that counts the rows of each graph (``torch.repeat_interleave(x, batch.num_atoms)``) leaves
+out padding; its counts are completed by those of padding graphs, and the size is the bucket's.
+
 The graph boundaries ``(batch[1:] - batch[:-1]).nonzero()`` are taken from ``ptr``: one row for each
 graph but the first.
 
@@ -28,7 +31,7 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass, traced_here
 from staticgraph.nn.context.marked import marked
-from staticgraph.nn.context.present import present
+from staticgraph.nn.context.present import Binding, present
 
 _ASKED: ContextVar[list[str] | None] = ContextVar("asked_sizes", default=None)
 
@@ -48,6 +51,13 @@ _VIEWS = {
 }
 _LARGEST = {Tensor.max, torch.max, Tensor.amax, torch.amax}
 _HOST = {Tensor.item, Tensor.__int__, Tensor.__index__, Tensor.tolist}
+_CASTS = {Tensor.int, Tensor.long, Tensor.to, Tensor.detach, Tensor.cpu, Tensor.clone}
+_OF_SIZES = {
+    torch.zeros, torch.ones, torch.empty, torch.full,
+    Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full,
+    Tensor.expand, Tensor.view, Tensor.reshape,
+}  # fmt: skip
+_REPEATS = {Tensor.repeat_interleave, torch.repeat_interleave}
 _SUMS = {Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add}
 _NONZERO = {Tensor.nonzero, torch.nonzero}
 _CHANGES = {Tensor.sub, Tensor.__sub__, torch.sub, Tensor.ne, Tensor.__ne__, torch.ne}
@@ -76,10 +86,12 @@ class _Number(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         batch = _present()
-        if func in _HOST and batch is not None:
+        if batch is not None and (func in _HOST or func in _OF_SIZES):
             _noted(cls.levels[0])
-            return _most_rows(batch, cls.levels)
-        return _plain(func, args, kwargs)
+            rows = _most_rows(batch, cls.levels)
+            return rows if func in _HOST else func(*_with_number(args, cls, rows), **kwargs or {})
+        out = _plain(func, args, kwargs)
+        return marked(out, cls) if func in _CASTS else out
 
 
 class _Last(Tensor):
@@ -95,7 +107,16 @@ class _Last(Tensor):
             _noted(cls.levels[0])
             return _most_rows(batch, cls.levels) - 1
         out = _plain(func, args, kwargs)
+        if func in _CASTS:
+            return marked(out, cls)
         return marked(out, cls.number) if func in _SUMS and _one_more(args) else out
+
+
+def _with_number(args: Any, kind: type[Tensor], number: int) -> Any:
+    """Arguments with a host number in place of a tensor of this kind, also within a shape."""
+    if isinstance(args, tuple | list):
+        return tuple(_with_number(each, kind, number) for each in args)
+    return number if isinstance(args, kind) else args
 
 
 def _most_rows(batch: StaticBatch, levels: tuple[str, ...]) -> int:
@@ -189,6 +210,52 @@ class _Ends(Tensor):
         return marked(out, cls) if same else out
 
 
+class _Counts(Tensor):
+    """A field with a number for each graph, perhaps how many nodes or rows of an axis it has."""
+
+    field: ClassVar[str] = ""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, binding = kwargs or {}, present()
+        repeats = kwargs.get("repeats", args[-1] if len(args) < 3 else args[1]) if args else None
+        if func in _REPEATS and isinstance(repeats, cls) and binding is not None:
+            counts = _plain(Tensor.detach, (repeats,), None)
+            level = _counted_level(binding, cls.field, counts)
+            if level:
+                _noted("counts")
+                counts = torch.where(*_of_padding(binding.batch, level, counts))
+                args = tuple(counts if each is repeats else each for each in args)
+                kwargs = {**kwargs, "output_size": binding.batch.capacity.rows(level)}
+                if "repeats" in kwargs:
+                    kwargs["repeats"] = counts
+                return func(*args, **kwargs)
+        out = _plain(func, args, kwargs)
+        return marked(out, cls) if _is_view(func, out) and out.dim() == 1 else out
+
+
+def _of_padding(batch: StaticBatch, level: str, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The graphs that are real, their counts, and how many rows of a level padding graphs have."""
+    rows = (batch.ptr if level == "node" else batch[f"{level}_ptr"]).diff()
+    return batch.graph_mask, counts, rows
+
+
+def _counted_level(binding: Binding, field: str, counts: Tensor) -> str | None:
+    """The level whose rows a field counts, by its values; in a trace, which has none, the level
+    of an earlier run, or nodes: torch refuses a sum that is not the number of rows."""
+    known, batch = binding.context.counted, binding.batch
+    if traced_here():
+        return known.get(field, "node")
+    axes = [axis.name for axis in batch.layout.schema.axes if axis.kind == "rows"]
+    for level in ("node", *axes):
+        real, _, rows = _of_padding(batch, level, counts)
+        if torch.equal(torch.where(real, counts, 0), torch.where(real, rows, 0)):
+            if bool((counts * real).any()):
+                known[field] = level
+            return level
+    return None
+
+
 def _is_shift(part: slice) -> bool:
     return part.step is None and (part.start, part.stop) in ((1, None), (None, -1), (0, -1))
 
@@ -219,6 +286,13 @@ def _kind_of(base: type[Tensor], levels: tuple[str, ...]) -> Any:
     return _KINDS[key]
 
 
+def _kind_of_counts(field: str) -> Any:
+    key = (_Counts.__name__, field)
+    if key not in _KINDS:
+        _KINDS[key] = type(_Counts.__name__, (_Counts,), {"field": field})
+    return _KINDS[key]
+
+
 def with_own_sizes(batch: StaticBatch) -> StaticBatch:
     """Returns the batch with its own indices marked: ``batch`` and ``edge_index``, or, where nodes
     have types or are of two kinds, those of each."""
@@ -231,6 +305,9 @@ def with_own_sizes(batch: StaticBatch) -> StaticBatch:
     if not schema.hetero:
         kinds["batch"] = _kind_of(_OfNodes, ("graph",))
         kinds.setdefault("edge_index", _kind_of(_Ends, ("node", "node")))
+        for field in schema:
+            if field.level == "graph" and field.layout[2:] == ((), "int64", 1, 0, ()):
+                kinds[field.name] = _kind_of_counts(field.name)
     return batch.replace(**{name: marked(tensors[name], kind) for name, kind in kinds.items()})
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from staticgraph.files import atomic
 from staticgraph.text.how_many import how_many
+from staticgraph.text.progress import is_left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,12 @@ class StateTime:
 
 
 def plot(times: Sequence[StateTime], num_partitions: int, path: str | Path) -> None:
-    """Plots resident partitions, reads and waits over time to an image file.
+    """Plots resident partitions, reads and waits over time to an image file, where matplotlib is
+    installed."""
+    if is_left_out(path, "matplotlib"):
+        return
+    from matplotlib.figure import Figure
 
-    Raises:
-        ImportError: if matplotlib is not installed; it is part of ``staticgraph[train]``.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("a figure needs matplotlib: pip install 'staticgraph[train]'") from error
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for state in times:

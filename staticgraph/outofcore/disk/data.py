@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import UnknownDataset
 from staticgraph.outofcore.disk.array_files import read_arrays
+from staticgraph.outofcore.disk.graph import PartitionedGraph
+from staticgraph.outofcore.disk.manifest import KIND
 from staticgraph.text.how_many import how_many
 
 NAMES = {
@@ -71,31 +73,45 @@ class NodeData:
 
 
 def find(spec: str) -> Path:
-    """Returns the file for a name or a path.
+    """Returns the file for a name or a path, or the folder of a partitioned graph.
 
     Raises:
-        UnknownDataset: if it is neither a file nor a known name whose file is present.
+        UnknownDataset: if it is neither of these nor a known name whose file is present.
     """
-    if (path := Path(spec)).is_file():
+    if (path := Path(spec)).is_file() or KIND.is_that_of(path):
         return path
     name = NAMES.get(spec.lower())
     for place in PLACES:
         if name is not None and (place / name).is_file():
             return place / name
     raise UnknownDataset(
-        f"{spec!r} is not a file"
+        f"{spec!r} is neither a file nor a folder of staticgraph partition"
         + (f", and {name} is not in examples/data" if name else "")
         + f"; give the path of an .npz, or one of {', '.join(NAMES)}"
     )
 
 
+def has_labels(spec: str) -> bool:
+    """Whether a file has labels of nodes.
+
+    Raises:
+        UnknownDataset: if there is no such data.
+    """
+    path = find(spec)
+    return path.is_file() and "label" in read_arrays(path)
+
+
 def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
     """Opens triples, or a graph, of which ``held_out`` of the edges go to each of valid and test.
+
+    The edges of a partitioned graph are taken as directed, with the caller's own node numbers.
 
     Raises:
         UnknownDataset: if the file has another form.
     """
     path = find(spec)
+    if path.is_dir():
+        return _opened_partitions(path, held_out, seed)
     file = read_arrays(path)
     if "num_entities" in file:
         _require(path, file, "train", "valid", "test")
@@ -105,11 +121,25 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
     _require(path, file, "edges", "num_nodes")
     n = _count(path, file, "num_nodes")
     edges = _each_once(path, _ends(path, file, "edges", n, 2), n)
+    return LinkData(path.stem, n, *_split(edges, held_out, seed), undirected=True)
+
+
+def _opened_partitions(folder: Path, held_out: float, seed: int) -> LinkData:
+    graph = PartitionedGraph(folder)
+    partitions = range(graph.num_partitions)
+    edges = graph.read_cells([(i, j) for i in partitions for j in partitions]).T.astype(np.int64)
+    edges[[0, -1]] = graph.node_ids[edges[[0, -1]]]
+    if graph.num_relations:  # the middle row; they come last in what is partitioned
+        edges = edges[[0, 2, 1]]
+    graph.close()
+    return LinkData(folder.name, graph.num_nodes, *_split(edges, held_out, seed))
+
+
+def _split(edges: IntArray, held_out: float, seed: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Returns the edges to train on, and those held out for valid and test."""
     order = np.random.default_rng(seed).permutation(edges.shape[1])
     cut = round(held_out * edges.shape[1])
-    parts = [edges[:, order[span]] for span in
-             (slice(2 * cut, None), slice(cut, 2 * cut), slice(cut))]  # fmt: skip
-    return LinkData(path.stem, n, parts[0], parts[1], parts[2], undirected=True)
+    return edges[:, order[2 * cut :]], edges[:, order[cut : 2 * cut]], edges[:, order[:cut]]
 
 
 def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -> NodeData:
@@ -123,6 +153,11 @@ def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -
         UnknownDataset: if the file has another form.
     """
     path = find(spec)
+    if path.is_dir():
+        raise UnknownDataset(
+            f"{path} holds edges and no labels: give the .npz of the graph, which train-large "
+            "partitions itself, or --task link"
+        )
     file = read_arrays(path)
     _require(path, file, "edges", "num_nodes")
     n = _count(path, file, "num_nodes")

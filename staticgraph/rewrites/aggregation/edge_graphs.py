@@ -79,12 +79,10 @@ def _at(captured: Captured, node: Call) -> None:
     ptr = captured.once(("edge pointers",), edge_pointers, facts["row_ptr"], facts["ptr"])
     if is_call(node, softmaxed):
         if node.args[2:] == (captured.graphs, 0) and len(sizes) == 2:
-            captured.rewrote(NAME, node)
-            captured.replace(node, captured.before(node, segment_softmax, rows, ptr))
+            captured.replace(node, captured.before(node, segment_softmax, rows, ptr), NAME)
         return
     dim, groups, reduce = node.args[2:]
     if dim != 0 or groups != captured.graphs or reduce not in ("sum", "add", "mean", "max"):
         return
     made = reduced(captured, node, rows, ptr, reduce)
-    captured.rewrote(NAME, node)
-    captured.replace(node, made)
+    captured.replace(node, made, NAME)

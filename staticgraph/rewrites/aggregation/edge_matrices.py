@@ -60,5 +60,4 @@ def _at(captured: Captured, node: Call, rows: Any) -> None:
         return
     mean = node.args[4] == "mean"
     made = captured.before(node, edge_matrix_sum, x, matrices, *captured.pointers, mean=mean)
-    captured.rewrote(NAME, node)
-    captured.replace(node, made)
+    captured.replace(node, made, NAME)

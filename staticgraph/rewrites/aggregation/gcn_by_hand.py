@@ -104,7 +104,6 @@ def _put(captured: Captured, node: Call, found: Weighed) -> None:
     last, own = _own_term(node, found)
     numbers = torch.ones if own else torch.zeros
     loops = captured.once((numbers, x.dtype), numbers, captured.nodes, **_kind(x))
-    loops.meta.setdefault("example_value", x.new_empty(captured.nodes))
     bias = None
     if used_once(last):
         total = next(iter(last.users))
@@ -123,8 +122,7 @@ def _put(captured: Captured, node: Call, found: Weighed) -> None:
         bias=bias,
         loops=False,
     )
-    captured.rewrote(NAME, node)
-    captured.replace_chain(node, last, made)
+    captured.replace(node, made, NAME, last=last)
 
 
 def _own_term(node: Call, found: Weighed) -> tuple[Call, bool]:
@@ -146,9 +144,7 @@ def _vector(captured: Captured, anchor: Call, node: Call, rows: int) -> Call:
     assert found is not None
     if found.dim() == 1:
         return node
-    made = captured.before(anchor, torch.reshape, node, (rows,), like=node)
-    made.meta["example_value"] = found.new_empty(rows)
-    return made
+    return captured.before(anchor, torch.reshape, node, (rows,), like=node)
 
 
 def _kind(x: Tensor) -> dict[str, Any]:

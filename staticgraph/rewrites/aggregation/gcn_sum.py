@@ -82,12 +82,10 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
     assert found is not None
     like = captured.constant(f"like_{str(found.dtype)[6:]}", torch.empty(0, dtype=found.dtype))
     key = ("gcn", weight, fill, loops, found.dtype)
-    made = captured.degrees
     src, dst, row_ptr, col_ptr, transpose = captured.pointers
-    if key not in made:
-        degrees = captured.before(norm, gcn_degrees, src, row_ptr, weight, fill, loops, like)
-        made[key] = [captured.item(norm, degrees, place, node) for place in (0, 1)]
-    root, own = made[key]
+    operands = (src, row_ptr, weight, fill, loops, like)
+    degrees = captured.shared(key, lambda: captured.before(norm, gcn_degrees, *operands))
+    root, own = (captured.item(norm, degrees, place, node) for place in (0, 1))
     last, bias = _bias(node)
     total = captured.before(
         last,
@@ -101,8 +99,7 @@ def _at(captured: Captured, node: Call, norm: Call) -> None:
         loops=loops,
         dtype=dtype(last),
     )
-    captured.rewrote(NAME, node)
-    captured.replace_chain(node, last, total)
+    captured.replace(node, total, NAME, last=last)
 
 
 def _weighed_rows(rows: Any, norm: Call) -> Call | None:

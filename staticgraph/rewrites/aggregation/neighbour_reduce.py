@@ -38,7 +38,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
 from staticgraph.rewrites.messages.edge_operands import Operands, operands
-from staticgraph.rewrites.messages.edge_terms import is_cat, made, stacked
+from staticgraph.rewrites.messages.edge_terms import is_cat, stacked
 
 NAME = "neighbour_reduce"
 LEAST_VARIANCE = 1e-5
@@ -94,7 +94,7 @@ def _at(captured: Captured, rows: Any) -> None:
     else:
         flat, activation, slope = rows, "none", 0.01
         if len(found) == 3:
-            flat = made(captured, anchor, torch.reshape, rows, (found[0], -1))
+            flat = captured.before(anchor, torch.reshape, rows, (found[0], -1))
         given = Operands(None, None, flat, None)
     if not same_dtype(given.source, given.target, given.edge, rows):
         return
@@ -204,28 +204,27 @@ def _put(
     if given.code is not None:
         options["code"] = given.code
     out = captured.before(anchor, neighbour_reduce, *operator_given, **options)
-    some = next(one for one in (given.source, given.target, given.edge) if one is not None)
-    value = some.meta["example_value"]
     nodes = captured.nodes
-    out.meta["example_value"] = value.new_empty(towers, nodes, len(names) * width)
     if towers == 1:
-        rows = made(captured, anchor, torch.Tensor.view, out, nodes, len(names) * width)
+        rows = captured.before(anchor, torch.Tensor.view, out, nodes, len(names) * width)
         if len(found) == 3:
-            rows = made(captured, anchor, torch.Tensor.view, rows, nodes, 1, len(names) * width)
+            rows = captured.before(anchor, torch.Tensor.view, rows, nodes, 1, len(names) * width)
     else:
-        rows = made(captured, anchor, torch.transpose, out, 0, 1)
+        rows = captured.before(anchor, torch.transpose, out, 0, 1)
+    parts = []
     for at, one in enumerate(reduced):
-        captured.rewrote(NAME, one.node)
-        part = rows
+        part, any_strides = rows, _any_strides(one.node, together)
         if len(reduced) > 1:
-            part = made(captured, anchor, torch.narrow, rows, -1, at * width, width)
-        if (towers > 1 or len(reduced) > 1) and not _any_strides(one.node, together):
-            part = made(captured, anchor, torch.Tensor.contiguous, part)
-        one.node.replace_all_uses_with(part)
-    if together is not None:
-        if towers > 1 and not _any_strides(together, None):
-            rows = made(captured, anchor, torch.Tensor.contiguous, rows)
-        together.replace_all_uses_with(rows)
+            part = captured.before(anchor, torch.narrow, rows, -1, at * width, width)
+        if (towers > 1 or len(reduced) > 1) and not any_strides:
+            part = captured.before(anchor, torch.Tensor.contiguous, part)
+        parts.append((one.node, part, any_strides))
+    replaced = [captured.replace(old, new, NAME, any_strides=free) for old, new, free in parts]
+    if together is not None and all(replaced):
+        any_strides = _any_strides(together, None)
+        if towers > 1 and not any_strides:
+            rows = captured.before(together, torch.Tensor.contiguous, rows)
+        captured.replace(together, rows, any_strides=any_strides)
 
 
 def _any_strides(node: Call, besides: Call | None) -> bool:

@@ -77,11 +77,12 @@ def _at(captured: Captured, node: Call) -> None:
         captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
         return
     found = message(captured, rows)
-    if not isinstance(found, Message) or (reduce == "max" and _weighed(found)):
-        reason = found if isinstance(found, str) else "the largest of weighted messages"
-        _by_pointers(captured, node, reason)
-        return
-    _fused(captured, node, found, reduce)
+    reason = found if isinstance(found, str) else "the largest of weighted messages"
+    if isinstance(found, Message) and not (reduce == "max" and _weighed(found)):
+        if _fused(captured, node, found, reduce):
+            return
+        reason = "a node's row of another shape"
+    _by_pointers(captured, node, reason)
 
 
 def message(captured: Captured, rows: Any) -> Message | str:
@@ -162,28 +163,21 @@ def _weight(captured: Captured, node: Any, rows: Call) -> Call | None:
     below = under_shape(node)
     if shape(below) == (captured.edges,):
         return below
-    made = captured.before(rows, torch.reshape, node, (captured.edges,), like=node)
-    value = tensor(node)
-    assert value is not None
-    made.meta["example_value"] = value.new_empty(captured.edges)
-    return made
+    return captured.before(rows, torch.reshape, node, (captured.edges,), like=node)
 
 
-def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> None:
+def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> bool:
     edge: Any = found.edge
     code = None
     where = captured.pointers
     if len(shape(node) or ()) != 2:
-        _flattened(captured, node, found, reduce)
-        return
+        return _flattened(captured, node, found, reduce)
     if reduce == "max":
         if found.transform == "relu_add":
             made = captured.before(node, neighbour_max, found.x, edge, *where)
         else:
             made = captured.before(node, neighbour_max, found.x, None, *where)
-        captured.rewrote("neighbour_max", node)
-        captured.replace(node, made)
-        return
+        return captured.replace(node, made, "neighbour_max")
     if is_call(edge, GATHER) and edge in captured.folded:
         edge, code = edge.args[0], edge.args[2]
     options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
@@ -195,11 +189,10 @@ def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> None:
     if eps is not None:
         options["self_eps"] = eps
     made = captured.before(last, neighbour_sum, found.x, edge, *where, **options)
-    captured.rewrote(NAME, node)
-    captured.replace_chain(node, last, made)
+    return captured.replace(node, made, NAME, last=last)
 
 
-def _flattened(captured: Captured, node: Call, found: Message, reduce: str) -> None:
+def _flattened(captured: Captured, node: Call, found: Message, reduce: str) -> bool:
     """:func:`_fused` for rows ``[N, ..., F]``, laid out as ``[N, K]``."""
     x, edge = (_flat(captured, node, one) for one in (found.x, found.edge))
     if reduce == "max":
@@ -210,8 +203,7 @@ def _flattened(captured: Captured, node: Call, found: Message, reduce: str) -> N
             options["weight"] = found.weight
         made = captured.before(node, neighbour_sum, x, edge, *captured.pointers, **options)
     made = captured.before(node, torch.reshape, made, shape(node))
-    captured.rewrote("neighbour_max" if reduce == "max" else NAME, node)
-    captured.replace(node, made)
+    return captured.replace(node, made, "neighbour_max" if reduce == "max" else NAME)
 
 
 def _flat(captured: Captured, node: Call, rows: Any) -> Any:
@@ -219,9 +211,7 @@ def _flat(captured: Captured, node: Call, rows: Any) -> Any:
     found = tensor(rows)
     if found is None or found.dim() < 3:
         return rows
-    made = captured.before(node, torch.reshape, rows, (found.size(0), -1), like=rows)
-    made.meta["example_value"] = found.reshape(found.size(0), -1)
-    return made
+    return captured.before(node, torch.reshape, rows, (found.size(0), -1), like=rows)
 
 
 def _own_term(captured: Captured, node: Call, x: Call) -> tuple[Call, Call | None]:
@@ -264,8 +254,7 @@ def _by_pointers(captured: Captured, node: Call, reason: str) -> None:
         made = captured.before(node, segment_sum, flat, row_ptr, mean=reduce == "mean")
     if found.dim() != 2:
         made = captured.before(node, torch.reshape, made, shape(node))
-    captured.rewrote("segments", node)
-    captured.replace(node, made)
+    captured.replace(node, made, "segments")
 
 
 def _by_source(captured: Captured, node: Call) -> None:
@@ -290,8 +279,7 @@ def _by_source(captured: Captured, node: Call) -> None:
         made = captured.before(node, DIV, made, count)
     if found.dim() != 2:
         made = captured.before(node, torch.reshape, made, shape(node))
-    captured.rewrote("source_sum", node)
-    captured.replace(node, made)
+    captured.replace(node, made, "source_sum")
 
 
 def _out_degrees(col_ptr: Tensor, dtype: torch.dtype) -> Tensor:

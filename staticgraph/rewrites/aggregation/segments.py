@@ -66,9 +66,7 @@ def _count(captured: Captured, node: Call) -> bool:
         return False
     ptr = captured.facts[_POINTERS[which]]
     made = captured.once(("counts", which, found.dtype), counts, ptr, found.dtype)
-    made.meta.setdefault("example_value", found)
-    captured.rewrote(NAME, node)
-    captured.replace(node, made)
+    captured.replace(node, made, NAME)
     return True
 
 
@@ -84,8 +82,7 @@ def _pool(captured: Captured, node: Call) -> None:
         captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
         return
     made = reduced(captured, node, rows, captured.facts["ptr"], reduce)
-    captured.rewrote(NAME, node)
-    captured.replace(node, made)
+    captured.replace(node, made, NAME)
 
 
 def reduced(captured: Captured, node: Call, rows: Call, ptr: Call, reduce: str) -> Call:
@@ -122,5 +119,4 @@ def _softmax(captured: Captured, node: Call) -> None:
     if dim != 0 or found is None or len(found) != 2 or node in captured.differentiated:
         return
     made = captured.before(node, segment_softmax, rows, captured.facts[_POINTERS[which]])
-    captured.rewrote(NAME, node)
-    captured.replace(node, made)
+    captured.replace(node, made, NAME)

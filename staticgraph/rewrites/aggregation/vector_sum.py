@@ -174,15 +174,12 @@ def _put(captured: Captured, node: Call, found: VectorMessage) -> None:
             options["x"] = _flat(captured, anchor, x, (captured.nodes, width))
     given = found.vectors, rows, found.unit, *captured.pointers
     made = captured.before(anchor, vector_sum, *given, **options)
-    captured.rewrote(NAME, node)
-    first = captured.item(anchor, made, 0, node)
-    captured.replace(node, first)
+    sums = [(node, captured.item(anchor, made, 0, node))]
     if scalar is not None:
-        sum_of_scalars = scalar[0]
-        second = captured.item(anchor, made, 1, sum_of_scalars)
-        second = _flat(captured, anchor, second, shape(sum_of_scalars) or ())
-        captured.rewrote(NAME, sum_of_scalars)
-        captured.replace(sum_of_scalars, second)
+        second = captured.item(anchor, made, 1, scalar[0])
+        sums.append((scalar[0], _flat(captured, anchor, second, shape(scalar[0]) or ())))
+    for old, new in sums:
+        captured.replace(old, new, NAME)
 
 
 def _alone(gate: EdgeColumns, parts: list[EdgeColumns]) -> bool:
@@ -197,9 +194,7 @@ def _side_by_side(captured: Captured, anchor: Call, *parts: Call) -> Call:
     flat = [
         _flat(captured, anchor, one, (captured.edges, (shape(one) or (0,))[-1])) for one in parts
     ]
-    made = captured.before(anchor, torch.cat, flat, 1, like=flat[0])
-    made.meta["example_value"] = torch.cat([one.meta["example_value"] for one in flat], 1)
-    return made
+    return captured.before(anchor, torch.cat, flat, 1, like=flat[0])
 
 
 def _scalar(
@@ -239,6 +234,4 @@ def _flat(captured: Captured, anchor: Call, node: Any, sizes: tuple[int, ...]) -
     found = tensor(node)
     if found is None or tuple(found.shape) == sizes:
         return node
-    made = captured.before(anchor, torch.reshape, node, sizes, like=node)
-    made.meta["example_value"] = found.new_empty(sizes)
-    return made
+    return captured.before(anchor, torch.reshape, node, sizes, like=node)

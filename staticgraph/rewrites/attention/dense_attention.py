@@ -48,10 +48,8 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     is_call,
     is_method,
     shape,
-    tensor,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
-from staticgraph.rewrites.messages.edge_terms import made
 from staticgraph.text.how_many import how_many
 
 NAME = "graph_attention"
@@ -298,33 +296,27 @@ class _Reader:
 
         def attend(what: Any) -> Call:
             """The operator over packed queries, keys and values."""
-            packed = make(what[1])
-            value, columns = tensor(packed), heads[0] * heads[1]
-            assert value is not None
-            out = captured.before(back, graph_attention, packed, starts, like=back, **options)
-            with torch.enable_grad():
-                out.meta["example_value"] = value.narrow(1, 0, columns).clone()
-            return out
+            return captured.before(back, graph_attention, make(what[1]), starts, **options)
 
         def call(kind: str, *args: Any) -> Call:
             """The graph node of one operation on its operand."""
             if kind == "beside":
-                return made(captured, back, torch.cat, [make(one) for one in args], 1)
+                return captured.before(back, torch.cat, [make(one) for one in args], 1)
             below, *rest = args
             operand = make(below)
             if kind == "cut":
-                return made(captured, back, torch.narrow, operand, 1, *rest)
+                return captured.before(back, torch.narrow, operand, 1, *rest)
             if kind == "flat":
-                return made(captured, back, torch.flatten, operand, 1)
+                return captured.before(back, torch.flatten, operand, 1)
             function = {"linear": LINEAR, "times": MUL, "dropout": DROPOUT}[kind]
-            return made(captured, back, function, operand, *rest, *[True] * (kind == "dropout"))
+            return captured.before(back, function, operand, *rest, *[True] * (kind == "dropout"))
 
         new = make(rows)
         if shape(new) != shape(back):
-            new = made(captured, back, Tensor.view, new, *(shape(back) or ()))
-        captured.rewrote(NAME, node)
+            new = captured.before(back, Tensor.view, new, *(shape(back) or ()))
         unread = [*back.all_input_nodes]
-        captured.replace(back, new)
+        if captured.replace(back, new):
+            captured.rewrote(NAME, node)
         while unread:  # drop_unread keeps dropout of the weights, which draws random numbers
             one = unread.pop()
             if not one.users and one.op in ("call_function", "call_method"):

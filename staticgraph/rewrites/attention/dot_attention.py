@@ -28,6 +28,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     SCATTER,
     SHAPES,
     Call,
+    dtype,
     is_call,
     is_float,
     is_method,
@@ -37,7 +38,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     used_once,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured
-from staticgraph.rewrites.messages.edge_terms import is_small, made
+from staticgraph.rewrites.messages.edge_terms import is_small
 
 NAME = "dot_attention"
 
@@ -104,8 +105,7 @@ def _at(captured: Captured, node: Call) -> None:
 
 def _put(captured: Captured, node: Call, scores: DotScores, values: KeyRows, heads: int) -> None:
     edge = values.edge if scores.keys.edge is None else scores.keys.edge
-    found = node.meta["example_value"]
-    options: dict[str, Any] = {"heads": heads, "scale": scores.scale, "dtype": found.dtype}
+    options: dict[str, Any] = {"heads": heads, "scale": scores.scale, "dtype": dtype(node)}
     if edge is not None:
         options |= {"to_key": scores.keys.edge is not None, "to_value": values.edge is not None}
         if captured.target.device == "cpu" and edge in captured.folded and is_small(captured, edge):
@@ -114,15 +114,11 @@ def _put(captured: Captured, node: Call, scores: DotScores, values: KeyRows, hea
             options["edge"] = _flat(captured, node, edge)
     operands = [_flat(captured, node, one) for one in (scores.query, scores.keys.node, values.node)]
     new = captured.before(node, dot_attention, *operands, *captured.pointers, **options)
-    captured.rewrote(NAME, node)
-    with torch.enable_grad():
-        new.meta["example_value"] = found.flatten(1)
-    flat = shape(new)
-    for user in list(node.users):  # users that join the heads, as the operator does already
-        if is_method(user, *SHAPES) and shape(user) == flat:
-            captured.replace(user, new)
-    if node.users:
-        captured.replace(node, made(captured, node, torch.reshape, new, shape(node)))
+    heads_apart = captured.before(node, torch.reshape, new, shape(node))
+    if captured.replace(node, heads_apart, NAME):
+        for user in list(heads_apart.users):  # users that join the heads, as the operator does
+            if is_method(user, *SHAPES) and shape(user) == shape(new):
+                captured.replace(user, new)
 
 
 def _flat(captured: Captured, anchor: Call, rows: Call) -> Call:
@@ -132,4 +128,4 @@ def _flat(captured: Captured, anchor: Call, rows: Call) -> Call:
     while len(shape(below) or ()) != 2 and is_method(below, "view", "reshape", "unflatten"):
         below = below.args[0]
     flat = (found[0], math.prod(found[1:]))
-    return below if shape(below) == flat else made(captured, anchor, torch.reshape, rows, flat)
+    return below if shape(below) == flat else captured.before(anchor, torch.reshape, rows, flat)

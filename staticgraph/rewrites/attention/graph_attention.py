@@ -62,6 +62,5 @@ def _at(captured: Captured, node: Call, number: int) -> int:
         seed = captured.once("seed", draw_seed, torch.device(captured.target.device))
         options |= {"seed": seed, "site": SITES + number}
     made = captured.before(node, graph_attention, rows, starts, **options)
-    captured.rewrote(NAME, node)
-    captured.replace(node, made)
+    captured.replace(node, made, NAME)
     return 1

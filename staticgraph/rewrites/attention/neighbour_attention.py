@@ -18,7 +18,6 @@ from staticgraph.kernels.head_products import head_products
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
 from staticgraph.nn.functions import softmaxed
-from staticgraph.nn.fused.gat import full_precision
 from staticgraph.nn.utils.self_loops import loops_added, loops_removed
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
@@ -65,6 +64,11 @@ class AdditiveScores(NamedTuple):
     destination: Call | None
     edge: Call | None
     slope: float
+
+
+def full_precision(rows: Tensor) -> torch.autocast:
+    """Disables autocast, which would round the small scores: stock code adds them in float32."""
+    return torch.autocast(rows.device.type, enabled=False)
 
 
 def pair_of(source: Tensor, destination: Tensor) -> Tensor:
@@ -182,8 +186,7 @@ def _fuse(
     options |= given
     made = captured.before(node, neighbour_attention, flat, *captured.pointers, **options)
     made = captured.before(node, torch.reshape, made, shape(node))
-    captured.rewrote(NAME, node)
-    captured.replace(node, made)
+    captured.replace(node, made, NAME)
     return None
 
 

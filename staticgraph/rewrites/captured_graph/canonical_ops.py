@@ -56,8 +56,9 @@ def calls(node: Any, *targets: Any) -> bool:
 
 
 def is_call(node: Any, *targets: Any) -> bool:
-    """Whether a node calls one of these functions in its canonical form, outside of regions."""
-    return calls(node, *targets) and not is_fenced(node) and _in_form(node)
+    """Whether a node calls one of these functions in its canonical form, outside of regions, and
+    its result stays what the call gave: nothing writes to it."""
+    return calls(node, *targets) and not _is_opaque(node) and _in_form(node)
 
 
 def _in_form(node: Call) -> bool:
@@ -71,7 +72,11 @@ def _in_form(node: Call) -> bool:
 def is_method(node: Any, *names: str) -> bool:
     """Whether a node calls a method of one of these names, outside of regions."""
     named = isinstance(node, Node) and node.op == "call_method" and node.target in names
-    return named and not is_fenced(node)
+    return named and not _is_opaque(node)
+
+
+def _is_opaque(node: Call) -> bool:
+    return is_fenced(node) or bool(node.meta.get("written"))
 
 
 def fence(node: Call) -> None:
@@ -121,6 +126,15 @@ def storage(of: Tensor) -> int:
         return StorageWeakRef(of.untyped_storage()).cdata
     except (NotImplementedError, RuntimeError):  # sparse, or a subclass without its own memory
         return id(of)
+
+
+def drops_nothing(node: Call) -> bool:
+    """Whether a dropout returns its operand itself, which the trace shows as a separate tensor."""
+    if not calls(node, F.dropout, torch.dropout) or not isinstance(node.args[0], Node):
+        return False
+    p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)
+    return p == 0 or not node.kwargs.get("train", training)
 
 
 def used_once(node: Call) -> bool:

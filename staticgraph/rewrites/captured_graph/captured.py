@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import ConstantSource
@@ -24,6 +27,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     is_call,
     tensor,
     under_shape,
+    value,
 )
 from staticgraph.rewrites.captured_graph.user_code import differentiated, has_line, line_of
 
@@ -65,6 +69,10 @@ class RewriteTarget(NamedTuple):
 class Captured:
     """A graph and what is known about it.
 
+    Every call that a rewrite inserts is run on the example values of its operands, and stands for
+    the old node only if both results agree (:meth:`replace`): the condition that all rewrites
+    share.
+
     Attributes:
         module: the torch.fx module, changed in place.
         target: what runs it.
@@ -75,8 +83,7 @@ class Captured:
             have a gradient.
         folded: gathers of small tables, and the operands of an equivalent single lookup.
         refused: whether the graph must run unchanged.
-        degrees: inverse roots and self-loop weights of GCN's normalisation, by its options.
-        made: slices that several places read, by what they are slices of.
+        autocast: the arguments of ``torch.autocast`` in most of the graph; None without it.
         fake_mode: the fake mode of a dry run; None elsewhere.
     """
 
@@ -89,15 +96,19 @@ class Captured:
     relied: set[str] = field(default_factory=set)
     folded: dict[Call, tuple[Call, Call | None, Call]] = field(default_factory=dict)
     refused: bool = False
-    degrees: dict[Any, list[Call]] = field(default_factory=dict)
-    made: dict[Any, Call] = field(default_factory=dict)
-    _heads: dict[Any, Call] = field(default_factory=dict)
-    _constants: dict[str, Call] = field(default_factory=dict)
+    autocast: tuple[Any, ...] | None = None
+    _shared: dict[Any, Call] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._mode: Any = nullcontext()
+        self._trains = False
         for node in self.graph.nodes:
             if is_call(node, batch_facts):
                 self.facts = dict(zip(FACTS, node.args, strict=True))
+            example = tensor(node)
+            self._mode = getattr(example, "fake_mode", self._mode)
+            if example is not None and node.op.startswith("call"):
+                self._trains |= example.requires_grad
         self.differentiated: set[Call] = differentiated(self.graph)
 
     def look_again(self) -> None:
@@ -179,15 +190,25 @@ class Captured:
 
     # ------------------------------------------------------------------ new calls
 
+    def shared(self, key: Any, insert: Callable[[], Call]) -> Call:
+        """The call that several places read: ``insert()`` at the first request, and again if it
+        was dropped as unread since."""
+        if key not in self._shared or self._shared[key]._erased:
+            self._shared[key] = insert()
+        return self._shared[key]
+
     def once(self, key: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Call:
-        """A call at the head of the graph, made at the first request and then reused."""
-        made = self._heads
-        if key not in made:
-            last = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
-            after = next(reversed(made.values()), last)
-            with self.graph.inserting_after(after):
-                made[key] = self._call(function, args, kwargs)
-        return made[key]
+        """A call at the head of the graph, which several places read."""
+
+        def insert() -> Call:
+            """Inserts the call after the placeholders and its operands."""
+            operands = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Node)]
+            nodes = self.graph.nodes
+            *_, last = (one for one in nodes if one.op == "placeholder" or one in operands)
+            with self.graph.inserting_after(last):
+                return self._call(function, args, kwargs)
+
+        return self.shared(key, insert)
 
     def before(
         self,
@@ -197,60 +218,104 @@ class Captured:
         like: Call | None = None,
         **kwargs: Any,
     ) -> Call:
-        """Inserts a call right before ``anchor``; its metadata is copied from ``like``, by default
-        the anchor."""
+        """Inserts a call right before ``anchor``; its place in the user's code is that of ``like``,
+        by default the anchor's."""
+        assert not anchor._erased
         with self.graph.inserting_before(anchor):
-            made = self._call(function, args, kwargs)
-        shown: Any = anchor if like is None else like
-        made.meta.update({key: shown.meta[key] for key in _KEPT if key in shown.meta})
-        return made
+            call = self._call(function, args, kwargs)
+        origin: Any = anchor if like is None else like
+        call.meta.update({key: origin.meta[key] for key in _KEPT if key in origin.meta})
+        call.meta["inserted"] = True
+        return call
 
     def _call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Call:
-        made = self.graph.call_function(function, args, kwargs)
-        if function is SELECT:
-            base = tensor(args[0])
-            assert base is not None
-            made.meta["example_value"] = base.select(*args[1:])
-        return made
+        call = self.graph.call_function(function, args, kwargs)
+        try:
+            call.meta["example_value"] = self._example(function, args, kwargs)
+        except Exception as error:  # of a function of torch or of a kernel's rule for shapes
+            call.meta["failure"] = str(error)
+        return call
+
+    def _example(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The function's result on the example values of its operands."""
+        examples = map_arg((args, kwargs), value)
+        region = nullcontext() if self.autocast is None else torch.autocast(*self.autocast)
+        with self._mode, region, torch.no_grad():
+            result = function(*examples[0], **examples[1])
+        if self._trains and any(
+            isinstance(one, Tensor) and one.requires_grad for one in tree_leaves(examples)
+        ):
+            for one in tree_leaves(result):
+                if isinstance(one, Tensor) and one.is_floating_point() and one.is_leaf:
+                    one.requires_grad_()
+        return result
 
     def item(self, anchor: Call, of: Call, place: int, like: Call) -> Call:
         """Inserts access to one item of a call's result, right before ``anchor``."""
         return self.before(anchor, operator.getitem, of, place, like=like)
 
-    def constant(self, name: str, found: Tensor) -> Call:
+    def constant(self, name: str, values: Tensor) -> Call:
         """A constant tensor of this library's own at the head of the graph, given on the CPU and
         moved to the graph's device."""
-        made = self._constants
-        if name not in made:
-            attribute = f"_staticgraph_{name}"
+
+        def insert() -> Call:
+            """Registers the tensor as a buffer of the graph."""
+            attribute, held, example = f"_staticgraph_{name}", values, values
             if self.fake_mode is not None:  # a dry run: there is no device to move it to
                 with self.fake_mode:
-                    found = self.fake_mode.from_tensor(found).to(self.target.device)
+                    held = example = self.fake_mode.from_tensor(values).to(self.target.device)
             else:
-                found = found.to(self.target.device)
-            self.module.register_buffer(attribute, found, persistent=False)
+                held = example = values.to(self.target.device)
+                if not isinstance(self._mode, nullcontext):
+                    example = self._mode.from_tensor(held, static_shapes=True)
+            self.module.register_buffer(attribute, held, persistent=False)
             sources = getattr(self.module, "_param_name_to_source", None)
             if sources is not None:  # Inductor looks up where each tensor of a graph comes from
                 sources[attribute] = ConstantSource(attribute)
-            last = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
+            *_, last = (node for node in self.graph.nodes if node.op == "placeholder")
             with self.graph.inserting_after(last):
-                made[name] = self.graph.get_attr(attribute)
-            made[name].meta["example_value"] = found
-        return made[name]
+                constant = self.graph.get_attr(attribute)
+            constant.meta["example_value"] = example
+            return constant
 
-    def replace(self, old: Call, new: Call) -> None:
-        """Makes every user of ``old`` use ``new``, and erases ``old``."""
+        return self.shared(("constant", name), insert)
+
+    def replace(
+        self,
+        old: Call,
+        new: Call,
+        name: str | None = None,
+        *,
+        last: Call | None = None,
+        any_strides: bool = False,
+    ) -> bool:
+        """Makes every user of ``old`` use ``new`` and erases ``old``; returns whether it did.
+
+        Where the two results differ in shape, dtype, gradient or strides, the graph stays as it is
+        and the difference is recorded as the reason.
+
+        Args:
+            old: the node to replace.
+            new: an inserted call.
+            name: the rewrite, to be recorded; None records nothing.
+            last: the end of a chain of calls from ``old``, each used by the next alone, all of
+                which are replaced.
+            any_strides: whether no user depends on the strides.
+        """
+        end: Call = old if last is None else last
+        if (reason := _difference(end, new, any_strides)) is not None:
+            self.miss(name or "replacement", old, reason)
+            return False
+        if name is not None:
+            self.rewrote(name, old)
+        while end is not old:
+            previous = next(node for node in end.all_input_nodes if _leads_from(node, old))
+            end.replace_all_uses_with(new)
+            self.graph.erase_node(end)
+            end = previous
         old.replace_all_uses_with(new)
         self.graph.erase_node(old)
-
-    def replace_chain(self, first: Call, last: Call, new: Call) -> None:
-        """:meth:`replace` for a chain of calls, each used by the next alone."""
-        while last is not first:
-            before = next(node for node in last.all_input_nodes if _leads_from(node, first))
-            last.replace_all_uses_with(new)
-            self.graph.erase_node(last)
-            last = before
-        self.replace(first, new)
+        return True
 
     # ------------------------------------------------------------------ what was done
 
@@ -284,9 +349,27 @@ def _leads_from(node: Call, first: Call) -> bool:
     return True
 
 
+def _difference(old: Call, new: Call, any_strides: bool) -> str | None:
+    """How the result of a replacement differs from that of the old node; None if it does not."""
+    if "failure" in new.meta:
+        return f"its replacement has no result: {new.meta['failure']}"
+    expected, result = value(old), value(new)
+    if not isinstance(expected, Tensor) or not isinstance(result, Tensor):
+        return None if type(expected) is type(result) else "its replacement gives no tensor"
+    for aspect in ("shape", "dtype", "device"):
+        first, second = getattr(expected, aspect), getattr(result, aspect)
+        if first != second:
+            words = [tuple(one) if aspect == "shape" else one for one in (second, first)]
+            return f"its replacement has {aspect} {words[0]} instead of {words[1]}"
+    if expected.requires_grad and not result.requires_grad:
+        return "its replacement has no gradient"
+    dense = result.is_contiguous() or result.stride() == expected.stride()
+    return None if dense or any_strides else "its replacement has other strides"
+
+
 # The metadata of a node that says where it is in a model.
 PLACE = ("stack_trace", "nn_module_stack")
-_KEPT = ("example_value", "source_fn_stack", *PLACE)
+_KEPT = ("source_fn_stack", *PLACE)
 
 
 def same_dtype(*nodes: Any) -> bool:

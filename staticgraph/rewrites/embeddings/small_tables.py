@@ -21,7 +21,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
 from staticgraph.rewrites.embeddings.tables import FoldedLookup
-from staticgraph.rewrites.messages.edge_terms import is_small, made
+from staticgraph.rewrites.messages.edge_terms import is_small
 
 NAME = "small_tables"
 
@@ -45,8 +45,7 @@ def _at(captured: Captured, node: Call) -> None:
     if not same_dtype(node, *(one for one in node.args if tensor(one) is not None)):
         return
     base, _, code = rows.args
-    table = made(captured, node, node.target, base, *node.args[1:], **node.kwargs)
-    new = made(captured, node, GATHER, table, 0, code)
+    table = captured.before(node, node.target, base, *node.args[1:], **node.kwargs)
+    new = captured.before(node, GATHER, table, 0, code)
     captured.folded[new] = FoldedLookup(code, None, table)
-    captured.rewrote(NAME, node)
-    captured.replace(node, new)
+    captured.replace(node, new, NAME)

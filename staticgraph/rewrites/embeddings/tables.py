@@ -81,7 +81,7 @@ def unfold(captured: Captured) -> None:
                 offsets = captured.constant(f"offsets_of_{rows}", torch.tensor([0, rows]))
                 index = captured.before(node, torch.unsqueeze, index, 1)
             made = captured.before(node, table_sum, index, offsets, weight)
-            node.replace_all_uses_with(made)
+            captured.replace(node, made)
 
 
 def _inside(node: Call) -> bool:
@@ -158,8 +158,7 @@ def _join(captured: Captured, node: Call, terms: list[Any], lookups: list[Lookup
         total = joined if total is None else captured.before(node, ADD, total, joined)
     for term in rest:
         total = captured.before(node, ADD, total, term)
-    captured.rewrote(NAME, node)
-    node.replace_all_uses_with(total)
+    captured.replace(node, total, NAME)
 
 
 def _folds(captured: Captured, groups: dict[Call, list[Lookup]], rest: list[Any]) -> bool:
@@ -200,11 +199,7 @@ def _table_sum(
         f"combinations_{name}", torch.cartesian_prod(*map(torch.arange, sizes))
     )
     rows = before(anchor, table_sum, combinations, offsets, weight, like=like)
-    found = tensor(like)
-    assert found is not None
-    rows.meta["example_value"] = found.new_empty(prod(sizes), found.size(-1))
     code = before(anchor, fold_codes, index, offsets, like=like)
-    code.meta["example_value"] = integers.new_empty(integers.size(0), dtype=torch.int64)
     made = before(anchor, GATHER, rows, 0, code, like=like)
     captured.folded[made] = FoldedLookup(index, offsets, weight)
     return made

@@ -21,9 +21,11 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     is_call,
     is_float,
     shape,
+    storage,
+    tensor,
     used_once,
 )
-from staticgraph.rewrites.captured_graph.captured import PLACE, Captured, same_dtype
+from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
 
 NAME = "batch_norm"
 
@@ -61,7 +63,7 @@ def running_of(
 def rewrite(captured: Captured) -> None:
     """Rewrites every norm."""
     for node in list(captured.graph.nodes):
-        if is_call(node, normed):
+        if is_call(node, normed) and node.users:
             _at(captured, node)
 
 
@@ -90,23 +92,24 @@ def _at(captured: Captured, node: Call) -> None:
             and is_float(other)
         ):
             residual, last = other, total
-    if _updated_between(rest[0], node, last):
+    if _read_between(rest[:3], node, last):
         last, relu, residual = node, False, None
-    made = captured.before(last, joined, x, addend, residual, weight, bias, count, *rest, relu)
-    made.meta.update({key: node.meta[key] for key in PLACE if key in node.meta})
-    captured.rewrote(NAME, node)
-    captured.replace_chain(node, last, made)
+    operands = (x, addend, residual, weight, bias, count, *rest, relu)
+    made = captured.before(last, joined, *operands, like=node)
+    captured.replace(node, made, NAME, last=last)
 
 
 def _only_user(node: Call) -> Any:
     return next(iter(node.users)) if used_once(node) else None
 
 
-def _updated_between(mean: Any, node: Call, last: Call) -> bool:
-    """Whether another call of the same layer comes between a norm and the end of what it would
-    replace: running statistics must be updated in the order of the calls."""
+def _read_between(statistics: list[Any], node: Call, last: Call) -> bool:
+    """Whether a call between a norm and the end of what it would replace reads or updates the
+    norm's running statistics, in any view: both must come in the order of the forward."""
+    memory = {storage(one) for one in map(tensor, statistics) if one is not None}
     while node is not last:
         node = node.next
-        if is_call(node, normed, joined) and mean is not None and mean in node.args:
+        operands = (tensor(one) for one in node.all_input_nodes)
+        if any(one is not None and storage(one) in memory for one in operands):
             return True
     return False

@@ -22,10 +22,9 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     is_float,
     shape,
     sides,
-    tensor,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
-from staticgraph.rewrites.messages.edge_terms import is_cat, made, slice_of
+from staticgraph.rewrites.messages.edge_terms import is_cat, slice_of
 
 NAME = "cat_linear"
 
@@ -67,27 +66,26 @@ def _at(captured: Captured, node: Call) -> None:
     for rows, taken in groups.items():
         whole = taken[0][1]
         if len(taken) > 1:
-            whole = made(captured, node, torch.cat, [piece for _, piece in taken], 0)
+            whole = captured.before(node, torch.cat, [piece for _, piece in taken], 0)
         alone = len(taken) == 1 and taken[0][0] is None
-        product = made(captured, node, LINEAR, rows, whole, bias if alone else None)
+        product = captured.before(node, LINEAR, rows, whole, bias if alone else None)
         bias = None if alone else bias
         found = [product]
         if len(taken) > 1:
             found = _split(captured, node, product, [columns] * len(taken))
         for (scale, _), value in zip(taken, found, strict=True):
             if scale is None:
-                total = value if total is None else made(captured, node, ADD, total, value)
+                total = value if total is None else captured.before(node, ADD, total, value)
             else:
                 scaled.append((scale, value))
     if total is None:
         (scale, value), *scaled = scaled
-        total = made(captured, node, MUL, value, scale)
+        total = captured.before(node, MUL, value, scale)
     for scale, value in scaled:
-        total = made(captured, node, torch.addcmul, total, value, scale)
+        total = captured.before(node, torch.addcmul, total, value, scale)
     if bias is not None:
-        total = made(captured, node, ADD, total, bias)
-    captured.rewrote(NAME, node)
-    captured.replace(node, total)
+        total = captured.before(node, ADD, total, bias)
+    captured.replace(node, total, NAME)
 
 
 def _scaled(node: Any, depth: int = 0) -> bool:
@@ -144,16 +142,14 @@ def _column(captured: Captured, anchor: Call, scale: Call) -> Call:
     assert found is not None
     if len(found) == 2:
         return scale
-    return made(captured, anchor, torch.Tensor.view, scale, found[0], 1)
+    return captured.before(anchor, torch.Tensor.view, scale, found[0], 1)
 
 
 def _tower(captured: Captured, anchor: Call, node: Any, tower: int) -> Call | None:
     if is_call(node, torch.transpose) and node.args[1:] == (0, 1):
         below = node.args[0]
         key = ("tower", below, tower)
-        if key not in captured.made:
-            captured.made[key] = made(captured, node, SELECT, below, 0, tower)
-        return captured.made[key]
+        return captured.shared(key, lambda: captured.before(node, SELECT, below, 0, tower))
     if is_call(node, GATHER):
         return None
     return slice_of(captured, anchor, node, tower)
@@ -164,14 +160,4 @@ def _split(captured: Captured, anchor: Call, whole: Call, widths: list[int]) -> 
     if len(widths) == 1:
         return [whole]
     pieces = captured.before(anchor, torch.split, whole, widths, 1, like=whole)
-    value = tensor(whole)
-    assert value is not None
-    with torch.enable_grad():
-        values = torch.split(value, widths, 1)
-    pieces.meta["example_value"] = values
-    found = []
-    for place, one in enumerate(values):
-        piece = captured.item(anchor, pieces, place, whole)
-        piece.meta["example_value"] = one
-        found.append(piece)
-    return found
+    return [captured.item(anchor, pieces, place, whole) for place in range(len(widths))]

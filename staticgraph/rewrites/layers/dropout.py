@@ -51,5 +51,4 @@ def _at(captured: Captured, node: Call, number: int) -> None:
                 last, residual = total, other
     seed = captured.once("seed", draw_seed, torch.device(captured.target.device))
     made = captured.before(last, dropout_sum, x, residual, seed, number, p=p, relu=relu)
-    captured.rewrote(NAME, node)
-    captured.replace_chain(node, last, made)
+    captured.replace(node, made, NAME, last=last)

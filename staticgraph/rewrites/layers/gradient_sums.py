@@ -22,18 +22,18 @@ from staticgraph.kernels.edge_matrix_sum import edge_matrix_sum, edge_matrix_sum
 from staticgraph.kernels.linear import linear_handed_on
 from staticgraph.kernels.linear_statistics import linear_statistics_handed_on
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
-from staticgraph.nn.fused.linear import autocast
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
     dtype,
     is_call,
+    is_fenced,
     is_float,
     is_method,
     tensor,
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, RewriteTarget
 from staticgraph.rewrites.layers.batch_norm import joined, running_of
-from staticgraph.rewrites.layers.linear import product
+from staticgraph.rewrites.layers.linear import autocast, product
 from staticgraph.rewrites.layers.linear_statistics import measured
 
 
@@ -107,7 +107,10 @@ def _reaching_an_output(captured: Captured) -> set[Call]:
 
 def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
     """The users of an operand after a node."""
-    if operand.op in ("placeholder", "get_attr") or not is_float(operand):
+    found = tensor(operand)
+    if operand.op in ("placeholder", "get_attr") or found is None or not found.requires_grad:
+        return []
+    if is_fenced(operand) or operand.meta.get("written"):
         return []
     return [
         user

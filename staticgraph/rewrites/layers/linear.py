@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.linear import available, linear
-from staticgraph.nn.fused.linear import autocast
+from staticgraph.kernels.linear import linear
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     ADD,
     LINEAR,
@@ -31,6 +30,13 @@ NAME = "linear"
 # Multiplications below which torch's smaller overhead wins; see docs/kernels.md.
 SMALL = 1 << 20
 _PRODUCTS = (torch.matmul, torch.mm, operator.matmul)
+
+
+def autocast(x: Tensor) -> torch.dtype:
+    """The dtype in which torch's own linear layer would run; autocast does not know this library's
+    operator, which therefore casts its inputs itself."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
@@ -85,7 +91,7 @@ def _obstacle(
         if bias is None and not _relu_after(node):
             return "torch's own product does as well without a bias"
         return "float64 under autocast" if len(found) > 1 and torch.float64 in found else None
-    if captured.target.compiled or found != {torch.float32} or not available():
+    if captured.target.compiled or found != {torch.float32}:
         return "on a CPU only float32 gains, in a graph that runs as it is"
     return "too small to gain" if rows[0] * sides[0] * sides[1] < SMALL else None
 
@@ -112,8 +118,7 @@ def _cell(captured: Captured, node: Call) -> None:
     x, state, weight_x, weight_state, bias_x, bias_state = node.args
     given = ((x, weight_x, bias_x), (state, weight_state, bias_state))
     if all(_obstacle(captured, node, *operands) is None for operands in given):
-        captured.rewrote(NAME, node)
-        captured.replace(node, captured.before(node, gru_cell, *node.args))
+        captured.replace(node, captured.before(node, gru_cell, *node.args), NAME)
 
 
 def _relu_after(node: Call) -> bool:
@@ -127,5 +132,4 @@ def _at(
     relu = _relu_after(last)
     end = next(iter(last.users)) if relu else last
     made = captured.before(end, function, *operands, relu)
-    captured.rewrote(NAME, node)
-    captured.replace_chain(node, end, made)
+    captured.replace(node, made, NAME, last=end)

@@ -13,14 +13,13 @@ import operator
 
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm.partials import MAX_PARTIALS, MAX_ROWS, partials_of
+from staticgraph.kernels.batch_norm.partials import MAX_PARTIALS, MAX_ROWS
 from staticgraph.kernels.linear_statistics import linear_statistics
 from staticgraph.kernels.linear_statistics.limits import saves
-from staticgraph.nn.fused.linear import autocast
 from staticgraph.rewrites.captured_graph.canonical_ops import SELECT, Call, is_call, shape, tensor
 from staticgraph.rewrites.captured_graph.captured import Captured
 from staticgraph.rewrites.layers.batch_norm import joined
-from staticgraph.rewrites.layers.linear import product
+from staticgraph.rewrites.layers.linear import autocast, product
 
 NAME = "linear_statistics"
 
@@ -83,13 +82,7 @@ def _at(captured: Captured, node: Call, order: dict[Call, int]) -> None:
     if order[count] > order[given]:
         given.prepend(count)
         order[count] = order[given]
-    out = tensor(given)
-    assert out is not None
     made = captured.before(given, measured, *given.args, count)
     parts = [captured.item(given, made, place, given) for place in (0, 1)]
-    partial = out.new_empty(partials_of(len(out)), 2, out.size(1)).float()
-    made.meta["example_value"] = (out, partial)
-    parts[1].meta["example_value"] = partial
-    captured.rewrote(NAME, node)
-    captured.replace(given, parts[0])
-    captured.replace(node, captured.before(node, joined, *node.args, parts[1]))
+    if captured.replace(given, parts[0]):
+        captured.replace(node, captured.before(node, joined, *node.args, parts[1]), NAME)

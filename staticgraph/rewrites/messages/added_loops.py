@@ -19,7 +19,6 @@ self-loop), and softmax over edges and self-loops, which
 from __future__ import annotations
 
 import operator
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -48,9 +47,8 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
     sides,
     tensor,
     under_shape,
-    value,
 )
-from staticgraph.rewrites.captured_graph.captured import PLACE, Captured
+from staticgraph.rewrites.captured_graph.captured import Captured
 
 NAME = "added_loops"
 _BY_ELEMENT = (ADD, SUB, MUL, DIV, *ACTIVATIONS, torch.exp, torch.sigmoid, torch.tanh, torch.neg)
@@ -172,17 +170,16 @@ def _at(
     if loops.remaining:
         of_edges = _between(captured, node, of_edges)
     end = captured.end(place[1])
-    summed = _put(captured, node, SCATTER, of_edges, end, 0, groups, "sum")
-    total = _put(captured, node, ADD, summed, of_loops)
+    summed = captured.before(node, SCATTER, of_edges, end, 0, groups, "sum")
+    total = captured.before(node, ADD, summed, of_loops)
     if reduce == "mean":
         if end not in counts:
             key = "col_ptr" if place[1] == 0 else "row_ptr"
-            ones = _put(captured, node, _edges_and_loop, captured.facts[key], total)
+            ones = captured.before(node, _edges_and_loop, captured.facts[key], total)
             counts[end] = ones
-        count = _put(captured, node, torch.Tensor.view, counts[end], -1, *[1] * (_dims(total) - 1))
-        total = _put(captured, node, DIV, total, count)
-    captured.rewrote(NAME, node)
-    captured.replace(node, total)
+        count = captured.before(node, torch.Tensor.view, counts[end], -1, *[1] * (_dims(total) - 1))
+        total = captured.before(node, DIV, total, count)
+    captured.replace(node, total, NAME)
 
 
 def _between(captured: Captured, node: Call, rows: Call) -> Call:
@@ -191,20 +188,17 @@ def _between(captured: Captured, node: Call, rows: Call) -> Call:
     kept = captured.once(
         ("no loops", dtype(rows)), _no_loops, *map(captured.end, (0, 1)), dtype(rows)
     )
-    found = tensor(rows)
-    assert found is not None
-    kept.meta["example_value"] = found.detach().new_empty(captured.edges)
-    narrow = (captured.edges, *(1,) * (found.dim() - 1))
-    if is_call(rows, MUL) and found.dim() > 1:
+    narrow = (captured.edges, *(1,) * (_dims(rows) - 1))
+    if is_call(rows, MUL) and len(narrow) > 1:
         for first, second in sides(rows):
             if isinstance(second, Node) and shape(second) == narrow:
-                weight = _put(captured, node, MUL, second, _column(captured, node, kept, narrow))
-                return _put(captured, node, MUL, first, weight)
-    return _put(captured, node, MUL, rows, _column(captured, node, kept, narrow))
+                weight = captured.before(node, MUL, second, _column(captured, node, kept, narrow))
+                return captured.before(node, MUL, first, weight)
+    return captured.before(node, MUL, rows, _column(captured, node, kept, narrow))
 
 
 def _column(captured: Captured, node: Call, kept: Call, sizes: tuple[int, ...]) -> Call:
-    return kept if len(sizes) == 1 else _put(captured, node, torch.reshape, kept, sizes)
+    return kept if len(sizes) == 1 else captured.before(node, torch.reshape, kept, sizes)
 
 
 def _no_loops(src: Tensor, dst: Tensor, kind: torch.dtype) -> Tensor:
@@ -300,26 +294,7 @@ def _again(captured: Captured, node: Call, args: Any, kwargs: Any) -> Call:
 
 def _behind(captured: Captured, node: Call, function: Any, *args: Any, **kwargs: Any) -> Call:
     """Inserts a call right after a node; inserted operands come after their own nodes."""
-    return _put(captured, node.next, function, *args, like=node, **kwargs)
-
-
-def _put(
-    captured: Captured, anchor: Call, function: Any, *args: Any, like: Any = None, **kwargs: Any
-) -> Call:
-    """Inserts a call right before ``anchor``, and calls it on example values for its result."""
-    shown = anchor if like is None else like
-    made = captured.before(anchor, function, *args, like=shown, **kwargs)
-    made.meta.update({key: shown.meta[key] for key in PLACE if key in shown.meta})
-    mode = getattr(tensor(captured.facts["batch"]), "fake_mode", None) or nullcontext()
-    with mode, torch.enable_grad():
-        made.meta["example_value"] = function(*_values(args), **kwargs)
-    return made
-
-
-def _values(given: Any) -> Any:
-    if isinstance(given, list | tuple):
-        return type(given)(_values(one) for one in given)
-    return value(given)
+    return captured.before(node.next, function, *args, like=node, **kwargs)
 
 
 def _kind(found: Tensor) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from staticgraph.rewrites.captured_graph.canonical_ops import ADD, GATHER, LINEAR, SUB, Call, tensor
+from staticgraph.rewrites.captured_graph.canonical_ops import ADD, GATHER, LINEAR, SUB, Call
 from staticgraph.rewrites.captured_graph.captured import Captured
-from staticgraph.rewrites.messages.edge_terms import Terms, UngatheredRows, made
+from staticgraph.rewrites.messages.edge_terms import Terms, UngatheredRows
 
 
 class Operands(NamedTuple):
@@ -61,10 +61,10 @@ def _weight(terms: Terms) -> Call | None:
 
 def _joined(captured: Captured, anchor: Call, towers: list[Terms], weights: list[Any]) -> Operands:
     """Merges towers that read the same rows into one layer with more columns."""
-    weight = made(captured, anchor, torch.cat, weights, 0)
+    weight = captured.before(anchor, torch.cat, weights, 0)
     biases = ()
     if towers[0].biases:
-        biases = (made(captured, anchor, torch.cat, [each.biases[0] for each in towers], 0),)
+        biases = (captured.before(anchor, torch.cat, [each.biases[0] for each in towers], 0),)
     terms = tuple(term._replace(weight=weight) for term in towers[0].terms)
     columns = sum(each.columns for each in towers)
     return _one(captured, anchor, Terms(terms, biases, columns))
@@ -81,7 +81,7 @@ def _one(captured: Captured, anchor: Call, terms: Terms) -> Operands:
         if weights:
             weight = _signed(captured, anchor, weights)
             bias = biases.pop() if biases else None
-            found.append((1, made(captured, anchor, LINEAR, rows.base, weight, bias)))
+            found.append((1, captured.before(anchor, LINEAR, rows.base, weight, bias)))
         found += [(sign, rows.base) for sign in plain]
         for sign, value in found:
             key = rows.place, rows.code
@@ -94,17 +94,17 @@ def _one(captured: Captured, anchor: Call, terms: Terms) -> Operands:
             rows = (
                 value
                 if code is None or code is kept
-                else made(captured, anchor, GATHER, value, 0, code)
+                else captured.before(anchor, GATHER, value, 0, code)
             )
             edge = _plus(captured, anchor, edge, 1, rows)
     source, target = sums.get(("src", None)), sums.get(("dst", None))
     for bias in biases:
         if target is not None:
-            target = made(captured, anchor, ADD, target, bias)
+            target = captured.before(anchor, ADD, target, bias)
         elif source is not None:
-            source = made(captured, anchor, ADD, source, bias)
+            source = captured.before(anchor, ADD, source, bias)
         else:
-            edge = made(captured, anchor, ADD, edge, bias)
+            edge = captured.before(anchor, ADD, edge, bias)
     return Operands(source, target, edge, kept)
 
 
@@ -122,13 +122,8 @@ class _Slices:
                 continue
             widths = [width for _, width in places]
             whole = captured.before(anchor, torch.split, weight, widths, 1)
-            with torch.enable_grad():
-                values = torch.split(tensor(weight), widths, 1)  # pyright: ignore
-            whole.meta["example_value"] = values
             for place, (first, _) in enumerate(places):
-                piece = captured.item(anchor, whole, place, weight)
-                piece.meta["example_value"] = values[place]
-                self._cut[weight, first] = piece
+                self._cut[weight, first] = captured.item(anchor, whole, place, weight)
 
     def by_rows(self) -> dict[UngatheredRows, list[tuple[int, Any]]]:
         """Maps each kind of rows to the signs and weights that it is used with."""
@@ -148,14 +143,14 @@ def _signed(captured: Captured, anchor: Call, weights: list[tuple[int, Any]]) ->
 
 def _plus(captured: Captured, anchor: Call, total: Any, sign: int, value: Any) -> Any:
     if total is None:
-        return value if sign > 0 else made(captured, anchor, torch.neg, value)
-    return made(captured, anchor, ADD if sign > 0 else SUB, total, value)
+        return value if sign > 0 else captured.before(anchor, torch.neg, value)
+    return captured.before(anchor, ADD if sign > 0 else SUB, total, value)
 
 
 def _written_out(captured: Captured, anchor: Call, one: Operands) -> Operands:
     if one.code is None:
         return one
-    rows = made(captured, anchor, GATHER, one.edge, 0, one.code)
+    rows = captured.before(anchor, GATHER, one.edge, 0, one.code)
     return one._replace(edge=rows, code=None)
 
 
@@ -165,6 +160,6 @@ def _side_by_side(captured: Captured, anchor: Call, parts: Any) -> Call | None:
         return None
     like = next(part for part in parts if part is not None)
     whole = [
-        made(captured, anchor, torch.zeros_like, like) if part is None else part for part in parts
+        captured.before(anchor, torch.zeros_like, like) if part is None else part for part in parts
     ]
-    return made(captured, anchor, torch.cat, whole, 1)
+    return captured.before(anchor, torch.cat, whole, 1)

@@ -26,7 +26,7 @@ from staticgraph.rewrites.captured_graph.canonical_ops import (
 )
 from staticgraph.rewrites.captured_graph.captured import Captured, same_dtype
 from staticgraph.rewrites.messages.edge_operands import Operands, operands
-from staticgraph.rewrites.messages.edge_terms import made, terms_of
+from staticgraph.rewrites.messages.edge_terms import terms_of
 from staticgraph.rewrites.passes.eliminate import drop_unread
 
 NAME = "edge_rows"
@@ -67,8 +67,7 @@ def _sum(captured: Captured, node: Call) -> None:
 def _put(captured: Captured, node: Call, given: Operands) -> None:
     options = {} if given.code is None else {"code": given.code}
     new = captured.before(node, edge_rows, *given[:3], *captured.pointers, **options)
-    captured.rewrote(NAME, node)
-    captured.replace(node, new)
+    captured.replace(node, new, NAME)
 
 
 def _gather(captured: Captured, node: Call) -> None:
@@ -81,7 +80,7 @@ def _gather(captured: Captured, node: Call) -> None:
         return
     rows = base
     if len(found) != 2:
-        rows = made(captured, node, torch.reshape, base, (found[0], -1))
+        rows = captured.before(node, torch.reshape, base, (found[0], -1))
     if which == "batch":
         batch, ptr = captured.facts["batch"], captured.facts["ptr"]
         new = captured.before(node, edge_rows, None, rows, None, batch, batch, ptr, ptr, ptr)
@@ -90,5 +89,4 @@ def _gather(captured: Captured, node: Call) -> None:
         new = captured.before(node, edge_rows, *ends, None, *captured.pointers)
     if len(found) != 2:
         new = captured.before(node, torch.reshape, new, shape(node))
-    captured.rewrote(NAME, node)
-    captured.replace(node, new)
+    captured.replace(node, new, NAME)

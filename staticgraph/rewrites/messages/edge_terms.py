@@ -207,13 +207,10 @@ def slice_of(captured: Captured, anchor: Call, node: Any, tower: int) -> Call | 
 
 def _remembered(captured: Captured, anchor: Call, key: Any, function: Any, *args: Any) -> Call:
     """A call right after its operand, made once per key."""
-    if key not in captured.made:
-        operand = args[0]
-        following = operand.next
-        if operand.op == "placeholder":
-            return made(captured, anchor, function, *args)
-        captured.made[key] = made(captured, following, function, *args)
-    return captured.made[key]
+    operand = args[0]
+    if operand.op == "placeholder":
+        return captured.before(anchor, function, *args)
+    return captured.shared(key, lambda: captured.before(operand.next, function, *args))
 
 
 def is_cat(node: Any) -> bool:
@@ -222,21 +219,6 @@ def is_cat(node: Any) -> bool:
         return False
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     return dim in (-1, len(shape(node) or ()) - 1) and len(node.args) > 0
-
-
-def made(captured: Captured, anchor: Call, function: Any, *args: Any, **kwargs: Any) -> Call:
-    """Inserts a call right before ``anchor``; it is called on fake tensors for its result."""
-    new = captured.before(anchor, function, *args, like=anchor, **kwargs)
-    with torch.enable_grad():
-        new.meta["example_value"] = function(*_values(args), **kwargs)
-    return new
-
-
-def _values(given: Any) -> Any:
-    if isinstance(given, list | tuple):
-        return type(given)(_values(one) for one in given)
-    found = tensor(given)
-    return given if found is None else found
 
 
 def stacked(captured: Captured, node: Any) -> list[Terms]:

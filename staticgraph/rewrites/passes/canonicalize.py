@@ -113,9 +113,10 @@ def _binary(node: Call) -> None:
 
 
 def _may_stand_for(first: Call, node: Call) -> bool:
-    """Whether a tensor may replace its copy."""
+    """Whether a tensor may replace its sum with zero, which has no negative zeros."""
     changes = first.meta.get("written") or node.meta.get("written") or canonical_ops.is_fenced(node)
-    return not changes and canonical_ops.is_float(first) and is_call(first, *_FRESH)
+    added = all(_CANONICAL.get(user.target) in (ADD, SUB) for user in node.users)
+    return not changes and added and canonical_ops.is_float(first) and is_call(first, *_FRESH)
 
 
 def _is_zero(number: Any) -> bool:
@@ -249,19 +250,18 @@ def _reduction(captured: Captured, node: Call) -> None:
     if found is None:
         return
     into, dim, index, src, reduce = found
+    into_value, src_value, by = tensor(into), tensor(src), tensor(index)
     index = _expanded(index)
-    into_value, src_value = tensor(into), tensor(src)
     if index is None or into_value is None or src_value is None or not _zeros(into):
         return
+    if by is not None and by.dim() > 1 and by.shape != src_value.shape:
+        return  # torch leaves out the rows and columns of src that the index does not cover
     if not used_alone(into, node) or dim % src_value.dim() != 0:
         return
     if src_value.dtype != into_value.dtype or src_value.shape[1:] != into_value.shape[1:]:
         return
-    with captured.graph.inserting_before(node):
-        made = captured.graph.call_function(SCATTER, (src, index, 0, into_value.size(0), reduce))
-    made.meta.update({key: node.meta[key] for key in node.meta if key not in ("writes", "written")})
-    node.replace_all_uses_with(made)
-    captured.graph.erase_node(node)
+    rows = captured.before(node, SCATTER, src, index, 0, into_value.size(0), reduce)
+    captured.replace(node, rows)
 
 
 def used_alone(into: Call, node: Call) -> bool:
@@ -282,6 +282,8 @@ def _expanded(index: Any) -> Call | None:
                 return None
             below = tensor(index.args[0])
             if below is None or below.size(0) != found.size(0):
+                return None
+            if below.dim() == 1 and found.stride(0) == 0:  # [E] as rows of [E, E]
                 return None
             index = index.args[0]
         elif is_call(index, operator.getitem) and _unsqueezes(index.args[1]):

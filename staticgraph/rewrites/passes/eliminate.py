@@ -101,8 +101,8 @@ def drop_unread(graph: Graph) -> None:
 
 def is_pure(node: Call) -> bool:
     """Whether a call has no effect other than its result."""
-    if node.meta.get("writes"):
-        return False
+    if node.meta.get("writes") or node.meta.get("inserted"):
+        return bool(node.meta.get("inserted"))  # by a rewrite, for its result
     if node.op == "call_function":
         return node.target in _PURE
     if node.op == "call_method":
@@ -140,4 +140,6 @@ def _frozen(value: Any) -> Any:
         return tuple((key, _frozen(value[key])) for key in sorted(value))
     if isinstance(value, slice):
         return ("slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step))
-    return (type(value).__name__, value) if isinstance(value, bool | int | float) else value
+    if isinstance(value, float):
+        return repr(value)  # 0.0 and -0.0 are equal, and their products are not
+    return (type(value).__name__, value) if isinstance(value, bool | int) else value

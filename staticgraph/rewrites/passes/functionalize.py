@@ -17,15 +17,15 @@ from types import FunctionType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from staticgraph.internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from staticgraph.nn.norm.batch_norm import normed
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     Call,
-    calls,
+    drops_nothing,
     is_fenced,
     shape,
     storage,
@@ -62,11 +62,14 @@ def functionalize(captured: Captured) -> None:
             elif alone and harmful:
                 seen.append(_on_a_copy(captured, node, written[0], left, memory))
             elif harmful:
+                remedy = "it makes a new tensor (h = h + x for h += x)"
+                if node.target is normed:
+                    remedy = "its running statistics are read after the norm alone"
                 captured.refuse(
                     NAME,
                     node,
                     "its operand is changed in place after it was read: nothing of this forward "
-                    "is rewritten until it makes a new tensor (h = h + x for h += x)",
+                    f"is rewritten until {remedy}",
                 )
                 return
         memory.see(node)
@@ -89,6 +92,8 @@ def written_by(node: Call) -> list[Call]:
         return []
     if node.op != "call_function":
         return []
+    if node.target is normed:  # its running statistics
+        return _tensors(list(node.args[4:7]))
     if node.target in _OPERATORS or node.target is operator.setitem or _asked_in_place(node):
         return _tensors([first])
     if _is_mutating(node.target):
@@ -148,7 +153,7 @@ class _Memory:
         """Records the memory of a node's tensors at its place in the graph."""
         found = set()
         for one in _values(value(node)):
-            if _drops_nothing(node):
+            if drops_nothing(node):
                 self._now[storage(one)] = next(iter(self.of(node.args[0])))
             found.add(self._now.setdefault(storage(one), next(self._number)))
         self._of[node] = frozenset(found)
@@ -165,15 +170,6 @@ class _Memory:
         """Makes the storage of a node's tensor new memory from here on."""
         for one in _values(value(node)):
             self._now[storage(one)] = next(self._number)
-
-
-def _drops_nothing(node: Call) -> bool:
-    """Whether a dropout returns its operand itself, which the trace shows as a separate tensor."""
-    if not calls(node, F.dropout, torch.dropout) or not isinstance(node.args[0], Node):
-        return False
-    p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)
-    return p == 0 or not node.kwargs.get("train", training)
 
 
 def _values(found: Any) -> list[Tensor]:

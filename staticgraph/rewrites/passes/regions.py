@@ -3,9 +3,9 @@
 ``with torch.no_grad(): s = scatter(...)`` appears in the captured graph as two calls around the
 others. Calls inside compute something else than the same calls outside, and a rewrite that merged
 them into a call outside would change the gradient. The home state is the one that most of the graph
-is in: for a model trained under autocast, autocast. Invariant: no node of another state is a
-canonical operation (:func:`staticgraph.rewrites.captured_graph.canonical_ops.is_call`), so that no
-rewrite matches it.
+is in: for a model trained under autocast, autocast. Invariant: no node of another state, and none
+whose gradient a hook reads, is a canonical operation
+(:func:`staticgraph.rewrites.captured_graph.canonical_ops.is_call`), so that no rewrite matches it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from staticgraph.internals.states import enter_autocast, exit_autocast, set_grad_enabled
-from staticgraph.rewrites.captured_graph.canonical_ops import Call, fence
+from staticgraph.rewrites.captured_graph.canonical_ops import Call, drops_nothing, fence, value
 
 # Name prefixes of torch's functions that set a state which this module does not track.
 _OTHERS = ("_set_", "_enter_", "_exit_", "_push_", "_pop_")
 
 
-def fence_regions(graph: Graph) -> None:
-    """Fences all nodes that are not in the state that most of the graph is in."""
+def fence_regions(graph: Graph) -> tuple[Any, ...] | None:
+    """Fences all nodes that are not in the state that most of the graph is in; returns the
+    arguments of that state's ``torch.autocast``, or None."""
     states: dict[Call, Any] = {}
     switches = [node for node in graph.nodes if _calls(node, set_grad_enabled)]
     # A region restores what it found, so the last switch gives the state at the head of the graph.
@@ -34,19 +35,35 @@ def fence_regions(graph: Graph) -> None:
         if target is set_grad_enabled:
             gradient = node.args[0]
         elif target is enter_autocast:
-            entered.append(("autocast", *map(str, node.args)))
+            entered.append(node.args)
         elif target is exit_autocast and entered:
             entered.pop()
         elif getattr(target, "__name__", "").startswith(_OTHERS):
             entered.append(node)  # its end is not known: the rest counts as another state
         elif node.op not in ("placeholder", "get_attr", "output"):
             states[node] = (gradient, *entered)
-    if len(set(states.values())) < 2:
-        return
+        if getattr(target, "__name__", "") == "register_hook":
+            for tensor in _same_tensor(node.args[0]):
+                fence(tensor)
+    if not states:
+        return None
     home, _ = Counter(states.values()).most_common(1)[0]
     for node, state in states.items():
         if state != home:
             fence(node)
+    autocast = [state for state in home[1:] if isinstance(state, tuple)]
+    return autocast[-1] if autocast else None
+
+
+def _same_tensor(node: Call) -> list[Call]:
+    """A node, and those below it whose result it returns as it is."""
+    nodes = [node]
+    while node.args and isinstance(below := node.args[0], Node):
+        if value(below) is not value(node) and not drops_nothing(node):
+            break
+        node = below
+        nodes.append(node)
+    return nodes
 
 
 def _calls(node: Call, function: Any) -> bool:

@@ -58,7 +58,7 @@ class BatchForm:
     def layout(self, bucket: int, schema: Schema) -> SlotLayout:
         """The layout of a bucket's batches."""
         reads = self.rewrites or self._tries_fused
-        pointers = self._pointers or (reads and not schema.hetero)
+        pointers = self._pointers or (reads and schema.has_pointers)
         return SlotLayout(bucket, self.capacities[bucket], schema, pointers)
 
     def accept(self, batch: StaticBatch) -> StaticBatch:
@@ -66,8 +66,8 @@ class BatchForm:
 
         Raises:
             TypeError: the batch is not a :class:`StaticBatch`.
-            ValueError: the batch belongs to none of these buckets, is on another device than the
-                model, or lacks the row pointers.
+            ValueError: the batch belongs to none of these buckets, or is on another device than
+                the model.
         """
         if not isinstance(batch, StaticBatch):
             raise TypeError(
@@ -89,19 +89,15 @@ class BatchForm:
                 f"StaticLoader(..., device={str(self._device)!r}), or batch.to(...); a model is "
                 "moved before its runner is made"
             )
-        if self._pointers is layout.pointers and (self._pointers or not self._may_rewrite):
-            return with_pointers(batch) if self._pointers else batch
         if self._pointers:
-            raise ValueError(
-                "the model was converted with kernels=True, which read row pointers, but the batch "
-                "carries none: make it with StaticLoader(..., pointers=True), or with "
-                "StaticBatch.of(..., pointers=True)"
-            )
+            return with_pointers(batch)
+        if not layout.pointers and not self._may_rewrite:
+            return batch
         return self._as_way_takes(batch)
 
     def _as_way_takes(self, batch: StaticBatch) -> StaticBatch:
         """Adds or removes row pointers for a model whose own layers do not read them."""
-        if not self.rewrites or batch.layout.schema.hetero:
+        if not (self.rewrites and batch.layout.schema.has_pointers):
             # A compiled step takes exactly the arrays that it was compiled with.
             return batch.without_pointers()
         return with_pointers(batch)

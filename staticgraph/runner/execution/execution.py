@@ -54,7 +54,7 @@ class Execution:
         if subject.accumulate > 1 and recording.scope == "step":
             recording = replace(recording, scope="forward_backward")
         auto = Auto.of(mode)
-        ranks = ranks_for(distributed) if subject.trains else None
+        ranks = ranks_for(distributed, device) if subject.trains else None
         auto = shared(auto and auto.on(device, recording.records_on(device)), ranks)
         name = mode if isinstance(mode, str) else "auto"
         resolved = resolve(name, device.type, recording.anywhere)

@@ -30,7 +30,7 @@ from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.finite_losses import FiniteLosses
 from staticgraph.steps.rows.single_row_norms import SingleRows
-from staticgraph.steps.state.training_state import train
+from staticgraph.steps.state.training_state import StepState, train
 from staticgraph.steps.update.gradient_accumulation import Accumulation
 from staticgraph.steps.update.rank_averaging import Averaging
 from staticgraph.steps.update.update import Update
@@ -69,6 +69,7 @@ class Steps:
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
         model = self._model = subject.model
         update = self._update = Update(subject)
+        self._state = StepState(model, subject.functions)
         self.mode: Mode = mode
         self._way = mode.name
         self.ways: dict[tuple[int, str], str] = {}
@@ -101,11 +102,14 @@ class Steps:
         """Returns the way in which a phase of a bucket runs."""
         return self.ways.get((bucket, phase), self._way)
 
+    def phase(self, work: str) -> str:
+        """Returns the phase of some work that is called now."""
+        evaluates = not self._model.training and not torch.is_grad_enabled()
+        return "eval" if work == "forward" and evaluates else work
+
     def run(self, work: str, batch: StaticBatch, way: str | None = None) -> Any:
         """Returns the output for work ``forward``, the mean loss for ``step``."""
-        phase = work
-        if work == "forward" and not self._model.training and not torch.is_grad_enabled():
-            phase = "eval"
+        phase = self.phase(work)
         way = way or self.way_of(batch.bucket, phase)
         if way == OWN and self.recordings.records(phase):
             return self._replayed(work, batch, phase == "forward")
@@ -128,7 +132,8 @@ class Steps:
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
         """Runs one training step: zero gradients, forward, loss, backward, and the update if due.
 
-        The update is due once enough batches have accumulated.
+        The update is due once enough batches have accumulated. If an eager or compiled step ends
+        before its update, whatever it wrote is put back.
 
         Returns:
             The mean loss, 0-dim, detached.
@@ -137,6 +142,8 @@ class Steps:
             train(self._model)
         if batch.real is None:
             self.single_rows.note(batch, self.computation.known(batch))
+        if self.averaging is not None:
+            self.averaging.begin(batch)
         way = way or self.way_of(batch.bucket, "step")
         if way == OWN and (scope := self.recordings.settings.scope) != "forward":
             loss = self._replayed("step", batch)
@@ -146,12 +153,17 @@ class Steps:
                 if self.accumulated.add():
                     self._update()
             return loss
-        self._update.zero_grad()
-        if way == "eager":
-            with self.computation.active():
-                loss = self._backward(self.computation.run("step", batch, keep=True), batch)
-        else:
-            loss = self._backward(self.run("step", batch, way), batch)
+        self._state.keep()
+        try:
+            self._update.zero_grad()
+            if way == "eager":
+                with self.computation.active():
+                    loss = self._backward(self.computation.run("step", batch, keep=True), batch)
+            else:
+                loss = self._backward(self.run("step", batch, way), batch)
+        except BaseException:  # a KeyboardInterrupt, too
+            self._state.restore()
+            raise
         if self.accumulated.add():
             self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
@@ -185,6 +197,7 @@ class Steps:
             self.finite.before_update(result, batch)
             result.backward()
             return result
+        result = self.averaging.join_rows(result)
         result.total.backward()
         return self._averaged(result, batch)
 

@@ -78,6 +78,7 @@ class Account:
             versions=versions(STEPS),
             choices=warming.choices,
             attention=self._attention(),
+            optional=self._steps.computation.optional or (),
         )
 
     def _bucket(self, bucket: int) -> BucketReport:

@@ -65,6 +65,7 @@ class Report:
     cold_start_s: float | None = None
     replays: Mapping[str, int] = field(default_factory=dict)
     attention: tuple[AttentionRow, ...] = ()
+    optional: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, for JSON."""
@@ -89,6 +90,7 @@ class Report:
             "choices": choices,
             "attention": tuple(map(AttentionRow.from_dict, values.get("attention", ()))),
             "fallbacks": tuple(values["fallbacks"]),
+            "optional": tuple(values.get("optional", ())),
         }
         return cls(**{**values, **given})
 
@@ -138,6 +140,8 @@ class Report:
         lines += [
             f"recorded: {key}, replayed {how_many(n, 'time')}" for key, n in self.replays.items()
         ]
+        if self.optional:
+            lines.append(f"optional arguments from fields: {', '.join(self.optional)}")
         lines += [f"choice: {made}" for made in self.choices]
         lines += [str(row) for row in self.attention]
         lines += [f"fallback: {reason}" for reason in self.fallbacks] or ["fallbacks: none"]

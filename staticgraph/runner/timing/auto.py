@@ -22,7 +22,8 @@ class Stopwatch:
     """Times steps on one device; tests pass their own.
 
     Args:
-        device: CUDA is timed between two events, anything else by the process's CPU clock.
+        device: CUDA is timed between two events, anything else by wall time, as the report's steps
+            are.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,9 +36,9 @@ class Stopwatch:
     def milliseconds(self, way: str, step: Callable[[], Any]) -> float:
         """Returns how long one step of a way took."""
         if self._device.type != "cuda":
-            started = time.process_time()
+            started = time.perf_counter()
             step()
-            return 1e3 * (time.process_time() - started)
+            return 1e3 * (time.perf_counter() - started)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # The device is idle and waits for the host, so host time shows between the events.
         torch.cuda.synchronize(self._device)
@@ -55,7 +56,7 @@ class Auto:
 
     Attributes:
         limit_s: seconds after which no further way of any bucket is started, compilation included.
-        rounds: how many steps of each way are timed.
+        rounds: how many steps of each way are timed at most; fewer where these decide.
         ways: what may be chosen, simplest first; by default ``eager``, on a CPU ``fused`` (the
             captured graph rewritten to this library's operators), on CUDA ``default`` (compiled),
             and ``cuda-graph`` where it can record.

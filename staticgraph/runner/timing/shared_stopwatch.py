@@ -35,8 +35,10 @@ class SharedStopwatch(Stopwatch):
         return self._ranks.largest(self._own.now() - self._begun)
 
     def milliseconds(self, way: str, step: Callable[[], Any]) -> float:
-        """Returns how long one step took on the slowest rank."""
-        return self._ranks.largest(self._own.milliseconds(way, step))
+        """Returns how long one step took on the slowest rank; raises on all if it does on one."""
+        with self._ranks.together():
+            taken = self._own.milliseconds(way, step)
+        return self._ranks.largest(taken)
 
 
 def shared(auto: Auto | None, ranks: Ranks | None) -> Auto | None:

@@ -1,8 +1,8 @@
 """Chooses the way a bucket runs, from measured times alone.
 
-A more elaborate way is taken only where it beats the simpler one by :data:`MARGIN` in the median
-and also wins most rounds. On a device that is busy all the time recording gains nothing; there the
-times tie, and a tie goes to the simpler way.
+A more elaborate way is taken only where it beats the simpler one in the median by more than
+:data:`MARGIN` and by more than the rounds spread. On a device that is busy all the time recording
+gains nothing; there the times tie, and a tie goes to the simpler way.
 
 Pure arithmetic on numbers: :mod:`staticgraph.runner.warmup.trials` does the measuring.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,6 @@ from staticgraph.files.document import NOT_THERE
 # Chosen, not derived: a smaller gain does not justify another way of running, and machines of
 # varying speed show differences of this size between equal contenders.
 MARGIN = 0.05
-# The share of the rounds, in each of which both ways ran, so that one slow moment cannot decide.
-ROUNDS_WON = 0.75
 # The phase of a choice among attention paths is this prefix and the phase.
 ATTENTION = "attention in "
 
@@ -99,15 +98,29 @@ def choose(
     reason = "the only one that can run" if not others else "the simplest, and none gains on it"
     for other in others:
         ratio = np.asarray(times[best]) / np.asarray(times[other])
-        won = float((ratio > 1).mean())
-        if np.median(ratio) >= 1 + MARGIN and won >= ROUNDS_WON:
-            reason = f"{np.median(ratio):.2f} times as fast as {best}, in {won:.0%} of the rounds"
+        low, median, high = np.percentile(ratio, [10, 50, 90]).tolist()
+        spread = (high - low) / 2
+        if median >= 1 + max(MARGIN, spread):
+            won = float((ratio > 1).mean())
+            reason = f"{median:.2f} times as fast as {best}, in {won:.0%} of the rounds"
             best = other
+        elif best == "eager" and median > 1:
+            reason = f"{other} is {median:.2f} times as fast, and the rounds spread by {spread:.2f}"
     contenders = [
         Contender(way, len(t), *np.percentile(t, [50, 10, 90]).tolist()) for way, t in times.items()
     ]
     contenders += [Contender(way, refused=why) for way, why in (refused or {}).items()]
     return WayChoice(bucket, phase, best, reason, tuple(contenders))
+
+
+def settled(times: Mapping[str, Sequence[float]]) -> bool:
+    """Whether every round so far gives the same order, so that more would not change the choice.
+
+    Args:
+        times: as for :func:`choose`.
+    """
+    ratios = [np.asarray(a) / np.asarray(b) for a, b in combinations(times.values(), 2)]
+    return all((ratio >= 1 + MARGIN).all() or (ratio < 1 + MARGIN).all() for ratio in ratios)
 
 
 def save(path: str | Path, choices: Sequence[WayChoice], made_for: Mapping[str, Any]) -> None:

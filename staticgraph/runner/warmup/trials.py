@@ -3,12 +3,16 @@
 Every way that can run is compiled or recorded; then all of them step in turn (A B C A B C ...) over
 a batch of the bucket, whole training steps included. Where only time tells the paths of its
 attention apart, the attention is measured first, by itself. CUDA is timed by device events, a CPU
-by the process's own clock, since other processes would disturb a wall clock. The caller restores
-the training state, so that training afterwards is the same as without the measurement.
+by wall time, as the steps of the report are. The caller restores the training state, so that
+training afterwards is the same as without the measurement.
 
-Invariants: nothing is chosen, compiled or recorded later; a way that cannot run is dropped with its
-reason and costs the others nothing; no way is started after ``limit_s``, and the remaining buckets
-then take the simplest one. A compilation in progress is not cut short.
+Over padding alone an eager step of a CPU does other work than over graphs. Without graphs the ways
+are prepared, and timed with the first batch of their bucket (:attr:`Trials.waiting`).
+
+Invariants: nothing is compiled or recorded later; a way that cannot run is dropped with its reason
+and costs the others nothing; no way is started after ``limit_s``, or where it could not earn its
+preparation back in the steps that are to come, and the bucket then takes the simplest one. A
+compilation in progress is not cut short.
 """
 
 from __future__ import annotations
@@ -29,7 +33,14 @@ from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.runner.timing.attention_trial import AttentionTrial
 from staticgraph.runner.timing.auto import LEAST_ROUNDS, Auto
-from staticgraph.runner.timing.way_choice import ATTENTION, WayChoice, choose, load, save
+from staticgraph.runner.timing.way_choice import (
+    ATTENTION,
+    WayChoice,
+    choose,
+    load,
+    save,
+    settled,
+)
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
@@ -37,10 +48,17 @@ from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks
 from staticgraph.steps.state.training_state import evaluating, train
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar
 
 # Not timed: allocating workspaces, autotuning and first memory accesses belong to no one way.
 UNTIMED_ROUNDS = 2
+# Seconds that preparing a way takes, until one has been prepared: GINE and GPS of a few layers, one
+# core, 2026-11-24 (torch's own imports, 1.5 s, in the first); Inductor, two cores, 2026-11-20.
+PREPARATION_S = {FUSED: 2.0}
+COMPILATION_S = 20.0
+# The largest share of an eager step that another way is expected to save.
+MOST_SAVED = 0.6
 
 
 class Trials:
@@ -51,9 +69,12 @@ class Trials:
         steps: the ways to run.
         options: see :class:`staticgraph.runner.timing.auto.Auto`.
         prepare: ``prepare(way, bucket, phase)`` compiles or records, under the runner's budget.
+        steps_to_come: how many steps a bucket will run; None where that is not known.
+        waits: whether a bucket without graphs waits for its first batch.
 
     Attributes:
         notes: what had to be given up for a way to run.
+        waiting: the ways that are ready, by the keys that wait for a batch with graphs.
     """
 
     def __init__(
@@ -62,8 +83,13 @@ class Trials:
         steps: Steps,
         options: Auto,
         prepare: Callable[[str, int, str], None],
+        steps_to_come: int | None = None,
+        waits: bool = False,
     ) -> None:
         self.notes: list[str] = []
+        self.waiting: dict[tuple[int, str], list[str]] = {}
+        self._steps_to_come, self._waits = steps_to_come, waits
+        self._took_s: dict[str, float] = {}
         self._subject, self._model = subject, subject.model
         self._without_fused = without_fused(subject.differentiable)
         self._steps = steps
@@ -121,7 +147,7 @@ class Trials:
             found = self.choices()
             if all(choice.way != OWN for choice in found):
                 self._steps.recordings.close()
-            if file is not None and (ranks is None or ranks.first):
+            if file is not None and not self.waiting and (ranks is None or ranks.first):
                 save(file, [*found, *self._paths], made_for)
         self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
         return (*found, *self._paths)
@@ -147,8 +173,9 @@ class Trials:
     def measure(self, batch: StaticBatch, phase: str) -> None:
         """Prepares and times every way for one phase of a batch's bucket."""
         key = (batch.bucket, phase)
-        refused: dict[str, str] = {}
+        refused = self._refused[key] = {}
         ready = []
+        eager_ms = 0.0
         if batch.device.type == "cpu":
             # An error of the model itself should appear alone, before a compiler meets it and adds
             # a
@@ -156,16 +183,51 @@ class Trials:
             self._prepare("eager", *key)
             with self._steps.finite.unread():
                 self._run("eager", batch, phase)
+        if self._steps_to_come is not None:
+            with self._steps.finite.unread():
+                eager_ms = self._stopwatch.milliseconds(
+                    "eager", lambda: self._run("eager", batch, phase)
+                )
         for way in self._options.ways:
-            why = self._cannot(way, batch.bucket, phase)
+            why = self._too_few_steps(way, eager_ms) or self._cannot(way, batch.bucket, phase)
             if why is None:
                 ready.append(way)
             else:
                 refused[way] = why
-        self._refused[key] = refused
+        if self._waits and batch.real is None and len(ready) > 1:
+            self.waiting[key] = ready
+        else:
+            self.time(batch, phase, ready)
+
+    def time(self, batch: StaticBatch, phase: str, ready: Sequence[str]) -> None:
+        """Times ways that are prepared, for one phase of a batch's bucket."""
+        key = (batch.bucket, phase)
         # A loss that diverges over one repeated batch does not mean that the data are faulty.
         with self._steps.finite.unread():
-            self._times[key] = self._timed(ready, lambda way: self._run(way, batch, phase), refused)
+            self._times[key] = self._timed(
+                ready, lambda way: self._run(way, batch, phase), self._refused[key]
+            )
+
+    def _too_few_steps(self, way: str, eager_ms: float) -> str | None:
+        """Returns why a way is not worth its preparation; None where it may be, or is unknown."""
+        if way == "eager" or self._steps_to_come is None or not eager_ms:
+            return None
+        cost_s = self._took_s.get(way, PREPARATION_S.get(way, COMPILATION_S))
+        if 1e-3 * eager_ms * self._steps_to_come * MOST_SAVED >= cost_s:
+            return None
+        steps = how_many(self._steps_to_come, "step")
+        return f"not tried: {steps} of {eager_ms:.3g} ms cannot earn back {cost_s:.2g} s"
+
+    def finish(self, batch: StaticBatch, phase: str) -> tuple[WayChoice, ...]:
+        """Times the ways of a key that waits, with its first batch, and chooses one.
+
+        Returns:
+            All choices so far.
+        """
+        self.time(batch, phase, self.waiting.pop((batch.bucket, phase)))
+        found = self.choices()
+        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
+        return (*found, *self._paths)
 
     def choices(self) -> list[WayChoice]:
         """Returns the choice for each measured key, smallest bucket first.
@@ -189,8 +251,10 @@ class Trials:
             return self._lost or f"scope {self._steps.recordings.scope!r} does not record {phase!r}"
         if way == FUSED and self._without_fused:
             return self._without_fused
+        started = self._stopwatch.now()
         try:
             self._prepare(way, bucket, phase)
+            self._took_s[way] = self._stopwatch.now() - started
         except NotStatic as error:
             if way == OWN:
                 self._lost = f"all recordings were torn down: {error}"
@@ -225,7 +289,8 @@ class Trials:
                     continue
                 if turn >= UNTIMED_ROUNDS:
                     times[way].append(taken)
-            if turn >= UNTIMED_ROUNDS + LEAST_ROUNDS and self._stopwatch.now() > self._until:
+            timed = turn + 1 - UNTIMED_ROUNDS
+            if timed >= LEAST_ROUNDS and (settled(times) or self._stopwatch.now() > self._until):
                 break
         return times
 

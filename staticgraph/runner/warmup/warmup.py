@@ -49,6 +49,7 @@ class Warming:
         notes: remarks of its trials, for the report.
         seconds: duration of the last warm-up; None before the first.
         cold_s: duration of the warm-up that wrote the cache used by the last one; None without.
+        waits: whether a bucket's way is still to be chosen, with its first batch.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Warming:
         self._steps, self._preparation, self._commitments = steps, preparation, commitments
         self._padding, self._fields = padding, fields
         self._first_steps = first_steps
+        self.waits: bool = False
+        self._trials: Trials | None = None
 
     def run(
         self,
@@ -79,6 +82,7 @@ class Warming:
         progress: bool,
         cache: str | Path | bool | None,
         choices: str | Path | None,
+        steps_to_come: int | None = None,
     ) -> None:
         """Prepares every bucket in every phase; see :meth:`StaticGraphRunner.warmup`."""
         example: StaticBatch | GraphColumns | None
@@ -88,6 +92,8 @@ class Warming:
             example = given
         if example is not None:
             self._fields.learn(example)
+        elif isinstance(planned := self._plan.source(), GraphColumns):
+            example = planned
         self._check_padding(example)
         execution = self._execution
         if not execution.compiles or (self._fields.schema is None and execution.only_fused):
@@ -95,7 +101,28 @@ class Warming:
         schema = self._fields.of(None, "warmup(example=store) or a batch")
         if phases is None:
             phases = ("step", "eval") if self._subject.trains else ("eval",)
-        self._prepare_all(schema, example, tuple(phases), progress, cache, choices)
+        self._prepare_all(schema, example, tuple(phases), progress, cache, choices, steps_to_come)
+
+    def choose_on(self, batch: StaticBatch, work: str) -> StaticBatch:
+        """Chooses how a batch's bucket runs, if that waits for a batch with graphs.
+
+        Returns:
+            The batch, as the steps take it from now on.
+        """
+        trials, key = self._trials, (batch.bucket, self._steps.phase(work))
+        if trials is None or key not in trials.waiting or not batch.real:
+            return batch
+        subject, form = self._subject, self._steps.form
+        form.fused = True  # until the choice, batches carry what every way reads
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            untouched(subject.model, subject.optimizer, beside=subject.functions),
+            self._steps.accumulated.kept(),
+        ):
+            self.choices = trials.finish(form.accept(batch), key[1])
+        self.waits = bool(trials.waiting)
+        return form.accept(batch)
 
     def _check_padding(self, example: StaticBatch | GraphColumns | None) -> None:
         """Checks padding before anything is compiled.
@@ -124,6 +151,7 @@ class Warming:
         progress: bool,
         cache: str | Path | bool | None,
         choices: str | Path | None,
+        steps_to_come: int | None,
     ) -> None:
         # Largest first: later, smaller recordings fit into the memory of earlier ones.
         keys = [(b, p) for b in reversed(range(len(self._plan.capacities))) for p in phases]
@@ -148,11 +176,14 @@ class Warming:
                     shown.set_postfix_str(f"bucket {bucket} {phase}")
                     prepare(self._steps.mode.name, bucket, phase)
             else:
-                trials = Trials(self._subject, self._steps, auto, prepare)
+                # Several ranks need not meet a bucket in the same step, so none of them waits.
+                waits = self._execution.only_fused and self._execution.ranks is None
+                trials = Trials(self._subject, self._steps, auto, prepare, steps_to_come, waits)
+                self._trials = trials
                 file = f"{cache}.choices.json" if choices is None and cache else choices
                 batches = partial(trial_batch, example=example, device=device)
                 self.choices = trials.run(keys, schema, batches, file, shown)
-                self.notes = trials.notes
+                self.notes, self.waits = trials.notes, bool(trials.waiting)
             unbound = self._commitments is None  # a budget holds no eager step beside these
             if unbound and self._padding is not None and example is not None and "step" in phases:
                 self._compare(schema, example, progress)
@@ -175,13 +206,14 @@ class Warming:
             print(f"{text} in {first.seconds:.1f} s", file=sys.stderr)
 
     def prepare(self, schema: Schema, way: str, bucket: int, phase: str) -> None:
-        """Compiles or records a phase of a bucket, under the budget."""
-        guard = nullcontext()
+        """Compiles or records a phase of a bucket, under the budget; on all ranks or on none."""
+        ranks = self._execution.ranks
+        guard, together = nullcontext(), nullcontext() if ranks is None else ranks.together()
         if self._commitments is not None:
             guard = self._commitments.recording(bucket, self._preparation.tear_down)
             measures = self._commitments.allocator is not None
             self._preparation.warmed = self._commitments.warmed if measures else None
-        with guard, self._preparation.watched(bucket, phase):
+        with together, guard, self._preparation.watched(bucket, phase):
             self._preparation.prepare(way, bucket, phase, schema)
 
     def _commit_gradients(self, phases: Iterable[str]) -> None:

@@ -138,13 +138,13 @@ def cut_out(span: FlatSpan, schema: Schema) -> FlatGraphs:
 
 
 def store_of(spans: Sequence[FlatSpan], schema: Schema) -> GraphStore:
-    """A store of the graphs, sorted as in every store; targets are zero.
+    """A store of the graphs, sorted unless the schema keeps their order; targets are zero.
 
     The graphs are not checked here: they were checked when the arrays were made."""
     graphs = together(spans, schema)
     offsets = {level: graphs.offsets[level] for level in ("node", "edge", "graph")}
     (src, dst), bounds = graphs.edge_index, (offsets["node"], offsets["edge"])
-    order = sort_by_destination(dst, *bounds)
+    order = None if schema.keep_order else sort_by_destination(dst, *bounds)
     columns: Mapping[str, Array] = graphs.columns
     if order is not None:
         src, dst = src[order], dst[order]
@@ -153,7 +153,8 @@ def store_of(spans: Sequence[FlatSpan], schema: Schema) -> GraphStore:
         item = schema[TARGET]
         rows = int(offsets[item.level][-1]) * (item.rows if item.level == "graph" else 1)
         columns = {**columns, TARGET: np.zeros((rows, *item.shape), item.dtype)}
-    row_ptr, transpose = row_pointers(src, dst, *bounds)
+    none = np.empty(0, np.int64)
+    row_ptr, transpose = row_pointers(src, dst, *bounds) if schema.has_pointers else (none, none)
     return GraphStore(
         schema=schema,
         node_offsets=offsets["node"],
@@ -162,9 +163,7 @@ def store_of(spans: Sequence[FlatSpan], schema: Schema) -> GraphStore:
         edge_dst=np.ascontiguousarray(dst),
         row_ptr=row_ptr,
         transpose=transpose,
-        edge_origin=(
-            np.empty(0, np.int64) if order is None else local_positions(order, offsets["edge"])
-        ),
+        edge_origin=none if order is None else local_positions(order, offsets["edge"]),
         columns={item.name: columns[item.name] for item in schema},
         name="requests",
     )

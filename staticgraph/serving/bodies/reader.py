@@ -93,6 +93,8 @@ class Reader:
     def json(self, body: bytes) -> FlatGraphs:
         """Reads ``{"graphs": [{"x": ..., "edge_index": ..., ...}]}`` or ``{"smiles": [...]}``.
 
+        In UTF-8, UTF-16 or UTF-32, which its first bytes tell apart, with a byte order mark or not.
+
         Raises:
             BadBody: the body is neither.
         """
@@ -136,14 +138,6 @@ class Reader:
         except ValueError as error:
             raise BadBody(f"the body is no {compact_format.CONTENT_TYPE}: {error}", 400) from None
         return self._flat(arrays, len(body))
-
-    def molecule(self, smiles: object) -> FlatGraphs:
-        """The graph of a SMILES.
-
-        Raises:
-            BadBody: the SMILES is invalid, or the model was not trained on molecules.
-        """
-        return self._together([self._molecule(smiles, 0)])
 
     def _flat(self, arrays: Arrays, nbytes: int) -> FlatGraphs:
         """Checks graphs that were sent as flat arrays."""
@@ -241,6 +235,8 @@ class Reader:
 def _python_json(body: bytes) -> Any:
     try:
         return json.loads(body, parse_constant=_no_number, object_pairs_hook=_each_once)
+    except UnicodeDecodeError as error:
+        raise BadBody(f"the body is no JSON in UTF-8, UTF-16 or UTF-32: {error}", 400) from None
     except (ValueError, RecursionError) as error:
         raise BadBody(f"the body is no JSON: {error}", 400) from None
 

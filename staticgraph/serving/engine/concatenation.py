@@ -73,15 +73,14 @@ def concatenated(spans: Sequence[StoreSpan]) -> GraphStore:
             return span.store.columns[name][here.start * rows : here.stop * rows]
 
         columns[item.name] = flat(of, item.dtype)
-    edge_offsets = offsets("edge")
-    plain = not (schema.hetero or schema.two_sided)
+    edge_offsets, none = offsets("edge"), np.empty(0, np.int64)
     return GraphStore(
         schema=schema,
         node_offsets=offsets("node"),
         edge_offsets=edge_offsets,
         edge_src=flat(lambda span: span.store.edge_src[span.rows("edge")]),
         edge_dst=flat(lambda span: span.store.edge_dst[span.rows("edge")]),
-        row_ptr=_row_pointers(spans, edge_offsets) if plain else np.empty(0, np.int64),
+        row_ptr=_row_pointers(spans, edge_offsets) if schema.has_pointers else none,
         transpose=flat(lambda span: span.store.transpose[span.rows("edge")]),
         edge_origin=origins("edge", lambda store: store.edge_origin),
         columns=columns,

@@ -10,7 +10,6 @@ that provides them.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from html import escape
@@ -22,12 +21,10 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from staticgraph.schema import EDGE_INDEX
 from staticgraph.serving.bodies import compact_format
 from staticgraph.serving.bodies.reader import Reader
-from staticgraph.serving.http import molecule_drawing
 from staticgraph.serving.http.backend import Backend
 from staticgraph.serving.http.home_page import POLICY, page
 from staticgraph.serving.http.metrics import CONTENT_TYPE
 from staticgraph.serving.http.predict_route import JSON, NPZ, PATH, PredictRoute
-from staticgraph.serving.http.refusal import refused
 
 # The number of consecutive failed batches after which the device is considered broken.
 BROKEN_AFTER = 3
@@ -105,22 +102,11 @@ def _lifespan_of(backend: Backend) -> Callable[[FastAPI], AbstractAsyncContextMa
 
 
 def _add_page(app: FastAPI, reader: Reader) -> None:
-    """Adds the page at ``/`` and its drawings."""
-
-    @app.get("/draw")
-    async def draw(smiles: str = "") -> Response:
-        """A molecule as SVG."""
-        try:
-            await asyncio.to_thread(reader.molecule, smiles)
-            svg = await asyncio.to_thread(molecule_drawing.svg, smiles)
-        except Exception as error:
-            status, body, _ = refused(error)
-            return Response(body, status, media_type=JSON)
-        return Response(svg, media_type="image/svg+xml")
+    """Adds the page at ``/``."""
 
     @app.get("/", response_class=HTMLResponse)
     async def home() -> Response:
-        """The page that draws and predicts a molecule."""
+        """The page that predicts a molecule."""
         text = page(escape(app.title), reader.smiles)
         return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
 

@@ -68,7 +68,7 @@ class PredictRoute:
         """Handles one request."""
         try:
             graphs = await self._graphs(scope["headers"], receive)
-            reply = self.reply(await self._backend.ask(graphs))
+            reply = _reply(await self._backend.ask(graphs), self._task, self._classes)
         except Exception as error:
             reply = refused(error)
         headers = [
@@ -78,31 +78,6 @@ class PredictRoute:
         ]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})
-
-    @staticmethod
-    def kind_of(said: bytes) -> str:
-        """The type of a body, from the value of its ``Content-Type`` header."""
-        return said.decode("latin-1").partition(";")[0].strip().lower()
-
-    def ask(self, kind: str, body: bytes) -> asyncio.Future[Any]:
-        """Submits the graphs of a body; returns a future of their outputs.
-
-        Args:
-            kind: the type of the body, from :meth:`kind_of`.
-            body: a body that :func:`reads_at_once` accepts.
-
-        Raises:
-            BadBody: the body is invalid.
-            ServerClosed: the backend accepts no requests.
-        """
-        read = self._read_of(kind)
-        if len(body) > self._reader.most_bytes:
-            raise _too_long(self._reader.most_bytes)
-        return self._backend.ask(read(body))
-
-    def reply(self, outputs: Any) -> Reply:
-        """The answer with these outputs, which are plain values."""
-        return _reply(outputs, self._task, self._classes)
 
     def _read_of(self, kind: str) -> Callable[[bytes], FlatGraphs]:
         if (read := self._readers.get(kind)) is None:
@@ -115,12 +90,12 @@ class PredictRoute:
         if packed.strip().lower() not in (b"", b"identity"):
             how = packed[:100].decode("latin-1")
             raise BadBody(f"the body is packed (Content-Encoding: {how}): send it as it is", 415)
-        read = self._read_of(self.kind_of(said))
+        read = self._read_of(said.decode("latin-1").partition(";")[0].strip().lower())
         body = await _body(receive, self._reader.most_bytes)
-        return read(body) if reads_at_once(body) else await asyncio.to_thread(read, body)
+        return read(body) if _reads_at_once(body) else await asyncio.to_thread(read, body)
 
 
-def reads_at_once(body: bytes) -> bool:
+def _reads_at_once(body: bytes) -> bool:
     """Whether a body is small enough to be read in the event loop, not in another thread."""
     most = INLINE_SMILES if b'"smiles"' in body[:100] else INLINE_BYTES
     return len(body) <= most

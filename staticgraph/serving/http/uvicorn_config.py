@@ -14,17 +14,17 @@ LAST_S = 20
 
 
 def config_of(app: Application, **options: Any) -> uvicorn.Config:
-    """The configuration of uvicorn: no access log, and the fast path of ``POST /predict`` if
-    uvicorn's C parser (``httptools``) is installed.
+    """The configuration of uvicorn: no access log, and bounded requests if uvicorn's C parser
+    (``httptools``) is installed.
 
     Args:
         app: the application.
         options: further arguments of ``uvicorn.Config``.
     """
     if importlib.util.find_spec("httptools") is not None:
-        from staticgraph.serving.http.predict_protocol import protocol_of
+        from staticgraph.serving.http.bounded_protocol import protocol_of
 
-        options = {"http": protocol_of(app.predict), **options}
+        options = {"http": protocol_of(app.predict.most_bytes), **options}
     return uvicorn.Config(
         app, access_log=False, proxy_headers=False, timeout_graceful_shutdown=LAST_S, **options
     )

@@ -31,7 +31,7 @@ class CapturedStep:
     """
 
     def __init__(self, computation: Computation, work: str, batch: StaticBatch) -> None:
-        if not batch.layout.schema.hetero:
+        if batch.layout.schema.has_pointers:
             batch = with_pointers(batch)
         self._found: list[Captured] = []
         self._given: tuple[Any, ...] = ()

@@ -234,7 +234,7 @@ class CompiledFunction:
             changed = self._changed(tensors) or str(error)
             raise NotStatic(
                 f"{self._name} would have to be compiled again, because something that it was "
-                f"compiled for has changed:\n{changed}\n{of_setting(changed) or KEEP_IN_TENSORS}"
+                f"compiled for has changed. {of_setting(changed) or KEEP_IN_TENSORS}:\n{changed}"
             ) from error
         except AttributeError as error:
             if (told := self._deletes(error)) is None:

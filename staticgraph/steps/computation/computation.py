@@ -27,7 +27,7 @@ from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused import caching_layers
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level
-from staticgraph.steps.computation.model_arguments import forward_of
+from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.computation.precision import Precision
 from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
@@ -41,6 +41,7 @@ from staticgraph.steps.rows.provenance import (
 )
 from staticgraph.steps.state.hook_changes import HeardHooks
 from staticgraph.steps.state.training_state import untouched
+from staticgraph.steps.tracing.failures import advise
 
 # The arrays by which a rewrite recognises an index as the batch's own.
 ARRAYS = tuple(COUNTS if name == "counts" else name for name in FACTS)
@@ -59,6 +60,7 @@ class Computation:
             over ranks, instead of the mean over its own rows.
         newcomers: notices layers that the model is given later.
         hooks: notices hooks that come or go after a step was traced.
+        optional: the optional arguments that the model gets from fields; None before it ran.
 
     Raises:
         NotStatic: a layer would keep the first batch's normalisation.
@@ -71,6 +73,7 @@ class Computation:
         self.shared = False
         self._sizes: frozenset[int] = frozenset()  # of all buckets seen so far
         self._own_sizes = False  # whether the model reads sizes off the batch's own indices
+        self.optional: tuple[str, ...] | None = None if subject.forward is None else ()
         self._model = model
         self._forward = subject.forward or forward_of(model)
         self._loss = subject.loss
@@ -98,7 +101,7 @@ class Computation:
 
     def active(self) -> Restored:
         """A ``with`` block around :meth:`run`; afterwards, the previous binding is restored."""
-        return Restored()
+        return _Running()
 
     def known(self, batch: StaticBatch) -> Provenance:
         """Returns which of the model's results are rows, in its current mode.
@@ -107,6 +110,8 @@ class Computation:
         run. The new run then avoids all sizes seen so far, so that alternating buckets do not each
         undo it.
         """
+        if self.optional is None:
+            self.optional = optional_fields(self._model, batch)
         training = self._model.training
         found, capacity = self._known.get(training), batch.capacity
         sizes = {capacity.rows(level) for level in batch.levels}
@@ -138,9 +143,11 @@ class Computation:
             finally:
                 self._own_sizes = before or bool(asked)
 
-    def assume_rows(self) -> None:
-        """Skips the separate run: an output's rows are taken from its leading dimension."""
+    def assume_rows(self, like: Computation | None = None) -> None:
+        """Skips the separate run: an output's rows are taken from its leading dimension, and
+        whether the model reads its own sizes from a computation that ran."""
         self._known = {flag: Provenance(guessed=True) for flag in (True, False)}
+        self._own_sizes = like is not None and like._own_sizes
 
     def check_not_single(self, batch: StaticBatch) -> None:
         """Refuses a norm over a single real row before a compiled or recorded step.
@@ -281,6 +288,15 @@ class Computation:
         return (share_of_loss if shared else mean_loss)(self._loss, out, batch, given)
 
 
+class _Running(Restored):
+    """Also adds what to do to an exception of the model."""
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        if exc[1] is not None:
+            advise(exc[1])
+
+
 def _refuse(values: Tensor, batch: StaticBatch) -> None:
     """Refuses a loss whose values are known not to be rows of the batch.
 
@@ -300,7 +316,7 @@ def _refuse(values: Tensor, batch: StaticBatch) -> None:
             f"it gives a tensor of shape {shape}, and the bucket has {rows}; return one value per "
             "row, such as F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] "
             "return (loss, mask), and for rows of two kinds joined by torch.cat the one's values "
-            "with the mean of the other's added: (values, None, sg.masked_mean(others, batch))"
+            "with the other's rows, whose mean is added: (values, None, others)"
         )
     raise ValueError(
         f"the loss has no rows of the batch: {found}; for a scalar to add once (a penalty, a KL "

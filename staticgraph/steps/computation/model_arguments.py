@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.schema import DICT_SUFFIX, RESERVED
 
 # A sole parameter with such a name means the batch, even if "batch" is a field as well.
 WHOLE_BATCH = frozenset({"data", "batch", "batched_data", "batch_data", "graph", "graphs", "g"})
@@ -30,11 +32,7 @@ def forward_of(model: torch.nn.Module) -> Forward:
         TypeError: the model names no parameter, so that what to pass is unknown; or, when called,
             the batch lacks a parameter.
     """
-    parameters = [
-        parameter
-        for parameter in inspect.signature(model.forward).parameters.values()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
+    parameters = _parameters_of(model)
     kind = type(model).__name__
     if hasattr(model, "_orig_mod"):
         raise TypeError(
@@ -61,25 +59,61 @@ def forward_of(model: torch.nn.Module) -> Forward:
 
     def by_name(module: torch.nn.Module, batch: StaticBatch) -> Any:
         """Calls the model with the batch's fields that its parameters name."""
-        given = {}
+        arguments = {}
         for name, needed in names:
             value = batch.argument(name)
             if value is not None:
-                given[name] = value
+                arguments[name] = value
             elif name == sole:
-                given[name] = batch
+                arguments[name] = batch
             elif needed:
                 raise TypeError(
                     f"{kind}.forward needs {name!r}, which the batch does not have (it has "
-                    f"{', '.join(_told(batch))}): name it as the data does, or pass "
+                    f"{', '.join(_contents(batch))}): name it as the data does, or pass "
                     "forward=lambda model, batch: ..."
                 )
-        return module(**given)
+        return module(**arguments)
 
     return by_name
 
 
-def _told(batch: StaticBatch) -> list[str]:
+def optional_fields(model: torch.nn.Module, batch: StaticBatch) -> tuple[str, ...]:
+    """Warns of the optional arguments that :func:`forward_of` fills from fields, and returns them.
+
+    A loop of the user's own may leave ``edge_attr=None``, and the model then takes another branch.
+    The library's own models take all fields that there are, and are not warned of.
+    """
+    parameters, kind = _parameters_of(model), type(model)
+    required = [p.name for p in parameters if p.default is p.empty]
+    if len(required) == 1 and required[0] in WHOLE_BATCH:
+        return ()
+    fields = tuple(
+        p.name
+        for p in parameters
+        if p.default is None
+        and p.name.removesuffix(DICT_SUFFIX) not in RESERVED
+        and batch.argument(p.name) is not None
+    )
+    if fields and not kind.__module__.startswith("staticgraph."):
+        arguments = ", ".join(f"batch.{name}" for name in required)
+        warnings.warn(
+            f"{kind.__name__}.forward gets its optional {', '.join(fields)} from the fields of the "
+            "data: if your own loop leaves them out, say so with forward=lambda model, batch: "
+            f"model({arguments}), or make the store with exclude={list(fields)}",
+            stacklevel=2,
+        )
+    return fields
+
+
+def _parameters_of(model: torch.nn.Module) -> list[inspect.Parameter]:
+    return [
+        parameter
+        for parameter in inspect.signature(model.forward).parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+
+
+def _contents(batch: StaticBatch) -> list[str]:
     """The names of a batch's contents that came from the user, without masks and positions."""
-    own = ("_mask", "_batch", "_ptr", "graph_ids", "transpose")
-    return [name for name in batch.keys() if not name.endswith(own)]  # noqa: SIM118
+    derived = ("_mask", "_batch", "_ptr", "graph_ids", "transpose")
+    return [name for name in batch.keys() if not name.endswith(derived)]  # noqa: SIM118

@@ -31,7 +31,8 @@ class Subject:
         model: any PyG model, on the device where it will run.
         loss: ``loss(out, batch)``, one value per graph (or node, or edge); the mean is taken over
             the real rows. ``(values, weights)`` for a weighted mean, ``(values, weights or None,
-            scalar)`` for a term that is added once: :class:`staticgraph.LossTerms`.
+            added)`` for a scalar that is added once, or the mean of other rows:
+            :class:`staticgraph.LossTerms`.
         optimizer: over the model's parameters.
         forward: ``forward(model, batch)``, needed where the names of the model's own parameters do
             not say what to pass.
@@ -127,8 +128,9 @@ class Subject:
 
     @property
     def pointers(self) -> bool:
-        """Whether the model's layers read row pointers, so that a batch must carry them."""
-        return any(getattr(module, "reads_pointers", False) for module in self.model.modules())
+        """Whether compiled steps are rewritten to kernels, so that a batch carries row pointers."""
+        contexts = (vars(module).get("_staticgraph") for module in self.model.modules())
+        return any(getattr(context, "kernels", False) for context in contexts)
 
     @property
     def trains(self) -> bool:

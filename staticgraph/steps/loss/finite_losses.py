@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -88,6 +88,36 @@ class FiniteLosses:
                     "update was left out on all ranks"
                 )
             raise self._error(_graphs(batch.graph_ids), f"is {value}; its update was left out")
+
+    def before_backward(self, gradient: Tensor, batch: StaticBatch) -> None:
+        """Notes or reads, as :meth:`before_update`, what a user's loss sends back to an output.
+
+        An infinity in float16 is left to the user's GradScaler.
+
+        Args:
+            gradient: by a tensor of the model's output.
+            batch: the one it was computed for.
+
+        Raises:
+            NonFiniteLoss: it was read, and is not finite in a real row.
+        """
+        gradient = gradient.detach()
+        bad = gradient.isnan() if gradient.dtype == torch.float16 else ~gradient.isfinite()
+        if self._device.type == "cpu" and not bad.any():
+            return
+        with suppress(ValueError):  # rows of nothing: every one counts
+            bad = bad & batch.mask_of(gradient).view(-1, *(1,) * (gradient.dim() - 1))
+        if self._device.type != "cpu":
+            self.note(torch.where(bad.any(), torch.nan, 0.0), batch)
+            self.count()
+        elif bad.any():
+            raise self._error(
+                _graphs(batch.graph_ids),
+                "has a gradient by the model's output that is not finite; the backward was stopped "
+                "before it reached the parameters. Where labels are missing (NaN), let the mean "
+                "take the loss: sg.masked_mean(lambda batch: F.mse_loss(out, batch.y, "
+                "reduction='none'), batch)",
+            )
 
     @contextmanager
     def unread(self) -> Iterator[None]:

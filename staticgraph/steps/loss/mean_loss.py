@@ -2,9 +2,10 @@
 
 ``loss(out, batch)`` returns one value per row. Padded rows, and targets that are NaN (OGB's way of
 saying "no label", see :mod:`staticgraph.steps.loss.missing_labels`), must contribute neither to the
-mean nor to a gradient. Rows may have weights, whose sum the mean then divides by, and a term that
-belongs to no row (a penalty on parameters, a KL term) is added once. So a loss returns ``values``,
-``(values, weights)`` or ``(values, weights, added)``.
+mean nor to a gradient. Rows may have weights, whose sum the mean then divides by. A term that
+belongs to no row (a penalty on parameters) is added once per update, and of other rows (a KL term
+over nodes) the mean is added. So a loss returns ``values``, ``(values, weights)`` or ``(values,
+weights, added)``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.share import Share
 from staticgraph.internals.autograd_shapes import shapes_before
-from staticgraph.steps.loss.missing_labels import for_loss, labelled
+from staticgraph.steps.loss.missing_labels import check_labelled, for_loss, labelled
 
 Loss = Callable[[Any, StaticBatch], Any]
 # Dtypes too narrow for a sum of many values.
@@ -33,7 +34,9 @@ class LossTerms(NamedTuple):
         values: one value per row, or several: ``[rows, ...]``.
         weights: None for a plain mean; else numbers or bool with as many dimensions as ``values``,
             each of the same size or 1: the mean is ``sum(weights * values) / sum(weights)``.
-        added: a 0-dim tensor or a number, added to the mean once.
+        added: a 0-dim tensor or a number, added to the mean once; or other rows of the batch, whose
+            mean over the real ones is added. Of several processes the mean is over the rows of all;
+            a number that depends on the graphs is not, so give its rows.
     """
 
     values: Tensor
@@ -46,26 +49,33 @@ class LossTerms(NamedTuple):
 
         Raises:
             TypeError: it is something other than values, weights and a number.
-            ValueError: the weights do not fit the values, or the added term has rows.
+            ValueError: the weights do not fit the values.
         """
         several = isinstance(result, tuple) and 1 <= len(result) <= 3
         parts: tuple[Any, ...] = result if several else (result,)
         terms = cls(*parts)
-        values, weights, added = terms
+        values, weights, _ = terms
         if not isinstance(values, Tensor):
             raise TypeError(
                 f"the loss gives a {type(values).__name__}: return a tensor of one value per row, "
                 "such as F.mse_loss(out, batch.y, reduction='none'), or (values, weights), or "
-                "(values, weights or None, a scalar to add once)"
+                "(values, weights or None, a scalar to add once, or other rows)"
             )
         if weights is not None:
             _check_weights(values, weights)
-        if isinstance(added, Tensor) and added.dim():
-            raise ValueError(
-                f"the loss adds a tensor of shape {list(added.shape)}; what is added once is a "
-                "scalar: take its sum, or sg.masked_mean(rows, batch) of a term of rows"
-            )
         return terms
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether the mean of other rows is added, not a scalar."""
+        return isinstance(self.added, Tensor) and self.added.dim() > 0
+
+    def add_to(self, mean: Tensor) -> Tensor:
+        """Returns a mean over an unpadded batch with what is added to it."""
+        added = self.added
+        if added is None:
+            return mean
+        return mean + (added.mean() if isinstance(added, Tensor) else added)
 
     def mean(self) -> Tensor:
         """Returns the loss over an unpadded batch, where every row is real."""
@@ -74,7 +84,7 @@ class LossTerms(NamedTuple):
             wide = values.to(_added_up_in(values))
             shares = self.weights.to(wide.dtype).expand(values.shape)
             mean = _rounded((wide * shares).sum() / shares.sum(), values)
-        return mean if self.added is None else mean + self.added
+        return self.add_to(mean)
 
 
 def _check_weights(values: Tensor, weights: object) -> None:
@@ -109,7 +119,11 @@ def mean_loss(loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | Non
     given = batch if given is None else given
     terms, read = _terms(loss, out, batch, given)
     mean = _mean(terms.values, given, read, terms.weights)
-    return mean if terms.added is None else mean + terms.added
+    added = terms.added
+    if isinstance(added, Tensor) and terms.adds_rows:
+        total, count = _sum_of_added(added, given)
+        added = _rounded(total / count.clamp(min=1), added)
+    return mean if added is None else mean + added
 
 
 def share_of_loss(
@@ -117,15 +131,35 @@ def share_of_loss(
 ) -> Share:
     """Returns what a batch contributes to the mean over the batches of all ranks.
 
-    :func:`mean_loss` is its ``total / weight``. A term that is added once has the weight of the
-    batch's rows.
+    Without added rows :func:`mean_loss` is its ``total / weight``. A scalar that is added once has
+    the weight of the batch's rows.
     """
     given = batch if given is None else given
     terms, read = _terms(loss, out, batch, given)
     total, count = _masked_sum(terms.values, given, read, terms.weights)
     physical = max(1, terms.values.numel())
     total, weight = total / physical, count.to(total.dtype) / physical
-    return Share(total if terms.added is None else total + terms.added * weight, weight)
+    added = terms.added
+    if added is None:
+        return Share(total, weight)
+    added = torch.as_tensor(added, device=total.device)
+    if not added.dim():
+        return Share(total + added * weight, weight, added.detach())
+    rows, count = _sum_of_added(added, given)
+    physical = max(1, added.numel())
+    rows, row_weight = rows / physical, count.to(rows.dtype) / physical
+    return Share(total, weight, rows=rows, row_weight=row_weight)
+
+
+def _sum_of_added(added: Tensor, batch: StaticBatch) -> tuple[Tensor, Tensor]:
+    """Returns the sum of the real rows of what a loss adds, and the number of values in it."""
+    try:
+        return _masked_sum(added, batch, (), None)
+    except ValueError:
+        raise ValueError(
+            f"the loss adds a tensor of shape {list(added.shape)}, whose rows are not the batch's: "
+            "add a scalar, or one value per row, of which the mean over the real rows is taken"
+        ) from None
 
 
 def _terms(
@@ -141,7 +175,7 @@ def _terms(
 
 
 def masked_mean(
-    values: Tensor,
+    values: Tensor | Callable[[StaticBatch], Any],
     batch: StaticBatch,
     read: Sequence[str] = (),
     *,
@@ -151,10 +185,11 @@ def masked_mean(
 
     Args:
         values: ``[G, ...]``, ``[N, ...]``, ``[E, ...]`` or the rows of a type: one value per row,
-            or several. If targets are missing, it has the target's shape, and missing entries are
-            left out.
+            or several. Where targets are missing (NaN), a function of the batch that returns
+            values of the target's shape, or :class:`LossTerms`: it receives the batch with zeros
+            for NaN, and missing entries are left out of the mean and of every gradient.
         batch: with its original targets, NaN included.
-        read: the float fields that the loss read.
+        read: the float fields that values were computed from, with their NaN replaced.
         weights: as in :class:`LossTerms`; a value with weight 0 counts for nothing, even if
             infinite.
 
@@ -164,11 +199,16 @@ def masked_mean(
         left out.
 
     Raises:
-        ValueError: the loss is a scalar, its rows are not the batch's, or it was already summed
-            over targets of which some are missing.
+        ValueError: the loss is a scalar, its rows are not the batch's, it was already summed over
+            targets of which some are missing, or (on the CPU) it was computed from missing targets
+            and would make every gradient NaN.
     """
+    if not isinstance(values, Tensor):
+        return mean_loss(lambda _, seen: values(seen), None, batch)
     if weights is None:
         _warn_of_pairs(values, batch)
+    if values.requires_grad and values.device.type == "cpu":
+        check_labelled(values, batch)
     return _mean(values, batch, read, weights)
 
 
@@ -217,7 +257,7 @@ def _masked_sum(
         raise ValueError(
             "the loss is a scalar, so padded rows are already averaged in: return one value per "
             "row, such as F.mse_loss(out, batch.y, reduction='none'); a scalar of parameters (a "
-            "penalty, a KL term) is added once: return (loss, None, scalar)"
+            "penalty) is added once: return (loss, None, scalar)"
         )
     try:
         rows = batch.mask_of(values)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.internals.tracing import watched
 from staticgraph.schema import Field
 
 
@@ -114,6 +115,32 @@ def labelled(
             missing = torch.isnan(label).any()
             lost = missing if lost is None else lost | missing
     return mask, lost
+
+
+def check_labelled(values: Tensor, batch: StaticBatch) -> None:
+    """Refuses values of a loss on the CPU that were computed from missing labels.
+
+    Leaving them out of a mean keeps them out of its value, not of its gradient: the derivative of
+    such a value is NaN, and zero times NaN is NaN in every parameter.
+
+    Raises:
+        ValueError: a value is NaN where a float field of its shape is.
+    """
+    fields = batch.tensors()
+    if torch.compiler.is_compiling() or isinstance(fields, ReadFields):
+        return  # a runner's own loss, whose labels are replaced
+    if not watched() and bool(torch.isnan(values.detach().sum())):
+        for field in batch.layout.schema:
+            label = fields[field.name]
+            same = label.numel() == values.numel() and label.is_floating_point()
+            if same and bool((torch.isnan(values.view(label.shape)) & torch.isnan(label)).any()):
+                raise ValueError(
+                    f"some values of the loss were computed from labels that are missing (NaN) in "
+                    f"{field.name!r}, which makes every gradient NaN even where they are left out "
+                    "of the mean: give masked_mean the loss as a function, "
+                    f"sg.masked_mean(lambda batch: F.mse_loss(out, batch.{field.name}, "
+                    "reduction='none'), batch)"
+                )
 
 
 def _of_another_type(field: Field, level: str, batch: StaticBatch) -> bool:

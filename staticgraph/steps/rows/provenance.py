@@ -32,7 +32,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.internals.trees import tree_leaves
-from staticgraph.nn.context.asked import APART, ASKED, Asked, NeedsStems
+from staticgraph.nn.context.asked import APART, ASKED, FLAT, Asked, NeedsStems
 from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.loss.mean_loss import LossTerms
@@ -196,6 +196,8 @@ def run_elsewhere(
                 "the model's own: give each a norm of its own"
             )
         norm.__dict__[APART] = True
+    for norm, flat in noted.flat.items():
+        norm.__dict__[FLAT] = tuple({*(getattr(norm, FLAT, None) or ()), *flat})
     norms = [(names[norm], level) for norm, found in noted.norms.items() for level in found]
     ran = not isinstance(out, Exception)
     levels = {path: row_level(value, batch) for path, value in leaves(out)} if ran else {}
@@ -266,8 +268,15 @@ def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Ca
     given = layout.capacity
     taken = set(_sizes(given)) | used
     graphs = _free(3, taken)
-    nodes = _free(13, taken)
-    edges = _free(29, taken)
+    each, rest = divmod(given.nodes, given.graphs)
+    if rest or each == 1:
+        nodes = _free(13, taken)
+    else:  # perhaps of graphs of equal size, x.view(-1, each, F)
+        while each * graphs in taken:
+            graphs = _free(graphs + 1, taken)
+        nodes = _free(each * graphs, taken)
+    keep_order = layout.schema.keep_order  # an even number: a model may read edges in pairs
+    edges = _free(30, taken, 2) if keep_order else _free(29, taken)
     extra = {name: _free(41 + 4 * place, taken) for place, (name, _) in enumerate(given.extra)}
     # Layers that join all types make as many rows as the sum of theirs.
     for kind in (layout.schema.node_axes, layout.schema.edge_axes):
@@ -287,10 +296,10 @@ def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Ca
     )
 
 
-def _free(at_least: int, taken: set[int]) -> int:
+def _free(at_least: int, taken: set[int], step: int = 1) -> int:
     """Returns the first number that is not taken, and takes it."""
     while at_least in taken:
-        at_least += 1
+        at_least += step
     taken.add(at_least)
     return at_least
 

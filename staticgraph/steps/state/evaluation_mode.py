@@ -6,11 +6,14 @@ with the submodules of each, and at each call compare those with the current one
 list, in C loops. Any change of modules, by whatever means, makes a new list.
 
 Invariant: flags are those that ``model.eval()`` sets, and afterwards those from before. If a module
-defines evaluation mode itself (its own ``train`` or ``eval``), the model's ``eval()`` is called.
+defines evaluation mode itself (its own ``train`` or ``eval``), the model's ``eval()`` is called. A
+model that is not in training mode itself keeps all its flags: the user put it into evaluation, and
+perhaps some of its modules back into training (dropout that is to be sampled).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -35,27 +38,46 @@ class Evaluation:
         self._counts: list[int] = []
         self._children: list[nn.Module | None] = []
         self._says_itself = False
+        self._warned = False
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self) -> Iterator[bool]:
         """A ``with`` block in evaluation mode, without gradients; every module's flag is restored.
 
-        The same as :func:`staticgraph.steps.state.training_state.evaluating`.
+        Yields whether modules stay in training inside, because the model itself is in evaluation
+        already; a warning names them, once.
         """
         if not self._listed():
             self._list()
-        trained = [module for module in self._modules if module.training]
-        if self._says_itself:
+        trained, sampled = [module for module in self._modules if module.training], False
+        if not self._model.training:
+            sampled = bool(trained) and not self._says_itself
+            if sampled:
+                self._warn(trained)
+            trained = []
+        elif self._says_itself:
             self._model.eval()
         else:
             for module in trained:
                 module.training = False
         try:
             with torch.no_grad():
-                yield
+                yield sampled
         finally:
             for module in trained:
                 module.training = True
+
+    def _warn(self, trained: list[nn.Module]) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        kinds = ", ".join(sorted({type(module).__name__ for module in trained}))
+        warnings.warn(
+            f"the model is in evaluation mode, but layers in it are in training mode ({kinds}): it "
+            "runs with these flags, in eager mode, as sampling with dropout needs; for plain "
+            "evaluation call model.eval()",
+            stacklevel=5,
+        )
 
     def _listed(self) -> bool:
         """Whether the modules are still those in the list."""

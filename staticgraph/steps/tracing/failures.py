@@ -14,19 +14,38 @@ from staticgraph.steps.tracing.obstacles import KINDS, Obstacle
 
 _LIBRARIES = ("/torch/", "/torch_geometric/", "/staticgraph/", "/jinja2/")
 _OBSERVED = re.compile(r"raised exception (\w+\(.+\))")
+# How torch writes what an operation raised over tensors without values.
+_FAKES = re.compile(r"got (\w+\(.+\))$", re.MULTILINE)
 # How torch 2.11 writes the exception's text inside that.
 _CONSTANT = re.compile(r"\(\[ConstantVariable\(\w+: (.+)\)\]\)")
 # What an exception's text suggests as its cause; the first match counts.
 _ADVICE = (
+    (
+        r"NoneType|be Tensor, not None",
+        "print(store) lists the fields of the data: x, y, pos, edge_attr and edge_weight are None "
+        "where the data have none, as in PyG",
+    ),
     (
         r"same dtype|scalar type|Float and Double|not implemented for '",
         "print(store) tells each field's dtype: model.double() for float64 data, x.float() in the "
         "forward for integers",
     ),
     (
+        r"does not require grad|have been used in the graph",
+        "a model that differentiates by a field (torch.autograd.grad) needs it named: "
+        "sg.Subject(model, ..., differentiable=('pos',)), in prediction as well",
+    ),
+    (
         r"index out of range|out of bounds",
         "a table has fewer rows than the field has categories: print(store.x.max()) of the field "
         "that it looks up",
+    ),
+    (
+        r"shape '\[.*\]' is invalid for input of size",
+        "x.view(-1, n, F) for graphs of n nodes each needs a bucket with n nodes for each of its "
+        "graphs, padding graphs included: plan_buckets(store) makes such, by hand (n * graphs, "
+        "edges, graphs); a number of rows must follow from a shape or the batch "
+        "(batch.num_graphs)",
     ),
     (
         r"mat1 and mat2 shapes|size of tensor|invalid for input of size|Expected size|shape",
@@ -89,6 +108,15 @@ def advice_for(error: BaseException) -> str:
     return ""
 
 
+def advise(error: BaseException) -> None:
+    """Adds what to do to an exception in torch's own words, as a note that a traceback shows."""
+    if type(error) not in (RuntimeError, TypeError, IndexError, AttributeError):
+        return
+    advice = advice_for(error)
+    if advice and advice not in getattr(error, "__notes__", ()):
+        error.add_note(advice)
+
+
 def untraceable(
     message: str, model: type, seen: str | None = None, warned: Mapping[str, str] | None = None
 ) -> Obstacle:
@@ -111,9 +139,13 @@ def untraceable(
     own = [f for f in frames if _of_model(f[0])] or frames
     where = f"{own[-1][0]}:{own[-1][1]}" if own else defined_at(model)
     source = linecache.getline(*own[-1]).strip() if own else f"class {model.__name__}"
+    known = remedy(message)
+    if raised_inside := _FAKES.search("\n".join(said)):
+        said = [raised_inside[1]]
+        known = known or advice_for(RuntimeError(said[0])) or None
     makes = _MAKES_DATA.search(source) or _MAKES_DATA.search(seen or "")
     inside = any("/torch_geometric/data/" in file for file, _ in frames)
-    advice = _OF_DATA if makes or inside else remedy(message)
+    advice = _OF_DATA if makes or inside else known
     if "_warnings.warn" in message:
         texts = warned or {}
         text = texts.get(where) or " / ".join(texts.values())

@@ -82,6 +82,10 @@ KINDS: dict[str, tuple[str, str]] = {
         "what stands in padding rows changes the result of real ones",
         "reduce over nodes with a pool and the batch vector, or mask with batch.node_mask",
     ),
+    "edges by their position": (
+        "the store has sorted edges by destination, so the position of an edge is another",
+        "GraphStore.from_pyg(..., keep_order=True), or staticgraph convert --keep-order",
+    ),
     "padding breaks a gradient": (
         "a padding graph has no nodes, and features of zero no length: to divide by the number, or "
         "to take a root or a norm, has no finite derivative there",
@@ -100,6 +104,8 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 
 
+# An operator's author tags it so; None in a torch without the tag.
+CUDAGRAPH_UNSAFE = getattr(torch.Tag, "cudagraph_unsafe", None)
 # Fixed-shape replacements for what some operations are mostly used for.
 INSTEAD = {
     "nonzero": "each graph's first node is batch.ptr[:-1], its last batch.ptr[1:] - 1",
@@ -112,7 +118,12 @@ RECORDING_ALONE = frozenset(
 )
 # Kinds that mean wrong results, and say nothing about how a step can run.
 RESULTS = frozenset(
-    {"padding reaches real rows", "padding breaks a gradient", "differs from plain PyG"}
+    {
+        "padding reaches real rows",
+        "edges by their position",
+        "padding breaks a gradient",
+        "differs from plain PyG",
+    }
 )
 
 
@@ -180,13 +191,12 @@ def obstacles(graph: torch.fx.GraphModule) -> list[Obstacle]:
 
 def unrecordable(graph: torch.fx.GraphModule) -> list[Obstacle]:
     """Finds the operators that their author has tagged as unfit for CUDA graphs, in order."""
-    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
     found = []
     for node in graph.graph.nodes:
         operators = [node.target]
         if isinstance(node.target, OpOverloadPacket):
             operators = [getattr(node.target, name) for name in node.target.overloads()]
-        if tag is not None and any(tag in getattr(op, "tags", ()) for op in operators):
+        if any(CUDAGRAPH_UNSAFE in getattr(op, "tags", ()) for op in operators):
             where, line = place_of(node.stack_trace or "")
             found.append(Obstacle(_name(node.target), where, line, "cannot be recorded"))
     return list(dict.fromkeys(found))

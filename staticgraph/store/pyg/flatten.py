@@ -37,6 +37,7 @@ def from_pyg(
     name: str | None = None,
     progress: bool = True,
     edges: bool = False,
+    keep_order: bool = False,
 ) -> Kept:
     """Builds a ``kind`` of store from any PyG data set or sequence of graphs.
 
@@ -69,6 +70,8 @@ def from_pyg(
     if reader is None:
         raise BadGraph(f"{name} is empty: a store needs at least one graph")
     store = reader.store(kind, check_finite)
+    if keep_order if schema is None else schema.keep_order:
+        store = store.in_first_order()
     if progress and schema is None:
         named = None if transform is None else type(transform).__name__
         print(summary_of(store, reader.dropped, named), file=sys.stderr)

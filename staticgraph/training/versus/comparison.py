@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,11 @@ from staticgraph.training.versus.turns import take_turns
 COMPILED_PYG = "pyg-compiled"
 # The numbers of collating processes that are tried for PyG.
 WORKERS = (0, 1, 2)
+# The contenders whose steps are traced.
+COMPILES = re.compile(r"compiled|fused|default|reduce-overhead|max-autotune|cuda-graph")
+# A turn this many times as slow as the trial on one thread is none that others should be
+# compared with: the machine is busy.
+CRAWL = 10
 # Batches that are run to estimate the time per batch; and the most batches per turn.
 TRIAL_BATCHES, MOST_BATCHES = 3, 256
 # Turns per side that the length of a turn is planned for; more run if they are quicker than
@@ -64,6 +70,8 @@ class _Entrant:
     prepare_s: float = 0.0
     batch_s: float = 0.0
     memory: StepMemory | None = None
+    threads: int = field(default_factory=torch.get_num_threads)
+    one_thread_s: float = 0.0  # per batch; 0 where it was not measured
     losses: list[Tensor] = field(default_factory=list)
 
     def tried(self, what: Callable[[], Any]) -> Any:
@@ -81,6 +89,7 @@ class _Entrant:
     def turn(self) -> None:
         """Takes a turn, unless the side was dropped."""
         if self.refused is None:
+            torch.set_num_threads(self.threads)
             losses = self.tried(lambda: self.side.turn())
             if losses is not None:
                 self.losses.append(losses)
@@ -112,8 +121,8 @@ def compare(
             turns in any case.
         modes: modes of the runner, ``default+kernels`` for one with the fused kernels, or
             ``pyg-compiled`` for plain PyG under ``torch.compile(dynamic=True)``; by default on a
-            CPU eager without and with kernels, and ``fused``; on CUDA eager without and with
-            kernels, and the modes that compile and record.
+            CPU ``eager`` and ``fused``; on CUDA ``eager``, and the modes that compile and record,
+            without and with kernels.
         device: the device of all sides.
         lr: learning rate of Adam.
         seed: seed of the order of graphs and of random numbers.
@@ -172,11 +181,18 @@ class _Trial:
                 else partial(StaticSide, setting, name)
             )
             self.entrants.append(_Entrant("PyG, compiled" if compiled else name, make))
+        self.threads = torch.get_num_threads()
         self.random = False
         self.apart: float | None = None
 
     def run(self, until: float, progress: bool) -> VersusReport:
         """Runs the comparison and returns its report."""
+        try:
+            return self._run(until, progress)
+        finally:
+            torch.set_num_threads(self.threads)
+
+    def _run(self, until: float, progress: bool) -> VersusReport:
         started = time.perf_counter()
         self._prepare(progress)
         course = self._course(until - time.perf_counter())
@@ -205,6 +221,9 @@ class _Trial:
     def _prepare_one(self, entrant: _Entrant, trial: Course) -> None:
         device = self.setting.device
         torch.manual_seed(self.setting.seed)
+        # A traced step is of one number of threads: PyG's, which is prepared first.
+        compiles = COMPILES.search(entrant.name) is not None
+        torch.set_num_threads(self.plain.threads if compiles else self.threads)
         before = reserved_on(device)
         started = time.perf_counter()
         entrant.side = side = entrant.make()
@@ -213,9 +232,13 @@ class _Trial:
         side.begin(trial)
         with untouched(side.model, side.optimizer):
             side.turn()
-            started = time.perf_counter()
-            side.turn()
-        entrant.batch_s = (time.perf_counter() - started) / len(trial.order)
+            took = {torch.get_num_threads(): _seconds(side)}
+            if device.type == "cpu" and not compiles and 1 not in took:
+                torch.set_num_threads(1)
+                took[1] = _seconds(side)
+        entrant.threads = min(took, key=lambda threads: took[threads])
+        entrant.batch_s = took[entrant.threads] / len(trial.order)
+        entrant.one_thread_s = took.get(1, 0.0) / len(trial.order)
         entrant.memory = step_memory(side, device, before)
 
     def _course(self, left_s: float) -> Course:
@@ -313,6 +336,11 @@ class _Trial:
             prepare_s=entrant.prepare_s,
             memory=entrant.memory,
             filling=entrant.side.filling(),
+            threads=entrant.threads,
+            crawls=bool(
+                entrant.one_thread_s
+                and float(np.median(took)) / len(course.order) > CRAWL * entrant.one_thread_s
+            ),
             losses=tuple(entrant.losses[0].tolist()),
             losses_apart=losses_apart(expected, entrant.losses[0]) if comparable else None,
         )
@@ -332,6 +360,12 @@ class _Trial:
         return tuple(found.to_dict()["obstacles"])
 
 
+def _seconds(side: Any) -> float:
+    started = time.perf_counter()
+    side.turn()
+    return time.perf_counter() - started
+
+
 def _fastest_workers(side: PlainSide) -> None:
     """Sets the fastest number of workers; the state of the training is restored."""
     took: dict[int, float] = {}
@@ -339,7 +373,5 @@ def _fastest_workers(side: PlainSide) -> None:
         with untouched(side.model, side.optimizer):
             side.take_workers(workers)
             side.turn()
-            started = time.perf_counter()
-            side.turn()
-            took[workers] = time.perf_counter() - started
+            took[workers] = _seconds(side)
     side.take_workers(min(took, key=lambda workers: took[workers]))

@@ -62,4 +62,4 @@ def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> T
     if terms.weights is not None:
         shares = shares * terms.weights.to(shares.dtype).expand(shares.shape)
     mean = torch.where(known, terms.values * shares, 0).sum() / shares.sum()
-    return mean if terms.added is None else mean + terms.added
+    return terms.add_to(mean)

@@ -37,6 +37,8 @@ class SideReport:
         losses_apart: their difference from those of the first side that ran; None for that side,
             and if random numbers are drawn.
         refused: why the side did not run.
+        threads: the number of torch's threads, the faster of all and one where both were tried.
+        crawls: whether a turn took more than ten times as long per batch as on one thread before.
     """
 
     name: str
@@ -53,6 +55,8 @@ class SideReport:
     losses: tuple[float, ...] = ()
     losses_apart: float | None = None
     refused: str | None = None
+    threads: int = 1
+    crawls: bool = False
 
     @property
     def ran(self) -> bool:
@@ -179,6 +183,12 @@ class VersusReport:
             lines.append(
                 f"PyG loads with {how_many(self.workers, 'worker')}, its fastest of 0, 1 and 2"
             )
+        lines += [
+            f"WARNING: {side.name} took over ten times as long as before on one thread: the "
+            "machine is busy; measure again with nothing else running"
+            for side in self.sides
+            if side.crawls
+        ]
         lines += [self._equality(), self._won()]
         return "\n".join(lines)
 
@@ -226,7 +236,7 @@ def _headers(first: str) -> tuple[str, ...]:
     """The headers of the table; ratios are relative to the first side that ran."""
     return (
         *("contender", "graphs/s", f"times {first or 'PyG'}", "p10 to p90", "memory"),
-        *("nodes real", "edges real", "loss", "losses equal", "ready in"),
+        *("nodes real", "edges real", "loss", "losses equal", "threads", "ready in"),
     )
 
 
@@ -251,5 +261,6 @@ def _row(side: SideReport, first: str) -> tuple[str, ...]:
         "-" if filling is None else f"{100 * filling.edges:.1f}%",
         f"{side.loss:.5f}",
         verdict + apart,
+        f"{side.threads}",
         f"{side.prepare_s:.1f} s",
     )

@@ -21,11 +21,13 @@ from staticgraph.training.versus.setting import Course, VersusSetting
 from staticgraph.training.versus.side import Filling
 
 KERNELS = "+kernels"
+# Modes to which kernels add nothing: eager captures no graph, and the others consist of them.
+NO_KERNELS = ("eager", "fused", "auto")
 # The share of a GPU's free memory that the data set may take.
 SHARE_FOR_DATA = 0.25
-ON_CPU = ("eager", "eager+kernels", "fused")
+ON_CPU = ("eager", "fused")
 ON_CUDA = (
-    *("eager", "eager+kernels", "default", "default+kernels", "reduce-overhead"),
+    *("eager", "default", "default+kernels", "reduce-overhead"),
     *("cuda-graph", "cuda-graph+kernels"),
 )
 
@@ -44,8 +46,8 @@ class Way(NamedTuple):
             ValueError: there is no such mode.
         """
         mode = name.removesuffix(KERNELS)
-        if mode not in MODES or (mode in ("auto", "fused") and mode != name):
-            known = [m for m in MODES if m not in ("auto", "fused")]
+        if mode not in MODES or (mode in NO_KERNELS and mode != name):
+            known = [m for m in MODES if m not in NO_KERNELS]
             raise ValueError(
                 f"there is no mode {name!r} to try; choose one of {', '.join(MODES)}, and "
                 f"{', '.join(m + KERNELS for m in known)}"

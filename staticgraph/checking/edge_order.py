@@ -1,0 +1,147 @@
+"""Whether a model reads edges by their position, while its data set had to move them.
+
+A store sorts edges by destination. Sums over neighbours do not notice, but a model that takes the
+reverse of edge ``2k`` to be ``2k + 1`` (D-MPNN, and bonds in pairs of OGB's and ``from_smiles``'s
+order) reads other edges, and computes other numbers without any error. So plain PyG runs twice on a
+batch's graphs: with edges as the batch has them, and as they came. Whatever differs, other than the
+order of rows of edges, depends on the order, and is refused with its line and the remedy.
+
+The run with sorted edges has no padding either, so random numbers are the only thing left that may
+make the two differ: all of them are one constant, or both sides evaluate.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.checking.comparison import Comparer, RunOptions, attempt, several_ranks
+from staticgraph.checking.jitter import Jitter
+from staticgraph.checking.outcome import Difference, Outcome
+from staticgraph.checking.padding_culprit import Culprit, Trail
+from staticgraph.checking.plain_batch import PlainBatch, plain_batch
+from staticgraph.errors import EdgesMoved
+from staticgraph.schema import EDGE_INDEX, Level
+from staticgraph.store.indices import counted
+
+
+def places_in_first_order(batch: StaticBatch) -> dict[Level, Tensor]:
+    """Edge level -> ``[rows]`` int64, which row each row of the batch was before sorting.
+
+    Levels of which the store moved no edge of these graphs are left out.
+    """
+    places = {}
+    schema = batch.layout.schema
+    for level in [axis.name for axis in schema.edge_axes] or ["edge"]:
+        found = batch.first_places(level)
+        if found is not None:
+            every = torch.arange(batch.capacity.rows(level), device=batch.device)
+            every[: len(found)] = torch.from_numpy(found).to(batch.device)
+            places[level] = every
+    return places
+
+
+def in_first_order(batch: StaticBatch, places: dict[Level, Tensor]) -> StaticBatch:
+    """Returns the batch with its edges in the order of the data set, indices into them too."""
+    changed: dict[str, Tensor] = {}
+    for level, place in places.items():
+        for field in batch.layout.schema:
+            value = changed[field.name] if field.name in changed else batch[field.name]
+            dim = field.cat_dim or 0
+            scalars = [scalar for scalar, of in counted(field) if of == level]
+            if scalars:
+                rows = value.movedim(dim, 0)
+                flat = rows.reshape(len(rows), -1).clone()
+                flat[:, scalars] = place[flat[:, scalars]]
+                value = flat.view(rows.shape).movedim(0, dim)
+            if field.level == level:
+                value = torch.empty_like(value).index_copy_(dim, place, value)
+            changed[field.name] = value
+        if batch.layout.schema.one_kind:
+            ends = batch.edge_index
+            changed[EDGE_INDEX] = torch.empty_like(ends).index_copy_(1, place, ends)
+    return batch.replace(**changed)
+
+
+def order_error(comparer: Comparer, batch: StaticBatch, options: RunOptions) -> EdgesMoved | None:
+    """Returns the error of a model that reads edges by their position; None if it does not.
+
+    Args:
+        comparer: runs the model.
+        batch: with real graphs.
+        options: of the runs.
+    """
+    if batch.real is None or several_ranks():
+        return None
+    places = places_in_first_order(batch)
+    if not places:
+        return None
+    sides = [plain_batch(batch), plain_batch(in_first_order(batch, places))]
+    rows = {batch.real_counts.of(level): place for level, place in places.items()}
+
+    def nearest(value: Tensor, like: Tensor | None) -> Tensor:
+        """Returns a value in the batch's order, if it has rows of edges, as the other one tells."""
+        if like is None or not value.dim() or len(value) not in rows or value.shape != like.shape:
+            return value
+        place = rows[len(value)][: len(value)].to(value.device)
+        moved = value.index_select(0, place)
+        off, off_moved = ((each.double() - like.double()).abs().sum() for each in (value, moved))
+        return moved if off_moved < off else value
+
+    def run(side: PlainBatch, options: RunOptions) -> Outcome | None:
+        """Runs plain PyG; None if the model raises."""
+        return attempt(lambda: comparer.plain(batch, side, options))
+
+    def both(options: RunOptions) -> tuple[Outcome, Outcome] | None:
+        """Runs both orders; None if either raises, or has numbers that are not finite."""
+        ran = [each for each in (run(side, options) for side in sides) if each and each.finite]
+        if len(ran) < 2:
+            return None
+        ordered = ran[0].values
+        values = {k: nearest(v, ordered.get(k)) for k, v in ran[1].values.items()}
+        return ran[0], ran[1]._replace(values=values)
+
+    tolerance, outcomes = comparer.tolerance.other_order, both(options)
+    # Numbers are drawn by position, and rows of edges have other positions here.
+    if outcomes is not None and outcomes[0].draws:
+        hashed = all(draw.hashed for draw in outcomes[0].draws)
+        options = options._replace(constant=hashed, training=options.training and hashed)
+        outcomes = both(options)
+    if outcomes is None or not all(draw.hashed for draw in outcomes[0].draws):
+        return None
+    difference = outcomes[0].clear_difference(
+        outcomes[1], tolerance, lambda: run(sides[0], options._replace(nudged=True))
+    )
+    if difference is None:
+        return None
+    if not batch.layout.schema.hetero:  # a choice among equal rows may fall otherwise
+        untied = both(options._replace(jitter=Jitter(batch)))
+        if untied is None or all(e.off <= tolerance for e in untied[0].differences(untied[1])):
+            return None
+    trails = []
+    for side in sides:
+        trail = Trail(comparer.model, comparer.context)
+        with trail.followed():
+            run(side, options)
+        trails.append(trail)
+    for event, other in zip(trails[0].events, trails[1].events, strict=False):
+        for likes, values in ((event.inputs, other.inputs), (event.values, other.values)):
+            if likes and values and len(likes) == len(values):
+                values[:] = map(nearest, values, likes)
+    return _error(difference, trails[0].parting(trails[1], tolerance))
+
+
+def _error(different: Difference, culprit: Culprit | None) -> EdgesMoved:
+    _, where, line = culprit or Culprit(None)
+    at = f" The first place that differs is {where}: {line}." if where else ""
+    what = f"{different.name} is off by {different.how}"
+    return EdgesMoved(
+        f"the model reads edges by their position: {what} from plain PyG on the same graphs, whose "
+        f"edges the store sorted by destination.{at} Make the store with "
+        "GraphStore.from_pyg(..., keep_order=True), or staticgraph convert --keep-order, and the "
+        "plan from it: edges then keep their order; Subject(..., check_padding=False) turns this "
+        "check off",
+        what,
+        where,
+    )

@@ -1,0 +1,197 @@
+"""Models that read edges by their position: served where edges keep their order, else refused.
+
+The oracle is plain PyG on the graphs as they were given.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GINEConv, global_add_pool
+from torch_geometric.utils import scatter
+
+import staticgraph as sg
+
+
+def molecules(count: int = 24) -> list[Data]:
+    """Graphs whose edges come in pairs: the reverse of edge 2k is 2k + 1."""
+    random = torch.Generator().manual_seed(0)
+
+    def drawn(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(high, shape, generator=random)
+
+    graphs = []
+    for _ in range(count):
+        n, b = int(drawn(6, 1)) + 2, int(drawn(8, 1))
+        ends = drawn(n, 2, b)
+        graphs.append(
+            Data(
+                x=torch.randn(n, 4, generator=random, dtype=torch.float64),
+                edge_index=torch.stack([ends, ends.flip(0)], 2).reshape(2, -1),
+                edge_attr=torch.randn(2 * b, 2, generator=random, dtype=torch.float64),
+                y=torch.randn(1, generator=random, dtype=torch.float64),
+            )
+        )
+    return graphs
+
+
+GRAPHS = molecules()
+
+
+class DMPNN(nn.Module):
+    """Messages along edges, without the reverse one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.next, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(12, 1)
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        src, dst = edge_index
+        first = h = self.first(torch.cat([x[src], edge_attr], 1)).relu()
+        for _ in range(2):
+            into = scatter(h, dst, 0, x.size(0))
+            h = (first + self.next(into[src] - self.reverse(h))).relu()
+        h = torch.cat([self.dropout(x), scatter(h, dst, 0, x.size(0))], 1)
+        return self.last(global_add_pool(h, batch)).squeeze(1)
+
+    def reverse(self, h):
+        return h.view(h.size(0) // 2, 2, -1).flip(1).reshape(h.size(0), -1)  # here
+
+
+class Interleaved(DMPNN):
+    def reverse(self, h):
+        return torch.stack([h[1::2], h[::2]], 1).flatten(0, 1)
+
+
+class ByNumber(DMPNN):
+    def reverse(self, h):
+        return h[torch.arange(len(h), device=h.device) ^ 1]
+
+
+def made(kind: type[nn.Module], **options):
+    torch.manual_seed(0)
+    return kind(**options).double()
+
+
+def loss(out, batch):
+    return (out - batch.y).square()
+
+
+def runner_of(model, plan, mode="eager"):
+    sgd = torch.optim.SGD(model.parameters(), 1e-2)
+    return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=sgd)
+
+
+def stored(keep_order: bool = True) -> sg.GraphStore:
+    return sg.GraphStore.from_pyg(GRAPHS, keep_order=keep_order, progress=False)
+
+
+def pyg_loss(model, graphs) -> torch.Tensor:
+    data = Batch.from_data_list(graphs)
+    return loss(model(data.x, data.edge_index, data.edge_attr, data.batch), data).mean()
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+@pytest.mark.parametrize("kind", [DMPNN, Interleaved, ByNumber])
+def test_a_store_that_keeps_the_order_serves_it(kind, mode):
+    """Training, prediction of graphs of the store and of new ones, and rows of edges."""
+    store, model = stored(), made(kind)
+    plan = sg.plan_buckets(store, batch_size=5)
+    assert sg.preflight(made(kind), plan), "graphs made up from the schema have pairs"
+    assert sg.BucketPlan.from_dict(plan.to_dict()).schema.keep_order
+    plain = copy.deepcopy(model)
+    sgd = torch.optim.SGD(plain.parameters(), 1e-2)
+    runner = runner_of(model, plan, mode)
+    for batch in runner.loader(store, shuffle=True, seed=1):
+        expected = pyg_loss(plain, [GRAPHS[i] for i in batch.graph_ids[: batch.real_graphs]])
+        sgd.zero_grad()
+        expected.backward()
+        sgd.step()
+        assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-9)
+    data = Batch.from_data_list(GRAPHS)
+    with torch.no_grad():
+        expected = plain(data.x, data.edge_index, data.edge_attr, data.batch)
+    for graphs in (store, GRAPHS):
+        assert torch.allclose(runner.predict(graphs), expected, rtol=1e-9)
+    edges = sg.StaticGraphRunner(nn.Identity(), plan, forward=lambda _, b: b.edge_attr)
+    for found, graph in zip(edges.predict(store), GRAPHS, strict=True):
+        assert torch.equal(found, graph.edge_attr)
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_over_sorted_edges_it_is_refused_at_its_line(mode):
+    """In the first step and in preflight, whether its dropout draws or not."""
+    store = stored(keep_order=False)
+    plan = [(60, 90, 9)]
+    for p in (0.0, 0.5):
+        model = made(DMPNN)
+        model.dropout.p = p
+        with pytest.raises(sg.EdgesMoved, match=r"# here.*keep_order=True") as raised:
+            runner_of(model, plan, mode).step(sg.StaticBatch.of(store, range(6), plan[0]))
+        assert "test_edge_order.py" in raised.value.where
+    report = sg.preflight(made(Interleaved), plan, store)
+    assert not report
+    found = [each for each in report.obstacles if each.kind == "edges by their position"]
+    assert len(found) == 1
+    assert "keep_order=True" in found[0].remedy
+
+
+def test_what_is_indifferent_to_the_order_is_served_from_either():
+    """Also rows of edges in the output, and a model whose data set was sorted anyway."""
+
+    class Indifferent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = GINEConv(nn.Linear(4, 4), edge_dim=2)
+
+        def forward(self, x, edge_index, edge_attr):
+            h = self.conv(x, edge_index, edge_attr)
+            return h[edge_index[0]] - h[edge_index[1]]
+
+    for keep_order in (True, False):
+        store = stored(keep_order)
+        assert sg.preflight(made(Indifferent), sg.plan_buckets(store, 5), store)
+    by_destination = [
+        Data(x=g.x, edge_index=g.edge_index[:, order], edge_attr=g.edge_attr[order], y=g.y)
+        for g in GRAPHS
+        for order in [g.edge_index[1].argsort(stable=True)]
+    ]
+    store = sg.GraphStore.from_pyg(by_destination, progress=False)
+    runner_of(made(ByNumber), [(60, 90, 9)]).step(sg.StaticBatch.of(store, range(6), (60, 90, 9)))
+
+
+@pytest.mark.parametrize("edges", [90, 91])
+@pytest.mark.parametrize("field", ["x", "R"])
+def test_padding_edges_come_in_pairs(edges, field):
+    """Of self-loops, or, where nodes have vectors, of an edge and its reverse."""
+    graphs = [Data(edge_index=g.edge_index, num_nodes=g.num_nodes) for g in GRAPHS]
+    for graph in graphs:
+        graph[field] = torch.randn(graph.num_nodes, 3 if field == "R" else 4)
+    store = sg.GraphStore.from_pyg(graphs, keep_order=True, progress=False)
+    batch = sg.StaticBatch.of(store, range(6), (60, edges, 9))
+    padding = batch.edge_index[:, batch.real_edges :]
+    pairs = padding.size(1) // 2
+    assert torch.equal(padding[:, : 2 * pairs : 2], padding[:, 1 : 2 * pairs : 2].flip(0))
+    assert int(padding.min()) >= batch.real_nodes
+    assert bool((padding[0] == padding[1]).all()) is (field == "x")
+    plan = sg.BucketPlan.of([(60, edges, 9)], batch_size=6)
+    moved = next(iter(sg.StaticLoader(store.to("cpu"), plan)))
+    assert torch.equal(moved.edge_index, batch.edge_index)
+
+
+def test_what_needs_sorted_edges_says_so():
+    """The plan of one order with data of the other; kernels; what explain prints."""
+    ordered, by_destination = stored(), stored(keep_order=False)
+    with pytest.raises(sg.PlanMismatch, match="keep_order=True"):
+        sg.StaticLoader(by_destination, sg.plan_buckets(ordered, 5))
+    with pytest.raises(ValueError, match="kernels=False"):
+        sg.StaticLoader(ordered, sg.plan_buckets(ordered, 5), pointers=True)
+    assert "keep_order=True" in str(sg.explain(made(DMPNN), sg.plan_buckets(ordered, 5), ordered))
+    again = by_destination.in_first_order()
+    for name, array in ordered.arrays().items():
+        assert (again.arrays()[name] == array).all(), name

@@ -1,0 +1,110 @@
+"""Every case of every operator on the CPU, in all ways: against its reference in every dtype, over
+graphs of every kind, on any number of threads; registered soundly, NaN for NaN."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from support.kernel_cases import CASES, FEW, MORE, NO_FLOAT64, Sizes
+from support.kernel_oracle import cases, with_gaps
+from support.kernel_results import far, operator_calls, results
+
+from staticgraph.kernels.neighbour_reduce import ACTIVATIONS
+
+threads = importlib.import_module("staticgraph.kernels.threads")
+# Collation has bytes for results, and a test of its own.
+NAMES = sorted((CASES.keys() | MORE.keys()) - {"collate"})
+# Sizes, heads, and the columns of each: no edges and empty graphs, loops on one node, nodes that
+# all edges enter, isolated nodes, columns of whole vectors and of none.
+SAMPLES = {
+    "one node": (Sizes(1, 0, 2), 2, 1),
+    "no edges": (Sizes(5, 0, 9), 2, 3),
+    "loops": (Sizes(1, 4, 2), 4, 2),
+    "hubs": (Sizes(3, 90, 2), 2, 5),
+    "isolated nodes": (Sizes(40, 30, 9), 2, 19),
+    "whole vectors": (Sizes(60, 140, 6), 4, 16),
+}
+SINGLE = "the spread of a single message is 0, whatever the message is"
+CLOSED = "a message that ReLU closes is left out, whatever its weight is"
+UNSEEN = {
+    **{
+        f"neighbour_reduce{case}": SINGLE
+        for case in ("", " activated", *(f" by {activation}" for activation in ACTIVATIONS))
+    },
+    "neighbour_sum multiplied": "a node's row times 1 + eps = 0 is left out, whatever the row is",
+    "neighbour_sum weighed": CLOSED,
+    "neighbour_sum coded weighed": CLOSED,
+}
+# Their gradients of scores start from the rounded result, which the references keep exact.
+ROUNDED = ("dot_attention", "neighbour_attention")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operator_is_its_reference(name):
+    """Results and gradients; operands of every other sample have gaps."""
+    wrong = []
+    for number, (sample, (sizes, heads, width)) in enumerate(SAMPLES.items()):
+        for dtype in DTYPES:
+            if dtype == torch.float64 and name in NO_FLOAT64:
+                continue
+            layout = with_gaps if number % 2 else torch.clone
+            with cases(heads, width):
+                found = results(name, dtype, "cpu", sizes, layout=layout)
+            with cases(heads, width, reference=True):
+                exact = results(name, torch.float64, "cpu", sizes, dtype)
+                usual = results(name, dtype, "cpu", sizes)
+            lines = far(found, exact, usual, dtype, 8 if name.startswith(ROUNDED) else 2)
+            wrong += [f"{sample}, {dtype}: {line}" for line in lines]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_nan_stays_one_and_spreads_no_further(name, request):
+    if (reason := UNSEEN.get(name)) is not None:
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    with torch.no_grad(), cases(2, 3):
+        found = results(name, torch.float32, "cpu", FEW, layout=one_nan)
+    with torch.no_grad(), cases(2, 3, reference=True):
+        expected = results(name, torch.float32, "cpu", FEW, layout=one_nan)
+    wrong = [
+        f"{place}: {one.isnan().sum()} for {other.isnan().sum()}"
+        for place, (one, other) in enumerate(zip(found, expected, strict=True))
+        if not torch.equal(one.isnan(), other.isnan())
+    ]
+    assert not wrong, wrong
+
+
+def one_nan(value):
+    value = value.clone()
+    value.view(-1)[value.numel() // 2 : value.numel() // 2 + 1] = torch.nan
+    return value
+
+
+@pytest.mark.skipif(not threads.AVAILABLE, reason="torch has no libgomp of its own")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bits_are_the_same_on_any_number_of_threads(name, monkeypatch):
+    """Even more threads than rows."""
+    monkeypatch.setattr(threads, "SMALL", 0)
+    before = torch.get_num_threads()
+    try:
+        for sizes in (Sizes(7, 21, 3), Sizes(300, 900, 9)):
+            found = []
+            for count in (1, 3, 40):
+                torch.set_num_threads(count)
+                found.append(results(name, torch.float32, "cpu", sizes))
+            for other in found[1:]:
+                assert all(map(torch.equal, found[0], other))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if " " not in name])
+def test_registration_is_sound(name):
+    """torch's own checks of every operator that a case calls, forward and backward: schema, shapes
+    and tracing."""
+    with cases(2, 3):
+        for operator, args in operator_calls(name).items():
+            torch.library.opcheck(operator, args)
