@@ -31,7 +31,7 @@ from staticgraph.text.table import table
 DATA = Path(__file__).parent.parent / "examples" / "data"
 SETS = [("hiv", 32), ("hiv", 128), ("hiv", 1024), ("esol", 128), ("PROTEINS", 128), ("NCI1", 128)]
 QUANTILES = (0.1, 0.5, 0.9)
-CUDA = AttentionSetting("cuda", "float32", 16, compiled=True)
+CUDA = AttentionSetting("cuda", "float32", 16)
 
 
 def entries(epochs: int) -> str:
@@ -46,14 +46,14 @@ def entries(epochs: int) -> str:
         squares = int((np.asarray(store.sizes)[:, 0].astype(float) ** 2).mean() * size)
         row = [f"{name}, {size}", f"{costs['dense']:,}"]
         row += [f"{100 * c / costs['dense']:.1f}%" for c in (limits, costs["size-classed"])]
-        row += [f"{100 * costs[p] / costs['dense']:.1f}%" for p in ("flex", "varlen")]
-        row += [f"{100 * squares / costs['dense']:.1f}%", path.name]
+        row += [f"{100 * c / costs['dense']:.1f}%" for c in (costs["varlen"], squares)]
+        row.append(path.name)
         if epochs:
             batcher = Batcher(store, plan, shuffle=True)
             stats = [batcher.epoch_stats(epoch) for epoch in range(epochs)]
             row.append(f"{sum(s.spilled for s in stats)} of {sum(s.batches for s in stats)}")
         rows.append(row)
-    headers = ["data, batch", "dense", "by limits", "by data", "flex", "varlen", "squares", "auto"]
+    headers = ["data, batch", "dense", "by limits", "by data", "varlen", "squares", "auto"]
     return table([*headers, *(["wider"] * bool(epochs))], rows)
 
 

@@ -13,12 +13,13 @@ from support.tape import TapeRecorder
 
 import staticgraph as sg
 from staticgraph import models
+from staticgraph.files import document
 from staticgraph.runner.timing.auto import Stopwatch
 from staticgraph.sizes.attention import AttentionSetting, attention_path, rivals
 from staticgraph.sizes.capacity import Capacity
 
 CAPACITY = Capacity(900, 1900, 33, 60)
-CUDA = AttentionSetting("cuda", "float32", 16, compiled=True)
+CUDA = AttentionSetting("cuda", "float32", 16)
 
 
 class Given(Stopwatch):
@@ -140,6 +141,13 @@ def test_a_file_of_choices_holds_the_paths(hiv, tmp_path):
     assert second.report().choices == first.report().choices
     assert second.report().attention == first.report().attention
     assert second.report().attention[0].path == "varlen"
+    values = document.load(file)
+    for choice in values["choices"]:
+        choice["way"] = choice["way"].replace("varlen", "sparse")  # a path that there is no longer
+    document.save(file, values)
+    third = gps_runner(hiv, watch(dense=2, size_classed=2, varlen=1))
+    third.warmup(hiv, progress=False, choices=file)
+    assert third.report().attention == first.report().attention
 
 
 @pytest.mark.usefixtures("_kernels")

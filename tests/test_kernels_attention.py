@@ -31,7 +31,7 @@ NODES, REAL, HEADS = 23, 20, 2
 MOLECULES = sg.Capacity(
     3288, 7078, 129, 222, order_statistics=((0, 222), (2, 117), (8, 59), (50, 28))
 )
-CUDA = AttentionSetting("cuda", "float32", 16, 0.5, compiled=True, kernels=True)
+CUDA = AttentionSetting("cuda", "float32", 16, 0.5, kernels=True)
 
 
 @pytest.mark.sampled(5)

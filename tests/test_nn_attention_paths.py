@@ -13,14 +13,11 @@ from support.attending import Attending, batch_of, batches, pair_by_pair
 from support.drawn import examples
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 from torch import nn
-from torch.nn.attention import flex_attention as torch_flex
 from torch_geometric.data import Batch
 from torch_geometric.nn import GPSConv, aggr, global_add_pool
 
 import staticgraph as sg
 from staticgraph.nn.attention import paths as attention_paths
-from staticgraph.nn.context import document_mask
-from staticgraph.nn.context.document_mask import DocumentLayout
 from staticgraph.nn.context.present import Restored
 from staticgraph.sizes.attention import PATHS, WORTH_IT, AttentionSetting, attention_path
 
@@ -94,7 +91,7 @@ class Pooling(nn.Module):
     ("pool", "known", "path"),
     [
         pytest.param(pool, known, path, id=f"{path}-{'counts known' if known else 'traced'}-{pool}")
-        for at, path in enumerate(("dense", "size-classed", "flex"))
+        for at, path in enumerate(("dense", "size-classed", "varlen"))
         for number, pool in enumerate(POOLS)
         for known in ((True, False) if (at + number) % 2 else (False, True))
     ],
@@ -130,42 +127,37 @@ def test_a_pool_in_blocks_takes_fewer_places():
     assert [block.width for block in blocks] == [60, 30, 9, 5]
 
 
-@pytest.mark.parametrize("path", ["flex", "varlen"])
-def test_a_layer_with_options_that_a_path_lacks_is_refused_by_name(path):
+def test_a_layer_with_options_that_a_path_lacks_is_refused_by_name():
     """And ``auto`` takes another path and reports that reason."""
     dropping = AttentionSetting(dropout=0.5)
-    with pytest.raises(sg.NotStatic, match=f"attention='{path}' is impossible here: it has no dr"):
-        attention_path(BATCH.capacity, path, dropping)
+    with pytest.raises(sg.NotStatic, match="attention='varlen' is impossible here: it has no dr"):
+        attention_path(BATCH.capacity, "varlen", dropping)
     ruled_out = dict(attention_path(BATCH.capacity, "auto", dropping).ruled_out)
-    assert "drops 0.5 of the weights" in ruled_out[path]
+    assert "drops 0.5 of the weights" in ruled_out["varlen"]
     with pytest.raises(sg.NotStatic, match="give each graph a key"):
         attention_path(
             BATCH.capacity,
-            path,
+            "varlen",
             AttentionSetting(extra_keys="bias_k and bias_v give each graph a key"),
         )
-    model = sg.convert(Attending().double(), attention=path)
+    model = sg.convert(Attending().double(), attention="varlen")
     model.gps.attn.dropout = 0.5
     with pytest.raises(sg.NotStatic, match="no dropout"):
         static_step(model, forward, unknown_counts(BATCH))
     static_step(model.eval(), forward, unknown_counts(BATCH))  # no dropout in evaluation
 
 
-CUDA = AttentionSetting("cuda", "float32", 16, compiled=True)
+CUDA = AttentionSetting("cuda", "float32", 16)
 LARGE = sg.Capacity(20_001, 40_000, 41, 4_000)  # a few graphs of thousands of nodes
 
 
 @pytest.mark.parametrize(
     ("setting", "path", "reason"),
     [
-        (CUDA._replace(dtype="float64"), "flex", "no CUDA kernel for float64"),
         (CUDA._replace(dtype="float64"), "varlen", "no CUDA kernel for float64"),
-        (CUDA._replace(head=8), "flex", "heads of 8 columns, fewer than 16"),
         (CUDA._replace(head=6), "varlen", "no multiple of 4 for float32"),
         (CUDA._replace(head=20, dtype="bfloat16"), "varlen", "no multiple of 8 for bfloat16"),
         (CUDA._replace(head=320), "varlen", "more than 256"),
-        (CUDA._replace(compiled=False), "flex", "outside a compiled step"),
-        (AttentionSetting(), "flex", "on a CPU"),
         (AttentionSetting(), "varlen", "on a CPU"),
     ],
 )
@@ -183,7 +175,7 @@ def test_auto_takes_the_fewest_entries():
     )
     assert attention_path(molecules, "auto", CUDA).name == "size-classed"
     large = attention_path(LARGE, "auto", CUDA)
-    assert large.name in ("flex", "varlen")
+    assert large.name == "varlen"
     assert large.entries * WORTH_IT <= 100 * min(cost for _, cost in large.costs)
     assert attention_path(LARGE, "auto", CUDA._replace(dropout=0.1)).name == "size-classed"
 
@@ -198,62 +190,6 @@ def test_the_counts_bound_every_batch(drawn):
     costs = dict(path.costs)
     tiles = sum(-(-n // 128) * -(-n // 64) * 128 * 64 for n in sizes if n)
     assert tiles <= costs["varlen"]
-
-
-@given(batches())
-@examples(60)
-def test_the_document_mask_lets_through_what_it_should(drawn):
-    """A real node sees its graph, a padding node only itself; the listed tiles hold all pairs."""
-    sizes, capacity = drawn
-    batch = batch_of(sizes, capacity)
-    layout = DocumentLayout.of(batch)
-    owner = batch.batch.clone()
-    owner[sum(sizes) :] = 1000 + torch.arange(capacity.nodes - sum(sizes))
-    assert torch.equal(layout.allowed(), owner[:, None] == owner)
-
-
-def test_tiles_that_no_pair_needs_are_not_listed():
-    """Compared with a check of every tile; so the cost follows the graphs."""
-    layout = DocumentLayout.of(WIDE)
-    same = layout.document[:, None] == layout.document
-    same = nn.functional.pad(same, (0, 768 - 700, 0, 768 - 700))
-    needed = same.view(6, 128, 6, 128).any(3).any(1)
-    assert torch.equal(layout.tiles[0, 0], needed.sum(1).int())
-    # rows 0-127 and 128-255: graph of 160 nodes; then the graph of 90; the rest is padding
-    assert needed.sum(1).tolist() == [2, 3, 2, 1, 1, 1]
-    for row, keys in enumerate(layout.keys[0, 0].tolist()):
-        assert sorted(keys) == list(range(6)), "each key of the list is one, beyond the count too"
-        assert all(needed[row, key] for key in keys[: layout.tiles[0, 0, row]])
-
-
-@pytest.fixture
-def lets_backward(monkeypatch):
-    """torch's flex_attention refuses a backward on the CPU although its reference has one."""
-    monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_torchs_flex_attention_takes_the_mask_in_one_graph(lets_backward):
-    """The CUDA path as far as a CPU can run it: the mask is made and used inside a compiled step,
-    forward and backward, and equals the CPU reference."""
-    tensors = WIDE.tensors()
-
-    def attend(q, k, v, *values):
-        layout = DocumentLayout.of(
-            sg.StaticBatch(WIDE.layout, dict(zip(tensors, values, strict=True)))
-        )
-        return torch_flex.flex_attention(q, k, v, block_mask=layout.block_mask())
-
-    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True, dynamic=False)
-    torch.manual_seed(0)
-    inputs = [torch.randn(1, 2, 700, 16, requires_grad=True) for _ in range(3)]
-    seed = torch.randn(1, 2, 700, 16)
-    found = compiled(*inputs, *tensors.values())
-    grads = torch.autograd.grad(found, inputs, seed)
-    expected = DocumentLayout.of(WIDE).attend(*inputs)
-    for a, b in zip(grads, torch.autograd.grad(expected, inputs, seed), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatch):
@@ -307,7 +243,7 @@ def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatc
     assert longest == 60
 
 
-@pytest.mark.parametrize("path", ["flex", "varlen"])
+@pytest.mark.parametrize("path", ["varlen", "kernel"])
 def test_a_batch_of_padding_alone_stays_finite(path):
     """Such a step runs on a rank that has no graphs left while another has."""
     model = sg.convert(Attending().double(), attention=path)
@@ -320,15 +256,7 @@ def test_a_batch_of_padding_alone_stays_finite(path):
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_the_reference_stands_where_torch_has_no_backward():
-    assert document_mask.FLEX_TILE == torch_flex._DEFAULT_SPARSE_BLOCK_SIZE
-    q = torch.zeros(1, 1, 170, 16, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="backward on CPU"):
-        torch_flex.flex_attention(q, q, q)
-    DocumentLayout.of(BATCH).attend(q, q, q).sum().backward()
-
-
-@pytest.mark.parametrize("path", ["flex", "varlen"])
+@pytest.mark.parametrize("path", ["varlen", "kernel"])
 def test_a_path_without_blocks_is_fitted_without_pairs(path, esol):
     """The probe finds a form without a ``G * M * M`` term where no such tensor is allocated."""
 

@@ -59,9 +59,7 @@ def test_small_blocks_stay_in_one():
         lambda: attention_path(sg.Capacity(100, 200, 7), "sparse"),
         lambda: sg.convert(Attending(), attention="sparse"),
     ):
-        with pytest.raises(
-            ValueError, match="choose one of auto, dense, size-classed, flex, varlen"
-        ):
+        with pytest.raises(ValueError, match="one of auto, dense, size-classed, varlen, kernel"):
             refuse()
 
 

@@ -45,7 +45,7 @@ def test_the_plan_has_narrower_blocks_and_no_more_buckets(hiv):
     values = plan.to_dict()
     assert values["capacities"][0]["ranks"] == [list(pair) for pair in tight.order_statistics]
     assert sg.BucketPlan.from_dict(values) == plan
-    assert sg.plan_buckets(hiv, 128, attention="flex").capacities == plain.capacities
+    assert sg.plan_buckets(hiv, 128, attention="varlen").capacities == plain.capacities
 
 
 def test_every_graph_is_in_one_batch_that_keeps_its_buckets_promise(hiv):

@@ -116,7 +116,7 @@ def test_the_path_of_attention_is_told_with_its_reason():
     assert ": size-classed, as asked, 1 block; entries at most: dense " in str(asked)
     (row,) = asked.to_dict()["attention"]
     assert row["path"] == "size-classed"
-    assert set(row["costs"]) == {"dense", "size-classed", "flex", "varlen", "kernel"}
+    assert set(row["costs"]) == {"dense", "size-classed", "varlen", "kernel"}
 
 
 def test_a_tensor_that_is_no_buffer_is_named():

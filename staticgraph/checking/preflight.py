@@ -390,7 +390,6 @@ class _Preflight:
                 device=self._batch.device,
                 dtype=None,
                 training=self._stock.training,
-                compiled=True,
                 first_bucket=self._batch.bucket,
             )
         except NotStatic:  # the watched run has found it already, and named the line

@@ -31,12 +31,12 @@ def convert(
             (:mod:`staticgraph.rewrites`). Has no effect on eager steps: ``mode="fused"`` rewrites
             those.
         attention: the path of attention among the nodes of each graph: ``dense`` (one block as
-            wide as the largest graph), ``size-classed`` (a few blocks by size), ``flex`` (tiles of
-            a document mask), ``varlen`` (one sequence per graph), ``kernel`` (this library's own,
-            one launch each for forward and backward), or ``auto``: the path that was timed as
-            fastest, else the one estimated as cheapest, on CUDA with ``kernels`` usually this
-            library's own; see :mod:`staticgraph.sizes.attention`. None keeps the model's setting,
-            initially ``auto``.
+            wide as the largest graph), ``size-classed`` (a few blocks by size), ``varlen`` (one
+            sequence per graph), ``kernel`` (this library's own, one launch each for forward and
+            backward), or ``auto``: the path that was timed as fastest, else the one estimated as
+            cheapest, on CUDA with ``kernels`` usually this library's own; see
+            :mod:`staticgraph.sizes.attention`. None keeps the model's setting, initially
+            ``auto``.
 
     Raises:
         ValueError: unknown attention path, or ``kernels`` is not a bool.

@@ -7,13 +7,13 @@ can be cut into a few blocks, each as wide as the bound of its first graph, and 
 fits the bucket fits the blocks. A capacity that promises more of the data's order statistics
 (:attr:`Capacity.order_statistics`) has narrower blocks, and the batcher keeps the promise.
 
-Three more paths have no blocks: ``flex`` (one sequence of all nodes, tiles of a document mask),
-``varlen`` (one sequence per graph) and ``kernel`` (this library's own, tiles of each graph). The
-cost of each is counted the same way, as the entries that its tiles cover in the costliest batch of
-the bucket, and the launches of each block are charged as the entries computed in that time, so that
-a choice is a comparison of numbers and comes with a reason. Where the kernel can run it replaces
-the dense paths, since it does their arithmetic in one launch each for forward and backward. The
-counts are arithmetic; no path but the first was timed on a GPU for them.
+Two more paths have no blocks: ``varlen`` (one sequence per graph) and ``kernel`` (this library's
+own, tiles of each graph). The cost of each is counted the same way, as the entries that its tiles
+cover in the costliest batch of the bucket, and the launches of each block are charged as the
+entries computed in that time, so that a choice is a comparison of numbers and comes with a reason.
+Where the kernel can run it replaces the dense paths, since it does their arithmetic in one launch
+each for forward and backward. The counts are arithmetic; no path but the first was timed on a GPU
+for them.
 
 Both the layers (:mod:`staticgraph.nn.attention.paths`) and the memory model use this module. It
 uses plain numbers, since :func:`attention_path` is traced with the step.
@@ -27,15 +27,13 @@ from staticgraph.errors import NotStatic
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
 
-PATHS = ("auto", "dense", "size-classed", "flex", "varlen", "kernel")
+PATHS = ("auto", "dense", "size-classed", "varlen", "kernel")
 # Entries that a block must save: it costs half a dozen kernels forward and backward, 2 us each
 # where recorded, in which an H200 computes about this many entries of 64 columns.
 ENTRIES_A_BLOCK = 20_000
 MAX_BLOCKS = 6
 # A path replaces a simpler one if its entries are below this percentage of the simpler path's.
 WORTH_IT = 75
-# Rows and columns of a tile of torch's block mask (torch's default).
-FLEX_TILE = 128
 # Rows and columns of the tiles that flash attention's kernels work on, for heads of up to 128.
 VARLEN_TILE = (128, 64)
 # Rows and columns of a tile of this library's kernel: a molecule is one tile or a few; sixteen is
@@ -47,8 +45,7 @@ KERNEL_MOST_HEAD = 128
 # Bytes that a row of one head must be a multiple of, for the kernels' vector loads.
 HEAD_ALIGNMENT_BYTES = 16
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-# The fewest columns of a head in torch's flex_attention on CUDA, the most in flash attention.
-FLEX_LEAST_HEAD = 16
+# The most columns of a head in flash attention.
 VARLEN_MOST_HEAD = 256
 
 
@@ -74,7 +71,6 @@ class AttentionSetting(NamedTuple):
         head: columns of one head; 0 where unknown.
         dropout: of the attention weights, 0 outside training.
         extra_keys: what gives each graph keys that are not nodes, in words; or empty.
-        compiled: whether it runs inside a compiled step.
         kernels: whether the model was converted with this library's kernels.
         training: whether in training mode, which is timed separately from evaluation.
     """
@@ -84,7 +80,6 @@ class AttentionSetting(NamedTuple):
     head: int = 0
     dropout: float = 0.0
     extra_keys: str = ""
-    compiled: bool = False
     kernels: bool = False
     training: bool = False
 
@@ -103,8 +98,6 @@ class AttentionSetting(NamedTuple):
         size = DTYPE_BYTES.get(self.dtype)
         if size is None:
             return f"no CUDA kernel for {self.dtype}"
-        if path == "flex" and 0 < self.head < FLEX_LEAST_HEAD:
-            return f"heads of {how_many(self.head, 'column')}, fewer than {FLEX_LEAST_HEAD}"
         if path == "varlen" and self.head * size % HEAD_ALIGNMENT_BYTES:
             columns = HEAD_ALIGNMENT_BYTES // size
             return (
@@ -119,10 +112,6 @@ class AttentionSetting(NamedTuple):
 
     def discourages(self, path: str) -> str:
         """Why ``auto`` leaves a possible path to explicit requests; empty where it does not."""
-        if path == "flex" and self.device != "cuda":
-            return "on a CPU it is a reference of N * N entries"
-        if path == "flex" and not self.compiled:
-            return "outside a compiled step it is compiled all the same"
         if path in ("varlen", "kernel") and self.device != "cuda":
             return "on a CPU it is a loop over graphs"
         if path == "kernel" and not self.kernels:
@@ -203,12 +192,11 @@ def attention_path(
     costs = (
         ("dense", _entries(whole)),
         ("size-classed", _entries(blocks)),
-        ("flex", _flex_entries(capacity, pairs)),
         ("varlen", _tile_entries(capacity, costliest, VARLEN_TILE)),
         ("kernel", _tile_entries(capacity, costliest, (tile, tile))),
     )
     ruled_out = []
-    for path in ("flex", "varlen", "kernel"):
+    for path in ("varlen", "kernel"):
         reason = "not asked for"
         if setting is not None:
             reason = setting.forbids(path)
@@ -243,10 +231,10 @@ def rivals(capacity: Capacity, setting: AttentionSetting) -> tuple[str, ...]:
 
     Args:
         capacity: the bucket.
-        setting: of a compiled step there; a path that needs one is not timed outside of it.
+        setting: where it runs.
     """
     found = attention_path(capacity, "auto", setting)
-    if setting.forbids("varlen") or setting.discourages("varlen") or found.name == "flex":
+    if setting.forbids("varlen") or setting.discourages("varlen"):
         return (found.name,)
     ruled_out = [path for path, _ in found.ruled_out if path not in ("dense", "size-classed")]
     return _least(found.costs, len(blocks_of(capacity)), [*ruled_out, "varlen"]), "varlen"
@@ -270,7 +258,7 @@ def _least(costs: tuple[tuple[str, int], ...], blocks: int, ruled_out: list[str]
     whole = {path: charged(cost, blocks if path == "size-classed" else 1) for path, cost in costs}
     name = "dense" if "kernel" in ruled_out else "kernel"
     dense = ("size-classed",) if name == "dense" else ()
-    for path in (*dense, "flex", "varlen"):
+    for path in (*dense, "varlen"):
         if path not in ruled_out and 100 * whole[path] < WORTH_IT * whole[name]:
             name = path
     return name
@@ -327,16 +315,6 @@ def _costliest(capacity: Capacity, blocks: tuple[AttentionBlock, ...]) -> list[t
             found.append((1, left))
             break
     return found
-
-
-def _flex_entries(capacity: Capacity, pairs: int) -> int:
-    """Tiles of the block mask: the diagonal and, on either side of each border between two tiles,
-    the reach of the graph that crosses it, whose size is taken as that of an average node's
-    graph."""
-    rows = -(-capacity.nodes // FLEX_TILE)
-    across = pairs // max(1, capacity.node_limit)
-    tiles = rows + (rows - 1) * (2 + across // FLEX_TILE)
-    return min(tiles, rows * rows) * FLEX_TILE * FLEX_TILE
 
 
 def _tile_entries(

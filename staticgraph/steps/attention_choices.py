@@ -26,7 +26,6 @@ def attention_choices(
     device: torch.device,
     dtype: torch.dtype | None,
     training: bool,
-    compiled: bool,
     first_bucket: int = 0,
 ) -> tuple[AttentionRow, ...]:
     """Returns the path that each converted layer with a choice of paths takes in each bucket.
@@ -37,7 +36,6 @@ def attention_choices(
         device: the model's device.
         dtype: the dtype of autocast; None for the layer's own.
         training: whether attention weights are dropped out.
-        compiled: whether the step is compiled.
         first_bucket: the number of the first bucket.
     """
     found: dict[tuple[int, AttentionPath], list[str]] = {}
@@ -47,7 +45,7 @@ def attention_choices(
                 path = pooling_path(capacity, context.attention.asked)
             else:
                 own = attn.out_proj.weight.dtype if dtype is None else dtype
-                setting = setting_of(attn, device.type, own, training, compiled, context.kernels)
+                setting = setting_of(attn, device.type, own, training, context.kernels)
                 if setting.forbids(context.attention.asked):
                     setting = setting._replace(dropout=0.0)  # used in evaluation only
                 path = context.attention.path_in(capacity, setting)

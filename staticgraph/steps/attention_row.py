@@ -14,7 +14,7 @@ class AttentionRow:
     Attributes:
         bucket: its number.
         layers: the layers' names in the model.
-        path: ``dense``, ``size-classed``, ``flex``, ``varlen`` or ``kernel``.
+        path: ``dense``, ``size-classed``, ``varlen`` or ``kernel``.
         entries: the most entries that it computes.
         pairs: the most pairs of nodes that attend to each other.
         costs: the most entries, for every path.

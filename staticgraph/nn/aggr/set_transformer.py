@@ -6,8 +6,8 @@ project every place of it. A graph's result does not depend on the width, so PyG
 on one block after another, and the results are returned in the original order of the graphs.
 
 Only the two dense paths exist here: seed vectors also attend to nodes but belong to no graph, so
-``flex`` and ``varlen`` have no sequence for them. If another path is requested, layers that support
-it use it, and these pools use the cheaper of the dense ones.
+``varlen`` has no sequence for them. If another path is requested, layers that support it use it,
+and these pools use the cheaper of the dense ones.
 """
 
 from __future__ import annotations

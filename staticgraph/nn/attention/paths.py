@@ -1,7 +1,7 @@
 """Attention among the nodes of each graph by any of the bucket's paths, behind one interface.
 
 Queries, keys and values are rows of nodes, and so is the result, so a layer does not deal with
-blocks, tiles or sequence starts. The path follows from the bucket's sizes and from where the layer
+blocks or sequence starts. The path follows from the bucket's sizes and from where the layer
 runs (:mod:`staticgraph.sizes.attention`); every path gives the same result as ``dense``, forward
 and backward, and zeros on padding nodes.
 """
@@ -29,7 +29,6 @@ def setting_of(
     device: str,
     dtype: torch.dtype,
     training: bool,
-    compiled: bool,
     kernels: bool = False,
 ) -> AttentionSetting:
     """Collects the properties of a layer and its surroundings that rule paths out."""
@@ -42,7 +41,6 @@ def setting_of(
         attn.head_dim,
         attn.dropout if training else 0.0,
         extra,
-        compiled,
         kernels,
         training,
     )
@@ -56,7 +54,6 @@ def attend(context: BatchContext, attn: torch.nn.MultiheadAttention, x: Tensor) 
         device_type(rows) if context.kernels else rows.device.type,
         rows.dtype,
         attn.training,
-        torch.compiler.is_compiling(),
         context.kernels or leaves(),
     )
     name = context.attention_path(setting).name
@@ -67,9 +64,7 @@ def attend(context: BatchContext, attn: torch.nn.MultiheadAttention, x: Tensor) 
     if plain and leaves() and name in ("dense", "size-classed"):
         return attn.out_proj(by_blocks(context, name, attn, rows, setting.dropout))
     qkv = rows.unflatten(-1, (3, attn.num_heads, -1))
-    if name == "flex":
-        out = _flex(context, qkv)
-    elif name == "varlen":
+    if name == "varlen":
         out = _varlen(context, qkv)
     else:
         out = _blocked(context, name, attn, qkv, setting.dropout)
@@ -174,13 +169,6 @@ def _more(rows: Tensor, bias: Tensor | None) -> Tensor:
         return F.pad(rows, (0, 1), value=True)
     graphs, heads, _, columns = rows.shape
     return torch.cat([rows, bias.view(1, heads, 1, columns).expand(graphs, -1, -1, -1)], 2)
-
-
-def _flex(context: BatchContext, qkv: Tensor) -> Tensor:
-    """``[N, 3, heads, D]`` -> ``[N, heads, D]`` over one sequence with a document mask."""
-    q, k, v = (part.transpose(0, 1)[None] for part in qkv.unbind(1))
-    out = context.documents().attend(q, k, v)[0].transpose(0, 1)
-    return torch.where(context.present.node_mask[:, None, None], out, 0)
 
 
 def _varlen(context: BatchContext, qkv: Tensor) -> Tensor:

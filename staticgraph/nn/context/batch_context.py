@@ -26,7 +26,6 @@ from staticgraph.internals.dispatch import traced_here
 from staticgraph.nn.context.asked import APART, FLAT, asked
 from staticgraph.nn.context.attention_choice import AttentionChoice
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
-from staticgraph.nn.context.document_mask import DocumentLayout
 from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.context.present import bind, present, unbind
 from staticgraph.nn.context.rows import RowKind, rows_of_batch
@@ -401,10 +400,6 @@ class BatchContext:
             ("attention", name),
             lambda: ClassedLayout.of(present, attention_path(present.capacity, name)),
         )
-
-    def documents(self) -> DocumentLayout:
-        """Which nodes may attend to which, and in which tiles; made once per forward."""
-        return self.once("documents", lambda: DocumentLayout.of(self.present))
 
     def starts(self) -> Tensor:
         """``[G + 1]`` int32: the first node of each real graph, made once per forward.

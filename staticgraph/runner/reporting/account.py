@@ -90,12 +90,10 @@ class Account:
         return replace(self.statistics[bucket].report(bucket, compiled, own, late), **bytes_of)
 
     def _attention(self) -> tuple[AttentionRow, ...]:
-        chosen = (c.way for c in self._warming.choices if not c.of_attention)
         return attention_choices(
             self._subject.model,
             self._plan.capacities,
             device=self._subject.device,
             dtype=self._subject.autocast,
             training=self._subject.optimizer is not None,
-            compiled=self._mode.compiled or any(way != "eager" for way in chosen),
         )

@@ -101,7 +101,7 @@ class AttentionTrial:
     def _setting(self, attn: torch.nn.MultiheadAttention, training: bool) -> AttentionSetting:
         dtype = self._autocast or attn.out_proj.weight.dtype
         kernels = self._context.kernels
-        return setting_of(attn, self._device.type, dtype, training, True, kernels)
+        return setting_of(attn, self._device.type, dtype, training, kernels)
 
     def _precision(self) -> Any:
         if self._autocast is None:

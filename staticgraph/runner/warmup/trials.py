@@ -42,6 +42,7 @@ from staticgraph.runner.timing.way_choice import (
     settled,
 )
 from staticgraph.schema import Schema
+from staticgraph.sizes.attention import PATHS
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
 from staticgraph.steps.computation.model_setup import Subject
@@ -323,13 +324,16 @@ def _fingerprint(subject: Subject, capacities: Sequence[Capacity]) -> dict[str, 
 def _fixed(
     file: str | Path, keys: Sequence[tuple[int, str]], made_for: Mapping[str, Any]
 ) -> list[WayChoice] | None:
-    """Returns the choices of a file, or None unless it holds all that are needed."""
+    """Returns the choices of a file, or None unless it holds all that are needed and names only
+    attention paths that there are."""
     if not Path(file).exists():
         return None
     try:
         found = load(file, made_for)
     except ValueError as error:
         warnings.warn(f"{error}; measuring again and replacing it", stacklevel=4)
+        return None
+    if any(choice.of_attention and choice.way not in PATHS for choice in found):
         return None
     return found if {(choice.bucket, choice.phase) for choice in found} >= set(keys) else None
 
