@@ -129,7 +129,7 @@ def test_a_gpu_adds_numbers_to_the_verdict_of_the_check(
 @pytest.mark.parametrize(
     ("model", "compiles", "kinds"),
     [
-        (OnTheHost, False, ["device-to-host copy", "host-to-device copy"]),
+        (OnTheHost, True, ["device-to-host copy", "host-to-device copy"]),
         (Unsafe, True, ["cannot be recorded"]),
         (UnsafeBackward, True, ["cannot be recorded"]),
     ],

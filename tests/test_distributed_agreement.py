@@ -138,12 +138,12 @@ def test_loaders_that_differ_are_an_error_on_every_rank(case, said):
         assert said in message
 
 
-def _raises_alone(place: str) -> str:
+def _raises_alone(ending: str) -> str:
     store, model, rank = store_of(), model_of(sync=True), dist.get_rank()
 
     def loss(out, batch):
         if rank == 1 and runner.steps.averaging._steps == 3:
-            if place == "killed":
+            if ending == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise KeyError("no such target")
         return squared(out, batch)
@@ -162,18 +162,18 @@ def _raises_alone(place: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("place", ["raises", "killed"])
-def test_a_rank_that_ends_is_named_with_its_error(place):
+@pytest.mark.parametrize("ending", ["raises", "killed"])
+def test_a_rank_that_ends_is_named_with_its_error(ending):
     with pytest.raises(RankFailed) as caught:
-        on_ranks(3, _said_and_raised, place)
+        on_ranks(3, _said_and_raised, ending)
     for rank in (0, 2):
         assert f"rank {rank} of 3 lost rank 1, which ended" in str(caught.value)
     own = "rank 1 raised KeyError: 'no such target'" in str(caught.value)
-    assert own == (place == "raises")
+    assert own == (ending == "raises")
 
 
-def _said_and_raised(place: str) -> None:
-    raise AssertionError(_raises_alone(place))
+def _said_and_raised(ending: str) -> None:
+    raise AssertionError(_raises_alone(ending))
 
 
 class _Crowded(Stopwatch):

@@ -38,8 +38,8 @@ h4 = scatter((one[src] + e0 * 2).relu() * e0[:, :1].detach(), dst, 0, n)""",
 h1 = h0 * scatter(kind[src], dst, 0, n, 'mean')
 h2 = h0 * scatter(kind[src] - kind[dst], dst, 0, n, 'mean')
 h3 = h0 * scatter(F.one_hot(kind[:, 0] % 3, WIDTH), batch, 0, batch_size, 'mean')[batch]
-h4 = h0 * torch.zeros_like(kind).scatter_reduce(
-    0, batch[:, None].expand(-1, WIDTH), kind, 'mean', include_self=False)
+h4 = h0 * kind.new_zeros(batch_size, WIDTH).scatter_reduce(
+    0, batch[:, None].expand(-1, WIDTH), kind, 'mean', include_self=False)[batch]
 h5 = h0 * scatter(kind[src] > 1, dst, 0, n, 'mean')""",
     "an index narrower than its rows": """
 e1 = e0.detach()

@@ -193,8 +193,8 @@ def read(tensors: dict[str, Tensor], ids: list[int], seen: Counter[int]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["host", "device", "recorded"])
-def test_every_graph_once_from_slots_that_nobody_overwrites(place, monkeypatch):
+@pytest.mark.parametrize("where", ["host", "device", "recorded"])
+def test_every_graph_once_from_slots_that_nobody_overwrites(where, monkeypatch):
     """Read when a step runs, which on a device is later; ranks see the same bucket in a step."""
     monkeypatch.setattr(loading, "fill", torn_fill(loading.fill))
 
@@ -203,7 +203,7 @@ def test_every_graph_once_from_slots_that_nobody_overwrites(place, monkeypatch):
         ranks, seen = sim.random.choice((1, 1, 2)), Counter[int]()
         workers, slots, seed = (sim.random.randrange(a, b) for a, b in ((0, 3), (2, 5), (0, 99)))
         meeting = Meeting(ranks)
-        device = Device(sim, patch) if place != "host" else None
+        device = Device(sim, patch) if where != "host" else None
 
         def rank(number: int) -> None:
             with device or nullcontext():
@@ -215,7 +215,7 @@ def test_every_graph_once_from_slots_that_nobody_overwrites(place, monkeypatch):
                 device="cpu" if device is None else "cuda", rank=number, world_size=ranks,
             )  # fmt: skip
             inputs = RecordedInputs(torch.device("cuda"))
-            if place == "recorded":
+            if where == "recorded":
                 inputs.prepare(list(loader.layouts))
             planned = [chosen.ids.tolist() for chosen in loader._batcher.batches(0)]
             steps = iter(range(len(planned)))  # enumerate and zip would keep a batch
@@ -226,7 +226,7 @@ def test_every_graph_once_from_slots_that_nobody_overwrites(place, monkeypatch):
                 point()
                 if device is None:
                     read(batch.tensors(), ids, seen)
-                elif place == "device":
+                elif where == "device":
                     # As a stream would: it has the memory, and not the batch that leases it.
                     device.launch(partial(read, batch.tensors(), ids, seen))
                 else:

@@ -203,6 +203,7 @@ def _write(job: Conversion, worker: int, folder: Path, source: Source, tell: Any
     for part in _stretches(job, source, first + writer.committed, last):
         writer.append_part(part)
         tell(len(part))
+    writer.commit()  # marks the shard as complete
 
 
 def _work(job: Conversion, worker: int, folder: Path, source: Source, to: Connection) -> None:
