@@ -174,7 +174,8 @@ class NonFinite(TorchFunctionMode):
     def __init__(self, fields: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.found: Culprit | None = None
-        self.how = self.field = ""
+        self.how: str = ""
+        self.field: str = ""
         self._fields = {value.untyped_storage()._cdata: name for name, value in fields.items()}
         self._hooked: dict[int, Tensor] = {}  # kept alive, so that no number is reused
 
