@@ -112,8 +112,9 @@ class AttentionSetting(NamedTuple):
         return ""
 
     def discourages(self, path: str) -> str:
-        """Why ``auto`` leaves a possible path to explicit requests; empty where it does not."""
-        if path in ("varlen", "kernel") and self.device != "cuda":
+        """Why ``auto`` leaves ``varlen`` or ``kernel``, where it is possible, to explicit requests;
+        empty where it does not."""
+        if self.device != "cuda":
             return "on a CPU it is a loop over graphs"
         if path == "kernel" and not self.kernels:
             return "the model was converted without kernels=True"
@@ -275,9 +276,9 @@ def rivals(capacity: Capacity, setting: AttentionSetting) -> tuple[str, ...]:
         setting: where it runs.
     """
     found = attention_path(capacity, "auto", setting)
-    if setting.forbids("varlen") or setting.discourages("varlen"):
+    ruled_out = [path for path, _ in found.ruled_out]
+    if "varlen" in ruled_out:
         return (found.name,)
-    ruled_out = [path for path, _ in found.ruled_out if path not in ("dense", "size-classed")]
     return _least(found.costs, len(blocks_of(capacity)), [*ruled_out, "varlen"]), "varlen"
 
 
@@ -297,9 +298,10 @@ def _least(costs: tuple[tuple[str, int], ...], blocks: int, ruled_out: list[str]
     cost less than the best so far by the margin, launches included. Every path except the blocks by
     size is charged as one block."""
     whole = {path: charged(cost, blocks if path == "size-classed" else 1) for path, cost in costs}
-    name = "dense" if "kernel" in ruled_out else "kernel"
-    dense = ("size-classed",) if name == "dense" else ()
-    for path in (*dense, "varlen"):
+    name, others = "kernel", ["varlen"]
+    if "kernel" in ruled_out:
+        name, others = "dense", ["size-classed", "varlen"]
+    for path in others:
         if path not in ruled_out and 100 * whole[path] < WORTH_IT * whole[name]:
             name = path
     return name
