@@ -10,11 +10,11 @@ from contextlib import suppress
 
 import torch
 
-from staticgraph.nn.context.attention_choice import check_path
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 from staticgraph.nn.functions import install
 from staticgraph.nn.subclasses import form_of
+from staticgraph.sizes.attention import check_path
 
 
 def convert(
@@ -47,7 +47,7 @@ def convert(
         check_path(attention)
     context = context_of(model)
     if attention is not None:
-        context.attention.ask(attention)
+        context.attention.requested = attention
     if kernels:
         context.kernels = True
         model.__dict__["_staticgraph"] = context  # none of its layers may have a static form

@@ -21,6 +21,7 @@ uses plain numbers, since :func:`attention_path` is traced with the step.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from staticgraph.errors import NotStatic
@@ -111,8 +112,9 @@ class AttentionSetting(NamedTuple):
         return ""
 
     def discourages(self, path: str) -> str:
-        """Why ``auto`` leaves a possible path to explicit requests; empty where it does not."""
-        if path in ("varlen", "kernel") and self.device != "cuda":
+        """Why ``auto`` leaves ``varlen`` or ``kernel``, where it is possible, to explicit requests;
+        empty where it does not."""
+        if self.device != "cuda":
             return "on a CPU it is a loop over graphs"
         if path == "kernel" and not self.kernels:
             return "the model was converted without kernels=True"
@@ -124,7 +126,7 @@ class AttentionPath(NamedTuple):
 
     Attributes:
         name: one of :data:`PATHS` except ``auto``.
-        asked: the path that the user chose.
+        requested: the path that the user chose.
         blocks: of the two dense paths, by descending size; empty for the others.
         costs: the most entries of each path.
         pairs: the most pairs of nodes that attend to each other, in the costliest batch.
@@ -133,7 +135,7 @@ class AttentionPath(NamedTuple):
     """
 
     name: str
-    asked: str
+    requested: str
     blocks: tuple[AttentionBlock, ...]
     costs: tuple[tuple[str, int], ...]
     pairs: int
@@ -152,19 +154,19 @@ class AttentionPath(NamedTuple):
         out = dict(self.ruled_out)
         shown = [
             f"{name} {cost:,}"
-            + ("" if name == "dense" else f" ({_percent(cost, costs['dense'])}%)")
+            + ("" if name == "dense" else f" ({100 * cost // max(1, costs['dense'])}%)")
             + (f" ruled out: {out[name]}" if name in out else "")
             for name, cost in self.costs
         ]
         how = "auto, by time" if self.by_time else "auto"
-        how = "as asked" if self.asked == self.name else how
+        how = "as asked" if self.requested == self.name else how
         blocks = f", {how_many(len(self.blocks), 'block')}" if self.name == "size-classed" else ""
         return f"{how}{blocks}; entries at most: {'; '.join(shown)}; pairs of nodes {self.pairs:,}"
 
 
 def attention_path(
     capacity: Capacity,
-    asked: str = "auto",
+    requested: str = "auto",
     setting: AttentionSetting | None = None,
     timed: str = "",
 ) -> AttentionPath:
@@ -172,7 +174,7 @@ def attention_path(
 
     Args:
         capacity: the bucket.
-        asked: a path, or ``auto`` for the path with the fewest entries, if it beats a simpler
+        requested: a path, or ``auto`` for the path with the fewest entries, if it beats a simpler
             path by a margin.
         setting: where it runs; None compares only the two dense paths.
         timed: the path that was fastest on the device, which ``auto`` takes where it is possible;
@@ -182,8 +184,7 @@ def attention_path(
         NotStatic: the requested path is impossible there.
         ValueError: an unknown name.
     """
-    if asked not in PATHS:
-        raise ValueError(f"attention={asked!r}; choose one of {', '.join(PATHS)}")
+    check_path(requested)
     whole = (AttentionBlock(0, capacity.graphs, capacity.max_graph_nodes),)
     blocks = blocks_of(capacity)
     costliest = _costliest(capacity, blocks)
@@ -200,27 +201,68 @@ def attention_path(
         reason = "not asked for"
         if setting is not None:
             reason = setting.forbids(path)
-            if asked == path and reason:
+            if requested == path and reason:
                 raise NotStatic(
-                    f"attention={asked!r} is impossible here: {reason}. Choose 'auto', 'dense' or "
-                    "'size-classed'"
+                    f"attention={requested!r} is impossible here: {reason}. Choose 'auto', 'dense' "
+                    "or 'size-classed'"
                 )
             reason = reason or setting.discourages(path)
-        if reason and asked != path:
+        if reason and requested != path:
             ruled_out.append((path, reason))
-    name = asked
-    by_time = bool(asked == "auto" and timed and setting and not setting.forbids(timed))
+    name = requested
+    by_time = bool(requested == "auto" and timed and setting and not setting.forbids(timed))
     if by_time:
         name = timed
         ruled_out = [(path, why) for path, why in ruled_out if path != timed]
-    elif asked == "auto":
+    elif requested == "auto":
         name = _least(costs, len(blocks), [path for path, _ in ruled_out])
         if name == "kernel":
             ruled_out[:0] = [
                 (path, "the kernel does the same") for path in ("dense", "size-classed")
             ]
     chosen = {"dense": whole, "size-classed": blocks}.get(name, ())
-    return AttentionPath(name, asked, chosen, costs, pairs, tuple(ruled_out), by_time)
+    return AttentionPath(name, requested, chosen, costs, pairs, tuple(ruled_out), by_time)
+
+
+def check_path(path: str) -> None:
+    """Checks the name of an attention path.
+
+    Raises:
+        ValueError: unknown path.
+    """
+    if path not in PATHS:
+        raise ValueError(f"attention={path!r}; choose one of {', '.join(PATHS)}")
+
+
+class AttentionChoice:
+    """The attention path of one model: the one requested, the fastest measured, or the cheapest.
+
+    Attributes:
+        requested: a path for all buckets, or ``auto``.
+        timed: the path that was fastest on the device
+            (:mod:`staticgraph.runner.timing.attention_trial`), by :func:`timing_key`.
+    """
+
+    __slots__ = ("requested", "timed")
+
+    def __init__(self) -> None:
+        self.requested: str = "auto"
+        self.timed: dict[Hashable, str] = {}
+
+    def path_in(self, capacity: Capacity, setting: AttentionSetting) -> AttentionPath:
+        """Returns the path of attention in a bucket, for a layer in this setting.
+
+        Raises:
+            NotStatic: the requested path is impossible there.
+        """
+        timed = self.timed.get(timing_key(capacity, setting.training), "")
+        return attention_path(capacity, self.requested, setting, timed)
+
+
+def timing_key(capacity: Capacity, training: bool) -> Hashable:
+    """What a timing of attention is valid for: the numbers of a bucket, and the mode."""
+    numbers = capacity.nodes, capacity.graphs, capacity.max_graph_nodes
+    return (*numbers, capacity.order_statistics, training)
 
 
 def rivals(capacity: Capacity, setting: AttentionSetting) -> tuple[str, ...]:
@@ -234,9 +276,9 @@ def rivals(capacity: Capacity, setting: AttentionSetting) -> tuple[str, ...]:
         setting: where it runs.
     """
     found = attention_path(capacity, "auto", setting)
-    if setting.forbids("varlen") or setting.discourages("varlen"):
+    ruled_out = [path for path, _ in found.ruled_out]
+    if "varlen" in ruled_out:
         return (found.name,)
-    ruled_out = [path for path, _ in found.ruled_out if path not in ("dense", "size-classed")]
     return _least(found.costs, len(blocks_of(capacity)), [*ruled_out, "varlen"]), "varlen"
 
 
@@ -256,16 +298,13 @@ def _least(costs: tuple[tuple[str, int], ...], blocks: int, ruled_out: list[str]
     cost less than the best so far by the margin, launches included. Every path except the blocks by
     size is charged as one block."""
     whole = {path: charged(cost, blocks if path == "size-classed" else 1) for path, cost in costs}
-    name = "dense" if "kernel" in ruled_out else "kernel"
-    dense = ("size-classed",) if name == "dense" else ()
-    for path in (*dense, "varlen"):
+    name, others = "kernel", ["varlen"]
+    if "kernel" in ruled_out:
+        name, others = "dense", ["size-classed", "varlen"]
+    for path in others:
         if path not in ruled_out and 100 * whole[path] < WORTH_IT * whole[name]:
             name = path
     return name
-
-
-def _percent(part: int, whole: int) -> int:
-    return 100 * part // max(1, whole)
 
 
 def _entries(blocks: tuple[AttentionBlock, ...]) -> int:

@@ -42,11 +42,11 @@ def attention_choices(
     for name, context, attn in attending_layers(model):
         for bucket, capacity in enumerate(capacities, first_bucket):
             if attn is None:
-                path = pooling_path(capacity, context.attention.asked)
+                path = pooling_path(capacity, context.attention.requested)
             else:
                 own = attn.out_proj.weight.dtype if dtype is None else dtype
                 setting = setting_of(attn, device.type, own, training, context.kernels)
-                if setting.forbids(context.attention.asked):
+                if setting.forbids(context.attention.requested):
                     setting = setting._replace(dropout=0.0)  # used in evaluation only
                 path = context.attention.path_in(capacity, setting)
             found.setdefault((bucket, path), []).append(name)

@@ -27,9 +27,9 @@ from staticgraph.sizes.capacity import Capacity
 SEEDS = AttentionSetting(extra_keys="it pools by seed vectors")
 
 
-def pooling_path(capacity: Capacity, asked: str) -> AttentionPath:
+def pooling_path(capacity: Capacity, requested: str) -> AttentionPath:
     """Returns the dense path of these pools in a bucket."""
-    return attention_path(capacity, "auto" if SEEDS.forbids(asked) else asked, SEEDS)
+    return attention_path(capacity, "auto" if SEEDS.forbids(requested) else requested, SEEDS)
 
 
 def _blocks_for(
@@ -42,7 +42,7 @@ def _blocks_for(
     batch = context.present
     if index is not batch.batch or dim_size not in (None, batch.num_graphs):
         return None
-    name = pooling_path(batch.capacity, context.attention.asked).name
+    name = pooling_path(batch.capacity, context.attention.requested).name
     return context.classed(name) if name == "size-classed" else None
 
 

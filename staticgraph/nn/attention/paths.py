@@ -56,7 +56,7 @@ def attend(context: BatchContext, attn: torch.nn.MultiheadAttention, x: Tensor) 
         attn.training,
         context.kernels or leaves(),
     )
-    name = context.attention_path(setting).name
+    name = context.attention.path_in(context.present.capacity, setting).name
     if name == "kernel":
         seed = draw_seed(rows.device) if setting.dropout else None
         return attn.out_proj(by_kernel(context, attn, rows, setting.dropout, seed, 0))

@@ -24,13 +24,12 @@ from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
 from staticgraph.nn.context.asked import APART, FLAT, asked
-from staticgraph.nn.context.attention_choice import AttentionChoice
 from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.context.present import bind, present, unbind
 from staticgraph.nn.context.rows import RowKind, rows_of_batch
 from staticgraph.nn.context.size_classes import ClassedLayout
-from staticgraph.sizes.attention import AttentionPath, AttentionSetting, attention_path
+from staticgraph.sizes.attention import AttentionChoice, attention_path
 from staticgraph.text.how_many import how_many
 
 EDGE_GRAPHS = (
@@ -383,14 +382,6 @@ class BatchContext:
     def dense(self) -> DenseLayout:
         """The place of each node in a ``[graphs, M]`` block; made once per forward."""
         return self.once("dense", lambda: DenseLayout.of(self.present))
-
-    def attention_path(self, setting: AttentionSetting | None) -> AttentionPath:
-        """Returns the path of attention in the current bucket, for a layer in this setting.
-
-        Raises:
-            NotStatic: the requested path is impossible there.
-        """
-        return self.attention.path_in(self.present.capacity, setting)
 
     def classed(self, name: str) -> ClassedLayout:
         """The place of each node in the blocks of ``dense`` or ``size-classed``; made once per

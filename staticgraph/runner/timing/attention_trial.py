@@ -22,7 +22,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.nn.attention.paths import attend, setting_of
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
-from staticgraph.sizes.attention import AttentionSetting, rivals
+from staticgraph.sizes.attention import AttentionSetting, rivals, timing_key
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.attention_choices import attending_layers
 from staticgraph.steps.computation.model_setup import Subject
@@ -46,7 +46,8 @@ class AttentionTrial:
     def contenders(self, capacity: Capacity, training: bool) -> tuple[str, ...]:
         """Returns the paths to time, simplest first; fewer than two if there is no choice."""
         choice = self._context.attention
-        if choice.is_timed(capacity, training) or choice.asked != "auto" or not self._layers:
+        timed = timing_key(capacity, training) in choice.timed
+        if timed or choice.requested != "auto" or not self._layers:
             return ()
         settings = {self._setting(attn, training) for attn in self._layers}
         found = {rivals(capacity, setting) for setting in settings}
@@ -54,7 +55,7 @@ class AttentionTrial:
 
     def choose(self, capacity: Capacity, training: bool, path: str) -> None:
         """Makes the model's attention take a path in a bucket from now on."""
-        self._context.attention.take(capacity, training, path)
+        self._context.attention.timed[timing_key(capacity, training)] = path
 
     def function(self, batch: StaticBatch, training: bool) -> Callable[[str], Any]:
         """Returns a function that runs every layer once by a path; in training also its backward.
@@ -63,7 +64,7 @@ class AttentionTrial:
             batch: of the bucket, on the device.
             training: the mode that the model is in.
         """
-        choice, capacity = self._context.attention, batch.capacity
+        timed, key = self._context.attention.timed, timing_key(batch.capacity, training)
         batch = StaticBatch(batch.layout, batch.tensors())  # without real counts, as when compiled
         inputs = [
             torch.randn(
@@ -77,7 +78,7 @@ class AttentionTrial:
 
         def run(path: str) -> Any:
             """Runs the attention of every layer once, by one path; restores the choice."""
-            choice.take(capacity, training, path)
+            timed[key] = path
             try:
                 with Restored(), self._precision(), torch.set_grad_enabled(training):
                     self._context.enter(batch)
@@ -86,7 +87,7 @@ class AttentionTrial:
                         for attn, x in zip(self._layers, inputs, strict=True)
                     ]
             finally:
-                choice.forget(capacity, training)
+                del timed[key]
 
         return run
 
