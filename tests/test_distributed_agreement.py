@@ -162,14 +162,14 @@ def _raises_alone(place: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("place", ["raises", "killed"])
-def test_a_rank_that_ends_is_named_with_its_error(place):
+@pytest.mark.parametrize("moment", ["raises", "killed"])
+def test_a_rank_that_ends_is_named_with_its_error(moment):
     with pytest.raises(RankFailed) as caught:
-        on_ranks(3, _said_and_raised, place)
+        on_ranks(3, _said_and_raised, moment)
     for rank in (0, 2):
         assert f"rank {rank} of 3 lost rank 1, which ended" in str(caught.value)
     own = "rank 1 raised KeyError: 'no such target'" in str(caught.value)
-    assert own == (place == "raises")
+    assert own == (moment == "raises")
 
 
 def _said_and_raised(place: str) -> None:
