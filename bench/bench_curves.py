@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 import staticgraph as sg
+from bench.machine import write
 from bench.parts import answer
 from bench.steps import HIV, Shape, bce
 from staticgraph.models import build
@@ -139,9 +140,7 @@ def main() -> None:
     answers = answer(runs, options.json, options.deadline)
     answers["compared"] = compare(answers, options.modes)
     if options.json:
-        import json
-
-        options.json.write_text(json.dumps(answers, indent=1) + "\n")
+        write(options.json, answers)
     for name, row in answers["compared"].items():
         print(name, row)
 

@@ -27,6 +27,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import staticgraph as sg
+from bench.machine import write
 from staticgraph.distributed.reduction import Reduction
 from staticgraph.epochs.balance import balance_of_plan
 from staticgraph.text.byte_sizes import human_bytes
@@ -140,7 +141,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--deadline", type=float, default=1e9, help="seconds; begin none after it")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     until = time.monotonic() + args.deadline
     balance, times = balances(), []
@@ -176,7 +177,7 @@ def main() -> None:
         )
     )  # fmt: skip
     if args.json:
-        Path(args.json).write_text(json.dumps({"balance": balance, "times": times}, indent=1))
+        write(args.json, {"balance": balance, "times": times})
 
 
 if __name__ == "__main__":

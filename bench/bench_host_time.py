@@ -14,7 +14,6 @@ from its ids, only the ids are copied.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ import torch.nn.functional as F
 
 import staticgraph as sg
 from bench.interleave import interleave
+from bench.machine import write
 from staticgraph import models
 from staticgraph.recording.recorder import Recorded
 from staticgraph.text.table import table
@@ -155,7 +155,7 @@ def main() -> None:
         kept = step["us"] < BOUND_US or step["of_additions"] < 1
         print(f"bound {'kept' if kept else 'NOT KEPT'}: {BOUND_US:.0f} us, or 1.00\n")
     if args.json is not None:
-        args.json.write_text(json.dumps({**vars(args), "json": None, "steps": found}, indent=1))
+        write(args.json, {**vars(args), "json": None, "steps": found})
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ events per batch.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
-from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from bench.interleave import interleave
+from bench.machine import write
 from staticgraph.batches.collation.collate import fill
 from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.batches.slots.slots import Slot
@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     loading = Loading(device=arguments.device)
@@ -187,8 +187,7 @@ def main() -> None:
         results["collation, device seconds"] = {"median": middle, "p10": low, "p90": high}
         print(f"collation on the device: {1e6 * middle:.1f} us ({1e6 * low:.1f}-{1e6 * high:.1f})")
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({**results, "date": str(date.today())}, file, indent=1)
+        write(arguments.json, results)
 
 
 if __name__ == "__main__":

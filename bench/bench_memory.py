@@ -13,17 +13,16 @@ the error.
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import staticgraph as sg
+from bench.machine import write
 from staticgraph import models
-from staticgraph.files.versions import STEPS, versions
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.probe import probe_capacities
@@ -115,7 +114,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     store = sg.datasets.open(HIV)
@@ -124,7 +123,8 @@ def main() -> None:
         for way in WAYS:
             rows.append(compare(store, name, args.hidden, args.layers, args.device, **way))
             if args.json:  # after every row, so that an interrupted run keeps its results
-                write(args.json, args, rows)
+                setting = {"hidden": args.hidden, "layers": args.layers}
+                write(args.json, {"setting": setting, "rows": rows})
             print(f"{name} {way}: {100 * rows[-1]['error']:+.3f}%", flush=True)
     headers = ("model", "training", "form", "predicted", "measured", "error", "update", "s a point")
     print(
@@ -151,14 +151,6 @@ def main() -> None:
             ],
         )
     )
-
-
-def write(path: str, args: argparse.Namespace, rows: list[dict]) -> None:
-    """Writes the rows as JSON."""
-    setting = {"hidden": args.hidden, "layers": args.layers, "versions": versions(STEPS)}
-    with open(path, "w") as file:
-        json.dump({"setting": setting, "rows": rows, "date": str(date.today())}, file, indent=1)
-        file.write("\n")
 
 
 @pytest.mark.parametrize("name", NAMES)

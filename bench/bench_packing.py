@@ -1,7 +1,6 @@
-"""Packing: packs and seconds compared with the paper's algorithm, and graphs per second of streams.
+"""Packing: packs compared with the published listing, and graphs per second of streams.
 
-    python -m pytest bench/bench_packing.py --benchmark-enable     each by itself
-    python -m bench.bench_packing [--rounds N] [--json FILE]       interleaved
+    python -m bench.bench_packing [--rounds N] [--json FILE]       packs, and graphs per second
     python -m bench.bench_packing --overflow EPOCHS                how often exact batches overflow
     python -m bench.bench_packing --efforts [--only NAME ...]      fast and best, with the bound
 
@@ -13,19 +12,18 @@ the number of distinct sizes of ogbg-code2 and ogbg-ppa, whose histograms are no
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
+from bench import tables
 from bench.interleave import interleave
-from bench.paper.heuristics import HEURISTICS, pack_paper
+from bench.machine import write
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.packing import pack_histogram, pack_stream
 from staticgraph.packing.fill import THOROUGH
@@ -34,7 +32,6 @@ from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.margin import exact_limits, overflow_rate
 from staticgraph.plans.plan import sizes_of
 from staticgraph.sizes.histogram import SizeHistogram
-from staticgraph.text.table import table
 from tests.support.packing_problems import alike
 
 DATA = Path(__file__).parent.parent / "tests" / "data" / "histograms"
@@ -71,53 +68,6 @@ ALIKE = {"qm9": 130_000, "zinc": 250_000}
 GENERATED = {"code2-like": code2_like, "ppa-like": ppa_like}
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_pack_histogram(benchmark, name):
-    histogram = load(name)
-    pack_histogram(histogram, histogram.maxima, max_graphs=MAX_GRAPHS)
-    packing = benchmark(pack_histogram, histogram, histogram.maxima, max_graphs=MAX_GRAPHS)
-    benchmark.extra_info.update(packing.to_dict())
-
-
-@pytest.mark.parametrize("name", ["ogbg-molhiv_train", "ogbg-molpcba_train", "tu_NCI1"])
-def test_paper(benchmark, name):
-    histogram = load(name)
-    packing = benchmark.pedantic(
-        pack_paper,
-        (histogram, histogram.maxima),
-        {"heuristic": "node", "max_graphs": MAX_GRAPHS},
-        rounds=3,
-    )
-    benchmark.extra_info.update(packing.to_dict())
-
-
-@pytest.mark.parametrize("name", [*GENERATED])
-def test_generated(benchmark, name):
-    histogram = GENERATED[name]()
-    pack_histogram(histogram, histogram.maxima, max_graphs=MAX_GRAPHS)
-    packing = benchmark.pedantic(
-        pack_histogram,
-        (histogram, histogram.maxima),
-        {"max_graphs": MAX_GRAPHS},
-        rounds=3,
-    )
-    benchmark.extra_info.update(packing.to_dict())
-
-
-@pytest.mark.parametrize("batch_size", [32, 128])
-def test_exact_epoch(benchmark, batch_size):
-    epoch = epochs_of(batch_size, exact=True)
-    epoch()
-    benchmark(epoch)
-
-
-@pytest.mark.parametrize("graphs", [32, 128])
-def test_stream(benchmark, graphs):
-    stream = stream_of_molecules(graphs)
-    stream()
-    benchmark(stream)
-
-
 def epochs_of(batch_size: int, exact: bool):
     """Returns a function that makes the next epoch of ogbg-molhiv's training split per call."""
     sizes = sizes_of(load("ogbg-molhiv_train"))
@@ -137,37 +87,29 @@ def stream_of_molecules(graphs: int):
 
 
 def quality_and_speed(rounds: int) -> list[dict[str, Any]]:
-    """Measures packs and interleaved seconds per set, of ours and the paper's best heuristic."""
+    """Measures our packs and seconds per set, and counts those of the published listing."""
     rows = []
     for name in [*SETS, *GENERATED]:
         histogram = GENERATED[name]() if name in GENERATED else load(name)
         limits = histogram.maxima
-        ours = pack_histogram(histogram, limits, max_graphs=MAX_GRAPHS)
+        pack = partial(pack_histogram, histogram, limits, max_graphs=MAX_GRAPHS)
+        packing = pack()
         row: dict[str, Any] = {
             "data": name, "graphs": histogram.num_graphs, "sizes": len(histogram.counts),
-            "limits": limits.tolist(), "packs": ours.num_packs, "volume_bound": ours.volume_bound,
+            "limits": limits.tolist(), "packs": packing.num_packs,
+            "volume_bound": packing.volume_bound,
         }  # fmt: skip
-
-        def run_ours(histogram=histogram, limits=limits):
-            return pack_histogram(histogram, limits, max_graphs=MAX_GRAPHS)
-
-        contenders = {"ours": run_ours}
-        if name not in GENERATED:  # would take minutes
-            packs = {
-                h: pack_paper(histogram, limits, heuristic=h, max_graphs=MAX_GRAPHS).num_packs
-                for h in HEURISTICS
-            }
-            best = min(packs, key=lambda h: packs[h])
-            row |= {"paper_packs": packs[best], "paper_heuristic": best}
-
-            def run_paper(histogram=histogram, limits=limits, best=best):
-                return pack_paper(histogram, limits, heuristic=best, max_graphs=MAX_GRAPHS)
-
-            contenders["paper"] = run_paper
-        for contender, timing in interleave(contenders, rounds).items():
-            row[f"{contender}_s"] = np.percentile(timing.seconds, [10, 50, 90]).tolist()
+        if name not in GENERATED:
+            row["paper_packs"] = fewest_listed(histogram, limits, MAX_GRAPHS)
+        seconds = interleave({"ours": pack}, rounds)["ours"].seconds
+        row["ours_s"] = np.percentile(seconds, [10, 50, 90]).tolist()
         rows.append(row)
     return rows
+
+
+def fewest_listed(histogram: SizeHistogram, limits: np.ndarray, most: int | None) -> int:
+    """Returns the packs of the published listing with the best of its measures."""
+    return min(packing.num_packs for packing in listings(histogram, limits, most))
 
 
 def streams(rounds: int) -> list[dict[str, Any]]:
@@ -211,12 +153,14 @@ def overflow(epochs: int) -> list[dict[str, Any]]:
 
 
 GRAPHS_A_PACK = (2, 2.5, 3, 5, 10)
-PUBLISHED = Path(__file__).parent / "paper" / "published" / "efficiency.csv"
-# The published names whose histogram is available.
-PUBLISHED_SETS = {
-    "ogbg-molhiv": "ogbg-molhiv_train",
-    "ogbg-molpcba": "ogbg-molpcba_train",
-    "ogbg-pcqm4mv2": "pcqm4mv2_train_APPROX",
+# Limits of the published tables: nodes, edges and graphs per pack.
+PUBLISHED: dict[str, list[tuple[list[int], int | None]]] = {
+    "ogbg-molhiv_train": [([222, 502], 256)],
+    "ogbg-molpcba_train": [([313, 636], 256)],
+    "pcqm4mv2_train_APPROX": [
+        ([20, 54], 256),
+        *(([n, e], None) for n, e in ((30, 62), (30, 64), (31, 62), (45, 96), (48, 100), (20, 54))),
+    ],
 }
 
 
@@ -225,18 +169,12 @@ def limits_of(name: str, histogram: SizeHistogram) -> list[tuple[list[int], int 
 
     Each comes with the maximum number of graphs per pack, or None.
     """
-    asked: list[tuple[list[int], int | None]] = []
-    with PUBLISHED.open() as lines:
-        for row in csv.DictReader(lines):
-            if PUBLISHED_SETS.get(row["dataset"]) == name:
-                limits = [int(row["max_nodes_per_pack"]), int(row["max_edges_per_pack"])]
-                most = row["max_graphs_per_pack"]
-                asked.append((limits, None if most == "max" else int(most)))
+    chosen = list(PUBLISHED.get(name, ()))
     mean = histogram.totals / histogram.num_graphs
     for graphs in GRAPHS_A_PACK:
         limits = np.maximum(np.ceil(graphs * mean).astype(np.int64), histogram.maxima)
-        asked.append((limits.tolist(), None))
-    return [each for k, each in enumerate(asked) if each not in asked[:k]]
+        chosen.append((limits.tolist(), None))
+    return [each for k, each in enumerate(chosen) if each not in chosen[:k]]
 
 
 def efforts(names: list[str]) -> list[dict[str, Any]]:
@@ -261,9 +199,7 @@ def efforts(names: list[str]) -> list[dict[str, Any]]:
                 {
                     "data": name, "limits": limits, "max_graphs": most,
                     "graphs_a_pack": round(histogram.num_graphs / best.num_packs, 2),
-                    "listing": min(
-                        p.num_packs for p in listings(histogram, np.array(limits), most)
-                    ),
+                    "listing": fewest_listed(histogram, np.array(limits), most),
                     "fast": fast.num_packs, "best": best.num_packs, "proven": best.proven,
                     "fast_over": round(fast.num_packs / best.proven - 1, 5),
                     "best_over": round(best.num_packs / best.proven - 1, 5),
@@ -285,81 +221,19 @@ def main() -> None:
     found: dict[str, Any]
     if args.efforts:
         found = {"efforts": efforts(args.only)}
-        print_efforts(found["efforts"])
+        print(tables.efforts({"packing_efforts": found}))
     elif args.overflow:
         found = {"epochs": args.overflow, "overflow": overflow(args.overflow)}
-        print_overflow(found["overflow"])
+        print(tables.overflow({"overflow": found}))
     else:
-        found = {"packing": quality_and_speed(args.rounds), "streams": streams(5 * args.rounds)}
-        print_packing(found["packing"])
-        print_streams(found["streams"])
-    found |= {
-        "command": " ".join(["python -m bench.bench_packing", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} shared CPU cores, load {os.getloadavg()[0]:.0f}",
-        "date": time.strftime("%Y-%m-%d"),
-        "settings": [effort._asdict() for effort in THOROUGH],
-    }
+        found = {"packing": quality_and_speed(args.rounds)}
+        found["streams"] = streams(5 * args.rounds)
+        print(tables.packing({"packing": found}))
+        for row in found["streams"]:
+            low, middle, high = (rate / 1e6 for rate in row["graphs_per_s"])
+            print(f"{row['what']:18} {middle:5.1f} million graphs a second ({low:.1f}-{high:.1f})")
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
-
-
-def milliseconds(seconds: list[float] | None) -> str:
-    if seconds is None:
-        return "-"
-    low, middle, high = (1000 * s for s in seconds)
-    return f"{middle:.1f} ({low:.1f} to {high:.1f})"
-
-
-def print_packing(rows: list[dict[str, Any]]) -> None:
-    print("milliseconds: median (10th to 90th percentile), interleaved")
-    print(
-        table(
-            ["data", "sizes", "packs", "volume", "paper", "ours, ms", "paper, ms"],
-            [
-                [r["data"], f"{r['sizes']:,}", f"{r['packs']:,}", f"{r['volume_bound']:,}",
-                 f"{r.get('paper_packs', '-')} {r.get('paper_heuristic', '')}",
-                 milliseconds(r["ours_s"]), milliseconds(r.get("paper_s"))]
-                for r in rows
-            ],
-        )
-    )  # fmt: skip
-
-
-def print_efforts(rows: list[dict[str, Any]]) -> None:
-    print(
-        table(
-            ["data", "graphs", "limits", "fast", "best", "proven", "fast, ms", "best, s"],
-            [
-                [r["data"], f"{r['graphs_a_pack']:.2f}", " ".join(map(str, r["limits"])),
-                 f"{r['fast']:,} {r['fast_over']:+.2%}", f"{r['best']:,} {r['best_over']:+.3%}",
-                 f"{r['proven']:,}", f"{1000 * r['fast_cpu_s']:.0f}", f"{r['best_s']:.1f}"]
-                for r in rows
-            ],
-        )
-    )  # fmt: skip
-
-
-def print_streams(rows: list[dict[str, Any]]) -> None:
-    for r in rows:
-        low, middle, high = (g / 1e6 for g in r["graphs_per_s"])
-        print(f"{r['what']:18} {middle:5.1f} million graphs a second ({low:.1f} to {high:.1f})")
-
-
-def print_overflow(rows: list[dict[str, Any]]) -> None:
-    def pair(values: list[float]) -> str:
-        return " ".join(f"{v:.2%}" for v in values)
-
-    print(
-        table(
-            ["data", "batch", "margin", "capacity", "filled", "full batches", "left over", "of"],
-            [
-                [r["data"], r["batch_size"], f"{r['margin']:.1%}",
-                 " ".join(map(str, r["capacity"])), pair(r["filled"]), pair(r["full_batches"]),
-                 r["overflowed"], f"{r['batches']:,}"]
-                for r in rows
-            ],
-        )
-    )  # fmt: skip
+        write(args.json, found | {"settings": [effort._asdict() for effort in THOROUGH]})
 
 
 if __name__ == "__main__":

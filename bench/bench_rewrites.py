@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,8 @@ from torch_geometric.loader import DataLoader
 import staticgraph as sg
 from bench import tables
 from bench.interleave import interleave
+from bench.machine import machine, write
 from staticgraph.dryrun.operations import count_step
-from staticgraph.files.versions import STEPS, versions
 from staticgraph.steps.compilation.captured_step import CapturedStep
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.text.how_many import how_many
@@ -140,14 +138,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     found = {
         "options": vars(options) | SIZES | {"data": ESOL},
-        "versions": versions(STEPS),
         "device": "cpu",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "rows": rows,
     }
     for name in options.models:
@@ -156,8 +152,8 @@ def main() -> None:
             rows.append(measured(name, threads, options))
             print({key: value for key, value in rows[-1].items() if key != "seconds"}, flush=True)
             if options.json:
-                Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
-    print(tables.rewrites({"rewrites": found}))
+                write(options.json, found)
+    print(tables.rewrites({"rewrites": machine() | found}))
 
 
 def measured(name: str, threads: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -16,7 +16,6 @@ not run once per timed step. ``--look`` takes one of them apart (:mod:`bench.fir
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import signal
 import time
@@ -32,6 +31,7 @@ import torch
 
 from bench.first_look import noting, questions
 from bench.floor import SOURCE, floor_ms
+from bench.machine import write
 from bench.parts import answer
 from bench.rehearsal import LABEL, REHEARSAL
 from bench.steps import Contender, Shape, Workload, compiled_graphs, kernels_per_step, milliseconds
@@ -248,13 +248,12 @@ def main() -> None:
                 rows += more
                 result = {
                     "device": device_name(torch.device(options.device)),
-                    "versions": versions(STEPS),
                     "rows": rows,
                     "not_run": skipped,
                     "look": options.look,
                 }
                 if options.json:  # after every row, so that an interrupted run keeps its results
-                    options.json.write_text(json.dumps(result, indent=1))
+                    write(options.json, result)
                 answer(asked, options.json, math.inf, result)
                 torch.compiler.reset()  # the next row is another model or batch size
     print(f"{LABEL}{device_name(torch.device(options.device))}, {versions(STEPS)}")

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 import time
 from collections.abc import Callable
-from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from bench.interleave import Timing, interleave
+from bench.machine import write
 from bench.rehearsal import LABEL, recorder
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.models import build
@@ -139,7 +139,7 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="of PyG")
     parser.add_argument("--dynamic", action="store_true", help="PyG under compile(dynamic=True)")
     parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no round after it")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
@@ -211,14 +211,7 @@ def main() -> None:
     rows = [row_of(name, result) for name, result in results.items()]
     print(table(("contender", "graphs/s", f"times {best}", "last loss"), rows))
     if options.json:
-        document = {
-            "options": vars(options),
-            "versions": versions(STEPS),
-            "date": str(date.today()),
-            "device": device,
-        }
-        with open(options.json, "w") as file:
-            json.dump(document | results, file, indent=1)
+        write(options.json, {"options": vars(options), "device": device, **results})
     losses = [result["loss"] for result in results.values()]
     if max(losses) - min(losses) > LOSS_TOLERANCE:
         sys.exit(f"the losses differ: {losses}")

@@ -1,4 +1,4 @@
-"""Prints the date, device and versions of a run; fails if the suite cannot run at all.
+"""The machine of a measurement; as a script it fails if the suite cannot run at all.
 
 python -m bench.machine [--gpu]        with --gpu, a working CUDA device is required
 """
@@ -6,48 +6,60 @@ python -m bench.machine [--gpu]        with --gpu, a working CUDA device is requ
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-import numpy
 import torch
-import torch_geometric
 
 import staticgraph
 from bench.rehearsal import REHEARSAL
+from staticgraph.files.versions import STEPS, versions
+from staticgraph.kernels.linear.cpu import processor
 
-ASKED = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+ROOT = Path(__file__).parents[1]
+GPU = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+COMMIT = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*")
+PACKAGES = (*STEPS, "numba", "numpy", "triton")
 
 
-def gpu() -> str:
-    """Returns name, driver and memory, or "none" if there is no driver."""
+def first_line(command: tuple[str, ...]) -> str:
+    """Returns the first line that a command prints, or "none" if it fails or prints nothing."""
     try:
-        said = subprocess.run(ASKED, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return "none"
-    return said.stdout.strip().splitlines()[0] if said.stdout.strip() else "none"
+    return next(iter(done.stdout.splitlines()), "none")
 
 
-def versions() -> str:
-    """Returns the versions of Python and of the packages that compute."""
-    import numba
+def machine() -> dict[str, Any]:
+    """Returns what every file of results holds: where and when it was measured, and of what.
 
-    found = {
-        "torch": torch.__version__,
-        "pyg": torch_geometric.__version__,
-        "numba": numba.__version__,
-        "numpy": numpy.__version__,
+    ``capability`` is the vector width that torch's kernels use, ``threads`` those of torch, and
+    ``load`` the runnable processes of the last minute when the results are written.
+    """
+    return {
+        "processor": processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1),
+        "commit": first_line(COMMIT),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "versions": versions(STEPS),
     }
-    try:
-        import triton
 
-        found["triton"] = triton.__version__
-    except ImportError:
-        found["triton"] = "none"
-    named = ", ".join(f"{name} {version}" for name, version in found.items())
-    return f"python {sys.version.split()[0]}, {named}, cuda {torch.version.cuda}"
+
+def write(path: Path, results: dict[str, Any]) -> None:
+    """Writes a file of results with the machine and the command that produced them."""
+    command = " ".join([f"python -m bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    values = {**machine(), "command": command, **results}
+    path.write_text(json.dumps(values, indent=1, default=str) + "\n")
 
 
 def main() -> None:
@@ -55,8 +67,11 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
     print(f"date: {datetime.now(UTC):%Y-%m-%dT%H:%MZ}")
-    print(f"gpu: {'none' if REHEARSAL else gpu()}")
-    print(f"versions: {versions()}")
+    print(f"gpu: {'none' if REHEARSAL else first_line(GPU)}")
+    named = ", ".join(f"{name} {version}" for name, version in versions(PACKAGES).items())
+    print(f"versions: {named}, cuda {torch.version.cuda}")
+    for key in ("processor", "capability", "threads", "load", "commit"):
+        print(f"{key}: {machine()[key]}")
     print(f"from: {staticgraph.__file__}")
     if REHEARSAL:
         print("rehearsal: yes, no figures")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from staticgraph.files.versions import STEPS, versions
+from bench.machine import write
 from staticgraph.runner.reporting.device_name import device_name
 
 
@@ -27,10 +27,10 @@ def answer(
         parts: the parts by name, most important first.
         out: a JSON file, or None.
         deadline_s: seconds after which no part begins.
-        found: results that stand before these in the file; by default the device and versions.
+        found: results that stand before these in the file; by default the device.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    named = {"device": device_name(device), "versions": versions(STEPS)}
+    named = {"device": device_name(device)}
     answers: dict[str, Any] = named if found is None else dict(found)
     until = time.monotonic() + deadline_s
     for name, part in parts.items():
@@ -46,5 +46,5 @@ def answer(
             answers[name]["seconds"] = round(time.monotonic() - started, 1)
         print(f"{name}: {json.dumps(answers[name], default=str)}", flush=True)
         if out is not None:
-            out.write_text(json.dumps(answers, indent=1, default=str) + "\n")
+            write(out, answers)
     return answers

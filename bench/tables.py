@@ -9,7 +9,7 @@ missing file gives :data:`bench.figures.NOT_MEASURED`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import mean, median, stdev
+from statistics import median
 from typing import Any
 
 from bench.figures import NOT_MEASURED, markdown
@@ -33,10 +33,16 @@ PACKAGES = ("torch", "torch_geometric")
 
 
 def source(name: str, found: Mapping[str, Any]) -> str:
-    """Returns the line below a table: file, versions, machine and date, if the file has them."""
+    """Returns the line below a table: file, versions, processor, load and date of the results."""
     versions = found.get("versions") or found.get("setting", {}).get("versions") or {}
     parts = [f"`bench/results/{name}.json`"]
     parts += [f"{package} {versions[package]}" for package in PACKAGES if package in versions]
+    if "processor" in found:
+        threads = how_many(found["threads"], "thread")
+        parts += [f"{found['processor']} ({found['capability']})", threads]
+        parts += [f"load {found['load']}", f"commit {found['commit']}"]
+    elif "label" not in found:  # what is counted for another device has one
+        parts += ["processor not recorded"]
     parts += [
         str(found[key]) for key in ("machine", "device", "label", "date", "note") if key in found
     ]
@@ -193,13 +199,11 @@ def training(folder: Folder) -> str:
             apart = f"{max(losses) - min(losses):.1e}"
             versions = found["versions"]["torch"]
             rows.append((epochs(found), f"{best_of_pyg(found):,.0f}", ratio(ours), apart, versions))
-    headers = (
-        "model",
-        "PyG, graphs/s",
-        "mode auto, times PyG",
-        "last losses differ by",
-    )
-    return markdown((*headers, "torch"), rows)
+    headers = ("model", "PyG, graphs/s", "mode auto, times PyG", "last losses differ by", "torch")
+    names = [f"training_{model}" for model in TRAINING]
+    sources = [source(name, folder[name]) for name in names if name in folder]
+    lines = "\n".join(sources)
+    return f"{markdown(headers, rows)}\n\n{lines}".rstrip()
 
 
 def launches(folder: Folder) -> str:
@@ -280,37 +284,10 @@ def packing(folder: Folder) -> str:
         "histogram": lambda row: data_name(row["data"]),
         "packs": lambda row: f"{row['packs']:,}",
         "bound by volume": lambda row: f"{row['volume_bound']:,}",
-        "paper's best": lambda row: f"{row['paper_packs']:,}" if "paper_packs" in row else "-",
-        "ours, ms": lambda row: f"{1e3 * median(row['ours_s']):.1f}",
-        "paper's, ms": lambda row: (
-            f"{1e3 * median(row['paper_s']):.1f}" if "paper_s" in row else "-"
-        ),
+        "published listing": lambda row: f"{row['paper_packs']:,}" if "paper_packs" in row else "-",
+        "ms": lambda row: f"{1e3 * median(row['ours_s']):.1f}",
     }
     return listed(folder, "packing", "packing", columns)
-
-
-def composition(folder: Folder) -> str:
-    """Returns one row per strategy: batches of 128 molecules of HIV, and training on NCI1."""
-    found = folder.get("composition", {})
-    rows = []
-    for row in found.get("composition", ()):
-        runs = [run for run in found["training"] if run["strategy"] == row["strategy"]]
-        if row["batch_size"] != 128 or len(runs) < 2:
-            continue
-        ends = ([run["losses"][-1] for run in runs], [run["accuracy"] for run in runs])
-        rows.append(
-            (
-                row["strategy"],
-                f"{row['correlation']:.4f}",
-                f"{row['spread']:.2f}",
-                f"{row['again']:.2f}",
-                *(f"{mean(values):.3f} +- {stdev(values):.3f}" for values in ends),
-            )
-        )
-    headers = ("strategy", "correlation of sizes in a batch", "spread of batch means")
-    return table(
-        "composition", found, (*headers, "pairs met again", "final loss", "test accuracy"), rows
-    )
 
 
 def memory(folder: Folder) -> str:
@@ -339,6 +316,5 @@ TABLES: dict[str, Callable[[Folder], str]] = {
     "overflow": overflow,
     "packing": packing,
     "efforts": efforts,
-    "composition": composition,
     "memory": memory,
 }

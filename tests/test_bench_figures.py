@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import fill_figures
+from bench import machine as bench_machine
 from bench.figures import NOT_MEASURED, RENDERED
 from bench.floor import FLOORS, floor_ms
 from bench.interleave import interleave
@@ -142,6 +143,20 @@ def test_a_table_follows_its_file_of_results():
 @pytest.mark.parametrize("name", sorted(fill_figures.TABLES))
 def test_a_table_without_its_file_claims_nothing(name):
     assert fill_figures.TABLES[name]({}) == NOT_MEASURED
+
+
+def test_a_file_of_results_and_its_table_name_the_machine(tmp_path):
+    bench_machine.write(
+        tmp_path / "loader.json", {"PyG": {"graphs_per_second": 1, "p10": 1, "p90": 1}}
+    )
+    folder = fill_figures.results_of(tmp_path)
+    keys = {"processor", "capability", "threads", "load", "commit", "date", "versions"}
+    assert keys <= folder["loader"].keys()
+    measured = bench_machine.machine()
+    last = fill_figures.TABLES["loading"](folder).splitlines()[-1]
+    assert f"{measured['processor']} ({measured['capability']}), " in last
+    del folder["loader"]["processor"]
+    assert "processor not recorded" in fill_figures.TABLES["loading"](folder).splitlines()[-1]
 
 
 def test_a_marker_of_no_table_is_an_error():

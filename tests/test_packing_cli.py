@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from support.command import status_of
 
-from bench.paper.__main__ import main as print_beside
-from bench.paper.reproduction import reproduce
 from staticgraph.cli import main
 from staticgraph.plans.plan import BucketPlan
 
@@ -69,23 +67,6 @@ def test_an_efficiency(capsys):
     values = found(capsys, "--histogram", ESOL, "--efficiency", "0.98")
     assert values["reached"]
     assert values["harmonic_mean"] >= 0.98
-
-
-def test_every_exact_histogram_gives_the_printed_figure():
-    rows = reproduce()
-    exact = [r for r in rows if r.published and r.ours and r.data != "ogbg-pcqm4mv2"]
-    assert len(exact) == 12
-    for row in exact:
-        assert row.ours == pytest.approx(row.published, abs=0.0051)
-    assert all(r.note for r in rows if r.data == "ogbg-pcqm4mv2")
-    assert {r.note for r in rows if r.data == "ogbg-code2"} == {"no histogram at hand"}
-
-
-def test_reproduction_prints(capsys):
-    print_beside([])
-    out = capsys.readouterr().out
-    assert "98.78 93.56   98.78 93.56" in out
-    assert "approximate histogram" in out
 
 
 @pytest.mark.parametrize(

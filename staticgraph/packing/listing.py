@@ -9,7 +9,7 @@ they take a few milliseconds.
 
 The invariant: for each measure the packs are those of the published listing, including its quirk
 (once some graphs of a size have found a pack, the rest of that size look only at packs with more
-room than they need). ``bench/paper`` has the listing in plain Python, and the tests compare them.
+room than they need). The tests compare them with the listing in plain Python.
 
 Packs with equal contents form one *group*; the contents of a group are a chain of sizes back to the
 empty pack, so groups that were split share their common prefix.

@@ -1,1 +1,0 @@
-"""The paper that packing is compared with: its heuristics, and its printed figures reproduced."""
