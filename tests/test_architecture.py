@@ -101,7 +101,7 @@ INSIDE = {
     ("internals.packages", "torch._inductor"): SLOW,
     (
         "serving.http.uvicorn_config",
-        "staticgraph.serving.http.predict_protocol",
+        "staticgraph.serving.http.bounded_protocol",
     ): "only where httptools is",
     ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
 }

@@ -1,0 +1,221 @@
+"""Serving: throughput and latency over loopback, compared with one request at a time and plain PyG.
+
+    python -m bench.bench_serving [--clients 64] [--seconds 5] [--rounds 3] [--save]
+
+The servers are those of :mod:`bench.serving_contenders`, all with the same GINE. The clients share
+one lightweight process (:mod:`bench.load`); each keeps a connection and sends one molecule of HIV
+per request, as JSON or as compact bytes. The servers take turns. The answers to one molecule are
+compared first, and each row has the processor time per request of its server, itself and in the
+processes that it started. "plain PyG" is FastAPI, ``Batch.from_data_list`` and the model; "batched"
+collects requests by hand. Only the clients and one server are busy at a time; on two cores, they
+share the cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.load import requests_of, save
+from bench.machine import write
+from bench.serving_contenders import COMPACT, CONTENDERS, FIELDS, HIV
+
+RESULTS = Path(__file__).parent / "results" / "serving.json"
+BODIES = 256
+FORMATS = ("json", "compact")
+
+
+class Turn(NamedTuple):
+    """The measurements of one server in one turn."""
+
+    taken: Any
+    seconds: float
+    processor_s: tuple[float, float]
+
+
+def requests(kind: str) -> list[bytes]:
+    """Returns requests of one molecule each, ready to send."""
+    import staticgraph as sg
+    from staticgraph.serving.bodies.compact_format import encode
+    from staticgraph.store.columns import compact as small
+
+    store = sg.datasets.open(HIV)
+    made = []
+    for number in np.random.default_rng(0).permutation(len(store))[:BODIES].tolist():
+        graph = {name: store[number][name].numpy() for name in FIELDS}
+        if kind == "json":
+            lists = {name: value.tolist() for name, value in graph.items()}
+            said, body = "application/json", json.dumps({"graphs": [lists]}).encode()
+        else:
+            counts = {"num_nodes": [len(graph["x"])], "num_edges": [len(graph["edge_attr"])]}
+            arrays = {name: small(np.array(value)) for name, value in {**graph, **counts}.items()}
+            said, body = COMPACT, encode(arrays, store.schema)
+        head = f"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: {said}\r\n"
+        made.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return made
+
+
+def answer_of(port: int, request: bytes) -> Any:
+    """Returns a server's answer to one request."""
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.sendall(request.replace(b"Host: here", b"Host: here\r\nConnection: close", 1))
+        found = b""
+        while more := line.recv(1 << 16):
+            found += more
+    return json.loads(found.partition(b"\r\n\r\n")[2])["outputs"]
+
+
+def started(name: str, args: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
+    """Starts a contender; returns its process and port."""
+    given = {"hidden": args.hidden, "layers": args.layers, "max-wait-ms": args.max_wait_ms}
+    given |= {"mode": args.mode, "workers": args.workers}
+    command = [sys.executable, "-m", "bench.bench_serving", "--serve", name]
+    for option, value in given.items():
+        command += [f"--{option}", str(value)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if found := re.search(r"running on http://127\.0\.0\.1:(\d+)", line):
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            return process, int(found[1])
+    raise RuntimeError(f"{name} did not start:\n{said[-3000:]}")
+
+
+def end_with(parent: int) -> None:
+    """Kills this process and its children when the parent process is gone."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGKILL)
+
+
+def processor_s(process: int) -> tuple[float, float]:
+    """Returns the processor time of a process and of its children, in seconds."""
+    own = others = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks = int(fields[11]) + int(fields[12])
+        if int(stat.parent.name) == process:
+            own += ticks
+        elif int(fields[1]) == process:
+            others += ticks
+    second = os.sysconf("SC_CLK_TCK")
+    return own / second, others / second
+
+
+def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s: float) -> Turn:
+    """Puts one server under load for ``s`` seconds."""
+    before = processor_s(process.pid)
+    command = [sys.executable, "-m", "bench.load", str(port), str(clients), str(s), str(path)]
+    out = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    taken = np.frombuffer(out, np.float32)
+    after = processor_s(process.pid)
+    return Turn(taken, s, (after[0] - before[0], after[1] - before[1]))
+
+
+def main() -> None:
+    """Prints one row per contender and format."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--max-wait-ms", type=float, default=5.0)
+    parser.add_argument("--mode", default="auto")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=list(CONTENDERS))
+    parser.add_argument("--formats", nargs="*", default=list(FORMATS))
+    parser.add_argument("--save", action="store_true", help="also write to bench/results")
+    parser.add_argument("--serve", choices=CONTENDERS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        import torch
+
+        torch.set_num_threads(1)
+        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+        CONTENDERS[args.serve](args)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        compare(args, Path(folder))
+
+
+def compare(args: argparse.Namespace, folder: Path) -> None:
+    """Measures all contenders in turns."""
+    from staticgraph.text.table import table
+
+    files = {kind: folder / kind for kind in args.formats}
+    for kind, path in files.items():
+        save(path, requests(kind))
+    rows = [(name, kind) for name in args.only for kind in args.formats]
+    turns: dict[tuple[str, str], list[Turn]] = {row: [] for row in rows}
+    servers: dict[str, tuple[subprocess.Popen[str], int]] = {}
+    try:
+        for name in args.only:
+            servers[name] = started(name, args)
+        answers = [answer_of(servers[name][1], requests_of(files[kind])[0]) for name, kind in rows]
+        np.testing.assert_allclose(answers, [answers[0]] * len(answers), rtol=1e-4, atol=1e-5)
+        for name, kind in rows:  # warm
+            turn(*servers[name], files[kind], args.clients, 1.0)
+        for _ in range(args.rounds):
+            for name, kind in rows:
+                turns[name, kind].append(
+                    turn(*servers[name], files[kind], args.clients, args.seconds)
+                )
+        if "staticgraph" in servers:
+            url = f"http://127.0.0.1:{servers['staticgraph'][1]}/metrics"
+            said = urllib.request.urlopen(url).read().decode()
+            print("\n".join(line for line in said.splitlines() if line[0] != "#"))
+    finally:
+        for process, _ in servers.values():
+            process.terminate()
+    lines, results = [], {}
+    for (name, kind), done in turns.items():
+        paces = [len(each.taken) / each.seconds for each in done]
+        p50, p99 = np.percentile(np.concatenate([each.taken for each in done]), (50, 99)) * 1e3
+        count = sum(len(each.taken) for each in done)
+        own, others = (1e6 * sum(each.processor_s[k] for each in done) / count for k in (0, 1))
+        found = {"requests_per_s": float(np.median(paces)), "p50_ms": float(p50)}
+        found |= {"p99_ms": float(p99), "model_us": own, "readers_us": others}
+        base = turns.get(("plain PyG", kind))
+        if base:
+            ratios = [
+                len(one.taken) / len(other.taken) for one, other in zip(done, base, strict=True)
+            ]
+            found["of_plain"] = float(np.median(ratios))
+        results[f"{name}, {kind}"] = found
+        ratio = f"{found.get('of_plain', float('nan')):.2f}"
+        pace = f"{found['requests_per_s']:,.0f}"
+        lines.append(
+            (name, kind, pace, ratio, f"{p50:.1f}", f"{p99:.1f}", f"{own:.0f}", f"{others:.0f}")
+        )
+    print(f"{args.clients} clients, GINE {args.layers}x{args.hidden}, one molecule a request")
+    head = ("server", "body", "requests/s", "of plain", "p50 ms", "p99 ms", "own us", "readers us")
+    print(table(head, lines))
+    if args.save:
+        write(RESULTS, {"results": results})
+
+
+if __name__ == "__main__":
+    main()

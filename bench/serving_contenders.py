@@ -1,0 +1,173 @@
+"""The servers that ``bench_serving`` compares, each in a process: this library's, and plain PyG.
+
+The latter uses FastAPI, as a user who knows both would write it. All have the same GINE with the
+same weights, one thread for torch, uvicorn with the same parser and event loop, and accept a graph
+as JSON or as the compact bytes of ``staticgraph.serving.bodies.compact_format``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import staticgraph as sg
+
+HIV = "examples/data/hiv.npz"
+FIELDS = ("x", "edge_index", "edge_attr")
+NAMES = ("num_nodes", "num_edges", "edge_index", "x", "edge_attr")
+COMPACT = "application/x-staticgraph"
+
+
+def model_of(store: Any, hidden: int, layers: int) -> torch.nn.Module:
+    """Returns the model, with the same weights in every process."""
+    from staticgraph.models import build
+
+    torch.manual_seed(0)
+    return build("gine", store, hidden=hidden, layers=layers).eval()
+
+
+def ours(args: Any) -> None:
+    """Serves with this library: other processes read the bodies, this one runs the batches."""
+    from staticgraph.serving.bodies.reader import Reader
+    from staticgraph.serving.processes.own_process import settle
+    from staticgraph.serving.processes.worker_pool import Workers
+    from staticgraph.serving.smaller_buckets import for_serving
+
+    store = sg.datasets.open(HIV)
+    plan = for_serving(sg.plan_buckets(store, batch_size=64))
+    runner = sg.StaticGraphRunner(model_of(store, args.hidden, args.layers), plan, mode=args.mode)
+    runner.warmup(phases=("eval",), progress=False)
+    runner.predict([store[0]])
+    categories = {field: store.cardinality(field) for field in ("x", "edge_attr")}
+    reader = Reader(store.schema, categories, False, 1024, 1 << 20)
+    settle()
+    with sg.Server(runner, max_wait_ms=args.max_wait_ms) as server:
+        workers = Workers(server, reader, "ours", None, args.workers, "127.0.0.1", 0)
+        workers.wait_ready()
+        print(f"running on http://127.0.0.1:{workers.port}", file=sys.stderr, flush=True)
+        signal.signal(signal.SIGTERM, workers.tell)
+        workers.wait()
+        workers.stop()
+
+
+def tensors_of(kind: str, body: bytes) -> tuple[torch.Tensor, ...]:
+    """Returns one graph's tensors."""
+    if kind == COMPACT:
+        from staticgraph.serving.bodies.compact_format import decode
+
+        arrays = decode(body, NAMES)
+        x, index, attr = (torch.from_numpy(arrays[name].astype(np.int64)) for name in FIELDS)
+        return x.view(-1, 9), index.view(2, -1), attr.view(-1, 3)
+    graph = json.loads(body)["graphs"][0]
+    x, index, attr = (torch.from_numpy(np.array(graph[name], np.int64)) for name in FIELDS)
+    return x, index.view(2, -1), attr.view(-1, 3)
+
+
+def plain(args: Any) -> None:
+    """Serves with FastAPI and PyG, one request at a time.
+
+    With ``batched``, the requests that arrive while a batch runs form the next one, at most 64.
+    """
+    import uvicorn
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
+    from torch_geometric.data import Batch, Data
+
+    store = sg.datasets.open(HIV)
+    model = model_of(store, args.hidden, args.layers)
+
+    def run(graphs: list[Data]) -> list[list[float]]:
+        batch = Batch.from_data_list(graphs)
+        with torch.inference_mode():
+            out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, len(graphs))
+        return out.tolist()
+
+    waiting: list[tuple[Data, asyncio.Future[list[float]]]] = []
+    came = asyncio.Event()
+
+    async def batches() -> None:
+        while True:
+            await came.wait()
+            taken, waiting[:64] = waiting[:64], []
+            if not waiting:
+                came.clear()
+            rows = await asyncio.to_thread(run, [data for data, _ in taken])
+            for (_, future), row in zip(taken, rows, strict=True):
+                future.set_result(row)
+
+    app = FastAPI()
+    kept: list[Any] = []
+
+    async def predict(request: Request) -> JSONResponse:
+        kind = request.headers.get("content-type", "")
+        x, index, attr = tensors_of(kind, await request.body())
+        data = Data(x=x, edge_index=index, edge_attr=attr)
+        if args.serve != "plain PyG, batched":
+            return JSONResponse({"outputs": run([data])})
+        if not kept:
+            kept.append(asyncio.create_task(batches()))
+        future = asyncio.get_running_loop().create_future()
+        waiting.append((data, future))
+        came.set()
+        return JSONResponse({"outputs": [await future]})
+
+    # FastAPI cannot resolve the names in a closure's string annotations, so they are set here.
+    predict.__annotations__ = {"request": Request, "return": None}
+    app.add_api_route("/predict", predict, methods=["POST"], response_model=None)
+    if args.serve != TWO:
+        uvicorn.run(app, host="127.0.0.1", port=0, log_level="info", access_log=False)
+        return
+    line = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    for _ in range(2):  # as with uvicorn --workers 2; nothing has run in a thread yet
+        if not os.fork():
+            config = uvicorn.Config(app, log_level="warning", access_log=False)
+            uvicorn.Server(config).run(sockets=[line])
+            os._exit(0)
+    print(f"running on http://127.0.0.1:{line.getsockname()[1]}", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    signal.pause()
+
+
+def one_at_a_time(args: Any) -> None:
+    """Serves with this library's runner and the same plain route, one request at a time."""
+    import uvicorn
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
+    from torch_geometric.data import Data
+
+    from staticgraph.serving.smaller_buckets import for_serving
+
+    store = sg.datasets.open(HIV)
+    plan = for_serving(sg.plan_buckets(store, batch_size=64))
+    runner = sg.StaticGraphRunner(model_of(store, args.hidden, args.layers), plan, mode=args.mode)
+    runner.warmup(phases=("eval",), progress=False)
+    app = FastAPI()
+
+    async def predict(request: Request) -> JSONResponse:
+        kind = request.headers.get("content-type", "")
+        x, index, attr = tensors_of(kind, await request.body())
+        out = runner.predict([Data(x=x, edge_index=index, edge_attr=attr)])
+        return JSONResponse({"outputs": out.tolist()})
+
+    predict.__annotations__ = {"request": Request, "return": None}
+    app.add_api_route("/predict", predict, methods=["POST"], response_model=None)
+    uvicorn.run(app, host="127.0.0.1", port=0, log_level="info", access_log=False)
+
+
+TWO = "plain PyG, 2 processes"
+CONTENDERS: dict[str, Callable[[Any], None]] = {
+    "staticgraph": ours,
+    "one at a time": one_at_a_time,
+    "plain PyG": plain,
+    TWO: plain,
+    "plain PyG, batched": plain,
+}
