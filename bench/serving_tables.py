@@ -34,8 +34,9 @@ def serving_line(folder: Folder) -> str:
     plain = [results[f"plain PyG, {kind}"] for kind in ("json", "compact")]
     times = sorted(row["of_plain"] for row in ours)
     p99 = max(row["p99_ms"] / other["p99_ms"] for row, other in zip(ours, plain, strict=True))
+    where = folder["serving"].get("processor", "2 shared CPU cores, load 1,")
     return (
-        f"On {folder['serving'].get('processor', '2 shared CPU cores, load 1,')} it answers at least {times[0]:.1f} times the requests\n"
+        f"On {where} it answers at least {times[0]:.1f} times the requests\n"
         f"of FastAPI with plain PyG, with at most {p99:.0%} of its p99."
     )
 
