@@ -13,11 +13,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import fill_figures
+from bench import machine as bench_machine
 from bench.figures import NOT_MEASURED, RENDERED
 from bench.floor import FLOORS, floor_ms
 from bench.interleave import interleave
 from bench.join_results import join
-from bench import machine as bench_machine
 
 
 def row(mode, ms, **more):
