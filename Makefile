@@ -101,7 +101,8 @@ package: $(STAMP)
 	$(PY) -m build
 
 bench: $(STAMP)
-	$(PY) -m pytest bench -p no:cacheprovider --benchmark-enable --benchmark-columns=median,iqr,rounds
+	$(PY) -m bench.bench_loader
+	$(PY) -m bench.bench_packing
 
 # Builds the site in build/site in strict mode: a dead link or a missing name fails the build. That
 # the drawings match their script is also among the tests.

@@ -1,6 +1,5 @@
 """Loading: graphs per second from the store into static batches, compared with PyG's DataLoader.
 
-    python -m pytest bench/bench_loader.py --benchmark-enable     each by itself
     python -m bench.bench_loader [--rounds N] [--json FILE]       interleaved
     python -m bench.bench_loader --device cuda                    batches on the device
 
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch_geometric.loader import DataLoader
 
@@ -126,33 +124,6 @@ class Loading:
             return len(self.pyg_graphs)
 
         return run
-
-
-@pytest.fixture(scope="module")
-def loading() -> Loading:
-    return Loading()
-
-
-def rate(benchmark, run: Callable[[], int]) -> None:
-    graphs = benchmark.pedantic(run, rounds=5, warmup_rounds=1)
-    benchmark.extra_info["graphs_per_second"] = graphs / benchmark.stats.stats.median
-
-
-def test_collate(benchmark, loading):
-    rate(benchmark, loading.collate)
-
-
-def test_static_loader(benchmark, loading):
-    rate(benchmark, loading.static)
-
-
-def test_store_on_the_device(benchmark, loading):
-    rate(benchmark, loading.from_ids)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_pyg_loader(benchmark, loading, workers):
-    rate(benchmark, loading.pyg(workers))
 
 
 def main() -> None:

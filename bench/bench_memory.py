@@ -1,7 +1,6 @@
 """Compares memory predicted over fake tensors with the memory that a real step allocates.
 
     python -m bench.bench_memory [--model gps ...] [--json FILE]     every way of training
-    python -m pytest bench/bench_memory.py --benchmark-enable        seconds per fake point
 
 The measurement is torch's profiler on the CPU, or the high-water mark of the caching allocator with
 ``--device cuda``. Every row is fitted on capacities of 32 to 320 molecules of HIV and checked on
@@ -17,15 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import staticgraph as sg
 from bench.machine import write
 from staticgraph import models
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
-from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.probe import probe_capacities
 from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed
 from staticgraph.text.byte_sizes import human_bytes
@@ -151,16 +147,6 @@ def main() -> None:
             ],
         )
     )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_bench_fake_point(benchmark: Any, name: str) -> None:
-    """Times one point over fake tensors, warm step included."""
-    store = sg.datasets.open("examples/data/esol.npz")
-    capacity = probe_capacities(store.sizes)[0][-1]
-    with FakeTensorReader().open(task_of(store, name, 64, 4, optimizer="adam")) as read:
-        read(capacity)
-        benchmark(read, capacity)
 
 
 if __name__ == "__main__":

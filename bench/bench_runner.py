@@ -2,7 +2,6 @@
 
     python -m bench.bench_runner --models gine:5x300 gps:10x64 --batch-sizes 32 128 256 \\
         --modes pyg eager reduce-overhead --json FILE
-    python -m pytest bench/bench_runner.py --benchmark-enable       two small models, each by itself
 
 The contenders of a row take turns over the same eight batches (A B A B), so that a machine whose
 speed drifts slows all of them equally. A step is timed back to back, twenty between two device
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from bench.first_look import noting, questions
@@ -41,14 +39,6 @@ from staticgraph.text.table import table
 
 # Float32 trajectories differ by the effect of flipped ReLUs; bfloat16 ones by rounding.
 LOSS_TOLERANCE = {"fp32": 2e-2, "tf32": 5e-2, "bf16": 1e-1}
-
-
-@pytest.mark.parametrize("mode", ["pyg", "eager"])
-@pytest.mark.parametrize("model", ["gine:4x64", "gps:3x32"])
-def test_step(benchmark, model, mode):
-    contender = Workload(Shape.parse(model), 128, "cpu", "fp32").contender(mode)
-    turn = iter(range(10**9))
-    benchmark.pedantic(lambda: contender.step(next(turn)), rounds=20)
 
 
 class CutOff(Exception):
