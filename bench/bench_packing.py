@@ -23,7 +23,7 @@ import numpy as np
 
 from bench import tables
 from bench.interleave import interleave
-from bench.machine import write
+from bench.machine import machine, write
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.packing import pack_histogram, pack_stream
 from staticgraph.packing.fill import THOROUGH
@@ -221,14 +221,14 @@ def main() -> None:
     found: dict[str, Any]
     if args.efforts:
         found = {"efforts": efforts(args.only)}
-        print(tables.efforts({"packing_efforts": found}))
+        print(tables.efforts({"packing_efforts": machine() | found}))
     elif args.overflow:
         found = {"epochs": args.overflow, "overflow": overflow(args.overflow)}
-        print(tables.overflow({"overflow": found}))
+        print(tables.overflow({"overflow": machine() | found}))
     else:
         found = {"packing": quality_and_speed(args.rounds)}
         found["streams"] = streams(5 * args.rounds)
-        print(tables.packing({"packing": found}))
+        print(tables.packing({"packing": machine() | found}))
         for row in found["streams"]:
             low, middle, high = (rate / 1e6 for rate in row["graphs_per_s"])
             print(f"{row['what']:18} {middle:5.1f} million graphs a second ({low:.1f}-{high:.1f})")
