@@ -6,6 +6,8 @@ and its padding must point only at padding.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -238,6 +240,16 @@ def test_a_capacity_without_the_rows_is_refused():
     short = sg.Capacity(100, 300, 5, extra=(("triplets", 400),))
     with pytest.raises(PlanMismatch, match="keeps no edge for its padding to point at"):
         sg.StaticLoader(store, [short])
+
+
+def test_graphs_may_not_take_the_row_of_an_axis_that_is_padding():
+    store = sg.GraphStore.from_pyg(made("triplets", 2))
+    rows = int(store.offsets["triplets"][-1])
+    fits = sg.Capacity(100, 300, 13, extra=(("triplets", rows + 1),), edge_reserve=1)
+    assert sg.StaticBatch.of(store, range(12), fits).triplets_mask.sum() == rows
+    full = replace(fits, extra=(("triplets", rows),))
+    with pytest.raises(sg.GraphTooLarge, match=rf"the bucket takes {rows - 1}:"):
+        sg.StaticBatch.of(store, range(12), full)
 
 
 # ---------------------------------------------------------------------- errors

@@ -388,3 +388,7 @@ def test_a_mean_divides_by_the_sum_of_its_weights_however_small(total):
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
     added = mean_loss(lambda out, _: (out, weights, 2.0), values, BATCH)
     assert torch.allclose(added, expected + 2.0, rtol=0, atol=1e-12)
+    rows = torch.rand(len(BATCH.node_mask), generator=random).double()
+    added = mean_loss(lambda out, _: (out, weights, rows), values, BATCH)
+    expected = expected + rows[BATCH.node_mask].mean()
+    assert torch.allclose(added, expected, rtol=0, atol=1e-12)

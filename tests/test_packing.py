@@ -307,6 +307,13 @@ def test_drawing_deals_every_graph_to_the_sizes_that_go_together():
         types_of(packing, sizes[:-1])
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 3, 0, 1]])
+def test_either_of_two_batches_finds_the_other_as_its_partner(order):
+    sizes, graphs = np.array([[9, 0], [9, 0], [1, 0], [1, 0]]), np.array(order)
+    assert exact.repair(graphs, sizes, np.array([0, 2, 4]), (10, 0), np.uint64(0)) == (1, 1, 0)
+    assert sizes[graphs.reshape(2, 2), 0].sum(axis=1).tolist() == [10, 10]
+
+
 def test_loops_over_many_components_are_compiled_once():
     """One compilation whatever the number of components, and the same swaps as with two: components
     that no limit binds change nothing."""

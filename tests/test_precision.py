@@ -16,6 +16,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
+from staticgraph.checking.comparison import Comparer
+from staticgraph.checking.outcome import Tolerance
 
 CAPACITY = (60, 80, 5)
 HALF = torch.bfloat16
@@ -176,6 +178,13 @@ def test_an_autocast_that_warmup_did_not_know_is_named():
         runner.eval_step(batch)
     with around(), pytest.warns(UserWarning, match=r"autocast=torch\.bfloat16 in place of"):
         runner.eval_step(batch)
+
+
+def test_runs_under_an_autocast_are_compared_with_its_tolerance():
+    comparer = Comparer(sg.Subject(Net()))
+    with around():
+        assert comparer.tolerance == Tolerance.of(HALF)
+    assert comparer.tolerance == Tolerance.of(torch.float32)
 
 
 @pytest.mark.parametrize(

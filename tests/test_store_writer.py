@@ -36,6 +36,17 @@ def test_in_parts_is_at_once(graphs, part, keep, tmp_path_factory):
     assert not parts_of(folder)
 
 
+def test_a_writer_that_continues_keeps_edges_in_the_order_of_the_parts_before(tmp_path):
+    graphs, options = graphs_of(6), {"levels": LEVELS, "name": "s", "keep_order": True}
+    first = StoreWriter(tmp_path / "s", **options)
+    first.extend(graphs[:3])
+    first.commit()
+    with StoreWriter(tmp_path / "s", levels=LEVELS) as writer:
+        writer.extend(graphs[3:])
+    expected = sg.GraphStore.from_pyg(graphs, **options)
+    assert_same_files(sg.GraphStore.load(tmp_path / "s"), expected)
+
+
 OF_NODES = {"k": "node"}
 
 
