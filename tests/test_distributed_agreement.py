@@ -128,7 +128,7 @@ def _other_loader(case: str) -> str:
         ("resume", "the loader's position of rank 1 differs from rank 0's: 3 on rank 1, 2 on"),
         ("data", "the loader's data of rank 1 differs from rank 0's"),
         ("rank", "the loader's rank, less the process's, of rank 1 differs from rank 0's: -1 on"),
-        ("world size", "the loader's world_size is 4, and 2 ranks train"),
+        ("world size", "the loader's world_size is 4, and that of the job 2: make"),
         ("alone", "the loader's world_size of rank 1 differs from rank 0's: 1 on rank 1, 2 on"),
     ],
 )

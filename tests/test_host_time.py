@@ -16,7 +16,7 @@ from torch import nn
 import staticgraph as sg
 from bench.bench_host_time import MODELS, NothingRecorded, calls_of, runner_of
 
-MOST = 40
+MOST = 44
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,7 @@ def net_runner(hiv, **options):
         "cuda-graph",
         loss=bce,
         optimizer=options.pop("optimizer", adam)(model),
+        check_padding=False,  # some of these recorders compute nothing
         **{"recorder": ArenaRecorder, **options},
     )
     return runner.warmup(hiv, progress=False)

@@ -32,7 +32,8 @@ from staticgraph.errors import FitRefused, ProbeFailed
 from staticgraph.memory.counts import TERMS, Form
 from staticgraph.memory.fit import FitPoint
 from staticgraph.memory.model import BatchBytes, MemoryModel
-from staticgraph.nn.convert import context_of
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.convert import convert
 from staticgraph.plans.plan import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
@@ -144,13 +145,23 @@ def probe(
 @contextmanager
 def _attending_as(model: torch.nn.Module, kernels: bool) -> Iterator[None]:
     """Within the block, attention paths are chosen as ``convert(model, kernels=True)`` does."""
-    context = context_of(model)
-    before = context.kernels
-    context.kernels = before or kernels
+    if not kernels:
+        yield
+        return
+    modules = [(module, type(module), dict(vars(module))) for module in model.modules()]
+    contexts = (values.get("_staticgraph") for _, _, values in modules)
+    known = next((each for each in contexts if isinstance(each, BatchContext)), None)
+    before = known is not None and known.kernels
     try:
+        convert(model, kernels=True)
         yield
     finally:
-        context.kernels = before
+        for module, kind, values in modules:
+            module.__class__ = kind
+            if "_staticgraph" not in values:
+                vars(module).pop("_staticgraph", None)
+        if known is not None:
+            known.kernels = before
 
 
 def probe_capacities(

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves
 
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import ConstantSource
+from staticgraph.internals.trees import tree_leaves
 from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     SELECT,
@@ -263,11 +263,15 @@ class Captured:
             attribute, held, example = f"_staticgraph_{name}", values, values
             if self.fake_mode is not None:  # a dry run: there is no device to move it to
                 with self.fake_mode:
-                    held = example = self.fake_mode.from_tensor(values).to(self.target.device)
+                    held = self.fake_mode.from_tensor(values).to(self.target.device)
             else:
-                held = example = values.to(self.target.device)
-                if not isinstance(self._mode, nullcontext):
-                    example = self._mode.from_tensor(held, static_shapes=True)
+                held = values.to(self.target.device)
+            example = held
+            if not isinstance(self._mode, nullcontext):
+                with self._mode:  # the graph's, which is not that of a dry run
+                    example = torch.empty_strided(
+                        held.shape, held.stride(), dtype=held.dtype, device=held.device
+                    )
             self.module.register_buffer(attribute, held, persistent=False)
             sources = getattr(self.module, "_param_name_to_source", None)
             if sources is not None:  # Inductor looks up where each tensor of a graph comes from

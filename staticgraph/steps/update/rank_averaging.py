@@ -125,8 +125,8 @@ class Averaging:
         settings, size = dict(loader), loader["the loader's world_size"]
         if size not in (1, self.ranks.world_size):
             raise ValueError(
-                f"the loader's world_size is {size}, and {self.ranks.world_size} ranks train: make "
-                "it with runner.loader(...), which gives rank= and world_size="
+                f"the loader's world_size is {size}, and that of the job {self.ranks.world_size}: "
+                "make it with runner.loader(...), which gives rank= and world_size="
             )
         if size > 1:
             settings["the loader's rank, less the process's,"] = (
