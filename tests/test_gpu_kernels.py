@@ -68,15 +68,14 @@ def test_every_registered_operator_has_a_case():
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("collate", "fold_codes")])
 def test_a_wrong_result_is_seen(name, dtype):
-    """The largest result or gradient is off by a tenth of it, at least 0.1, or one is missing."""
+    """The largest result or gradient is off by a twentieth, or one is missing."""
     sizes = sizes_on("cpu", name)
     exact, usual = on_cpu(name, dtype, kept_on(name, "cpu", sizes), sizes)
     assert not far(usual, exact, usual, dtype)
     for place, value in enumerate(usual):
         if value.is_floating_point() and value.any():
             off = value.clone()
-            largest = value.abs().argmax()
-            off.view(-1)[largest] -= max(0.1, 0.1 * float(value.abs().view(-1)[largest]))
+            off.view(-1)[value.abs().argmax()] *= 0.95
             assert far([*usual[:place], off, *usual[place + 1 :]], exact, usual, dtype)
     assert far(usual[:-1], exact, usual, dtype)
 

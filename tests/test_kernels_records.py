@@ -56,7 +56,8 @@ def test_an_operator_is_its_reference(name):
             with cases(heads, width, reference=True):
                 exact = results(name, torch.float64, "cpu", sizes, dtype)
                 usual = results(name, dtype, "cpu", sizes)
-            lines = far(found, exact, usual, dtype, 8 if name.startswith(ROUNDED) else 2)
+            factor = 8 if name.startswith(ROUNDED) else 2
+            lines = far(found, exact, usual, dtype, factor, magnitude=1.0)
             wrong += [f"{sample}, {dtype}: {line}" for line in lines]
     assert not wrong, "\n".join(wrong)
 

@@ -59,7 +59,7 @@ class PaddingCheck:
 
     # ------------------------------------------------------------------ asking
 
-    def wanted(self, phase: str, batch: StaticBatch | None = None, recorded: bool = False) -> bool:
+    def wanted(self, phase: str, batch: StaticBatch | None = None) -> bool:
         """Whether a phase has no verdict, or an old one; a training step's covers all phases.
 
         Args:

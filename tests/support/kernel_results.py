@@ -85,8 +85,13 @@ def far(
     usual: list[Tensor],
     dtype: torch.dtype,
     factor: float = 2,
+    magnitude: float = 0.0,
 ) -> list[str]:
-    """Returns a line for each result beyond the bound; empty if all are within it."""
+    """Returns a line for each result beyond the bound; empty if all are within it.
+
+    ``magnitude`` is that of the operands: sums of them that cancel are off by their rounding, not
+    by that of the result.
+    """
     if not len(found) == len(exact) == len(usual):
         return [f"{len(found)} results and gradients, the CPU has {len(exact)} and {len(usual)}"]
     wrong = []
@@ -97,7 +102,7 @@ def far(
             if not torch.equal(one, right):
                 wrong.append(f"{place}: {int((one != right).sum())} numbers differ")
         elif right.numel():
-            scale = max(1.0, float(right.abs().max()))
+            scale = max(magnitude, float(right.abs().max()))
             wide = torch.promote_types(dtype, torch.float32)
             least = (torch.finfo(dtype).eps + 1000 * torch.finfo(wide).eps) * scale
             off = float((one.double() - right.double()).abs().max())

@@ -1,8 +1,7 @@
 """What a runner's steps require of a batch, and the form in which they take it.
 
-A batch carries row pointers where something reads them. A model with this library's kernels always
-does; a step that is rewritten to those kernels does while it is rewritten; any other step must not
-be given more arrays than it was compiled for.
+A batch carries row pointers where something reads them: a step that is rewritten to this library's
+kernels does; any other compiled step must not be given more arrays than it was compiled for.
 """
 
 from __future__ import annotations
