@@ -44,11 +44,11 @@ from staticgraph.plans.choose import plan_buckets as plan_buckets
 from staticgraph.plans.plan import BucketPlan as BucketPlan
 from staticgraph.plans.worker_count import autosize_workers as autosize_workers
 from staticgraph.recording.recording import Recording as Recording
-from staticgraph.runner.export.exported import load_exported as load_exported
+from staticgraph.runner.auto import Auto as Auto
+from staticgraph.runner.exported import load_exported as load_exported
 from staticgraph.runner.inference import EvalResult as EvalResult
-from staticgraph.runner.reporting.report import Report as Report
+from staticgraph.runner.report import Report as Report
 from staticgraph.runner.runner import StaticGraphRunner as StaticGraphRunner
-from staticgraph.runner.timing.auto import Auto as Auto
 from staticgraph.schema import Field as Field
 from staticgraph.schema import Schema as Schema
 from staticgraph.serving.engine.server import Server as Server

@@ -135,7 +135,7 @@ class TestStatistics:
             assert bucket.step_ms > 0
 
     def test_events_of_a_step_that_failed_are_no_time_and_old_ones_serve_again(self, monkeypatch):
-        from staticgraph.runner.reporting import bucket_statistics
+        from staticgraph.runner import intake
 
         made = []
 
@@ -155,8 +155,8 @@ class TestStatistics:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the model's")
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-        monkeypatch.setattr(bucket_statistics, "TIMES_KEPT", 3)
-        bucket = bucket_statistics.BucketStatistics(sg.Capacity.of((9, 8, 3)), torch.device("cuda"))
+        monkeypatch.setattr(intake, "TIMES_KEPT", 3)
+        bucket = intake.BucketStatistics(sg.Capacity.of((9, 8, 3)), torch.device("cuda"))
         for number in range(8):
             started = bucket.started()
             if number % 3 == 1:

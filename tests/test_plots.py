@@ -14,7 +14,7 @@ from PIL import Image
 
 from staticgraph.cli.reports import plan_plots
 from staticgraph.cli.reports.plan_plots import draw_sizes
-from staticgraph.runner.reporting.report import Report
+from staticgraph.runner.report import Report
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.training import plots

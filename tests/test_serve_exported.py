@@ -22,9 +22,8 @@ import staticgraph as sg
 from staticgraph.cli import serve
 from staticgraph.datasets.smiles import molecule_of
 from staticgraph.models import build
-from staticgraph.runner.export import exported as exported_models
-from staticgraph.runner.export.embedding_categories import categories_of
-from staticgraph.runner.export.export_manifest import ExportManifest
+from staticgraph.runner import exported as exported_models
+from staticgraph.runner.export_manifest import ExportManifest, categories_of
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")

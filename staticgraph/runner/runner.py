@@ -31,20 +31,20 @@ from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
-from staticgraph.runner.execution.commitments import RunnerStats
-from staticgraph.runner.execution.execution import Execution
-from staticgraph.runner.execution.model_locks import (
+from staticgraph.runner.auto import Auto
+from staticgraph.runner.commitments import RunnerStats
+from staticgraph.runner.execution import Execution
+from staticgraph.runner.inference import Inference
+from staticgraph.runner.intake import report_of, take
+from staticgraph.runner.model_locks import (
     Turns,
     check_not_traced,
     refuse_without_gradients,
 )
-from staticgraph.runner.execution.steps import Steps
-from staticgraph.runner.inference import Inference
-from staticgraph.runner.parts import RunnerParts
-from staticgraph.runner.reporting.report import Report
-from staticgraph.runner.timing.auto import Auto
+from staticgraph.runner.preparation import Preparation
+from staticgraph.runner.report import Report
+from staticgraph.runner.steps import Steps
 from staticgraph.runner.verification import Verification, verify
-from staticgraph.runner.warmup.preparation import Preparation
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import Mode
 from staticgraph.steps.computation.model_arguments import Forward
@@ -82,7 +82,7 @@ class StaticGraphRunner(Inference):
         autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.
         recording: how ``cuda-graph`` records, and how much; see :class:`staticgraph.Recording`.
         budget: a cap on what this runner makes torch hold; see
-            :mod:`staticgraph.runner.execution.commitments`. If it has no memory model, the model is
+            :mod:`staticgraph.runner.commitments`. If it has no memory model, the model is
             probed here, which takes seconds.
         distributed: ``"auto"``: if ``torch.distributed`` is initialised, all its processes train
             this model, and the loss is the mean over the real rows of all of them; ``"off"``: this
@@ -144,10 +144,9 @@ class StaticGraphRunner(Inference):
                 check_not_wrapped(subject.model)
                 capacities = list(map(str, plan.capacities))
                 self.ranks.check_alike({"the plan": capacities, "the mode": self.mode.name})
-            parts = RunnerParts.of(subject, plan, execution, budget)
-        super().__init__(subject, plan, turns, parts)
-        self.preparation: Preparation = parts.preparation
-        self._warming, self._account = parts.warming, parts.account
+            steps = Steps(subject, plan.capacities, execution)
+            preparation = Preparation(subject, plan, execution, steps, budget)
+        super().__init__(subject, plan, turns, steps, preparation)
 
     def __repr__(self) -> str:
         of = how_many(len(self.plan.capacities), "bucket")
@@ -259,7 +258,7 @@ class StaticGraphRunner(Inference):
         The batch is one of this runner's plan; see :class:`staticgraph.bound`.
         """
         check_not_traced("bind()")
-        with self._turns.forward, bound(self.model, self._intake.take(batch, "forward")) as data:
+        with self._turns.forward, bound(self.model, take(self, batch, "forward")) as data:
             yield data
 
     def step(self, batch: StaticBatch) -> Tensor:
@@ -286,16 +285,22 @@ class StaticGraphRunner(Inference):
             check_not_traced("step()")
         if not torch.is_grad_enabled():
             refuse_without_gradients()
+        if self.ranks is None:
+            return self._step(batch)
         with self._watching:
-            with self._turns.step:
-                batch = self._intake.take(batch, "step")
-                statistics = self._account.statistics[batch.bucket]
-                started = statistics.started()
-                loss = self.steps.train(batch)
-                statistics.ended(started)
-                self.steps.count()
-            if self.steps.averaging is not None:
-                self.steps.averaging.compare()
+            loss = self._step(batch)
+            assert self.steps.averaging is not None
+            self.steps.averaging.compare()
+        return loss
+
+    def _step(self, batch: StaticBatch) -> Tensor:
+        with self._turns.step:
+            batch = take(self, batch, "step")
+            statistics = self.statistics[batch.bucket]
+            started = statistics.started()
+            loss = self.steps.train(batch)
+            statistics.ended(started)
+            self.steps.count()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -324,7 +329,7 @@ class StaticGraphRunner(Inference):
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """Takes a :meth:`step` without compiling or recording, whatever the mode: the reference."""
         with self._turns.step:
-            return self.steps.train(self.steps.form.accept(batch), "eager")
+            return self.steps.train(self.steps.accept(batch), "eager")
 
     def verify(self, batch: StaticBatch) -> Verification:
         """Compares a step and a forward with eager on one batch, without changing anything.
@@ -362,7 +367,7 @@ class StaticGraphRunner(Inference):
             cache: a file of compiled code, used if it exists and written afterwards, so that the
                 next process hardly compiles; True keeps it in your own cache folder. Torch
                 unpickles and runs it, so only a signed file of your own is used: see
-                :mod:`staticgraph.runner.warmup.compile_cache`.
+                :mod:`staticgraph.runner.compile_cache`.
             choices: a JSON file of the ways that ``auto`` chose: used if it exists, instead of
                 measuring, and written otherwise; by default ``cache`` with ``.choices.json`` added.
             steps: how many steps there will be; ``auto`` then tries no way whose preparation cannot
@@ -375,7 +380,7 @@ class StaticGraphRunner(Inference):
         """
         steps = None if steps is None else whole_option("steps", steps, 0)
         with self._watching, self._turns.warmup, torch.inference_mode(False), torch.enable_grad():
-            self._warming.run(example, phases, progress, cache, choices, steps)
+            self.preparation.run(example, phases, progress, cache, choices, steps)
         return self
 
     def close(self) -> None:
@@ -386,14 +391,16 @@ class StaticGraphRunner(Inference):
         that contain its collectives.
         """
         with self._turns.whole:
-            self.steps.recordings.close()
+            self.steps.close()
+            self.preparation.forget()
 
     # ------------------------------------------------------------------ reporting
 
     def stats(self) -> RunnerStats:
         """Returns what the runner holds; it grows, then stays, and never exceeds the budget."""
-        return self._account.stats
+        commitments = self.preparation.commitments
+        return RunnerStats() if commitments is None else commitments.stats
 
     def report(self) -> Report:
         """Returns what ran so far, per bucket."""
-        return self._account.report()
+        return report_of(self, self.plan)

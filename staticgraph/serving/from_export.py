@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from staticgraph.runner.export.exported import load_exported
+from staticgraph.runner.exported import load_exported
 from staticgraph.serving.bodies.reader import Reader
 from staticgraph.serving.engine.server import Server
 from staticgraph.serving.service import ATOMS, BONDS, Service, fits_molecules, has_molecules

@@ -12,7 +12,7 @@ from torch_geometric.nn import GPSConv
 from staticgraph import models
 from staticgraph.errors import CheckpointCorrupt
 from staticgraph.models.named import built, is_spec
-from staticgraph.runner.timing.auto import WAYS, Auto
+from staticgraph.runner.auto import WAYS, Auto
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.training.config import TrainConfig

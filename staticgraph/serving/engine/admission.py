@@ -13,7 +13,7 @@ from typing import Any
 from staticgraph.errors import BadGraph, GraphTooLarge, ServerBusy
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner.execution.prediction import new_graphs
+from staticgraph.runner.prediction import new_graphs
 from staticgraph.schema import Schema
 from staticgraph.serving.engine.concatenation import StoreSpan, concatenated
 from staticgraph.serving.engine.request_too_large import RequestTooLarge

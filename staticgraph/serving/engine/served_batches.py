@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from staticgraph.batches.batch.static_batch import StaticBatch, filled
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.runner.execution.prediction import Predictor
+from staticgraph.runner.prediction import Predictor
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs, store_of, whole
 from staticgraph.serving.engine.batch_spans import spans_of

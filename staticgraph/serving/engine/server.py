@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
-from staticgraph.runner.execution.prediction import Predictor, listed
+from staticgraph.runner.prediction import Predictor, listed
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs, split
 from staticgraph.serving.engine.admission import Admission

@@ -28,8 +28,8 @@ from torch import Tensor
 from staticgraph.checking.preflight import preflight
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
-from staticgraph.runner.reporting.device_name import device_name
-from staticgraph.runner.timing.way_choice import choose
+from staticgraph.runner.report import device_name
+from staticgraph.runner.way_choice import choose
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.state.training_state import untouched

@@ -21,7 +21,7 @@ from staticgraph.checking.comparison import attempt
 from staticgraph.checking.equal_draws import EqualDraws
 from staticgraph.checking.jitter import nudge
 from staticgraph.checking.outcome import CLEAR, Difference, Outcome, Tolerance
-from staticgraph.runner.execution.steps import Steps
+from staticgraph.runner.steps import Steps
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.training_hooks import without_callbacks

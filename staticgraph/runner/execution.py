@@ -3,20 +3,28 @@
 A mode alone does not settle it: ``auto`` measures on some devices and has a single way on others,
 a step with gradient accumulation is recorded without its update, and several ranks must decide by
 the same times. What is settled here never changes;
-:class:`staticgraph.runner.execution.steps.Steps` records less where an optimizer, or a sum over
+:class:`staticgraph.runner.steps.Steps` records less where an optimizer, or a sum over
 ranks, cannot be recorded.
+
+Trials on several ranks: every rank decides by the same times.
+
+The problem: a rank that finds its time limit spent, or another way faster, prepares and steps
+differently from the rest, and a sum over ranks then waits for ever. The idea: every measurement is
+replaced by that of the slowest rank, on all ranks, so that all of them decide alike; the slowest
+rank is also the one that a step waits for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from staticgraph.distributed.ranks import Ranks, ranks_for
 from staticgraph.recording.recording import Recording
-from staticgraph.runner.timing.auto import Auto
-from staticgraph.runner.timing.shared_stopwatch import shared
+from staticgraph.runner.auto import Auto, Stopwatch
 from staticgraph.steps.compilation.modes import FUSED, OWN, Mode, resolve, without_fused
 from staticgraph.steps.computation.model_setup import Subject
 
@@ -97,3 +105,39 @@ class Execution:
         The user did not request that graph, so where it cannot be captured, all runs in eager.
         """
         return self.auto is not None and set(self.auto.ways) <= {"eager", FUSED}
+
+
+class SharedStopwatch(Stopwatch):
+    """A stopwatch that returns the slowest rank's times.
+
+    Args:
+        own: this rank's stopwatch.
+        ranks: the ranks that measure.
+    """
+
+    def __init__(self, own: Stopwatch, ranks: Ranks) -> None:
+        self._own, self._ranks = own, ranks
+        self._begun = own.now()
+
+    def now(self) -> float:
+        """Returns seconds since this was made, the largest of all ranks."""
+        return self._ranks.largest(self._own.now() - self._begun)
+
+    def milliseconds(self, way: str, step: Callable[[], Any]) -> float:
+        """Returns how long one step took on the slowest rank; raises on all if it does on one."""
+        with self._ranks.together():
+            taken = self._own.milliseconds(way, step)
+        return self._ranks.largest(taken)
+
+
+def shared(auto: Auto | None, ranks: Ranks | None) -> Auto | None:
+    """Returns the same options, measured by :class:`SharedStopwatch` if there are several ranks."""
+    if auto is None or ranks is None:
+        return auto
+    own = auto.stopwatch
+
+    def stopwatch(device: torch.device) -> Stopwatch:
+        """Makes a stopwatch whose times are the slowest rank's."""
+        return SharedStopwatch(own(device), ranks)
+
+    return replace(auto, stopwatch=stopwatch)

@@ -1,8 +1,8 @@
 """A model as compiled code on disk: one AOTInductor package per bucket, with plan and fields.
 
 Loading it needs neither the model's source nor a compiler. What a folder holds, and what is checked
-before it runs, is described in :mod:`staticgraph.runner.export.export_manifest`; loading, in
-:mod:`staticgraph.runner.export.exported`.
+before it runs, is described in :mod:`staticgraph.runner.export_manifest`; loading, in
+:mod:`staticgraph.runner.exported`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from staticgraph.files.folder import replacing
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.internals.packages import compile_and_package
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner.execution.prediction import require_rows
-from staticgraph.runner.export.embedding_categories import categories_of
-from staticgraph.runner.export.export_manifest import (
+from staticgraph.runner.export_manifest import (
     KIND,
     ExportManifest,
+    categories_of,
     check_entries,
     digest_of,
     machine_of,
     package_name,
 )
+from staticgraph.runner.prediction import require_rows
 from staticgraph.schema import Schema
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject

@@ -14,14 +14,14 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import ExportRefused, PlanMismatch
 from staticgraph.internals.packages import package_loader
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner.execution.prediction import predict
-from staticgraph.runner.export.export_manifest import (
+from staticgraph.runner.export_manifest import (
     FILE,
     ExportManifest,
     checked_package,
     package_name,
     require_machine,
 )
+from staticgraph.runner.prediction import predict
 from staticgraph.schema import Schema
 
 

@@ -4,7 +4,7 @@ A more elaborate way is taken only where it beats the simpler one in the median 
 :data:`MARGIN` and by more than the rounds spread. On a device that is busy all the time recording
 gains nothing; there the times tie, and a tie goes to the simpler way.
 
-Pure arithmetic on numbers: :mod:`staticgraph.runner.warmup.trials` does the measuring.
+Pure arithmetic on numbers: :mod:`staticgraph.runner.trials` does the measuring.
 """
 
 from __future__ import annotations

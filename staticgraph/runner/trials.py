@@ -30,10 +30,10 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import GraphTooLarge, NotStatic
 from staticgraph.probing.out_of_memory import is_out_of_memory
-from staticgraph.runner.execution.steps import Steps
-from staticgraph.runner.timing.attention_trial import AttentionTrial
-from staticgraph.runner.timing.auto import LEAST_ROUNDS, Auto
-from staticgraph.runner.timing.way_choice import (
+from staticgraph.runner.attention_trial import AttentionTrial
+from staticgraph.runner.auto import LEAST_ROUNDS, Auto
+from staticgraph.runner.steps import Steps
+from staticgraph.runner.way_choice import (
     ATTENTION,
     WayChoice,
     choose,
@@ -68,7 +68,7 @@ class Trials:
     Args:
         subject: its model's flags are set for each phase.
         steps: the ways to run.
-        options: see :class:`staticgraph.runner.timing.auto.Auto`.
+        options: see :class:`staticgraph.runner.auto.Auto`.
         prepare: ``prepare(way, bucket, phase)`` compiles or records, under the runner's budget.
         steps_to_come: how many steps a bucket will run; None where that is not known.
         waits: whether a bucket without graphs waits for its first batch.
@@ -122,8 +122,8 @@ class Trials:
             shown: the progress bar, updated for each key that is ready.
         """
         if OWN in self._options.ways:
-            self.notes += self._steps.recordings.fit_scope()
-        made_for = _fingerprint(self._subject, self._steps.form.capacities)
+            self.notes += self._steps.fit_scope()
+        made_for = _fingerprint(self._subject, self._steps.capacities)
         found = None if file is None else _fixed(file, keys, made_for)
         ranks = self._steps.ranks
         if ranks is not None and not ranks.all(found is not None):
@@ -131,7 +131,7 @@ class Trials:
         if found is not None:
             self._paths = [choice for choice in found if choice.of_attention]
             for path in self._paths:
-                capacity = self._steps.form.capacities[path.bucket]
+                capacity = self._steps.capacities[path.bucket]
                 self._attention.choose(capacity, not path.phase.endswith("eval"), path.way)
             found = [choice for choice in found if not choice.of_attention]
             for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
@@ -141,13 +141,13 @@ class Trials:
         else:
             for bucket, phase in keys:
                 shown.set_postfix_str(f"bucket {bucket} {phase}")
-                batch = batch_of(self._steps.form.layout(bucket, schema))
+                batch = batch_of(self._steps.layout(bucket, schema))
                 self.measure_attention(batch, phase)
                 self.measure(batch, phase)
                 shown.update()
             found = self.choices()
             if all(choice.way != OWN for choice in found):
-                self._steps.recordings.close()
+                self._steps.close()
             if file is not None and not self.waiting and (ranks is None or ranks.first):
                 save(file, [*found, *self._paths], made_for)
         self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
@@ -248,8 +248,8 @@ class Trials:
         """Prepares a way; returns the reason if it cannot run."""
         if way != "eager" and self._stopwatch.now() > self._until:
             return f"not tried: limit_s={self._options.limit_s:g} was spent"
-        if way == OWN and (self._lost is not None or not self._steps.recordings.records(phase)):
-            return self._lost or f"scope {self._steps.recordings.scope!r} does not record {phase!r}"
+        if way == OWN and (self._lost is not None or not self._steps.records(phase)):
+            return self._lost or f"scope {self._steps.recording.scope!r} does not record {phase!r}"
         if way == FUSED and self._without_fused:
             return self._without_fused
         started = self._stopwatch.now()
@@ -259,7 +259,7 @@ class Trials:
         except NotStatic as error:
             if way == OWN:
                 self._lost = f"all recordings were torn down: {error}"
-                self._steps.recordings.close()
+                self._steps.close()
             return str(error)
         except Exception as error:
             # The model itself ran in eager, so a failure of the compiler, or of its graph, should

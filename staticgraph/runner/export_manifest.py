@@ -7,6 +7,12 @@ SHA-256 is the *digest* that :meth:`StaticGraphRunner.export` returns and ``load
 digest=...)`` demands. File names are made here, not read. The entries of a package are checked,
 since torch unpacks a package by the names of its entries. Code compiled for another version,
 processor or device is refused with an explanation, where it would otherwise crash.
+
+How many categories each integer column has, read from a model's embedding tables.
+
+An HTTP request body may hold any number, and a number that an embedding table has no row for fails
+the whole batch, including the requests of other clients. The weights give the number of rows, so a
+model of the zoo, or its checkpoint, is enough to reject such a number by name, without any data.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from staticgraph.errors import ExportRefused
 from staticgraph.files import document
@@ -47,7 +54,7 @@ class ExportManifest:
         packages: the SHA-256 of each bucket's package, in hexadecimal digits.
         inputs: the names of the tensors that each bucket's package takes, in order.
         output: how tensors are nested in the output; see
-            :func:`staticgraph.runner.export.export.form`.
+            :func:`staticgraph.runner.export.form`.
         pointers: whether batches have row pointers.
         device: ``cpu`` or ``cuda``.
         model: the name of the model's class, for people.
@@ -167,7 +174,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _check_form(form: Any) -> None:
-    """Refuses values that :func:`staticgraph.runner.export.export.form` does not return."""
+    """Refuses values that :func:`staticgraph.runner.export.form` does not return."""
     if form == "tensor":
         return
     ((kind, items),) = form.items()
@@ -313,3 +320,26 @@ def check_entries(path: Path, content: bytes) -> None:
                 f"{path} holds {name!r}, which no package of AOTInductor has: it was not made by "
                 "runner.export; do not load it"
             )
+
+
+ENCODERS = {"x": "node_encoder", "edge_attr": "edge_encoder"}
+
+
+def categories_of(weights: Mapping[str, Tensor], schema: Schema) -> dict[str, tuple[int, ...]]:
+    """Maps each integer field to the number of categories of each of its columns.
+
+    Args:
+        weights: ``state_dict()`` of a model of the zoo; of other models nothing is known.
+        schema: the fields of a graph.
+    """
+    found = {name: _table_sizes(weights, part) for name, part in ENCODERS.items()}
+    width = {item.name: item.width for item in schema}
+    return {name: sizes for name, sizes in found.items() if sizes and width.get(name) == len(sizes)}
+
+
+def _table_sizes(weights: Mapping[str, Tensor], part: str) -> tuple[int, ...]:
+    """The number of rows of each of an encoder's embedding tables; empty if it has none."""
+    sizes = []
+    while (table := weights.get(f"{part}.tables.{len(sizes)}.weight")) is not None:
+        sizes.append(len(table))
+    return tuple(sizes)

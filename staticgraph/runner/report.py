@@ -1,4 +1,7 @@
-"""The report of what a runner did: plain numbers, as a table and as JSON."""
+"""The report of what a runner did: plain numbers, as a table and as JSON.
+
+The name by which people know a device.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from staticgraph.files.document import read_document
 from staticgraph.files.json_text import save_json
-from staticgraph.runner.timing.way_choice import WayChoice
+from staticgraph.runner.way_choice import WayChoice
 from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
@@ -154,3 +159,10 @@ def _ms(time: float | None) -> str:
 
 def _bytes(count: int | None) -> str:
     return "-" if count is None else human_bytes(count)
+
+
+def device_name(device: torch.device) -> str:
+    """Returns a GPU's name, or the CPU with the number of threads that torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({how_many(torch.get_num_threads(), 'thread')})"
