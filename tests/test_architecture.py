@@ -69,7 +69,6 @@ FLOORS_OF = {
         "embeddings",
         "layers",
     ),
-    "runner": ("timing", "execution", "warmup", "reporting", "export"),
     "steps": ("state", "loss", "rows", "tracing", "computation", "update", "compilation"),
     "serving": ("bodies", "engine", "http", "processes"),
 }

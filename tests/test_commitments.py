@@ -304,9 +304,9 @@ class TestGradientsOfEachRecording:
     def held(self, runner) -> int:
         """Bytes of all gradients that recordings keep."""
         recorded = runner.steps.recorded
-        made = [*recorded._recordings.values(), *recorded._from_ids.values()]
+        made = list(recorded._recordings.values())
         kept = [grad for each in made for grad in each.grads if grad is not None]
-        for pair in recorded._pairs._pairs.values():
+        for pair in recorded._pairs.values():
             kept += [grad for grad in pair.gradients if grad is not None]
         return distinct_bytes(kept)
 

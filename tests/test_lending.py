@@ -13,7 +13,7 @@ import staticgraph as sg
 from staticgraph.errors import StaleOutput
 from staticgraph.recording import lending
 from staticgraph.recording.lending import LentTensor, handed_out
-from staticgraph.recording.replays import Replays
+from staticgraph.recording.recorder import Replays
 
 
 class Nodes(nn.Module):

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from staticgraph.runner.intake import BucketStatistics
 
 import staticgraph as sg
 from staticgraph.batches.loading.from_device import SlotIds
 from staticgraph.batches.slots.slots import Slot
 from staticgraph.kernels import register
 from staticgraph.runner.auto import Stopwatch
+from staticgraph.runner.intake import BucketStatistics
 
 OTHER = torch.device("cuda", 1)
 

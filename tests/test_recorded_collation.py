@@ -17,7 +17,7 @@ import staticgraph as sg
 from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.errors import StaleBatch
 from staticgraph.kernels.collate import collate_reference
-from staticgraph.recording.recorded_collation import RecordedCollation
+from staticgraph.recording.recorded_inputs import RecordedCollation
 
 CAPACITIES = [(410, 850, 31), (900, 1900, 33)]
 

@@ -175,6 +175,7 @@ class Preparation:
     def _choose_on(self, batch: StaticBatch, work: str) -> StaticBatch:
         """Chooses how a batch's bucket runs, if that waits for a batch with graphs."""
         trials, subject, steps = self._trials, self._subject, self._steps
+        phase = steps.phase(work)  # outside of the block, which enables gradients
         if trials is None or not self._waits(batch, work) or not batch.real:
             return batch
         steps.fused = True  # until the choice, batches carry what every way reads
@@ -184,7 +185,7 @@ class Preparation:
             untouched(subject.model, subject.optimizer, beside=subject.functions),
             steps.accumulated.kept(),
         ):
-            self.choices = trials.finish(steps.accept(batch), steps.phase(work))
+            self.choices = trials.finish(steps.accept(batch), phase)
         return steps.accept(batch)
 
     # ------------------------------------------------------------------ fields

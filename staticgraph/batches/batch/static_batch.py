@@ -140,10 +140,8 @@ class StaticBatch(BucketShape):
 
         None if a tensor was replaced or has its own memory.
         """
-        lease = self._lease
-        if lease is None or self._tensors is not lease.slot.tensors(self.bucket):
-            return None
-        return lease.slot.whole(self.bucket)
+        views = None if self._lease is None else self._lease.slot.views.get(self.bucket)
+        return views.whole if views is not None and self._tensors is views.tensors else None
 
     @property
     def num_node_features(self) -> int:

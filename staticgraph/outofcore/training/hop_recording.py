@@ -43,7 +43,7 @@ class RecordedHops:
     @property
     def replays(self) -> dict[Hashable, int]:
         """Number of replays of each recording."""
-        return {key: made.recorded.replays for key, (made, _) in self._made.items()}
+        return {key: recording.bodies[0].replays for key, (recording, _) in self._made.items()}
 
     def __call__(self, key: Hashable, inputs: Sequence[Tensor], body: Body) -> tuple[Tensor, ...]:
         """Replays a step on ``inputs``; the result is valid until the next call.
@@ -58,13 +58,14 @@ class RecordedHops:
         """
         if key not in self._made:
             self._made[key] = self._record(key, inputs, body)
-        made, noted = self._made[key]
-        self._recorded_model.check(made, "make the trainer again")
-        made.recorded.behind()
+        recording, noted = self._made[key]
+        self._recorded_model.check(recording, "make the trainer again")
+        if (behind := recording.bodies[0].behind) is not None:
+            behind()
         with torch.no_grad():
             for old, new in zip(noted, inputs, strict=True):
                 old.copy_(new, non_blocking=True)
-        return self._recorded_model.replay(made)
+        return self._recorded_model.replay(recording)
 
     def close(self) -> None:
         """Releases all recordings together."""
@@ -76,5 +77,5 @@ class RecordedHops:
     ) -> tuple[ModelRecording, list[Tensor]]:
         noted = [tensor.detach().clone() for tensor in inputs]
         what = f"the step of rung {key}"
-        made = self._recorded_model.record(self._recorder, lambda: body(noted), what, REMEDY)
-        return made, noted
+        bodies = (lambda: body(noted),)
+        return self._recorded_model.record(self._recorder, bodies, what, REMEDY), noted
