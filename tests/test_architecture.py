@@ -97,7 +97,6 @@ INSIDE = {
     ("internals.inductor", "torch._inductor"): SLOW,
     ("internals.inductor", "torch._inductor.cudagraph_trees"): SLOW,
     ("internals.inductor", "torch._inductor.codecache"): SLOW,
-    ("internals.packages", "torch._inductor"): SLOW,
     (
         "serving.http.uvicorn_config",
         "staticgraph.serving.http.bounded_protocol",

@@ -12,15 +12,14 @@ runs after the last one, whatever stream that was on, and so does the copy of it
 otherwise overtake the replay that still reads the previous batch; and nobody else uses the stream
 during a recording.
 
-One capture, and the cleanup of what a failed one leaves behind in the process.
-
-What the graph reads must come from its pool. cuBLAS's workspaces are process-wide: if they were
-allocated before the capture, whoever drops them (torch's graph trees around each of theirs, some
-releases wherever a graph of the stream ends, pytorch/pytorch#193402) frees memory that every replay
-writes to. So they are dropped before, the capture allocates new ones from the pool, and these are
-dropped after (``clear_cublas_manager`` in ``torch/_inductor/cudagraph_trees.py``). Garbage
-collection is off during a capture: destroying an unreachable graph would end the capture
-(pytorch/pytorch#161037), and destroying an unreachable batch would record its event.
+A capture leaves nothing behind in the process. What the graph reads must come from its pool.
+cuBLAS's workspaces are process-wide: if they were allocated before the capture, whoever drops them
+(torch's graph trees around each of theirs, some releases wherever a graph of the stream ends,
+pytorch/pytorch#193402) frees memory that every replay writes to. So they are dropped before, the
+capture allocates new ones from the pool, and these are dropped after (``clear_cublas_manager`` in
+``torch/_inductor/cudagraph_trees.py``). Garbage collection is off during a capture: destroying an
+unreachable graph would end the capture (pytorch/pytorch#161037), and destroying an unreachable
+batch would record its event.
 
 The problem of failing: where the work cannot be captured, ``torch.cuda.graph`` raises a second time
 as it ends the capture. That second exception hides the first, which names the cause; its stream and
@@ -40,7 +39,7 @@ from typing import Any
 
 import torch
 
-from staticgraph.internals import memory_pool
+from staticgraph.internals import memory
 
 # Nobody in this library but the recordings takes streams of this priority.
 PRIORITY = -1
@@ -138,11 +137,11 @@ def captured(
 
 @contextmanager
 def _own_workspaces() -> Iterator[None]:
-    memory_pool.drop_workspaces()
+    memory.drop_workspaces()
     try:
         yield
     finally:
-        memory_pool.drop_workspaces()
+        memory.drop_workspaces()
 
 
 @contextmanager
@@ -162,8 +161,8 @@ def _put_right(
     _ASKED_FOR_EVER.append(graph)
     # Raises if the capture did end, or never began; then there is nothing to release.
     with suppress(Exception):
-        memory_pool.end_allocations(stream.device.index, pool)
-        memory_pool.release(stream.device.index, pool)
+        memory.end_allocations(stream.device.index, pool)
+        memory.release(stream.device.index, pool)
     with suppress(Exception):
         graph.reset()
     try:

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.containers import mapped, opaque
 from staticgraph.errors import NotStatic, StaleOutput
-from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
-from staticgraph.internals.trees import tree_map_only
+from staticgraph.internals.dispatch import DisableTorchFunctionSubclass, tree_map_only
 from staticgraph.recording.recorder import Replays
 from staticgraph.text.how_many import how_many
 

@@ -1,12 +1,8 @@
 """One module as it was when it was recorded: everything in it that a forward may depend on.
 
 Noted are its class, its submodules, the objects and addresses of its parameters and buffers, its
-hooks, and its public attributes that are plain values, tensors or functions
-(:mod:`staticgraph.recording.noted_module`).
-
-Values that a recording assumes: which of them are watched, and whether one has changed.
-
-What in a model is no longer as it was recorded, and how a message says so.
+hooks, and its public attributes that are plain values, tensors or functions. A change is named in a
+message by its path in the model.
 """
 
 from __future__ import annotations

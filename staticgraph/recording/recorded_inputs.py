@@ -1,15 +1,12 @@
 """The memory that recordings read: a slot at fixed addresses, which every batch is copied to.
 
 All buckets share it, since no two recordings run at once. A batch with a single buffer takes one
-copy; a batch known by its ids alone is made in place
-(:mod:`staticgraph.recording.recorded_inputs`); any other is copied array by array.
+copy; a batch known by its ids alone is made in place; any other is copied array by array.
 
-How a recorded step's input is filled from the ids of a batch.
-
-The problem: a recording reads its input at fixed addresses, so a batch that was made elsewhere on
-the device is first copied there, some hundred kilobytes per step. The idea: if the graphs are on
-the device, the batch is made directly in that place, by work that is recorded as well. Its only
-inputs are the ids, ``[G]`` int32 at their own address, which the host writes directly.
+The problem of graphs on the device: a batch that was made elsewhere is first copied there, some
+hundred kilobytes per step. The idea: it is made directly in that place, by work that is recorded as
+well. Its only inputs are the ids, ``[G]`` int32 at their own address, which the host writes
+directly.
 
 That work comes first in a recording of the whole step, so that going from ids to an update is a
 single launch. If the step's own recording is to serve batches of every origin, the work instead has
@@ -30,7 +27,7 @@ from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.batches.slots.slots import Slot, SlotLayout
 from staticgraph.errors import NotStatic
-from staticgraph.internals.foreach import copy_all
+from staticgraph.internals.dispatch import copy_all
 from staticgraph.kernels.collate import collate
 from staticgraph.recording.recorder import Recorded, Recorder, Replays
 from staticgraph.store.on_device import DeviceStore

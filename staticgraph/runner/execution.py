@@ -6,12 +6,10 @@ the same times. What is settled here never changes;
 :class:`staticgraph.runner.steps.Steps` records less where an optimizer, or a sum over
 ranks, cannot be recorded.
 
-Trials on several ranks: every rank decides by the same times.
-
-The problem: a rank that finds its time limit spent, or another way faster, prepares and steps
-differently from the rest, and a sum over ranks then waits for ever. The idea: every measurement is
-replaced by that of the slowest rank, on all ranks, so that all of them decide alike; the slowest
-rank is also the one that a step waits for.
+The problem of trials on several ranks: a rank that finds its time limit spent, or another way
+faster, prepares and steps differently from the rest, and a sum over ranks then waits for ever. The
+idea: every measurement is replaced by that of the slowest rank, on all ranks, so that all of them
+decide alike; the slowest rank is also the one that a step waits for.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.files.folder import replacing
 from staticgraph.files.versions import STEPS, versions
-from staticgraph.internals.packages import compile_and_package
+from staticgraph.internals.inductor import compile_and_package
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.export_manifest import (
     KIND,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import ExportRefused, PlanMismatch
-from staticgraph.internals.packages import package_loader
+from staticgraph.internals.inductor import package_loader
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.export_manifest import (
     FILE,

@@ -21,12 +21,13 @@ from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.preparation import Preparation
-from staticgraph.runner.report import BucketReport, Report, device_name
+from staticgraph.runner.report import BucketReport, Report
 from staticgraph.runner.steps import Steps
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.attention_choices import attention_choices
 from staticgraph.steps.compilation.compiled_function import CompileCounts, skipped_recordings_of
 from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.text.how_many import how_many
 
 # Enough for the median and the 90th percentile of recent steps.
 TIMES_KEPT = 512
@@ -200,3 +201,10 @@ def report_of(runner: Takes, plan: BucketPlan) -> Report:
         ),
         optional=steps.computation.optional or (),
     )
+
+
+def device_name(device: torch.device) -> str:
+    """Returns a GPU's name, or the CPU with the number of threads that torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({how_many(torch.get_num_threads(), 'thread')})"

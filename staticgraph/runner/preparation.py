@@ -31,7 +31,7 @@ from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.checking.comparison import Comparer
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck, next_look
-from staticgraph.distributed.smallest_budget import smallest_budget
+from staticgraph.distributed.ranks import smallest_budget
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner import compile_cache

@@ -1,7 +1,4 @@
-"""The report of what a runner did: plain numbers, as a table and as JSON.
-
-The name by which people know a device.
-"""
+"""The report of what a runner did: plain numbers, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from staticgraph.files.document import read_document
 from staticgraph.files.json_text import save_json
@@ -159,10 +154,3 @@ def _ms(time: float | None) -> str:
 
 def _bytes(count: int | None) -> str:
     return "-" if count is None else human_bytes(count)
-
-
-def device_name(device: torch.device) -> str:
-    """Returns a GPU's name, or the CPU with the number of threads that torch uses."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({how_many(torch.get_num_threads(), 'thread')})"

@@ -22,7 +22,7 @@ from staticgraph.batches.batch.row_pointers import with_pointers
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.distributed.share import Share
+from staticgraph.distributed.reduction import Share
 from staticgraph.errors import NotStatic
 from staticgraph.recording.recorded import RecordedSteps
 from staticgraph.recording.recording import Recording
@@ -37,9 +37,8 @@ from staticgraph.steps.loss.finite_losses import FiniteLosses
 from staticgraph.steps.rows.single_row_norms import SingleRows
 from staticgraph.steps.state.recordable_optimizer import check_recordable
 from staticgraph.steps.state.training_state import StepState, train
-from staticgraph.steps.update.gradient_accumulation import Accumulation
 from staticgraph.steps.update.rank_averaging import Averaging
-from staticgraph.steps.update.update import Update
+from staticgraph.steps.update.update import Accumulation, Update
 from staticgraph.store.on_device import DeviceStore
 
 

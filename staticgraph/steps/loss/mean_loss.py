@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.distributed.share import Share
-from staticgraph.internals.autograd_shapes import shapes_before
+from staticgraph.distributed.reduction import Share
+from staticgraph.internals.dispatch import shapes_before
 from staticgraph.steps.loss.missing_labels import check_labelled, for_loss, labelled
 
 Loss = Callable[[Any, StaticBatch], Any]

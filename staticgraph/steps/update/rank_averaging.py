@@ -1,7 +1,7 @@
 """The loss and the gradients of a step over all ranks, and what else must agree on all of them.
 
 Where several processes train, a step differentiates its share of the loss
-(:class:`staticgraph.distributed.share.Share`). Here the shares become one mean, the gradients the
+(``Share`` in ``distributed/reduction.py``). Here the shares become one mean, the gradients the
 gradient of that mean, and the running statistics of norms over a single rank their average. A loss
 that is not finite ends the step on every rank: a rank that stopped alone would leave the others
 waiting.
@@ -37,8 +37,8 @@ from staticgraph.distributed.reduction import (
     NO_GRAPH,
     WEIGHT,
     Reduction,
+    Share,
 )
-from staticgraph.distributed.share import Share
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import version_of
 from staticgraph.steps.computation.model_setup import Subject

@@ -28,7 +28,7 @@ from torch import Tensor
 from staticgraph.checking.preflight import preflight
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
-from staticgraph.runner.report import device_name
+from staticgraph.runner.intake import device_name
 from staticgraph.runner.way_choice import choose
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.loss.mean_loss import Loss

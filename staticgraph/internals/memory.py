@@ -1,10 +1,13 @@
-"""Memory of a capture: what a failed capture left open, and the workspaces of matrix products."""
+"""Memory by torch's private names: what a failed capture left open, the workspaces of matrix
+products, and the event kinds of its profiler.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch._C._profiler import _EventType
 
 
 def end_allocations(device_index: int, pool: Any) -> None:
@@ -21,3 +24,6 @@ def drop_workspaces() -> None:
 def release(device_index: int, pool: Any) -> None:
     """Removes one user of the pool; the memory of a pool without users is freed."""
     torch._C._cuda_releasePool(device_index, pool)
+
+
+ALLOCATION = _EventType.Allocation
