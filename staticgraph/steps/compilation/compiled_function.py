@@ -28,7 +28,7 @@ from staticgraph.internals.tracing import (
     watched,
 )
 from staticgraph.rewrites import Captured, RewriteTarget, rewrite
-from staticgraph.steps.compilation.captured_step import checked
+from staticgraph.steps.compilation.activation_checkpointing import checked
 from staticgraph.steps.compilation.graph_trees import skipped_recordings
 from staticgraph.steps.compilation.guards import GuardedCall, drop_what_is_known
 from staticgraph.steps.compilation.modes import Mode
