@@ -255,7 +255,7 @@ def test_models_written_by_hand_enter_the_notes_and_the_readme():
     assert "not measured" in fill_figures.with_tables(marked, {})
 
 
-@pytest.mark.parametrize("page", ["README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 def test_a_first_page_says_at_once_that_nothing_ran_on_a_gpu(page):
     """While its GPU figures are not measured, and before anything that would promise speed."""
     root = Path(__file__).parents[1]
