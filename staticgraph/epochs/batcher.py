@@ -21,9 +21,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from staticgraph.epochs.balance import main_bucket
 from staticgraph.epochs.blocks import ORDER_VERSION, Blocks, Order, Room, block_order
 from staticgraph.epochs.epoch import BatchIds, Epoch, EpochStats, RankBatches, dealt, side_by_side
+from staticgraph.epochs.main_bucket import main_bucket
 from staticgraph.epochs.oversize import Oversize, settle_oversize
 from staticgraph.epochs.strategies import (
     EpochBatches,
