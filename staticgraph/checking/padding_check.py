@@ -26,16 +26,9 @@ from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.checking.comparison import Comparer, RunOptions, attempt, several_ranks
 from staticgraph.checking.edge_order import order_error
 from staticgraph.checking.example_batch import revalued, with_gaps
+from staticgraph.checking.leak_error import GAPS, SIZES, leak_of, not_finite
 from staticgraph.checking.outcome import Outcome
-from staticgraph.checking.padding_culprit import (
-    GAPS,
-    SIZES,
-    Culprit,
-    NonFinite,
-    Trail,
-    leak_of,
-    not_finite,
-)
+from staticgraph.checking.padding_culprit import Culprit, NonFinite, Trail
 from staticgraph.checking.plain_batch import has_gaps, plain_batch
 from staticgraph.errors import PaddingLeaks
 from staticgraph.nn.newcomers import Newcomers
