@@ -238,7 +238,7 @@ class RecordedSteps:
         precision = self._autocast  # usually enough for a replay, and saves Python calls
         if precision is None and torch.is_autocast_enabled(self._device.type):
             precision = self._precision
-        key = bucket, work, precision, self.scope, False, None  # as a RecordingKey
+        key: Any = bucket, work, precision, self.scope, False, None  # as a RecordingKey
         recording = self._recordings.get(key)
         if recording is None:
             if self.frozen:

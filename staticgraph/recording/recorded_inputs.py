@@ -144,7 +144,7 @@ class RecordedInputs:
         return inputs
 
     def take(self, batch: StaticBatch, arrays: Mapping[str, Tensor]) -> None:
-        """Copies a batch to the recorded addresses of its bucket, array by array, or makes it there.
+        """Copies a batch to its bucket's addresses, array by array, or makes it there.
 
         Args:
             batch: on the device.
