@@ -252,7 +252,8 @@ class RecordedSteps:
             collation is not None
             and type(arrays) is CollatedTensors
             and arrays.store is collation.store
-            and (joined := self._recordings.get((*key[:4], True, None))) is not None
+            and (joined := self._recordings.get(cast(RecordingKey, (*key[:4], True, None))))
+            is not None
         ):
             ids, recording = arrays, joined
         self._recorded_model.check(recording, "call warmup() again", looked_in_epoch(batch))
