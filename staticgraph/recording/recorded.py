@@ -252,10 +252,10 @@ class RecordedSteps:
             collation is not None
             and type(arrays) is CollatedTensors
             and arrays.store is collation.store
-            and (joined := self._recordings.get(cast(RecordingKey, (*key[:4], True, None))))
-            is not None
         ):
-            ids, recording = arrays, joined
+            joined = self._recordings.get(RecordingKey(*key[:4], from_ids=True))
+            if joined is not None:
+                ids, recording = arrays, joined
         self._recorded_model.check(recording, "call warmup() again", looked_in_epoch(batch))
         if (behind := recording.bodies[0].behind) is not None:
             behind()
