@@ -99,8 +99,12 @@ def supported() -> dict[str, str]:
 
 
 def law_tests() -> dict[str, str]:
-    names = re.findall(r"`(tests/[\w/.]+::[\w:]+)`", (ROOT / "docs/laws.md").read_text())
-    return dict.fromkeys(names, "")
+    """The tests that the page of laws names and that are there."""
+    names = re.findall(r"`(tests/[\w/.]+)::([\w:]+)`", (ROOT / "docs/laws.md").read_text())
+    for file, test in names:
+        *_, function = test.split("::")
+        assert f"def {function}(" in (ROOT / file).read_text(), f"docs/laws.md names {file}::{test}"
+    return {f"{file}::{test}": "" for file, test in names}
 
 
 PRESENT: dict[str, Callable[..., dict[str, str]]] = {

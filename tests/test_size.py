@@ -15,7 +15,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Room: files, nodes.
+COUNTS = ("files", "nodes")
+# Both counts by room.
 SIZES = {
     "bench": (40, 26830),
     "staticgraph": (5, 1839),
@@ -46,8 +47,8 @@ SIZES = {
     "staticgraph/store": (38, 26581),
     "staticgraph/text": (10, 1853),
     "staticgraph/training": (39, 15715),
-    "tests": (281, 281700),
-    "tests/support": (93, 49785),
+    "tests": (273, 274283),
+    "tests/support": (92, 49297),
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
