@@ -44,7 +44,12 @@ def pages_with(slow: bool) -> list[Path]:
 @pytest.mark.parametrize(
     ("page", "slow"),
     [
-        pytest.param(page, slow, marks=pytest.mark.slow if slow else (), id=page.name)
+        pytest.param(
+            page,
+            slow,
+            marks=pytest.mark.slow if slow else (),
+            id=f"{page.relative_to(ROOT)}{' slow' * slow}",
+        )
         for slow in (False, True)
         for page in pages_with(slow)
     ],
