@@ -11,8 +11,6 @@ from torch_geometric.data import Data
 import staticgraph as sg
 from support.parity import CAPACITY, EDGE_WIDTH, NODES, STORE, graphs
 
-DTYPES = (torch.float32, torch.bfloat16)
-
 
 def batch_of(made: Iterable[Data]) -> sg.StaticBatch:
     """Returns a batch of all given graphs in the usual capacity."""
@@ -39,16 +37,15 @@ def tied(graph: Data) -> Data:
     return graph
 
 
-def sample_in(dtype: torch.dtype) -> sg.StaticBatch:
-    """Returns the usual batch with fields of another dtype."""
-    made = graphs()
-    for graph in made:
-        for key, value in graph.to_dict().items():
-            if value.is_floating_point():
-                graph[key] = value.to(dtype)
-    return batch_of(made)
+def single(graph: Data) -> Data:
+    """Returns the graph in single precision."""
+    for key, value in graph.to_dict().items():
+        if value.is_floating_point():
+            graph[key] = value.float()
+    return graph
 
 
+SINGLE = batch_of(map(single, graphs()))
 NUM_NODES, NUM_EDGES = (int(total) for total in STORE.sizes.sum(0))
 EVERY = range(len(NODES))
 SAMPLES = {

@@ -162,8 +162,8 @@ class Result:
         )
 
     def largest(self, kind: str) -> float:
-        found = [v.abs().max() for k, v in self.values.items() if k.startswith(kind) and v.numel()]
-        return max([float(f) for f in found], default=0.0)
+        values = [v for k, v in self.values.items() if k.startswith(kind) and v.numel()]
+        return max([float(value.abs().nan_to_num().max()) for value in values], default=0.0)
 
 
 def backward(mean: Any, models: Sequence[nn.Module], twice: bool) -> None:
