@@ -112,7 +112,7 @@ def compared(found: list[float], pyg: list[float]) -> dict[str, float]:
     }
 
 
-def made(graph: data.NodeData, case: Case) -> SampledGNN:
+def model_of(graph: data.NodeData, case: Case) -> SampledGNN:
     classes = int(graph.labels.max()) + 1
     return SampledGNN(case.model, graph.features.shape[1], case.hidden, classes, 2, 0.5)
 
@@ -133,7 +133,7 @@ def chosen(
 
 def pyg_accuracy(graph: data.NodeData, case: Case) -> float:
     """Trains the same layers with PyG, in full batch."""
-    model = made(graph, case)
+    model = model_of(graph, case)
     optimizer = torch.optim.Adam(model.parameters(), 0.01, weight_decay=5e-4)
     x, y = torch.from_numpy(graph.features), torch.from_numpy(graph.labels)
     edges = torch.from_numpy(graph.edges)
@@ -155,7 +155,7 @@ def pyg_accuracy(graph: data.NodeData, case: Case) -> float:
 
 def our_accuracy(graph: data.NodeData, case: Case, p: int, policy: Any, seed: int) -> float:
     """Trains from ``p`` partitions with ``policy``; one state's training nodes are one batch."""
-    model = made(graph, case)
+    model = model_of(graph, case)
     with tempfile.TemporaryDirectory() as folder:
         parts = partition(
             graph.edges, len(graph.labels), p, Path(folder) / "g", features=graph.features,

@@ -18,67 +18,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from staticgraph.outofcore.buffer.resident import ResidentGraph
 from staticgraph.outofcore.buffer.timeline import StateTime
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile, FloatArray
-from staticgraph.outofcore.disk.graph import PartitionedGraph
-from staticgraph.outofcore.disk.neighbours import Direction
-from staticgraph.outofcore.policies.schedule import Schedule, State
+from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
+from staticgraph.outofcore.policies.schedule import NodeSchedule, Schedule, State
 from staticgraph.text.how_many import how_many
-
-
-class ResidentState:
-    """One state of the buffer, as training sees it.
-
-    Attributes:
-        number: the state's number.
-        partitions: the resident partitions, ascending.
-        edges: ``[n, 2 or 3]`` edges of the cells to train on, as node numbers of the graph, or as
-            rows of the buffer if ``around`` is not None.
-        slot_of: ``[p]``; the slot of each partition, -1 if it is not resident.
-        around: the resident graph for sampling, if the buffer has a direction; None otherwise.
-    """
-
-    around: ResidentGraph | None
-    graph: PartitionedGraph
-    number: int
-    partitions: tuple[int, ...]
-    slot_of: NDArray[np.int64]
-    edges: NDArray[Any]
-
-    __slots__ = (
-        "_first", "_total", "around", "edges", "graph", "number", "partitions", "slot_of",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        number: int,
-        partitions: tuple[int, ...],
-        edges: NDArray[Any],
-        slot_of: NDArray[np.int64],
-        graph: PartitionedGraph,
-        around: ResidentGraph | None = None,
-    ) -> None:
-        self.number, self.partitions, self.edges = number, partitions, edges
-        self.slot_of, self.graph, self.around = slot_of, graph, around
-        counts = np.array([graph.nodes_of(partition) for partition in partitions])
-        self._first = np.concatenate([[0], np.cumsum(counts)])
-        self._total = int(counts.sum())
-
-    def rows(self, nodes: NDArray[Any]) -> NDArray[np.int64]:
-        """Returns the rows of the buffer that hold these nodes' values."""
-        size = self.graph.partition_size
-        partitions, inside = np.divmod(nodes, size)
-        return self.slot_of[partitions] * size + inside
-
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """Draws resident nodes uniformly; the result does not depend on their slots."""
-        drawn = rng.integers(self._total, size=shape)
-        which = np.searchsorted(self._first, drawn, side="right") - 1
-        nodes = np.asarray(self.partitions)[which] * self.graph.partition_size
-        return nodes + drawn - self._first[which]
 
 
 class EmbeddingBuffer:
@@ -95,11 +41,15 @@ class EmbeddingBuffer:
         values: ``[rows, D]``; the row is ``slot * partition_size + offset``.
         sums: ``[rows, D]`` Adagrad sums.
         waited_s: seconds that training waited for the thread.
+        partitions_read: the number of partitions read so far.
         times: the times of the states of the last run.
 
     Raises:
         ValueError: if the graph and the file are partitioned differently.
     """
+
+    # Training changes the values: a batch's must be read when its turn comes.
+    mutable = True
 
     def __init__(
         self,
@@ -126,39 +76,48 @@ class EmbeddingBuffer:
         self._writing: list[tuple[int, Future[None]]] = []
         self._thread = ThreadPoolExecutor(1, "staticgraph-partitions")
         self.waited_s: float = 0.0
+        self.partitions_read: int = 0
         self.times: list[StateTime] = []
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all slots."""
-        return self.values.nbytes + self.sums.nbytes
+    def width(self) -> int:
+        """Values per row."""
+        return self.values.shape[1]
 
-    def run(self, schedule: Schedule) -> Iterator[ResidentState]:
+    def run(self, schedule: Schedule | NodeSchedule) -> Iterator[ResidentGraph]:
         """Loads the states of a schedule and yields them one by one; the caller trains on each.
 
         All partitions are written when the last state ends; nothing is committed.
+
+        Raises:
+            ValueError: if the schedule is one of nodes, since embeddings are trained on edges.
         """
+        if isinstance(schedule, NodeSchedule):
+            raise ValueError("embeddings are trained along edges: give the loader task='link'")
         entering = schedule.entering()
         states = schedule.states
         reads = self._request(entering[0])
-        edges = self._ask(0, states[0], reads)
+        coming = self._prepare(0, states[0], reads)
         started, self.times = time.perf_counter(), []
         for number, state in enumerate(states):
-            asked = time.perf_counter() - started
-            rows, around = self._wait(edges)
+            requested = time.perf_counter() - started
+            resident = self._wait(coming)
             for slot, partition, read in reads:
                 self._wait(read)
                 self._slot_of[partition] = slot
             last = number + 1 == len(states)
             if not last:
                 reads = self._request(entering[number + 1])
-                edges = self._ask(number + 1, states[number + 1], reads)
+                coming = self._prepare(number + 1, states[number + 1], reads)
             began = time.perf_counter() - started
-            yield ResidentState(number, state.partitions, rows, self._slot_of, self._graph, around)
+            self.partitions_read += len(entering[number])
+            yield resident
             ended = time.perf_counter() - started
-            self.times.append(StateTime(state.partitions, entering[number], asked, began, ended))
-            kept = set() if last else set(states[number + 1].partitions)
-            self._release([k for k in state.partitions if k not in kept])
+            self.times.append(
+                StateTime(state.partitions, entering[number], requested, began, ended)
+            )
+            staying = set() if last else set(states[number + 1].partitions)
+            self._release([k for k in state.partitions if k not in staying])
         self._drain(everything=True)
         self._free.sort()
 
@@ -187,23 +146,16 @@ class EmbeddingBuffer:
             reads.append((slot, partition, read))
         return reads
 
-    def _ask(
+    def _prepare(
         self, number: int, state: State, reads: list[tuple[int, int, Future[None]]]
-    ) -> Future[tuple[NDArray[Any], ResidentGraph | None]]:
-        """Requests the edges of a state, given the slots that its new partitions are read into."""
+    ) -> Future[ResidentGraph]:
+        """Requests the graph of a state, given the slots that its new partitions are read into."""
         slot_of = self._slot_of.copy()
         for slot, partition, _ in reads:
             slot_of[partition] = slot
-
-        def prepare() -> tuple[NDArray[Any], ResidentGraph | None]:
-            """Reads the edges of a state's cells, and builds the resident graph for sampling."""
-            if self._direction is None:
-                return self._graph.read_cells(state.cells), None
-            nothing = np.empty((len(self.values), 0), np.float32)
-            around = ResidentGraph(self._graph, number, state, slot_of, nothing, self._direction)
-            return around.edges, around
-
-        return self._thread.submit(prepare)
+        return self._thread.submit(
+            ResidentGraph, self._graph, number, state, slot_of, self.values, self._direction
+        )
 
     def _release(self, partitions: Sequence[int]) -> None:
         """Requests that partitions are written; their slots become free when that is done."""

@@ -3,12 +3,22 @@
 A schedule consists of plain numbers; a policy makes it before an epoch, and the code that reads
 from disk follows it. Everything that a policy guarantees (each cell once, both endpoints resident,
 few swaps) can be derived from it and is checked here, without a disk.
+
+So is how far a schedule is from training on the edges in random order: after each state, each
+partition has processed some share of the edges that touch it. In random order all shares would be
+equal; the bias is the largest difference between any two, over all states: 0 is random, 1 means
+that one partition had finished before another began. MariusGNN takes the shares per node; on graphs
+with nodes of degree one, that bias is 1 for every policy, because such a node goes from none to all
+of its edges at once. Shares are therefore taken per partition, which weighs nodes by their edges.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 # A cell is the edges from one partition to another: (source partition, destination partition).
 Cell = tuple[int, int]
@@ -126,3 +136,41 @@ def entering(states: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Returns, for each state, the partitions that the one before did not hold."""
     rest = [tuple(sorted(set(now) - set(before))) for before, now in pairwise(states)]
     return [tuple(sorted(states[0])), *rest]
+
+
+def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = None) -> float:
+    """Returns the largest difference in progress between two partitions, from 0 to 1.
+
+    Partitions that no edge touches are ignored.
+
+    Args:
+        schedule: the schedule of one epoch.
+        cell_sizes: ``[p, p]`` edges per cell; all equal if None.
+    """
+    progress = progress_by_partition(schedule, cell_sizes)
+    if not progress.shape[1]:
+        return 0.0
+    return float((progress.max(axis=1) - progress.min(axis=1)).max())
+
+
+def progress_by_partition(
+    schedule: Schedule, cell_sizes: ArrayLike | None = None
+) -> NDArray[np.float64]:
+    """Returns ``[states, touched partitions]``: shares of edges processed after each state.
+
+    Raises:
+        ValueError: if ``cell_sizes`` does not have the schedule's number of partitions.
+    """
+    p = schedule.num_partitions
+    sizes = np.ones((p, p)) if cell_sizes is None else np.asarray(cell_sizes, np.float64)
+    if sizes.shape != (p, p):
+        raise ValueError(f"cell_sizes has shape {sizes.shape}; the schedule has p={p}")
+    met = np.zeros((len(schedule.states), p))
+    for number, state in enumerate(schedule.states):
+        for i, j in state.cells:
+            met[number, i] += sizes[i, j]
+            if i != j:
+                met[number, j] += sizes[i, j]
+    total = met.sum(axis=0)
+    touched = total > 0
+    return np.cumsum(met[:, touched], axis=0) / total[touched]
