@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from staticgraph.outofcore.disk import data
-from staticgraph.outofcore.disk.neighbours import Neighbours
+from staticgraph.outofcore.buffer.resident import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
 from staticgraph.outofcore.sampling.hop_profile import profile
 from tests.support import dense_oracle

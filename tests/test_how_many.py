@@ -23,10 +23,9 @@ PLAIN = {
     ("batches/slots/real_counts.py", "len(ids)"),  # too many
     ("nn/context/batch_context.py", "size"),  # a single row belongs to no level
     ("outofcore/disk/manifest.py", "n"),  # of two partitions
-    ("outofcore/policies/node_policy.py", "self.near"),  # below 0
+    ("outofcore/policies/policy.py", "self.near"),  # below 0
     ("outofcore/policies/policy.py", "num_partitions"),  # more than the buffer
     ("rewrites/layers/linear_statistics.py", "rows"),  # more than a million
-    ("outofcore/sampling/hops.py", "sample.counts"),  # a list
     ("training/plots.py", "width"),  # more than one
     ("steps/computation/computation.py", "level"),
     ("steps/computation/computation.py", "name"),

@@ -12,7 +12,6 @@ import torch
 from staticgraph.errors import Diverged, StoreCorrupt
 from staticgraph.outofcore import (
     Beta,
-    EncodedLinkTrainer,
     InMemory,
     LinkConfig,
     LinkTrainer,
@@ -39,10 +38,10 @@ def graph(tmp_path_factory):
     return partition(generated(), N, 4, tmp_path_factory.mktemp("graph") / "g")
 
 
-def encoded(graph, folder, config=SMALL) -> EncodedLinkTrainer:
+def encoded(graph, folder, config=SMALL) -> LinkTrainer:
     torch.manual_seed(0)
     encoder = SampledGNN("sage", 4, 4, 4, 1)
-    return EncodedLinkTrainer(graph, Beta(2), config, encoder, (3,), folder)
+    return LinkTrainer(graph, Beta(2), config, folder, encoder=encoder, fanouts=(3,))
 
 
 def plain(graph, folder, config=SMALL) -> LinkTrainer:

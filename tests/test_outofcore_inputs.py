@@ -27,11 +27,11 @@ def edges_of(graph: PartitionedGraph) -> list[list[int]]:
 def features_of(graph: PartitionedGraph) -> np.ndarray:
     """The features from a loader, in the order of the caller's node numbers."""
     loader = SampledLoader(graph, InMemory(), [2], 7)
-    found = np.empty((N, 3))
+    values = np.empty((N, 3))
     for batch in loader:
-        found[batch.nodes] = batch.hops.x[: len(batch.nodes)].double().numpy()
+        values[batch.nodes] = batch.graph.x[: len(batch.nodes)].double().numpy()
     loader.close()
-    return found
+    return values
 
 
 @pytest.mark.parametrize(

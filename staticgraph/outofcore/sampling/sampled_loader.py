@@ -37,6 +37,7 @@ from staticgraph.outofcore.sampling.sampled_graph import (
     size_of,
 )
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 
 IntArray = NDArray[np.int64]
@@ -285,8 +286,9 @@ class SampledLoader:
             if len(items) == 1:
                 nodes, edges = size_of(sample, self.gcn_norm)
                 raise ValueError(
-                    f"one seed reaches {nodes} nodes and {edges} edges, and the plan's largest "
-                    f"bucket is {self.plan.capacities[-1]}: give a larger one, or no plan"
+                    f"one seed reaches {how_many(nodes, 'node')} and {how_many(edges, 'edge')}, "
+                    f"and the plan's largest bucket is {self.plan.capacities[-1]}: give a larger "
+                    "one, or no plan"
                 )
             self.statistics.splits += 1
             middle = len(items) // 2

@@ -142,8 +142,7 @@ class LinkTrainer(CommittedEpochs):
         )
         self.runner: StaticGraphRunner | None = None
         if encoder is not None:
-            differentiable = ("x",) if mode == "cuda-graph" else ()
-            subject = Subject(encoder, differentiable=differentiable, check_finite=0)
+            subject = Subject(encoder, differentiable=("x",), check_finite=0)
             self.runner = StaticGraphRunner(
                 subject, self.loader.plan, mode, distributed="off", **options
             )

@@ -65,7 +65,7 @@ class SeedLoss(nn.Module):
             )
         y, labelled = batch.y, (batch.y >= 0) & batch.node_mask
         with torch.no_grad():
-            self.correct += (correct_rows(out, y) & labelled).sum()
+            self.correct.add_((correct_rows(out, y) & labelled).sum())
         values = nn.functional.cross_entropy(out, y, ignore_index=-1, reduction="none")
         return values, labelled
 
