@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from staticgraph.outofcore.buffer.resident import Neighbours
 from support import dense_oracle
 from support.drawn import examples
 
+from staticgraph.outofcore.buffer.resident import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
 
 

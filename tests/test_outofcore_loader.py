@@ -22,7 +22,7 @@ from staticgraph.outofcore import (
     SampledLoader,
     partition,
 )
-from staticgraph.outofcore.buffer.resident import ResidentGraphs
+from staticgraph.outofcore.buffer.buffer import FeatureBuffer
 from staticgraph.outofcore.disk import data
 
 N, TRAIN = 90, np.arange(5, 35)
@@ -79,7 +79,7 @@ def test_with_half_resident_training_nodes_see_nearly_all_that_they_would_see(tm
 @pytest.mark.parametrize("direction", ["in", "out", "both"])
 def test_a_state_sees_exactly_the_edges_between_resident_nodes(graph, policy, direction):
     graph, edges = graph
-    states = ResidentGraphs(graph, direction)
+    states = FeatureBuffer(graph, direction)
     schedule = policy.epoch(6, tuple(range(6)), np.random.default_rng(1))
     features = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
     for resident, state in zip(states.run(schedule), schedule.states, strict=True):

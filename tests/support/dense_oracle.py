@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from staticgraph.outofcore.buffer.resident import Neighbours
 
+from staticgraph.outofcore.buffer.resident import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSample
 
 MASK = 2**64 - 1

@@ -3,18 +3,10 @@
 Rows are places in the buffer, not nodes of the whole graph; a row without a resident node has no
 neighbours. With direction ``both``, the sources of a row's incoming edges and the destinations of
 its outgoing edges are kept separately.
-
-:class:`ResidentGraphs` is the buffer for read-only partitions: features never change, so nothing is
-written back. While the current state trains, a thread reads the partitions that enter with the next
-state and builds its row pointers. It reads into slots that the current state does not use, and
-every state has its own row pointers, so the two never write to the same memory.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.jit import loop
-from staticgraph.outofcore.buffer.timeline import StateTime
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
-from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule, State
+from staticgraph.outofcore.policies.schedule import NodeState, State
 
 IntArray = NDArray[np.int64]
 
@@ -162,113 +153,6 @@ class ResidentGraph:
     def _in_rows(self, edges: NDArray[Any]) -> NDArray[Any]:
         _renumber(edges, self.slot_of, self.graph.partition_size)
         return edges
-
-
-class ResidentGraphs:
-    """The states of a schedule, each prepared while the one before is in use.
-
-    Args:
-        graph: the graph, with or without features.
-        direction: the direction of the neighbours.
-        features: read the features, if the graph has any.
-
-    Attributes:
-        waited_s: seconds that the consumer of the states waited for reading.
-        partitions_read: the number of partitions read so far.
-        times: the times of the states of the last run.
-    """
-
-    waited_s: float
-    partitions_read: int
-
-    mutable = False
-
-    def __init__(
-        self, graph: PartitionedGraph, direction: Direction = "in", *, features: bool = True
-    ) -> None:
-        self.graph = graph
-        self._width = graph.manifest.features if features else None
-        self.direction: Direction = direction
-        self.waited_s, self.partitions_read = 0.0, 0
-        self.times: list[StateTime] = []
-        self._features: NDArray[Any] = np.empty((0, 0), np.float32)
-        self._thread = ThreadPoolExecutor(1, "staticgraph-features")
-
-    @property
-    def width(self) -> int:
-        """Values per row; 0 without features."""
-        return 0 if self._width is None else self._width[1]
-
-    def run(self, schedule: Schedule | NodeSchedule) -> Iterator[ResidentGraph]:
-        """Loads the states of a schedule and yields them one by one."""
-        entering, states = schedule.entering(), schedule.states
-        spare = max((len(partitions) for partitions in entering[1:]), default=0)
-        self._reserve(max(len(state.partitions) for state in states) + spare)
-        slots = len(self._features) // self.graph.partition_size
-        slot_of = np.full(self.graph.num_partitions, -1, dtype=np.int64)
-        coming: Future[ResidentGraph] | None = None
-        begun, self.times = time.perf_counter(), []
-        for number, state in enumerate(states):
-            if coming is None:
-                slot_of = self._assign(slot_of, state.partitions, entering[0], slots)
-                coming = self._thread.submit(self._prepare, number, state, slot_of, entering[0])
-            started = time.perf_counter()
-            requested = started - begun
-            resident = coming.result()
-            self.waited_s += time.perf_counter() - started
-            if number + 1 < len(states):
-                following = states[number + 1]
-                slot_of = self._assign(slot_of, following.partitions, entering[number + 1], slots)
-                coming = self._thread.submit(
-                    self._prepare, number + 1, following, slot_of, entering[number + 1]
-                )
-            began = time.perf_counter() - begun
-            yield resident
-            ended = time.perf_counter() - begun
-            self.times.append(
-                StateTime(state.partitions, entering[number], requested, began, ended)
-            )
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._thread.shutdown(wait=True)
-
-    def _reserve(self, slots: int) -> None:
-        dtype, width = self._width or ("float32", 0)
-        rows = slots * self.graph.partition_size
-        if len(self._features) < rows:
-            # Rows are needed even without features: they are the places of the buffer.
-            self._features = np.zeros((rows, width), dtype)
-
-    @staticmethod
-    def _assign(
-        before: NDArray[np.int64],
-        partitions: tuple[int, ...],
-        entering: tuple[int, ...],
-        slots: int,
-    ) -> NDArray[np.int64]:
-        """Assigns slots for a state: partitions that stay keep theirs, new ones get free slots."""
-        used = set(before[before >= 0].tolist())
-        free = iter([slot for slot in range(slots) if slot not in used])
-        after = np.full_like(before, -1)
-        for partition in partitions:
-            after[partition] = next(free) if partition in entering else before[partition]
-        return after
-
-    def _prepare(
-        self,
-        number: int,
-        state: State | NodeState,
-        slot_of: NDArray[np.int64],
-        entering: tuple[int, ...],
-    ) -> ResidentGraph:
-        size = self.graph.partition_size
-        if self._width is not None:
-            for partition in entering:
-                slot = int(slot_of[partition])
-                self.graph.read_features(partition, self._features[slot * size : (slot + 1) * size])
-        self.partitions_read += len(entering)
-        return ResidentGraph(self.graph, number, state, slot_of, self._features, self.direction)
 
 
 @loop

@@ -45,8 +45,20 @@ class InMemory:
         return num_partitions
 
 
+class _Buffered:
+    """What policies with a buffer of fewer partitions than the graph share."""
+
+    __slots__ = ()
+
+    buffer: int
+
+    def slots(self, num_partitions: int) -> int:
+        """Returns the number of partitions resident at once."""
+        return min(self.buffer, num_partitions)
+
+
 @dataclass(frozen=True, slots=True)
-class Beta:
+class Beta(_Buffered):
     """BETA: one partition moves at a time. Source: Marius, OSDI 2021, section 4.
 
     Args:
@@ -75,17 +87,13 @@ class Beta:
             num_partitions, _assign(states, num_partitions, self.assignment, rng), group=1
         )
 
-    def slots(self, num_partitions: int) -> int:
-        """Returns the number of partitions resident at once."""
-        return min(self.buffer, num_partitions)
-
     def group(self, num_partitions: int) -> int:
         """Returns the number of partitions swapped together."""
         return 1
 
 
 @dataclass(frozen=True, slots=True)
-class Comet:
+class Comet(_Buffered):
     """COMET: BETA over random groups of partitions. Source: MariusGNN, EuroSys 2023, section 5.
 
     Args:
@@ -139,10 +147,6 @@ class Comet:
             )
         return size
 
-    def slots(self, num_partitions: int) -> int:
-        """Returns the number of partitions resident at once."""
-        return min(self.buffer, num_partitions)
-
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
         """Returns the states of one epoch, with new random groups, order and assignment."""
         if self.buffer >= num_partitions:
@@ -159,7 +163,7 @@ EdgePolicy = InMemory | Beta | Comet
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCache:
+class NodeCache(_Buffered):
     """Keeps the training partitions resident and fills the other places at random each epoch.
 
     Args:
@@ -201,13 +205,9 @@ class NodeCache:
         resident = tuple(sorted([*training, *others[:kept].tolist(), *np.asarray(drawn).tolist()]))
         return NodeSchedule(num_partitions, (NodeState(resident, tuple(sorted(training))),))
 
-    def slots(self, num_partitions: int) -> int:
-        """Returns the number of partitions resident at once."""
-        return min(self.buffer, num_partitions)
-
 
 @dataclass(frozen=True, slots=True)
-class Dispersed:
+class Dispersed(_Buffered):
     """Passes all partitions through the buffer; training nodes are used while resident.
 
     Args:
@@ -241,10 +241,6 @@ class Dispersed:
             train[holding[int(rng.integers(len(holding)))]].append(partition)
         states = zip(held, train, strict=True)
         return NodeSchedule(num_partitions, tuple(NodeState(h, tuple(t)) for h, t in states))
-
-    def slots(self, num_partitions: int) -> int:
-        """Returns the number of partitions resident at once."""
-        return min(self.buffer, num_partitions)
 
 
 NodePolicy = NodeCache | Dispersed

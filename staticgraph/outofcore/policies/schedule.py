@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,8 +38,26 @@ class State:
     cells: tuple[Cell, ...]
 
 
+class _States:
+    """What schedules of edges and of nodes share."""
+
+    __slots__ = ()
+
+    states: tuple[Any, ...]
+
+    @property
+    def reads(self) -> int:
+        """Partitions read in the epoch, including those of the first state."""
+        return sum(len(partitions) for partitions in self.entering())
+
+    def entering(self) -> list[tuple[int, ...]]:
+        """Returns, for each state, the partitions that the one before did not hold."""
+        held = [set(), *(set(state.partitions) for state in self.states)]
+        return [tuple(sorted(now - before)) for before, now in pairwise(held)]
+
+
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(_States):
     """The states of one epoch of training on edges.
 
     Attributes:
@@ -55,15 +74,6 @@ class Schedule:
     def swaps(self) -> int:
         """Number of groups of partitions read into the buffer after the first state."""
         return self.reads // self.group - len(self.states[0].partitions) // self.group
-
-    @property
-    def reads(self) -> int:
-        """Partitions read in the epoch, including those of the first state."""
-        return sum(len(entering) for entering in self.entering())
-
-    def entering(self) -> list[tuple[int, ...]]:
-        """Returns, for each state, the partitions that must be read for it."""
-        return entering([state.partitions for state in self.states])
 
     def check(self) -> None:
         """Raises ValueError unless every cell is trained on once with both ends resident."""
@@ -98,7 +108,7 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSchedule:
+class NodeSchedule(_States):
     """The states of one epoch of training on nodes."""
 
     num_partitions: int
@@ -108,15 +118,6 @@ class NodeSchedule:
     def swaps(self) -> int:
         """Partitions read after the first state."""
         return self.reads - len(self.states[0].partitions)
-
-    @property
-    def reads(self) -> int:
-        """Partitions read in the epoch, including those of the first state."""
-        return sum(len(entering) for entering in self.entering())
-
-    def entering(self) -> list[tuple[int, ...]]:
-        """Returns, for each state, the partitions that must be read for it."""
-        return entering([state.partitions for state in self.states])
 
     def check(self, training: tuple[int, ...]) -> None:
         """Raises ValueError unless each partition of ``training`` is used once, while resident."""
@@ -130,12 +131,6 @@ class NodeSchedule:
             absent = set(state.train) - set(state.partitions)
             if absent:
                 raise ValueError(f"state {number} trains on partitions {absent} without them")
-
-
-def entering(states: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Returns, for each state, the partitions that the one before did not hold."""
-    rest = [tuple(sorted(set(now) - set(before))) for before, now in pairwise(states)]
-    return [tuple(sorted(states[0])), *rest]
 
 
 def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = None) -> float:

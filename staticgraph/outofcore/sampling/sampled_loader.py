@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
-from staticgraph.outofcore.buffer.resident import ResidentGraph, ResidentGraphs
+from staticgraph.outofcore.buffer.buffer import FeatureBuffer, PartitionBuffer
+from staticgraph.outofcore.buffer.resident import ResidentGraph
 from staticgraph.outofcore.disk.array_files import class_labels, node_numbers
 from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy
@@ -145,7 +145,7 @@ class SampledLoader:
         plan: BucketPlan | None = None,
         shuffle: bool = True,
         seed: int = 0,
-        states: ResidentGraphs | EmbeddingBuffer | None = None,
+        states: PartitionBuffer | None = None,
     ) -> None:
         if task not in ("node", "link"):
             raise ValueError(f"task={task!r}; choose 'node' or 'link'")
@@ -173,7 +173,7 @@ class SampledLoader:
             else self._new[np.unique(node_numbers(seeds, graph.num_nodes, "seeds"))]
         )
         self._labels = None if classes is None else classes[graph.node_ids]
-        self.states: ResidentGraphs | EmbeddingBuffer = states or ResidentGraphs(graph, direction)
+        self.states: PartitionBuffer = states or FeatureBuffer(graph, direction)
 
     @property
     def classes(self) -> int:
@@ -370,7 +370,7 @@ class SampledLoader:
     def _trials(self) -> list[IntArray]:
         """Returns nodes and edges of trial samples of a few states; only their edges are read."""
         trials: list[IntArray] = []
-        states = ResidentGraphs(self.graph, self.direction, features=False)
+        states = FeatureBuffer(self.graph, self.direction, features=False)
         links, rng = self._links(), np.random.default_rng(self.seed)
         for resident in states.run(self.schedule(0)):
             sampler = DenseSampler(resident.neighbours, self.fanouts)
