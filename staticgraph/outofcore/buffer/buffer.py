@@ -195,8 +195,7 @@ class EmbeddingBuffer(PartitionBuffer):
         direction: the direction of the neighbours to sample; None if nothing is sampled.
 
     Attributes:
-        values: ``[rows, D]``.
-        sums: ``[rows, D]`` Adagrad sums.
+        sums: ``[rows, D]`` Adagrad sums of the values.
 
     Raises:
         ValueError: if the graph and the file are partitioned differently.
