@@ -15,7 +15,6 @@ from staticgraph.outofcore import (
     Beta,
     Comet,
     InMemory,
-    LinkConfig,
     LinkTrainer,
     PartitionedGraph,
     partition,
@@ -145,39 +144,7 @@ def test_an_epoch_that_is_interrupted_starts_again(graph, tmp_path, state, make)
     assert_begins_anew(whole, trainer, state, everything)
 
 
-def test_another_configuration_is_refused(graph, tmp_path):
-    LinkTrainer(graph, InMemory(), SMALL, tmp_path).close()
-    with pytest.raises(ValueError, match=r"seed=3.*this is.*seed=0.*choose another folder"):
-        LinkTrainer(graph, InMemory(), LinkConfig(dimension=4, batch_size=20, chunks=2), tmp_path)
-
-
 # ---------------------------------------------------------------------- the buffer
-
-
-def test_resident_rows_follow_their_nodes_through_all_swaps(graph, tmp_path):
-    """Each node's value is its number; every state adds one to the resident rows."""
-    size, p = graph.partition_size, graph.num_partitions
-
-    def initial(k: int) -> np.ndarray:
-        return np.repeat(np.arange(k * size, (k + 1) * size, dtype=np.float32)[:, None], 2, axis=1)
-
-    file = EmbeddingFile.create(tmp_path, p, size, 2, initial)
-    buffer = EmbeddingBuffer(graph, file, 4, 2)
-    schedule = Comet(4, 3).epoch(p, np.random.default_rng(0))
-    times = np.zeros(p)
-    for resident in buffer.run(schedule):
-        for k in resident.partitions:
-            nodes = np.arange(k * size, k * size + graph.nodes_of(k))
-            rows = resident.rows(nodes)
-            np.testing.assert_array_equal(buffer.values[rows, 0], nodes + times[k])
-            buffer.values[rows] += 1
-            times[k] += 1
-    for k in range(p):
-        count = graph.nodes_of(k)
-        expected = initial(k)[:count] + times[k]
-        np.testing.assert_array_equal(record(file, k)[0][:count], expected)
-    assert times.sum() > p
-    buffer.close()
 
 
 def test_draws_are_resident_uniform_and_independent_of_slots(graph, tmp_path):

@@ -17,7 +17,7 @@ from staticgraph.outofcore import (
     partition,
 )
 from staticgraph.outofcore.sampling.link_sampling import LinkSeeds
-from staticgraph.outofcore.training.link_step import DECODERS, ComplEx, adagrad_rows, link_loss
+from staticgraph.outofcore.training.link_step import DECODERS, adagrad_rows, link_loss
 from staticgraph.outofcore.training.ranking import filtered_places
 
 N, RELATIONS = 23, 3
@@ -196,26 +196,6 @@ def test_rows_that_are_all_the_same_stand_in_the_middle(tmp_path, decoder):
     trainer.close()
 
 
-def test_places_among_near_rows_far_from_the_origin_are_those_of_float64(tmp_path):
-    graph = partition(generated(), N, 3, tmp_path / "g")
-    config = LinkConfig("transe", dimension=50, batch_size=10, chunks=2, negatives=8)
-    trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
-    torch.manual_seed(0)
-    rows = 3 * torch.randn(50) + 1e-3 * torch.randn(N, 50)
-    size = graph.partition_size
-    trainer.rows = lambda p: rows[p * size : p * size + graph.nodes_of(p)]
-    tested = generated(15, seed=1)[:, :15]
-    new = np.argsort(graph.node_ids)
-    apart = torch.cdist(rows.double(), rows.double(), compute_mode="donot_use_mm_for_euclid_dist")
-    places, _ = filtered_places(trainer, tested, tested)
-    for t, (a, b, relation) in enumerate(tested.T):
-        same = (tested[0] == a) & (tested[2] == relation)
-        others = np.setdiff1d(new, new[tested[1][same]])
-        distance = apart[new[a]]
-        assert places[0, t] == 1 + int((distance[others] < distance[new[b]]).sum())
-    trainer.close()
-
-
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_training_learns_a_graph_with_and_without_relations(tmp_path, decoder):
     """A ring of 60 nodes: neighbours must rank far above chance."""
@@ -243,11 +223,6 @@ def test_training_learns_a_graph_with_and_without_relations(tmp_path, decoder):
 def test_a_configuration_that_cannot_work_is_refused(values, message):
     with pytest.raises(ValueError, match=message):
         LinkConfig(**values)
-
-
-def test_complex_needs_halves():
-    with pytest.raises(ValueError, match="even"):
-        ComplEx().initial(2, 5)
 
 
 @pytest.mark.parametrize("policy", [Beta(4), Comet(8, 8)])

@@ -35,11 +35,6 @@ def test_a_mask_of_seeds_names_the_nodes_where_it_is_true(graph, mask):
     assert sorted(np.concatenate(seen).tolist()) == [4, 9, 17, 29]
 
 
-def test_a_mask_of_training_nodes_fills_the_first_partition(tmp_path):
-    graph = partition(np.zeros((2, 1), np.int64), N, 3, tmp_path / "g", training_nodes=MASK)
-    assert sorted(graph.node_ids[:4].tolist()) == [4, 9, 17, 29]
-
-
 def test_evaluation_takes_both(graph):
     loader = loader_of(graph)
     trainer = NodeTrainer(SampledGNN("sage", 3, 8, 3, layers=1), loader, mode="eager")
@@ -81,15 +76,6 @@ def test_labels_that_are_no_classes_are_refused(graph, labels, said):
         loader_of(graph, labels=labels)
 
 
-@pytest.mark.parametrize("labels", [LABELS.astype(float), LABELS[:, None], torch.tensor(LABELS)])
-def test_classes_in_another_dress_are_classes(graph, labels):
-    loader = loader_of(graph, labels=labels)
-    for batch in loader:
-        seeds = graph.node_ids[batch.seeds]
-        np.testing.assert_array_equal(batch.graph.y[: len(seeds)].numpy(), LABELS[seeds])
-    loader.close()
-
-
 # ---------------------------------------------------------------------- nodes without a label
 
 SOME = np.where(np.arange(N) % 5 == 0, LABELS, -1)
@@ -127,17 +113,6 @@ def test_no_label_at_all_is_said(graph):
     trainer = trainer_of(graph, [3, 4], SOME)
     with pytest.raises(ValueError, match="none of the 2 seeds has a label"):
         trainer.train_epoch()
-    trainer.loader.close()
-
-
-def test_evaluation_leaves_out_nodes_without_a_label(graph):
-    trainer = trainer_of(graph)
-    labelled = np.flatnonzero(SOME >= 0)
-    of_labelled = trainer.evaluate_whole(labelled, SOME)
-    assert trainer.evaluate_whole(np.arange(N), SOME) == of_labelled > 0
-    for nodes in ([], np.zeros(N, bool), [1, 2]):
-        with pytest.raises(ValueError, match=r"of \d nodes? to evaluate on none has a label"):
-            trainer.evaluate_whole(nodes, SOME)
     trainer.loader.close()
 
 
