@@ -96,6 +96,13 @@ class PartitionedGraph:
             )
         return ids
 
+    @cached_property
+    def numbers(self) -> NDArray[np.int64]:
+        """``[N]`` the number of each of the caller's nodes: the inverse of ``node_ids``."""
+        numbers = np.empty(self.num_nodes, np.int64)
+        numbers[self.node_ids] = np.arange(self.num_nodes)
+        return numbers
+
     @property
     def cell_sizes(self) -> NDArray[np.int64]:
         """``[p, p]`` edges of each cell."""

@@ -165,12 +165,10 @@ class SampledLoader:
         self.waited_s: float = 0.0
         self._negatives = negatives, chunks, degree_fraction, exclude
         self._plan, self._iteration = plan, 0
-        self._new = np.empty(graph.num_nodes, np.int64)
-        self._new[graph.node_ids] = np.arange(graph.num_nodes)
         self._seeds = np.sort(
             np.arange(graph.num_nodes)
             if seeds is None
-            else self._new[np.unique(node_numbers(seeds, graph.num_nodes, "seeds"))]
+            else graph.numbers[np.unique(node_numbers(seeds, graph.num_nodes, "seeds"))]
         )
         self._labels = None if classes is None else classes[graph.node_ids]
         self.states: PartitionBuffer = states or FeatureBuffer(graph, direction)

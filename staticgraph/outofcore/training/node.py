@@ -179,10 +179,8 @@ class NodeTrainer:
                 f"of {how_many(len(numbers), 'node')} to evaluate on none has a label: give others"
             )
         numbers = numbers[known]
-        new = np.empty(graph.num_nodes, np.int64)
-        new[graph.node_ids] = np.arange(graph.num_nodes)
         batch = whole_graph(graph, self.loader.direction, self._features(), weights=self._weights)
-        out = run_whole(self.model, batch, self._forward)[torch.from_numpy(new[numbers])]
+        out = run_whole(self.model, batch, self._forward)[torch.from_numpy(graph.numbers[numbers])]
         return float(correct_rows(out, torch.from_numpy(classes[numbers])).float().mean())
 
     def _features(self) -> NDArray[np.float32]:

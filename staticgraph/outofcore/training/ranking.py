@@ -83,9 +83,7 @@ def filtered_places(
     Raises:
         BadGraph: as :func:`evaluate_links`.
     """
-    graph = trainer.graph
-    new = np.empty(graph.num_nodes, np.int64)
-    new[graph.node_ids] = np.arange(graph.num_nodes)
+    graph, new = trainer.graph, trainer.graph.numbers
     wanted, true = triples_of(edges, graph, "edges"), triples_of(known, graph, "known")
     require_trained(wanted[2], graph.num_relations, "edges")
     if not wanted.shape[1]:
