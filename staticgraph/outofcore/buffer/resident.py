@@ -87,7 +87,7 @@ class ResidentGraph:
         partitions: the resident partitions, ascending.
         train: the partitions whose nodes are trained on in this state (empty in an edge schedule).
         edges: ``[n, 2 or 3]`` edges to train on, as rows (empty in a node schedule).
-        neighbours: the neighbours of each row, over all edges between resident partitions; None
+        neighbours: the neighbours of each row, over all edges between resident partitions; empty
             without a direction.
         degrees: ``[rows]`` degrees in ``neighbours``, without self-loops.
         whole_degrees: ``[rows]`` degrees in the whole graph, without self-loops.
@@ -130,7 +130,7 @@ class ResidentGraph:
             if direction is not None:
                 degrees = graph.degrees(direction, loops=False)[first : first + count]
                 self.whole_degrees[low : low + count] = degrees
-        self.neighbours: Neighbours | None = None
+        self.neighbours: Neighbours = Neighbours((), ())
         self.degrees: IntArray = self.whole_degrees
         if direction is not None:
             pairs = [(i, j) for i in state.partitions for j in state.partitions]

@@ -138,15 +138,16 @@ def plan_of(
         bound: the most nodes and edges of a batch of one seed.
         schema: the fields of the batches.
     """
-    largest = np.zeros(2, np.int64)
-    capacities = []
-    for number, margin in enumerate((*MARGINS, None), 1):
-        for sizes in trials if margin is not None else ():
+    limits = [np.zeros(2, np.int64)]
+    for number, margin in enumerate(MARGINS, 1):
+        for sizes in trials:
             mean, spread = sizes.mean(axis=0), DEVIATIONS * number * sizes.std(axis=0)
             enough = np.ceil(np.maximum(mean * (1.0 + margin), mean + spread)).astype(np.int64)
-            largest = np.maximum(largest, enough)
-        if margin is None:
-            largest = np.maximum(largest, bound)
+            limits[-1] = np.maximum(limits[-1], enough)
+        limits.append(limits[-1])
+    limits[-1] = np.maximum(limits[-1], bound)
+    capacities = []
+    for largest in limits:
         nodes, edges = (-(-largest // ALIGNMENT) * ALIGNMENT).tolist()
         # A node and a graph are padding.
         capacities.append(Capacity.distinct(nodes + ALIGNMENT, max(ALIGNMENT, edges), 2))
