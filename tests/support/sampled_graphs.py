@@ -1,4 +1,4 @@
-"""Samples of hops, and PyG's own layers over their edges without padding."""
+"""Samples, their edges as lists, and GCN by its definition."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import numpy as np
 import torch
 from torch_geometric.nn import GATConv, MessagePassing, SAGEConv
 
-from staticgraph.outofcore.disk.neighbours import Neighbours
+from staticgraph.outofcore.buffer.resident import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
-from staticgraph.outofcore.sampling.hops import HopCapacity, exact_capacity
-from staticgraph.outofcore.training.layers import SampledGAT, SampledSAGE
 
 
 def simple_edges(rows: int, edges: int, seed: int) -> np.ndarray:
@@ -23,11 +21,6 @@ def sampled(rows=30, edges=150, fanouts=(3, 4), seeds=5, seed=0):
     sampler = DenseSampler(neighbours, fanouts)
     chosen = np.random.default_rng(seed).permutation(rows)[:seeds]
     return sampler, chosen, sampler.sample(chosen, seed)
-
-
-def roomy(sample, extra=3) -> HopCapacity:
-    exact = exact_capacity(sample)
-    return HopCapacity(tuple(n + extra for n in exact.nodes), exact.widths)
 
 
 def edge_list(sample) -> torch.Tensor:
@@ -48,19 +41,15 @@ class WeightedSum(MessagePassing):
 
 
 def reference(layer, x, sample, degrees):
-    """Computes the layer with PyG over the unpadded sample, for all nodes."""
+    """Computes a layer with plain PyG over the unpadded sample, for all nodes."""
     edges = edge_list(sample)
-    if isinstance(layer, SampledSAGE):
-        conv = SAGEConv(layer.lin_l.in_features, layer.lin_l.out_features).double()
-        return torch.func.functional_call(conv, dict(layer.named_parameters()), (x, edges))
-    if isinstance(layer, SampledGAT):
-        conv = GATConv(layer.lin.in_features, layer.out_channels, heads=layer.heads).double()
-        return torch.func.functional_call(conv, dict(layer.named_parameters()), (x, edges))
+    if isinstance(layer, SAGEConv | GATConv):
+        return layer(x, edges)
     # GCN with the graph's degrees; a factor compensates for neighbours that were not sampled. Each
     # node has exactly one self-loop, whatever loops the graph has.
     edges = edges[:, edges[0] != edges[1]]
-    degree = torch.from_numpy(degrees[sample.nodes]).double()
-    taken = torch.zeros_like(degree).index_add_(0, edges[1], torch.ones(edges.size(1)).double())
+    degree = torch.from_numpy(degrees[sample.nodes]).to(x.dtype)
+    taken = torch.zeros_like(degree).index_add_(0, edges[1], torch.ones(edges.size(1)).to(x.dtype))
     loops = torch.arange(len(degree)).repeat(2, 1)
     source, target = edges
     weight = (degree / taken.clamp(min=1))[target] / (
