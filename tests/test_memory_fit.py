@@ -66,7 +66,7 @@ def test_no_coefficient_is_negative_where_plain_least_squares_has_one():
 @examples(20)
 def test_non_negative_least_squares_is_scipys(seed):
     optimize = pytest.importorskip("scipy.optimize")
-    from staticgraph.memory.least_squares import non_negative
+    from staticgraph.memory.fit import non_negative
 
     generator = np.random.default_rng(seed)
     columns, target = generator.random((9, 5)), generator.normal(size=9)
