@@ -14,7 +14,8 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import ProbeFailed
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.probe import ascending, batch_bytes, probe, probe_capacities
+from staticgraph.probing.fitting import ascending
+from staticgraph.probing.probe import batch_bytes, probe, probe_capacities
 from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.probing.resident import resident_bytes

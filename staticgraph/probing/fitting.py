@@ -15,7 +15,7 @@ kinds are fitted together, or each by itself if that misses less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -32,9 +32,12 @@ Measured = tuple[Capacity, Reading]
 
 # Terms of a form that depend on the layout of attention.
 BLOCKS = ("places", "pairs", "widest", "block")
-# Multiples of the nodes, edges, graphs and largest graph of the costliest capacity, at which
-# attention goes through several blocks; and at which one block has wider graphs than the data.
-GROWN = (
+# Multiples of the nodes, edges, graphs and largest graph of the costliest capacity at which more is
+# read where attention may go through several blocks: wider graphs, in one block and in several,
+# then as many of each kind as can be fitted.
+APART = (
+    (1, 1, 0.5, 2),
+    (1, 1, 0.25, 4),
     (0.5, 0.5, 1, 2),
     (2, 2, 2, 2),
     (2, 2, 4, 4),
@@ -43,8 +46,18 @@ GROWN = (
     (0.5, 0.5, 0.5, 3),
     (1, 1, 2, 1.5),
     (1, 1, 1, 3),
+    (0.25, 0.25, 0.06, 1),
+    (1, 1, 0.12, 1),
+    (0.5, 1, 0.12, 0.5),
+    (1, 0.5, 0.12, 0.5),
+    (1, 1, 0.06, 0.5),
+    (1, 1, 0.25, 0.25),
+    (0.5, 0.5, 0.25, 0.12),
+    (1, 1, 0.5, 0.12),
 )
-WIDER = ((1, 1, 0.5, 2), (1, 1, 0.25, 4), (0.5, 1, 0.12, 4))
+# Readings of a kind that suffice, besides those of wider graphs.
+ENOUGH = 8
+WIDER = 5
 
 
 @dataclass
@@ -86,16 +99,20 @@ class Fitting:
             for above, upto in zip(bounds, [*floors, None], strict=True):
                 self._grow(_between(base, above, upto))
             try:
-                return self._pieces([Side(*side) for side in zip(bounds, [*floors, None])])
+                return self._pieces(list(map(Side, bounds, [*floors, None])))
             except FitRefused:
                 if not self.note:
                     raise
         fitted = self._fit(self.readings, self.checked)
         if _counts_blocks(fitted):
-            grown = [_times(base[-1], *times) for times in GROWN]
-            wider = [_times(base[-1], *times) for times in WIDER]
-            self._grow([c for c in grown if has_several_blocks(c)])
-            self._grow([c for c in wider if not has_several_blocks(c)])
+            further = [_times(base[-1], *times) for times in APART]
+            chosen = further[:WIDER]
+            for several in (False, True):
+                count = sum(has_several_blocks(c) is several for c in [*base, *chosen])
+                rest = [c for c in further[WIDER:] if has_several_blocks(c) is several]
+                chosen += rest[: max(0, ENOUGH - count)]
+            if any(map(has_several_blocks, [*base, *chosen])):
+                self._grow(ascending(chosen))
             if any(has_several_blocks(capacity) for capacity, _ in self.readings):
                 return self._together_or_apart()
         return fitted
@@ -172,6 +189,17 @@ class Side(NamedTuple):
         if self.several is not None:
             return "with several blocks by size" if self.several else "with one block"
         return f"with more than {how_many(self.above, 'node')} in the largest graph"
+
+
+def ascending(capacities: Iterable[Capacity]) -> list[Capacity]:
+    """Distinct capacities, each costlier than the one before, so that growth can stop in time."""
+
+    def cost(c: Capacity) -> tuple[int, Capacity]:
+        """The approximate cost of a step at a capacity, in rows; the capacity breaks ties."""
+        extra = sum(rows for _, rows in c.extra)
+        return c.nodes + c.edges + extra + c.graphs * c.max_graph_nodes, c
+
+    return sorted(set(capacities), key=cost)
 
 
 def floors_of(readings: Sequence[Measured]) -> tuple[int, ...]:

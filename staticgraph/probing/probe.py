@@ -17,7 +17,7 @@ in a recording. ``path="counted"`` reads the other path, at full counts.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -37,7 +37,7 @@ from staticgraph.nn.convert import convert
 from staticgraph.plans.plan import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.fitting import Fitting
+from staticgraph.probing.fitting import Fitting, ascending
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
 from staticgraph.probing.resident import resident_bytes
@@ -221,17 +221,6 @@ def probe_capacities(
     return ascending(
         [*map(capacity_at, shapes), *(capacity_at(SHAPES[-1], apart=name) for name in axes)]
     ), capacity_at(HELD_OUT)
-
-
-def ascending(capacities: Iterable[Capacity]) -> list[Capacity]:
-    """Distinct capacities, each costlier than the one before, so that growth can stop in time."""
-
-    def cost(c: Capacity) -> tuple[int, Capacity]:
-        """The approximate cost of a step at a capacity, in rows; the capacity breaks ties."""
-        extra = sum(rows for _, rows in c.extra)
-        return c.nodes + c.edges + extra + c.graphs * c.max_graph_nodes, c
-
-    return sorted(set(capacities), key=cost)
 
 
 def _grow(

@@ -22,10 +22,10 @@ from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_file
 from staticgraph.files.folder import Kind, repair, replacing
 from staticgraph.schema import Schema
+from staticgraph.store import MANIFEST as MANIFEST
 from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns, Kept
-from staticgraph.store.manifest import MANIFEST as MANIFEST
 from staticgraph.store.objects import ObjectColumn
 from staticgraph.store.structure import STRUCTURE, Damage, check_forms, check_manifest
 from staticgraph.text.how_many import how_many
