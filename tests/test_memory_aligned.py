@@ -107,6 +107,7 @@ def error_of(model, loss, schema, memory, capacity):
         return abs(memory.fit.predict(capacity) / read(capacity).step - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sorted(POOLS, reverse=True))
 def test_pools_are_predicted_where_graphs_are_larger_than_any_probed(name, tmp_path):
@@ -137,6 +138,7 @@ def test_pools_are_predicted_where_some_probes_have_several_blocks(esol):
         assert error_of(model, squared, esol.schema, memory, capacity) < 0.03
 
 
+@pytest.mark.slow
 def test_explicit_weights_of_several_blocks_are_predicted(esol):
     """A layer with dropout keeps the weights of each block; the probes have one block or several,
     and the order statistics of a plan change the blocks."""

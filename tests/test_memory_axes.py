@@ -28,7 +28,7 @@ from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.probe import batch_bytes, probe, probe_capacities
 from staticgraph.probing.profiler import ProfilerAllocator
-from staticgraph.probing.reading import GivenReader, Probed
+from staticgraph.probing.reading import Probed
 from staticgraph.sizes.reserves import with_reserves
 
 WIDTH = 16
@@ -279,17 +279,6 @@ def test_a_saved_model_is_the_same(probed, tmp_path):
     spoilt = {**json.loads((tmp_path / "memory.json").read_text()), "axes": []}
     with pytest.raises(ValueError, match="has the terms"):
         MemoryModel.from_dict(spoilt)
-
-
-def test_memory_that_runs_out_makes_the_probe_smaller(stores):
-    def bytes_of(capacity):
-        if capacity.rows("atom") > 1000:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB")
-        return 10_000 + 30 * capacity.rows("atom") + 4 * capacity.rows("bond")
-
-    memory = probe(nn.Linear(1, 1), stores["typed"], reader=GivenReader(bytes_of))
-    assert all(p.capacity.rows("atom") <= 1000 for p in memory.points)
-    assert memory.fit.residual < 1e-6
 
 
 def test_the_command_refuses_types_with_the_way_out(stores, tmp_path, capsys):

@@ -112,6 +112,8 @@ def test_nodes_of_several_types_and_objects(tmp_path):
         writer.extend(graphs)
     found = StoreWriter(tmp_path / "s").finish(merged=False)
     assert_same_files(found, whole)
+    found.save(tmp_path / "joined")
+    assert_same_files(sg.GraphStore.load(tmp_path / "joined"), whole)
     assert [found[k].smiles for k in range(5)] == [f"C{k}" for k in range(5)]
     assert found.objects_of(np.array([4, 0]))["smiles"] == ["C4", "C0"]
     plan = sg.plan_buckets(whole, 2)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -113,37 +113,55 @@ class Sharded(GraphColumns):
         number = int(np.searchsorted(self._starts, graph, side="right")) - 1
         return number, graph - int(self._starts[number])
 
-    def _by_shard(self, ids: IntArray) -> Iterator[tuple[int, IntArray, IntArray]]:
-        """Yields for each shard its number, its graphs, and their positions in ``ids``."""
+    def _by_shard(self, ids: IntArray) -> tuple[list[tuple[int, IntArray]], IntArray]:
+        """Returns each shard's number and graphs, and the positions in ``ids`` in that order."""
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
             raise IndexError(f"graph {ids[(ids < 0) | (ids >= len(self))][0]} of {len(self)}")
         owners = np.searchsorted(self._starts, ids, side="right") - 1
-        for number in np.unique(owners).tolist():
-            places = np.flatnonzero(owners == number)
-            yield number, ids[places] - self._starts[number], places
+        places = np.argsort(owners, kind="stable")
+        local = (ids - self._starts[owners])[places]
+        numbers, firsts = np.unique(owners[places], return_index=True)
+        parts = np.split(local, firsts[1:]) if len(ids) else []
+        return list(zip(numbers.tolist(), parts, strict=True)), places
 
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
-        """See :meth:`GraphColumns.held`: copies the graphs into one store, in their order."""
+        """See :meth:`GraphColumns.held`: copies the graphs into one store, shard by shard."""
         schema, dtypes = self.schema, self.shards.dtypes
-        pieces = [
-            _Piece(self._open[number], local, places)
-            for number, local, places in self._by_shard(ids)
-        ]
+        by_shard, places = self._by_shard(ids)
+        stores = [self._open[number] for number, _ in by_shard]
+        arrays = [store.arrays() for store in stores]
+        shards = [(store, local) for store, (_, local) in zip(stores, by_shard, strict=True)]
+        cuts = np.cumsum([0, *(len(local) for _, local in shards)])
+        sizes = self.narrow_sizes[ids[places]].astype(np.int64)
         levels = ("node", "edge", *(axis.name for axis in schema.axes))
-        sizes = self.narrow_sizes[ids].astype(np.int64)
         offsets = {
             level: np.concatenate([[0], np.cumsum(sizes[:, column])])
             for column, level in enumerate(levels)
         }
-        arrays = [(piece, piece.store.arrays()) for piece in pieces]
+
+        @cache
+        def shift(level: Level, rows: int) -> IntArray:
+            """Returns ``[g]``: the rows of a level before each graph in its shard, less here."""
+            begins = [
+                local * rows if level == "graph" else store.offsets_of(level)[local]
+                for store, local in shards
+            ]
+            here = np.arange(len(ids)) * rows if level == "graph" else offsets[level][:-1]
+            return np.concatenate([ids[:0], *begins]) - here
+
+        @cache
+        def rows_of(level: Level, rows: int) -> tuple[IntArray, list[int]]:
+            """Returns the rows to read, and where those of each shard begin among them."""
+            bounds = np.arange(len(ids) + 1) * rows if level == "graph" else offsets[level]
+            read = np.arange(bounds[-1]) + np.repeat(shift(level, rows), np.diff(bounds))
+            return read, bounds[cuts].tolist()
 
         def gather(name: str, level: Level, rows: int = 1, shape: tuple[int, ...] = ()) -> Array:
             """Copies the rows of an array of all of these graphs."""
-            bounds = np.arange(len(ids) + 1) * rows if level == "graph" else offsets[level]
-            target = np.empty((int(bounds[-1]), *shape), dtypes[name])
-            for piece, source in arrays:
-                read, write = piece.rows(level, rows, bounds)
-                target[write] = source[name][read]
+            read, bounds = rows_of(level, rows)
+            target = np.empty((len(read), *shape), dtypes[name])
+            for source, first, last in zip(arrays, bounds[:-1], bounds[1:], strict=True):
+                target[first:last] = source[name][read[first:last]]
             return target
 
         none = np.empty(0, np.int64)
@@ -154,12 +172,9 @@ class Sharded(GraphColumns):
                 edges[name] = gather(name, "edge")
         row_ptr = none
         if pointers:
-            shift = np.empty(len(ids), np.int64)
-            for store, local, places in pieces:
-                shift[places] = offsets["edge"][places] - store.edge_offsets[local]
             edge_count = int(offsets["edge"][-1])
             row_ptr = np.empty(int(offsets["node"][-1]) + 1, pointer_dtype(edge_count))
-            row_ptr[:-1] = gather("row_ptr", "node") + np.repeat(shift, sizes[:, 0])
+            row_ptr[:-1] = gather("row_ptr", "node") - np.repeat(shift("edge", 1), sizes[:, 0])
             row_ptr[-1] = edge_count
         gathered = GraphColumns(
             schema=schema,
@@ -174,7 +189,9 @@ class Sharded(GraphColumns):
             offsets={axis.name: offsets[axis.name] for axis in schema.axes},
             **edges,
         )
-        return gathered, np.arange(len(ids))
+        positions = np.empty_like(places)
+        positions[places] = np.arange(len(places))
+        return gathered, positions
 
     def _assembled(self, graph: int) -> Any:
         number, local = self._locate(graph)
@@ -225,7 +242,7 @@ class Sharded(GraphColumns):
             for number in self._present():
                 self._call(number, lambda shard: shard.verify())
             return
-        for number, local, _ in self._by_shard(np.asarray(graphs, np.int64)):
+        for number, local in self._by_shard(np.asarray(graphs, np.int64))[0]:
             self._call(number, lambda shard, local=local: shard.verify(local))
 
     def _present(self) -> Iterator[int]:
@@ -302,31 +319,6 @@ class Sharded(GraphColumns):
 
     def _size_in_words(self) -> str:
         return f"{how_many(len(self), 'graph')} in {how_many(len(self._open), 'shard')}"
-
-
-class _Piece(NamedTuple):
-    """The graphs of a batch that one shard holds: their indices there, and in the batch."""
-
-    store: GraphColumns
-    ids: IntArray
-    places: IntArray
-
-    def rows(self, level: Level, rows: int, bounds: IntArray) -> tuple[IntArray, IntArray]:
-        """Returns which rows of a level to read in the shard, and where they go in the batch.
-
-        Args:
-            level: of the rows; each graph has ``rows`` of level ``"graph"``.
-            bounds: ``[g + 1]``, where each graph's rows begin in the batch.
-        """
-        begins = self.ids * rows if level == "graph" else self.store.offsets_of(level)[self.ids]
-        counts = np.diff(bounds)[self.places]
-        return _ranges(begins, counts), _ranges(bounds[self.places], counts)
-
-
-def _ranges(begins: IntArray, counts: IntArray) -> IntArray:
-    """Returns the numbers from each of ``begins`` on, as many as ``counts`` says, in a row."""
-    ends = np.cumsum(counts)
-    return np.arange(int(counts.sum())) + np.repeat(begins - (ends - counts), counts)
 
 
 class ObjectsOfShards:
