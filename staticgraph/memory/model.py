@@ -128,7 +128,7 @@ class MemoryModel:
 
         The margin is the most by which the fit misses a measured point.
         """
-        predicted = self.fit.predict(capacity) * (1 + round(self.fit.worst, 4))
+        predicted = self.fit.predict(capacity) / (1 - round(self.fit.worst, 6))
         return max(math.ceil(predicted), self.update_bytes)
 
     def predict(self, capacity: Capacity) -> int:
