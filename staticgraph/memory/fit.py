@@ -104,7 +104,7 @@ class Fit(NamedTuple):
     axes: tuple[str, ...] = ()
     typed: bool = False
     counted: bool = False
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[FitPiece, ...] = ()
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -116,7 +116,11 @@ class Fit(NamedTuple):
         return sum(self.shares(capacity).values())
 
     def shares(self, capacity: Capacity) -> dict[str, float]:
-        """The bytes of each term at the moment of the peak."""
+        """The bytes of each term at the moment of the peak.
+
+        Raises:
+            ValueError: the capacity has other axes than the data that was probed.
+        """
         here = self.at(capacity)
         names = [name for name, _ in capacity.extra]
         if set(names) != set(self.axes):
@@ -192,13 +196,13 @@ class Fit(NamedTuple):
             typed,
             values.get("counted", False),
             tuple(
-                Piece(piece["above"], piece["several"], cls.from_dict(piece))
+                FitPiece(piece["above"], piece["several"], cls.from_dict(piece))
                 for piece in values.get("pieces", ())
             ),
         )
 
 
-class Piece(NamedTuple):
+class FitPiece(NamedTuple):
     """A fit for some capacities.
 
     Attributes:

@@ -23,7 +23,7 @@ import numpy as np
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import Form
-from staticgraph.memory.fit import Fit, FitPoint, FloatArray, Piece, fit, has_several_blocks
+from staticgraph.memory.fit import Fit, FitPiece, FitPoint, FloatArray, fit, has_several_blocks
 from staticgraph.probing.reading import Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
@@ -99,7 +99,7 @@ class Fitting:
             for above, upto in zip(bounds, [*floors, None], strict=True):
                 self._grow(_between(base, above, upto))
             try:
-                return self._pieces(list(map(Side, bounds, [*floors, None])))
+                return self._pieces(list(map(CapacitySide, bounds, [*floors, None])))
             except FitRefused:
                 if not self.note:
                     raise
@@ -121,7 +121,7 @@ class Fitting:
         """The better of one fit, and one for a single block and one for several."""
         fits: list[Fit] = []
         refusals: list[FitRefused] = []
-        for sides in ([Side()], [Side(several=False), Side(several=True)]):
+        for sides in ([CapacitySide()], [CapacitySide(several=False), CapacitySide(several=True)]):
             try:
                 fits.append(self._pieces(sides))
             except FitRefused as refusal:
@@ -140,7 +140,7 @@ class Fitting:
         self.readings = [*self.readings, *further]
         return bool(further)
 
-    def _pieces(self, sides: Sequence[Side]) -> Fit:
+    def _pieces(self, sides: Sequence[CapacitySide]) -> Fit:
         """One fit for the capacities of each side."""
         fits: list[Fit] = []
         for side in sides:
@@ -157,7 +157,7 @@ class Fitting:
             fits.append(fitted._replace(layout="auto") if side.several is False else fitted)
         pieces = zip(sides[1:], fits[1:], strict=True)
         return fits[0]._replace(
-            pieces=tuple(Piece(side.above, bool(side.several), fit) for side, fit in pieces)
+            pieces=tuple(FitPiece(side.above, bool(side.several), fit) for side, fit in pieces)
         )
 
     def _fit(self, readings: Sequence[Measured], checked: Measured | None) -> Fit:
@@ -170,7 +170,7 @@ class Fitting:
         return fit(points, self.form, held, typed=self.typed, counted=self.counted)
 
 
-class Side(NamedTuple):
+class CapacitySide(NamedTuple):
     """Capacities whose largest graph has more than ``above`` and at most ``upto`` nodes, and whose
     attention has ``several`` blocks or one (either where None)."""
 
