@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from staticgraph.errors import FitRefused
-from staticgraph.memory.counts import Form
+from staticgraph.memory.counts import Form, counts_of
 from staticgraph.memory.fit import Fit, FitPiece, FitPoint, FloatArray, fit, has_several_blocks
 from staticgraph.probing.reading import Reading
 from staticgraph.sizes.capacity import Capacity
@@ -104,7 +104,7 @@ class Fitting:
                 if not self.note:
                     raise
         fitted = self._fit(self.readings, self.checked)
-        if _counts_blocks(fitted):
+        if _counts_blocks(fitted, base[-1]):
             further = [_times(base[-1], *times) for times in APART]
             chosen = further[:WIDER]
             for several in (False, True):
@@ -242,12 +242,14 @@ def match_moments(readings: Sequence[Reading]) -> list[FloatArray | None]:
     ]
 
 
-def _counts_blocks(fitted: Fit) -> bool:
-    return any(
-        value and term in BLOCKS
-        for plane in fitted.planes
-        for term, value in zip(fitted.terms, plane, strict=True)
-    )
+def _counts_blocks(fitted: Fit, capacity: Capacity) -> bool:
+    """Whether blocks of attention take more than a thousandth of any moment at a capacity."""
+    counts = counts_of(capacity, fitted.layout, fitted.counted)
+    for plane in fitted.planes:
+        shares = {t: value * counts[t] for t, value in zip(fitted.terms, plane, strict=True)}
+        if sum(shares.get(term, 0.0) for term in BLOCKS) > 1e-3 * sum(shares.values()):
+            return True
+    return False
 
 
 def _between(capacities: Sequence[Capacity], above: int, upto: int | None) -> list[Capacity]:
