@@ -16,8 +16,8 @@ Form = Literal["linear", "attention", "blocks", "quadratic"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 # How a bucket's attention is laid out: one block of all graphs, each as wide as the largest, or
-# the blocks by size of a converted model's attention, where they are worth it.
-Layout = Literal["dense", "auto"]
+# the blocks by size of a converted model's attention (where they are worth it, or always).
+Layout = Literal["dense", "auto", "size-classed"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
