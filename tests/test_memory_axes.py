@@ -271,6 +271,7 @@ def test_the_bytes_of_a_batch_are_an_upper_bound_within_the_alignment(stores):
                 assert layout.nbytes <= found.of(capacity) <= most
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_the_same(probed, tmp_path):
     for _, _, memory in map(probed, PROBED):
         memory.save(tmp_path / "memory.json")

@@ -165,6 +165,7 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
         checks.everything()
     kinds = ("column", "split", "offsets", "origins", "objects", "object_ends")
     picked: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    structure: dict[str, Any] = {name: arrays[name] for name in STRUCTURE}
     for name, array in arrays.items():
         what, _, key = name.partition(".")
         if key:
@@ -181,7 +182,7 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
             name: ObjectColumn(text, picked["object_ends"][name])
             for name, text in picked["objects"].items()
         },
-        **{name: arrays[name] for name in STRUCTURE},
+        **structure,
     )
 
 
