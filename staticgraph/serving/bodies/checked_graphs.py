@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from staticgraph.jit import loop
 from staticgraph.schema import EDGE_INDEX, Field
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
-from staticgraph.store.columns import Array, check_endpoints
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import Array
 from staticgraph.store.indices import first_outside, graph_of_row
 from staticgraph.text.how_many import how_many
 
@@ -56,7 +58,6 @@ def checked(
     Raises:
         BadBody: an array has another shape or a value that the model cannot take; the message names
             the graph, the field and the value.
-        BadGraph: an edge leads outside its graph.
     """
     nodes, edges = arrays["num_nodes"], arrays["num_edges"]
     total = {"node": int(nodes.sum()), "edge": int(edges.sum()), "graph": len(nodes)}
@@ -77,7 +78,11 @@ def checked(
             )
         columns[item.name] = cast(array, item.name, item.dtype).reshape(rows, *item.shape)
     graphs = FlatGraphs(nodes, edges, index, columns)
-    check_endpoints(*index, graphs.offsets["node"], graphs.offsets["edge"])
+    if (edge := _outside(index, nodes, edges)) >= 0:
+        graph = int(np.searchsorted(np.cumsum(edges), edge, side="right"))
+        raise BadBody(
+            f"graph {graph}: edge_index leads to a node outside of 0 to {nodes[graph] - 1}"
+        )
     for item in fields:
         if (sizes := categories.get(item.name)) is not None:
             _check_categories(item, graphs, sizes)
@@ -110,11 +115,10 @@ def cast(array: Array, name: str, dtype: str) -> Array:
 
 
 def _check_categories(item: Field, graphs: FlatGraphs, sizes: tuple[int, ...]) -> None:
-    rows = graphs.columns[item.name].reshape(-1, len(sizes))
-    wrong = (rows < 0) | (rows.astype(np.int64, copy=False) >= np.array(sizes))
-    if not wrong.any():
+    rows = graphs.columns[item.name].reshape(-1, len(sizes)).astype(np.int64, copy=False)
+    if (place := _beyond(rows, np.array(sizes, np.int64))) < 0:
         return
-    row, column = divmod(int(wrong.argmax()), len(sizes))
+    row, column = divmod(place, len(sizes))
     owner = graph_of_row(item, graphs.offsets, len(graphs))
     graph = int(owner[row])
     raise BadBody(
@@ -122,3 +126,27 @@ def _check_categories(item: Field, graphs: FlatGraphs, sizes: tuple[int, ...]) -
         f"{row - int(np.searchsorted(owner, graph))}; the model was trained with 0 to "
         f"{sizes[column] - 1} there"
     )
+
+
+@loop
+def _outside(index: IntArray, nodes: IntArray, edges: IntArray) -> int:
+    """The first edge with an endpoint outside its graph; -1 if there is none."""
+    edge = 0
+    for graph in range(len(nodes)):
+        limit = nodes[graph]
+        for _ in range(edges[graph]):
+            src, dst = index[0, edge], index[1, edge]
+            if src < 0 or src >= limit or dst < 0 or dst >= limit:
+                return edge
+            edge += 1
+    return -1
+
+
+@loop
+def _beyond(rows: IntArray, limits: IntArray) -> int:
+    """The first value, in C order, that is not a category of its column; -1 if all are."""
+    for row in range(len(rows)):
+        for column in range(len(limits)):
+            if rows[row, column] < 0 or rows[row, column] >= limits[column]:
+                return row * len(limits) + column
+    return -1

@@ -90,7 +90,7 @@ class Span(NamedTuple):
 def together(spans: Sequence[Span], schema: Schema) -> FlatGraphs:
     """The graphs of all spans, which are of flat graphs, in one set of arrays and in order."""
     parts = [
-        span.graphs if span.last - span.first == len(span.graphs) else cut_out(*span, schema)
+        span.graphs if span.last - span.first == len(span.graphs) else _cut_out(*span, schema)
         for span in spans
         if isinstance(span.graphs, FlatGraphs)
     ]
@@ -105,7 +105,7 @@ def together(spans: Sequence[Span], schema: Schema) -> FlatGraphs:
     )
 
 
-def cut_out(graphs: FlatGraphs, first: int, last: int, schema: Schema) -> FlatGraphs:
+def _cut_out(graphs: FlatGraphs, first: int, last: int, schema: Schema) -> FlatGraphs:
     """Graphs ``first`` to ``last - 1``, as views of the same memory."""
     rows = {
         level: slice(int(offsets[first]), int(offsets[last]))

@@ -7,7 +7,6 @@ store keeps smaller ones, so the loops that fill it are compiled once, before th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,16 +21,6 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-
-
-class Run(NamedTuple):
-    """Consecutive graphs of one request: the position of the first in the request and in the batch,
-    and their number."""
-
-    request: Request
-    graph: int
-    place: int
-    count: int
 
 
 class ServedBatches:
@@ -71,18 +60,13 @@ class ServedBatches:
         Returns:
             The requests that have all their outputs. Raises whatever the model raises.
         """
-        runs = runs_of(pieces)
-        store = self._store([Span(r.request.graphs, r.graph, r.graph + r.count) for r in runs])
+        store = self._store(spans_of(pieces))
         batch = filled(self._layouts[bucket], store, range(len(store)))
         real = batch.real_counts
         count((real.nodes, real.edges, real.graphs))
         batch = batch.to(self._runner.device)
         out: Output = output_of(store, batch, self._runner.predict_batch(batch))
-        return [
-            r.request
-            for r in runs
-            if r.request.take(r.graph, r.count, cut(out, r.place, r.place + r.count))
-        ]
+        return hand_out(pieces, out)
 
     def _store(self, spans: list[Span]) -> GraphStore:
         """One store of the graphs of all spans, whether of stores or of flat graphs."""
@@ -98,15 +82,29 @@ class ServedBatches:
         )
 
 
-def runs_of(pieces: list[Piece]) -> list[Run]:
-    """Runs of consecutive graphs of the same request."""
-    runs: list[Run] = []
-    for place, (request, graph) in enumerate(pieces):
-        if runs and runs[-1].request is request and runs[-1].graph + runs[-1].count == graph:
-            runs[-1] = runs[-1]._replace(count=runs[-1].count + 1)
+def spans_of(pieces: list[Piece]) -> list[Span]:
+    """Spans of graphs that are consecutive in the same arrays, regardless of their requests."""
+    spans: list[Span] = []
+    for request, graph in pieces:
+        place = request.first + graph
+        if spans and spans[-1].graphs is request.graphs and spans[-1].last == place:
+            spans[-1] = spans[-1]._replace(last=place + 1)
         else:
-            runs.append(Run(request, graph, place, 1))
-    return runs
+            spans.append(Span(request.graphs, place, place + 1))
+    return spans
+
+
+def hand_out(pieces: list[Piece], out: Output) -> list[Request]:
+    """Gives each request its part of a batch's output; returns the requests that are complete."""
+    complete, place = [], 0
+    while place < len(pieces):
+        (request, graph), end = pieces[place], place + 1
+        while end < len(pieces) and pieces[end] == (request, graph + end - place):
+            end += 1
+        if request.take(graph, end - place, cut(out, place, end)):
+            complete.append(request)
+        place = end
+    return complete
 
 
 def concatenated(spans: Sequence[Span]) -> GraphStore:

@@ -24,6 +24,8 @@ class Request:
     Args:
         graphs: the arrays with the graphs, which no caller holds.
         arrived: the time of arrival by the server's clock, in seconds.
+        first, last: the request has graphs ``first`` to ``last - 1``; to the end if ``last`` is
+            None.
 
     Attributes:
         future: the future that receives the answer.
@@ -32,11 +34,18 @@ class Request:
 
     arrived: float
     graphs: GraphColumns | FlatGraphs
+    first: int
+    last: int
 
-    __slots__ = ("_begun", "_lock", "_missing", "_outputs", "arrived", "future", "graphs", "over")
-
-    def __init__(self, graphs: GraphColumns | FlatGraphs, arrived: float) -> None:
+    def __init__(
+        self,
+        graphs: GraphColumns | FlatGraphs,
+        arrived: float,
+        first: int = 0,
+        last: int | None = None,
+    ) -> None:
         self.graphs, self.arrived = graphs, arrived
+        self.first, self.last = first, len(graphs) if last is None else last
         self.future: Future[Any] = Future()
         self.over: bool = False
         self._lock = threading.Lock()
@@ -45,7 +54,7 @@ class Request:
         self._missing = len(self)
 
     def __len__(self) -> int:
-        return len(self.graphs)
+        return self.last - self.first
 
     def begin(self) -> bool:
         """Marks the request as running, after which it cannot be cancelled; returns False if it is

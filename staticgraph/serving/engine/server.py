@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from staticgraph.serving.engine.batches import ServedBatches, concatenated
 from staticgraph.serving.engine.request import Piece, Request, requests_of
 from staticgraph.serving.engine.statistics import Counts, ServerStats
 from staticgraph.serving.engine.waiting import TakenBatch, Waiting
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.how_many import how_many, how_many_of
@@ -147,17 +149,14 @@ class Server:
         if len(graphs) == 0:
             future.set_result([])
             return future
-        if len(graphs) > self.max_queue:
-            raise BadBody(
-                f"{how_many(len(graphs), 'graph')} in one request, and the queue holds "
-                f"{self.max_queue}: ask for fewer at a time, or raise max_queue",
-                413,
-            )
         with self._changed:
             self._check_room(len(graphs))  # first, since reading the graphs takes longer
+        if isinstance(graphs, FlatGraphs):
+            return self.submit_split(graphs, [len(graphs)])[0]
         try:
-            columns = graphs if isinstance(graphs, FlatGraphs) else self._columns(graphs)
-            self._check_fit(columns)
+            columns = self._columns(graphs)
+            if len(unfit := self._waiting.unfit(columns.sizes)):
+                raise self._too_large(int(unfit[0]), columns.sizes[unfit[0]])
         except (BadGraph, GraphTooLarge) as error:
             with self._changed:
                 self._counts.failed += 1
@@ -170,6 +169,45 @@ class Server:
             self._waiting.add(request)
             self._changed.notify_all()
         return request.future
+
+    def submit_split(self, graphs: FlatGraphs, counts: Sequence[int]) -> list[Future[Any]]:
+        """Submits many requests at once, whose graphs are consecutive in the same arrays.
+
+        Args:
+            graphs: the graphs of all requests; checked, and not modified afterwards.
+            counts: the number of graphs of each request, at least 1.
+
+        Returns:
+            One future per request, as from :meth:`submit`; it also raises what :meth:`submit`
+            raises directly, since the other requests continue.
+        """
+        self._check_process()
+        unfit, now = self._waiting.unfit(graphs.sizes), self._clock.now()
+        bounds = pairwise(accumulate(counts, initial=0))
+        requests = [Request(graphs, now, first, last) for first, last in bounds]
+        accepted, refused = list[Request](), list[tuple[Request, Exception]]()
+        with self._changed:
+            for request in requests:
+                inside = unfit[(unfit >= request.first) & (unfit < request.last)]
+                try:
+                    self._check_room(len(request), sum(map(len, accepted)))
+                    if len(inside):
+                        self._counts.failed += 1
+                        sizes = graphs.sizes[inside[0]]
+                        raise self._too_large(int(inside[0]) - request.first, sizes)
+                except (ServerBusy, ServerClosed, ValueError) as error:
+                    refused.append((request, error))
+                else:
+                    accepted.append(request)
+            if accepted:
+                self._waiting.add(*accepted)
+                self._changed.notify_all()
+        for request, error in refused:
+            request.over = True
+            request.answer(error)
+        for request in accepted:
+            request.future.add_done_callback(self._note_cancelled)
+        return [request.future for request in requests]
 
     def submit_each(self, graphs: Sequence[Any]) -> list[Future[Any]]:
         """Submits one request per graph, so that an invalid graph fails alone; returns one future
@@ -228,11 +266,18 @@ class Server:
                 "HTTP (staticgraph serve)"
             )
 
-    def _check_room(self, graphs: int) -> None:
-        """Refuses a request for which there is no room; the caller holds the lock."""
+    def _check_room(self, graphs: int, accepted: int = 0) -> None:
+        """Refuses a request for which there is no room, in addition to ``accepted`` graphs that are
+        not in the queue yet; the caller holds the lock."""
+        if graphs > self.max_queue:
+            raise BadBody(
+                f"{how_many(graphs, 'graph')} in one request, and the queue holds "
+                f"{self.max_queue}: ask for fewer at a time, or raise max_queue",
+                413,
+            )
         if self._closed:
             raise ServerClosed("the server was closed and takes no requests: make another one")
-        waiting = len(self._waiting)
+        waiting = len(self._waiting) + accepted
         over = waiting + graphs - self.max_queue
         if over > 0:
             self._counts.refused += 1
@@ -266,14 +311,12 @@ class Server:
             else f"{graphs.name} has indices that count other rows than the plan's"
         )
 
-    def _check_fit(self, graphs: GraphColumns | FlatGraphs) -> None:
-        """Raises :class:`GraphTooLarge` for the first graph that fits no bucket."""
-        if not len(unfit := self._waiting.unfit(graphs.sizes)):
-            return
-        graph, capacities = int(unfit[0]), self.runner.plan.capacities
-        size = dict(zip(self.schema.components, graphs.sizes[graph].tolist(), strict=True))
+    def _too_large(self, graph: int, sizes: IntArray) -> GraphTooLarge:
+        """The error for one graph, given its number in the request and its sizes ``[C]``."""
+        capacities = self.runner.plan.capacities
+        size = dict(zip(self.schema.components, sizes.tolist(), strict=True))
         has = " and ".join(how_many_of(n, what) for what, n in size.items())
-        raise GraphTooLarge(
+        return GraphTooLarge(
             f"graph {graph} has {has} and fits no bucket; they are "
             f"{', '.join(map(str, capacities))}, for single graphs of at most "
             f"{how_many(max(c.max_graph_nodes for c in capacities), 'node')}: make a plan "

@@ -70,7 +70,7 @@ class Waiting:
 
     def add(self, *requests: Request) -> None:
         """Adds the graphs of requests; each graph must fit a bucket."""
-        sizes = np.concatenate([self._sizes, *(request.graphs.sizes for request in requests)])
+        sizes = np.concatenate([self._sizes, *(r.graphs.sizes[r.first : r.last] for r in requests)])
         self._sizes = sizes  # nothing below fails, so the three stay consistent
         for request in requests:
             self._pieces += [Piece(request, graph) for graph in range(len(request))]

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from safetensors.numpy import load, save
 
 from staticgraph.errors import ServerClosed
 from staticgraph.schema import EDGE_INDEX, Schema
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span, cut_out, together
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span, together
 from staticgraph.serving.http.replies import Reply, refusal, reply_of, status_reply
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class ReaderConnections:
         while True:
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError):  # closed, or a process that ended before it was accepted
+            except (OSError, EOFError, AuthenticationError):  # closed, a lost process, a stranger
                 if self._listener._listener is None:  # type: ignore[attr-defined]
                     return
             else:
@@ -110,16 +111,17 @@ class ReaderConnections:
         if message.path:
             done.put((message.first, status_reply(self._server, message.path)))
             return
-        graphs, first = _graphs_of(message.arrays, self._server.schema), 0
-        for number, count in enumerate(message.counts, message.first):
-            try:
-                part = cut_out(graphs, first, first + count, self._server.schema)
-                future = self._server.submit(part)
-            except Exception as error:
-                done.put((number, refusal(error)))
-            else:
-                future.add_done_callback(lambda future, number=number: done.put((number, future)))
-            first += count
+        try:
+            columns = load(message.arrays)  # they were checked by the process that sent them
+            counts = columns.pop("num_nodes"), columns.pop("num_edges")
+            graphs = FlatGraphs(*counts, columns.pop(EDGE_INDEX), columns)
+            futures = self._server.submit_split(graphs, message.counts)
+        except Exception as error:
+            for number in range(len(message.counts)):
+                done.put((message.first + number, refusal(error)))
+            return
+        for number, future in enumerate(futures, message.first):
+            future.add_done_callback(lambda future, number=number: done.put((number, future)))
 
     def _give_back(self, connection: Connection, done: queue.SimpleQueue[Any]) -> None:
         """Sends one process its replies, all that are ready at a time."""
@@ -139,20 +141,15 @@ class ReaderConnections:
                     return
         except OSError:
             pass  # the other process is gone
-        finally:  # which must always learn that the connection ended, or it would wait forever
-            connection.close()
+        finally:  # else it must learn that the connection ended, or it would wait forever
+            with suppress(OSError):
+                connection.send_bytes(b"")
+                connection.close()
 
 
 def _start(work: Any, *args: Any) -> None:
     name = f"staticgraph {work.__name__}"
     threading.Thread(target=work, args=args, name=name, daemon=True).start()
-
-
-def _graphs_of(arrays: bytes, schema: Schema) -> FlatGraphs:
-    """The graphs of a message; they were checked by the process that sent them."""
-    columns = load(arrays)
-    counts = columns.pop("num_nodes"), columns.pop("num_edges")
-    return FlatGraphs(*counts, columns.pop(EDGE_INDEX), columns)
 
 
 class RemoteServer:
@@ -227,8 +224,8 @@ class RemoteServer:
         """Receives replies, in a thread."""
         with suppress(RuntimeError):  # the loop has ended
             try:
-                while True:
-                    replies = _REPLIES.decode(self._connection.recv_bytes())
+                while body := self._connection.recv_bytes():
+                    replies = _REPLIES.decode(body)
                     self._loop.call_soon_threadsafe(self._take, replies)
             except (EOFError, OSError):
                 pass
