@@ -113,10 +113,10 @@ def test_every_request_is_answered_once_and_as_if_alone(requests, out):
 def test_requests_of_a_turn_and_of_a_moment_are_sent_together(monkeypatch):
     monkeypatch.setattr(remotes, "GATHER_S", 3600.0)
     line, sent = Line(), []
-    message = remotes.Message
+    message = remotes.RequestMessage
     monkeypatch.setattr(
         remotes,
-        "Message",
+        "RequestMessage",
         lambda first, counts, *rest: (sent.append(counts), message(first, counts, *rest))[1],
     )
     held = Held(line.server)

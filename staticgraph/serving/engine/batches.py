@@ -29,7 +29,6 @@ class ServedBatches:
     Args:
         runner: runs the batches.
         schema: the fields of a graph.
-        count: called before a batch runs, with its real nodes, edges and graphs.
     """
 
     def __init__(self, runner: Predictor, schema: Schema) -> None:

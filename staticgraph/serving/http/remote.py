@@ -43,7 +43,7 @@ GATHER_S = 0.001
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
-class Message(msgspec.Struct, array_like=True):
+class RequestMessage(msgspec.Struct, array_like=True):
     """Requests from a process that reads bodies.
 
     Attributes:
@@ -59,7 +59,7 @@ class Message(msgspec.Struct, array_like=True):
     path: str = ""
 
 
-_MESSAGES = msgspec.msgpack.Decoder(Message)
+_MESSAGES = msgspec.msgpack.Decoder(RequestMessage)
 _REPLIES = msgspec.msgpack.Decoder(list[tuple[int, Reply]])
 
 
@@ -107,7 +107,7 @@ class ReaderConnections:
         finally:
             done.put(None)
 
-    def _submit(self, message: Message, done: queue.SimpleQueue[Any]) -> None:
+    def _submit(self, message: RequestMessage, done: queue.SimpleQueue[Any]) -> None:
         if message.path:
             done.put((message.first, status_reply(self._server, message.path)))
             return
@@ -196,7 +196,7 @@ class RemoteServer:
         self._check_there()
         number, future = next(self._numbers), self._loop.create_future()
         self._open[number] = future
-        self._connection.send_bytes(msgspec.msgpack.encode(Message(number, [], path=path)))
+        self._connection.send_bytes(msgspec.msgpack.encode(RequestMessage(number, [], path=path)))
         return future
 
     def _check_there(self) -> None:
@@ -214,7 +214,7 @@ class RemoteServer:
             graphs = together([Span(each, 0, len(each)) for each, _ in waiting], self._schema)
             counts = {"num_nodes": graphs.num_nodes, "num_edges": graphs.num_edges}
             arrays = save({**counts, EDGE_INDEX: graphs.edge_index, **graphs.columns})
-            message = Message(numbers[0], [len(each) for each, _ in waiting], arrays)
+            message = RequestMessage(numbers[0], [len(each) for each, _ in waiting], arrays)
             self._connection.send_bytes(msgspec.msgpack.encode(message))
         except Exception as error:  # reported through the futures, since this has no caller
             for number in numbers:
