@@ -216,8 +216,8 @@ def _lacking(service: Service) -> list[str]:
         if item.dtype.startswith(("int", "uint")) and item.name not in known
     ]:
         lines.append(
-            f"any whole number is let through to {', '.join(unchecked)}: this export does not say how "
-            "many categories there are, and one that the model has no row for fails its whole "
+            f"any whole number is let through to {', '.join(unchecked)}: this export does not say "
+            "how many categories there are, and one that the model has no row for fails its whole "
             "batch, or ends the server: refuse it before"
         )
     return lines

@@ -90,9 +90,9 @@ class Span(NamedTuple):
 def together(spans: Sequence[Span], schema: Schema) -> FlatGraphs:
     """The graphs of all spans, which are of flat graphs, in one set of arrays and in order."""
     parts = [
-        span.graphs if span.last - span.first == len(span.graphs) else _cut_out(*span, schema)
-        for span in spans
-        if isinstance(span.graphs, FlatGraphs)
+        graphs if last - first == len(graphs) else _cut_out(graphs, first, last, schema)
+        for graphs, first, last in spans
+        if isinstance(graphs, FlatGraphs)
     ]
     return FlatGraphs(
         np.concatenate([graphs.num_nodes for graphs in parts]),
