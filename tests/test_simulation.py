@@ -30,9 +30,7 @@ from staticgraph.batches.loading import loader as loading
 from staticgraph.recording.recorded_inputs import RecordedInputs
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.engine import request as requests
-from staticgraph.serving.engine.clock import Clock
-from staticgraph.serving.engine.completion_queue import CompletionQueue
-from staticgraph.serving.engine.server import Server
+from staticgraph.serving.engine.server import Clock, Server
 
 FIRST, _, LAST = os.environ.get("SEEDS", "0:200").partition(":")
 SEEDS = range(int(FIRST), int(LAST) if LAST else int(FIRST) + 1)
@@ -387,43 +385,37 @@ class Virtual(Clock):
 
 @pytest.mark.slow
 def test_every_request_is_answered_once_and_as_alone(monkeypatch):
-    """By futures and by tickets, from several callers, who cancel, poison and close."""
+    """Alone and many at once, from several callers, who cancel, poison and close."""
     twice: list[Any] = []
     monkeypatch.setattr(requests.log, "exception", lambda *args: twice.append(args))
 
     def run(sim: Simulation) -> None:
-        draw, futures, tickets, fetched = sim.random, [], [], Counter[int]()
-        ended: list[Any] = []
-        drain, completions, cancelled = draw.random() < 0.7, CompletionQueue(), set[int]()
+        draw, futures, ended = sim.random, [], list[Any]()
+        drain, cancelled = draw.random() < 0.7, set[int]()
         server = Server(
             Sums(), max_wait_ms=draw.choice((0, 5)), max_queue=draw.choice((9, 99)),
             clock=Virtual(sim),
         )  # fmt: skip
-        answers: dict[int, Any] = {}
 
         def call() -> None:
             for _ in range(draw.randrange(1, 4)):
-                ids = [draw.randrange(len(SIZES)) for _ in range(draw.choice((1, 2, 9)))]
-                if draw.random() < 0.5:
-                    tickets.append(ids)
-                    server.submit_split(flat(ids), [len(ids)], (completions, len(tickets) - 1))
-                else:
-                    future = server.submit_split(flat(ids), [len(ids)])[0]
+                many = [
+                    [draw.randrange(len(SIZES)) for _ in range(draw.choice((1, 2, 9)))]
+                    for _ in range(draw.choice((1, 3)))
+                ]
+                submitted = server.submit_split(
+                    flat([graph for ids in many for graph in ids]), [len(ids) for ids in many]
+                )
+                for ids, future in zip(many, submitted, strict=True):
                     futures.append((ids, future))
                     future.add_done_callback(ended.append)
                     if draw.random() < 0.2 and future.cancel():
                         cancelled.add(id(future))
                 point()
 
-        def fetch() -> None:
-            while (done := completions.fetch()) is not None:
-                for number, value, error in done:
-                    fetched[number] += 1
-                    answers[number] = value if error is None else error
-
         def check(ids: list[int], answer: Any) -> None:
             if isinstance(answer, sg.BatchFailed):
-                assert any(POISON in asked for asked in asked_for)
+                assert any(POISON in asked for asked, _ in futures)
             elif isinstance(answer, BaseException):
                 assert isinstance(answer, sg.ServerBusy | sg.ServerClosed), answer
             else:
@@ -432,8 +424,7 @@ def test_every_request_is_answered_once_and_as_alone(monkeypatch):
                 assert rows == [float(k * SIZES[k]) for k in ids], (ids, answer)
 
         callers = [Thread(target=call, name=f"caller {k}") for k in range(draw.randrange(1, 4))]
-        fetcher = Thread(target=fetch, name="fetcher")
-        for thread in (fetcher, *callers):
+        for thread in callers:
             thread.start()
         if draw.random() < 0.5:
             for thread in callers:
@@ -444,7 +435,6 @@ def test_every_request_is_answered_once_and_as_alone(monkeypatch):
         server.close(drain=drain)
         for thread in callers:
             thread.join()
-        asked_for = [*tickets, *(ids for ids, _ in futures)]
         for ids, future in futures:
             try:
                 found = future.result()
@@ -454,16 +444,10 @@ def test_every_request_is_answered_once_and_as_alone(monkeypatch):
                 check(ids, error)
             else:
                 check(ids, found)
-        simulation.wait(lambda: fetched.total() >= len(tickets), None, "the answers of all tickets")
-        completions.close()
-        fetcher.join()
-        assert fetched == Counter(range(len(tickets))), "every ticket once"
-        for number, ids in enumerate(tickets):
-            check(ids, answers[number])
         stats = server.stats()
         assert stats.queue == 0
         counted = stats.answered + stats.failed + stats.cancelled + stats.refused
-        assert counted <= len(asked_for), "no request ends twice"
+        assert counted <= len(futures), "no request ends twice"
         assert len(ended) == len(futures), "every future once"
         assert not twice, twice
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, softmax
 
-from staticgraph.serving.http.predict_route import _reply
+from staticgraph.serving.http.replies import reply
 
 ROWS = [[0.5, -2.0, 3.0], [1.0, 1.0, -400.0]]
 # Two graphs, one with three nodes and one with none.
@@ -17,7 +17,7 @@ NODES = [[*ROWS, [0.0, 0.0, 0.0]], []]
 
 
 def said(outputs, task, classes=()) -> dict:
-    return json.loads(_reply(outputs, task, classes).body)
+    return json.loads(reply(outputs, task, classes).body)
 
 
 @pytest.mark.parametrize("outputs", [ROWS, [ROWS, ROWS]], ids=["rows", "rows of targets"])

@@ -7,25 +7,25 @@ from base64 import b64encode
 
 SCRIPT = """
 const form = document.querySelector("form"), out = document.querySelector("output");
-let asked = 0;
+let latest = 0;
 const ask = async (smiles) => {
   const answer = await fetch("predict", {
     method: "POST",
     headers: {"Content-Type": "application/json"},
     body: JSON.stringify({smiles: [smiles]}),
   });
-  const found = await answer.json();
-  if (!answer.ok) return found.detail;
-  const values = (found.probabilities || found.outputs)[0];
-  return (found.probabilities ? "probability " : "output ")
+  const reply = await answer.json();
+  if (!answer.ok) return reply.detail;
+  const values = (reply.probabilities || reply.outputs)[0];
+  return (reply.probabilities ? "probability " : "output ")
     + [values].flat().map((v) => v === null ? "-" : v.toPrecision(4)).join(", ");
 };
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
-  const smiles = document.querySelector("#smiles").value, number = ++asked;
+  const smiles = document.querySelector("#smiles").value, number = ++latest;
   out.textContent = "...";
-  const said = await ask(smiles).catch(() => "the server does not answer");
-  if (number === asked) out.textContent = said;  // and not that of one asked before
+  const text = await ask(smiles).catch(() => "the server does not answer");
+  if (number === latest) out.textContent = text;  // not the answer to an earlier one
 });
 """
 STYLE = """
