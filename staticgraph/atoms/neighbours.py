@@ -24,10 +24,8 @@ from torch import Tensor, nn
 from staticgraph.errors import GraphTooLarge, MissingPackage
 from staticgraph.internals.dispatch import traced_here
 from staticgraph.nn.context.present import present
+from staticgraph.nn.context.rows import RowKind
 from staticgraph.nn.pool.neighbours import padding_ends
-
-# Key of a binding's ``made``: flags of what did not fit in the running forward.
-OVERFLOWS = "overflows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,8 @@ def neighbours(
         pbc: ``[G, 3]`` bool, which axes are periodic; None is all of them where there is a cell.
         graph: ``[N]`` int64, ascending: the graph of each atom; None is one graph.
         cutoff: in the unit of ``pos``.
-        capacity: rows of edges, ``E``.
+        capacity: rows of edges, ``E``; in a runner's forward some more, if rows of another kind
+            have the same number.
         mask: ``[N]`` bool, True on real atoms; in a runner's forward the batch's own. Without it
             all are real, and the last row of padding has nowhere to go: one atom must be padding
             unless ``capacity`` is filled exactly.
@@ -116,6 +115,9 @@ def neighbours(
         mask = torch.ones(len(pos), dtype=torch.bool, device=pos.device)
     if cell is not None and pbc is None:
         pbc = torch.ones(len(cell), 3, dtype=torch.bool, device=pos.device)
+    if binding is not None:
+        # Layers tell rows apart by their number.
+        capacity = binding.context.free_size(capacity, neighbours)
     if images is None and (traced_here() or _is_capturing(pos)):
         if cell is not None:
             raise ValueError(
@@ -130,7 +132,9 @@ def neighbours(
             width = largest or len(pos)
             found = _by_pairs(pos, cell, pbc, graph, mask, cutoff, capacity, width, images)
     if binding is not None:
-        binding.made.setdefault(OVERFLOWS, []).append(found.overflow)
+        binding.context.overflows.append(found.overflow)
+        rows = RowKind("edges of a search for neighbours", found.mask, len(pos))
+        binding.context.register(capacity, rows)
     elif not traced_here() and bool(found.overflow):
         raise GraphTooLarge(
             f"{int(found.count)} pairs of atoms are within {cutoff:g}, and capacity={capacity} "
