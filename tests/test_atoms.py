@@ -296,12 +296,12 @@ def test_dynamics_and_a_relaxation_end_where_ases_do():
 def test_a_calculator_makes_room_for_edges_and_says_when_it_does_not():
     dense = argon()
     expected = calculator_of([dense]).many([dense])[0]["energy"]
-    growing = calculator_of([dense], room=0.6, nodes=7)
+    growing = calculator_of([dense], room=0.5, nodes=7)
     assert growing.many([dense])[0]["energy"] == pytest.approx(expected, abs=1e-12)
     assert growing.growths == 1
     growing.many([dense])
     assert growing.growths == 1
-    stuck = calculator_of([dense], room=0.6, nodes=7, max_growth=0)
+    stuck = calculator_of([dense], room=0.5, nodes=7, max_growth=0)
     with pytest.raises(ArithmeticError, match=r"structure 0 \(Ar4\) has an energy"):
         stuck.many([dense])
 
