@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
@@ -240,7 +240,7 @@ def calculator_of(structures, room=1.0, nodes=40, **options):
     model = LennardJones(0.0).double()
     sizes = atoms.sizes_within(structures, 8.0)
     model.neighbours.per_atom = room * max(edges / atoms for atoms, edges, _ in sizes)
-    plan = [sg.Capacity(nodes=nodes, edges=4, graphs=6, max_graph_nodes=nodes - 1)]
+    plan = [sg.Capacity(nodes=nodes, edges=4, graphs=max(5, nodes // 2), max_graph_nodes=nodes - 1)]
     subject = sg.Subject(model, differentiable=("pos", "cell"))
     runner = sg.StaticGraphRunner(subject, plan, "eager")
     return atoms.Calculator(runner, torch.float64, **options)
@@ -325,3 +325,74 @@ def test_a_training_step_without_room_for_edges_is_refused():
     assert float(model.depth) == pytest.approx(0.0104), "no update"
     model.neighbours.grow(100.0)
     assert float(runner.step(batch)) > 0
+
+
+# ---------------------------------------------------------------- systems that leave and enter
+
+
+def relaxed(system, output):
+    """One step of steepest descent, at most 0.2 long for each atom."""
+    forces = output["forces"]
+    length = forces.norm(dim=1).max()
+    system.pos = system.pos + forces * min(4.0, 0.2 / float(length))
+    system.visits = int(system.visits) + 1
+    return bool(length < 0.02) or system.visits == 60
+
+
+def droplets(count):
+    """Drops of argon of two to nine atoms, nearly in place or far from it."""
+    random = np.random.default_rng(0)
+    grid = np.array(list(itertools.product(range(3), repeat=3))) * 3.8
+    drops = []
+    for number in range(count):
+        pos = grid[: random.integers(2, 10)]
+        pos = torch.tensor(pos + random.normal(scale=0.05 + number % 3 * 0.3, size=pos.shape))
+        cell, pbc = torch.zeros(1, 3, 3).double(), torch.zeros(1, 3, dtype=torch.bool)
+        drops.append(Data(pos=pos, cell=cell, pbc=pbc, num_nodes=len(pos), visits=0))
+    return drops
+
+
+@pytest.mark.slow
+def test_a_stream_gives_what_each_system_alone_gives_in_batches_that_stay_full():
+    runner = calculator_of([argon()], nodes=37).runner
+    alone = []
+    for drop in droplets(40):
+        while not relaxed(drop, {"forces": runner.predict([drop])["forces"][0]}):
+            pass
+        alone.append(drop)
+    streaming = atoms.stream(runner, droplets(40), relaxed, lookahead=16)
+    results = {each.number: each for each in streaming}
+    assert sorted(results) == list(range(40))
+    for number, expected in enumerate(alone):
+        assert results[number].error is None
+        assert results[number].steps == expected.visits
+        torch.testing.assert_close(results[number].system.pos, expected.pos, rtol=0, atol=1e-9)
+    waits = [max(each.visits for each in alone[i : i + 6]) for i in range(0, 40, 6)]
+    fixed = sum(len(d.pos) * d.visits for d in alone) / (37 * sum(waits))
+    assert streaming.share > 0.8 > fixed
+
+
+def test_a_system_that_fails_leaves_alone_and_is_named():
+    runner = calculator_of([argon()], nodes=37).runner
+    drops = droplets(5)
+    drops[3].pos = torch.zeros_like(drops[3].pos)  # all atoms at one place
+    seen = []
+
+    def once(system, output):
+        seen.append(len(system.pos))
+        if len(seen) == 1:
+            raise RuntimeError("the first step fails")
+        return True
+
+    errors = {each.number: each.error for each in atoms.stream(runner, drops, once)}
+    assert sorted(errors) == [0, 1, 2, 3, 4]
+    assert "system 3: the model's output is not finite" in str(errors.pop(3))
+    assert sorted(str(error) for error in errors.values()) == ["None"] * 3 + [
+        "the first step fails"
+    ]
+
+
+def test_a_system_that_no_bucket_takes_is_named():
+    runner = calculator_of([argon()], nodes=7).runner
+    with pytest.raises(sg.GraphTooLarge, match="system 0 has 8 nodes and 0 edges, and the runner"):
+        next(iter(atoms.stream(runner, [atoms.to_data(argon().repeat((2, 1, 1)))], relaxed)))

@@ -82,27 +82,13 @@ class Calculator(_Calculator):
             failed = [number for number, each in enumerate(results) if not _is_finite(each)]
             if not failed:
                 return results
-            if self.growths >= self.max_growth or not self._grown(graphs):
+            if self.growths >= self.max_growth or not make_room(self.runner, graphs):
                 number = failed[0]
                 raise ArithmeticError(
                     f"structure {number} ({structures[number].get_chemical_formula()}) has an "
                     "energy or a force that is not finite: two of its atoms may be at one place"
                 )
-
-    def _grown(self, graphs: list[Any]) -> bool:
-        """Makes room for edges if some layer has less than the structures need."""
-        grown = False
-        for layer in self.runner.model.modules():
-            if isinstance(layer, Neighbours):
-                sizes = sizes_within(graphs, layer.cutoff)
-                needed = max(edges / atoms for atoms, edges, _ in sizes)
-                if needed > layer.per_atom:
-                    layer.grow(max(1.25, 1.1 * needed / layer.per_atom))
-                    grown = True
-        if grown:
             self.growths += 1
-            self.runner.close()
-        return grown
 
     @staticmethod
     def _results(out: Any, structures: Sequence[Any]) -> list[dict[str, Any]]:
@@ -118,6 +104,22 @@ class Calculator(_Calculator):
                 each["stress"] = matrix.flat[[0, 4, 8, 5, 2, 1]]
             results.append(each)
         return results
+
+
+def make_room(runner: StaticGraphRunner, graphs: Sequence[Any]) -> bool:
+    """Makes room for the edges of some graphs in the runner's :class:`Neighbours`; whether any of
+    them had less. The runner compiles and records its buckets again."""
+    grown = False
+    for layer in runner.model.modules():
+        if isinstance(layer, Neighbours):
+            sizes = sizes_within(graphs, layer.cutoff)
+            needed = max(edges / atoms for atoms, edges, _ in sizes)
+            if needed > layer.per_atom:
+                layer.grow(max(1.25, 1.1 * needed / layer.per_atom))
+                grown = True
+    if grown:
+        runner.close()
+    return grown
 
 
 def _tuple(out: Any) -> tuple[Any, ...]:
