@@ -239,7 +239,7 @@ class LennardJones(nn.Module):
 def calculator_of(structures, room=1.0, nodes=40, **options):
     model = LennardJones(0.0).double()
     sizes = atoms.sizes_within(structures, 8.0)
-    model.neighbours.per_atom = room * max(edges / atoms for atoms, edges, _ in sizes)
+    model.neighbours.per_atom = room * max(edges / atoms for atoms, edges in sizes)
     plan = [sg.Capacity(nodes=nodes, edges=4, graphs=max(5, nodes // 2), max_graph_nodes=nodes - 1)]
     subject = sg.Subject(model, differentiable=("pos", "cell"))
     runner = sg.StaticGraphRunner(subject, plan, "eager")

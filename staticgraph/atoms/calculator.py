@@ -13,16 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from staticgraph.atoms.neighbours import Neighbours
-from staticgraph.atoms.structures import sizes_within, to_data
+from staticgraph.atoms.stream import make_room
+from staticgraph.atoms.structures import to_data
 from staticgraph.errors import MissingPackage
 from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.schema import EDGE_INDEX
 
 try:
     from ase.calculators.calculator import Calculator as _Calculator
     from ase.calculators.calculator import all_changes
 except ImportError:
-    raise MissingPackage("staticgraph.atoms needs ASE: pip install 'staticgraph[atoms]'") from None
+    raise MissingPackage(
+        "sg.atoms.Calculator needs ASE: pip install 'staticgraph[atoms]'"
+    ) from None
 
 NAMES = ("energy", "forces", "stress")
 
@@ -76,7 +79,7 @@ class Calculator(_Calculator):
             ArithmeticError: a structure's energy or forces are not finite; it is named.
             GraphTooLarge: a structure fits no bucket.
         """
-        graphs = [to_data(structure, self.dtype) for structure in structures]
+        graphs = [self._graph(structure) for structure in structures]
         while True:
             results = self._results(self.runner.predict(graphs), structures)
             failed = [number for number, each in enumerate(results) if not _is_finite(each)]
@@ -89,6 +92,17 @@ class Calculator(_Calculator):
                     "energy or a force that is not finite: two of its atoms may be at one place"
                 )
             self.growths += 1
+
+    def _graph(self, structure: Any) -> Any:
+        """A structure with all fields of the runner's data: targets are not known."""
+        graph = to_data(structure, self.dtype)
+        for item in self.runner.plan.schema or ():
+            if item.name not in graph and item.name != EDGE_INDEX:
+                rows = len(structure) if item.level == "node" else item.rows
+                dtype = getattr(torch, item.dtype)
+                unknown = torch.nan if dtype.is_floating_point else 0
+                graph[item.name] = torch.full((rows, *item.shape), unknown, dtype=dtype)
+        return graph
 
     @staticmethod
     def _results(out: Any, structures: Sequence[Any]) -> list[dict[str, Any]]:
@@ -104,22 +118,6 @@ class Calculator(_Calculator):
                 each["stress"] = matrix.flat[[0, 4, 8, 5, 2, 1]]
             results.append(each)
         return results
-
-
-def make_room(runner: StaticGraphRunner, graphs: Sequence[Any]) -> bool:
-    """Makes room for the edges of some graphs in the runner's :class:`Neighbours`; whether any of
-    them had less. The runner compiles and records its buckets again."""
-    grown = False
-    for layer in runner.model.modules():
-        if isinstance(layer, Neighbours):
-            sizes = sizes_within(graphs, layer.cutoff)
-            needed = max(edges / atoms for atoms, edges, _ in sizes)
-            if needed > layer.per_atom:
-                layer.grow(max(1.25, 1.1 * needed / layer.per_atom))
-                grown = True
-    if grown:
-        runner.close()
-    return grown
 
 
 def _tuple(out: Any) -> tuple[Any, ...]:

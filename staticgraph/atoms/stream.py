@@ -7,7 +7,7 @@ language models call this in-flight, or continuous, batching: Yu et al. 2022, Or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.atoms.calculator import make_room
+from staticgraph.atoms.neighbours import Neighbours
+from staticgraph.atoms.structures import sizes_within
 from staticgraph.errors import GraphTooLarge
 from staticgraph.runner.runner import StaticGraphRunner
 
@@ -164,6 +165,22 @@ def stream(
         GraphTooLarge: a system fits no bucket.
     """
     return Stream(runner, iter(systems), step, lookahead)
+
+
+def make_room(runner: StaticGraphRunner, graphs: Sequence[Any]) -> bool:
+    """Makes room for the edges of some graphs in the runner's :class:`Neighbours`; whether any of
+    them had less. The runner compiles and records its buckets again."""
+    grown = False
+    for layer in runner.model.modules():
+        if isinstance(layer, Neighbours):
+            sizes = sizes_within(graphs, layer.cutoff)
+            needed = max(edges / atoms for atoms, edges in sizes)
+            if needed > layer.per_atom:
+                layer.grow(max(1.25, 1.1 * needed / layer.per_atom))
+                grown = True
+    if grown:
+        runner.close()
+    return grown
 
 
 def _size(system: Any) -> tuple[int, int, int]:

@@ -32,7 +32,7 @@ def to_data(structure: Any, dtype: torch.dtype = torch.float32) -> Data:
     )
 
 
-def sizes_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, int, int]]:
+def sizes_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, int]]:
     """Counts atoms and edges within a cutoff, for ``plan_buckets`` and ``plan_stream``.
 
     Args:
@@ -41,7 +41,7 @@ def sizes_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, in
         cutoff: in the unit of the positions.
 
     Returns:
-        ``(atoms, edges, 1)`` of each.
+        ``(atoms, edges)`` of each.
     """
     sizes = []
     for structure in structures:
@@ -50,7 +50,7 @@ def sizes_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, in
         cell = data.get("cell")
         box = np.zeros((3, 3)) if cell is None else cell[0].double().numpy()
         pbc = np.zeros(3, bool) if data.get("pbc") is None else data.pbc[0].numpy()
-        sizes.append((len(points), len(pairs_within(points, box, pbc, cutoff)[0]), 1))
+        sizes.append((len(points), len(pairs_within(points, box, pbc, cutoff)[0])))
     return sizes
 
 
