@@ -47,6 +47,7 @@ ROOMS = (
     "probing",
     "checking",
     "runner",
+    "atoms",
     "dryrun",
     "outofcore",
     "training",
@@ -54,7 +55,7 @@ ROOMS = (
     "serving",
     "cli",
 )
-MOST_ROOMS = 30
+MOST_ROOMS = 31
 # Rooms within a room, lowest first; modules directly in the outer room are above them all.
 FLOORS_OF = {
     "batches": ("slots", "collation", "batch", "loading"),
