@@ -230,7 +230,7 @@ def test_every_graph_once_from_slots_that_nobody_overwrites(where, monkeypatch):
                     # As a stream would: it has the memory, and not the batch that leases it.
                     device.launch(partial(read, batch.tensors(), ids, seen))
                 else:
-                    inputs.whole[batch.bucket].copy_(batch.buffer, non_blocking=True)
+                    inputs.take(batch, batch.tensors())
                     device.launch(partial(read, inputs.batches[batch.bucket].tensors(), ids, seen))
                 del batch
                 point()

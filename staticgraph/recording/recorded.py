@@ -22,7 +22,7 @@ they were recorded raises instead of computing with old ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -264,19 +264,11 @@ class RecordedSteps:
         if collation is not None and ids is not None:
             collation.send(bucket, ids)
         else:
-            self._copy(batch, arrays)
+            self._inputs.take(batch, arrays)
         result = self._recorded_model.replay(recording, work == "step")
         if type(result) is Tensor and not result.dim():  # a step's loss
             return result.clone()
         return handed_out(result, self._recorded_model.replays)
-
-    def _copy(self, batch: StaticBatch, arrays: Mapping[str, Tensor]) -> None:
-        """Copies a batch to where its recording reads it; in one copy, if it has one buffer."""
-        whole, buffer = self._inputs.whole[batch.bucket], batch.buffer
-        if buffer is not None and buffer.shape == whole.shape:
-            whole.copy_(buffer, non_blocking=True)
-        else:
-            self._inputs.take(batch, arrays)
 
     def record_forward(self, bucket: int, training: bool) -> RecordingKey:
         """Records a forward and its backward, unless they are recorded already.
@@ -326,7 +318,7 @@ class RecordedSteps:
             return self._work.computed("forward", batch, compiles=False)
         self.record_forward(batch.bucket, self._model.training)
         arrays = batch.tensors()
-        return self._pairs[key].run(batch, lambda: self._copy(batch, arrays))
+        return self._pairs[key].run(batch, lambda: self._inputs.take(batch, arrays))
 
     # ------------------------------------------------------------------ ending
 

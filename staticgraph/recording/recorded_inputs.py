@@ -110,7 +110,6 @@ class RecordedInputs:
 
     Attributes:
         batches: for each bucket, the batch that its recordings read.
-        whole: for each bucket, ``[bytes]`` uint8: the same memory, for a single copy.
         collation: makes batches from ids, if the store is on the device.
         unrecorded_fills: how many batches were made from ids without a recording.
     """
@@ -121,14 +120,14 @@ class RecordedInputs:
         self.unrecorded_fills: int = 0
         self._device = device
         self._slot: Slot | None = None
-        self.whole: dict[int, Tensor] = {}
+        self._whole: dict[int, Tensor] = {}  # the same memory as one tensor, for a single copy
 
     def prepare(self, layouts: list[SlotLayout]) -> None:
         """Allocates the slot, filled with padding alone: finite values to warm up with."""
         self._slot = slot = Slot(layouts, self._device, pinned=False)
         for layout in layouts:
             self.batches[layout.bucket] = StaticBatch(layout, slot.tensors(layout.bucket))
-            self.whole[layout.bucket] = slot.whole(layout.bucket)
+            self._whole[layout.bucket] = slot.whole(layout.bucket)
             self.blank(layout.bucket)
 
     @property
@@ -144,7 +143,8 @@ class RecordedInputs:
         return inputs
 
     def take(self, batch: StaticBatch, arrays: Mapping[str, Tensor]) -> None:
-        """Copies a batch to its bucket's addresses, array by array, or makes it there.
+        """Copies a batch to its bucket's addresses, in one copy if it has one buffer, or makes it
+        there.
 
         Args:
             batch: on the device.
@@ -159,6 +159,10 @@ class RecordedInputs:
             if self.collation is None or not self.collation.fill(batch.bucket, arrays):
                 self.unrecorded_fills += 1
                 arrays.into(inputs.layout, targets)
+            return
+        buffer, whole = batch.buffer, self._whole[batch.bucket]
+        if buffer is not None and buffer.shape == whole.shape:
+            whole.copy_(buffer, non_blocking=True)
             return
         if arrays.keys() != targets.keys():
             missing = sorted(arrays.keys() ^ targets.keys())
