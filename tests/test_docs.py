@@ -203,7 +203,7 @@ def described() -> set[str]:
     ("module", "but"),
     [
         # Modules, whose names are described individually.
-        ("staticgraph/__init__.pyi", {"datasets", "models", "outofcore"}),
+        ("staticgraph/__init__.pyi", {"atoms", "datasets", "models", "outofcore"}),
         ("staticgraph/outofcore/__init__.py", {"data"}),
         ("staticgraph/models/__init__.py", {"NAMES", "POOLS"}),
     ],
