@@ -20,6 +20,7 @@ COUNTS = ("files", "nodes")
 SIZES = {
     "bench": (40, 27010),
     "staticgraph": (5, 1839),
+    "staticgraph/atoms": (5, 2600),  # neighbours found in a step, ASE's calculator, streams
     "staticgraph/batches": (32, 13715),
     "staticgraph/checking": (16, 12845),
     "staticgraph/cli": (32, 16434),
