@@ -167,7 +167,7 @@ def stream(
 
 
 def make_room(runner: StaticGraphRunner, graphs: Sequence[Any]) -> bool:
-    """Makes room for the edges of some graphs in every :class:`NeighbourSearch` of a runner's model;
+    """Makes room for the edges of some graphs in every :class:`NeighbourSearch` of a model;
     whether any had less. The runner compiles and records its buckets again."""
     grown = False
     for layer in runner.model.modules():
