@@ -3,8 +3,10 @@
 from staticgraph import datasets as datasets
 from staticgraph import models as models
 from staticgraph import outofcore as outofcore
+from staticgraph.batches.batch.own_class import unpad as unpad
 from staticgraph.batches.batch.static_batch import StaticBatch as StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader as StaticLoader
+from staticgraph.batches.padding.padder import Padder as Padder
 from staticgraph.checking.explain import explain as explain
 from staticgraph.checking.preflight import preflight as preflight
 from staticgraph.dryrun.ask import dry_run as dry_run

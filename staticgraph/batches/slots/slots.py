@@ -154,6 +154,11 @@ class SlotLayout:
         return tuple(entries)
 
     @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the schema's axes."""
+        return tuple(axis.name for axis in self.schema.axes)
+
+    @cached_property
     def apart(self) -> bool:
         """Whether padding edges join neighbouring padding nodes instead of being self-loops."""
         return self.schema.has_vectors
