@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.padding.padder import Padder
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.execution.model_locks import Turns, check_not_traced
 from staticgraph.runner.execution.prediction import predict, require_rows
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.runner.export.export import export
+from staticgraph.runner.own_batches import as_static
 from staticgraph.runner.parts import RunnerParts
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
@@ -47,6 +49,7 @@ class Inference:
     Attributes:
         steps: runs the batches, without locking or statistics: for tools that look inside, such as
             the dry run. A training loop does not need it.
+        padder: pads batches that are not a loader's; None until there is one.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Inference:
         self._turns = turns
         self._evaluating = Evaluation(subject.model)
         self._fields, self._intake = parts.fields, parts.intake
+        self.padder: Padder | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -83,6 +87,7 @@ class Inference:
         None.
         """
         check_not_traced("eval_step()")
+        batch = as_static(self, batch)
         with self._turns.forward, self._evaluating() as sampled:
             out = self._run("forward", batch, "eager" if sampled else None)
             known = self.loss is not None and isinstance(batch, StaticBatch)
@@ -91,6 +96,7 @@ class Inference:
 
     def eager_forward(self, batch: StaticBatch) -> Any:
         """Returns the output in evaluation mode, in eager, whatever the mode."""
+        batch = as_static(self, batch)
         with self._turns.forward, self._evaluating():
             return self.steps.run("forward", self.steps.form.accept(batch), "eager")
 
@@ -130,6 +136,7 @@ class Inference:
             ValueError: a tensor of the output has no rows of the batch.
         """
         check_not_traced("predict_batch()")
+        batch = as_static(self, batch)
         with self._turns.forward, self._evaluating() as sampled:
             out = self._run("forward", batch, "eager" if sampled else None)
             require_rows(out, self.steps.computation.levels(out, batch))

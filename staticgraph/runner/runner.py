@@ -24,6 +24,7 @@ from torch import Tensor
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
+from staticgraph.batches.padding.padder import Padder, SplitBatch
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
@@ -40,6 +41,7 @@ from staticgraph.runner.execution.model_locks import (
 )
 from staticgraph.runner.execution.steps import Steps
 from staticgraph.runner.inference import Inference
+from staticgraph.runner.own_batches import as_static, train_parts
 from staticgraph.runner.parts import RunnerParts
 from staticgraph.runner.reporting.report import Report
 from staticgraph.runner.timing.auto import Auto
@@ -65,7 +67,8 @@ class StaticGraphRunner(Inference):
         model: any PyG model; its layers are made static in place (see :func:`staticgraph.convert`).
             Or a :class:`staticgraph.Subject`: a model with its loss, optimizer, forward, autocast
             and the other options of its step.
-        plan: the buckets, or a plain list of capacities.
+        plan: the buckets, a plain list of capacities, or the :class:`staticgraph.Padder` of the
+            user's own batches.
         mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
             ``max-autotune-no-cudagraphs``; ``fused``, the captured graph rewritten to this
             library's operators; ``cuda-graph``, compiled by Inductor and recorded by this library;
@@ -113,7 +116,7 @@ class StaticGraphRunner(Inference):
     def __init__(
         self,
         model: torch.nn.Module | Subject,
-        plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
+        plan: BucketPlan | Sequence[Capacity | tuple[int, ...]] | Padder,
         mode: str | Auto = "auto",
         *,
         loss: Loss | None = None,
@@ -127,7 +130,8 @@ class StaticGraphRunner(Inference):
         subject = Subject.of(
             model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast
         )
-        plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
+        padder = plan if isinstance(plan, Padder) else None
+        plan = padder.plan if padder else plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         self._execution = execution = Execution.of(subject, mode, recording, distributed)
         self.mode: Mode = execution.mode
         self.ranks: Ranks | None = execution.ranks
@@ -146,6 +150,7 @@ class StaticGraphRunner(Inference):
                 self.ranks.check_alike({"the plan": capacities, "the mode": self.mode.name})
             parts = RunnerParts.of(subject, plan, execution, budget)
         super().__init__(subject, plan, turns, parts)
+        self.padder = padder
         self.preparation: Preparation = parts.preparation
         self._warming, self._account = parts.warming, parts.account
 
@@ -243,6 +248,7 @@ class StaticGraphRunner(Inference):
             :class:`NonFiniteLoss` before they reach a parameter.
         """
         check_not_traced("the forward")
+        batch = as_static(self, batch)
         with self._turns.forward:
             out = self._run("forward", batch)
         finite = self.steps.finite
@@ -259,6 +265,7 @@ class StaticGraphRunner(Inference):
         The batch is one of this runner's plan; see :class:`staticgraph.bound`.
         """
         check_not_traced("bind()")
+        batch = as_static(self, batch)
         with self._turns.forward, bound(self.model, self._intake.take(batch, "forward")) as data:
             yield data
 
@@ -287,6 +294,9 @@ class StaticGraphRunner(Inference):
         if not torch.is_grad_enabled():
             refuse_without_gradients()
         with self._watching:
+            batch = as_static(self, batch)
+            if isinstance(batch, SplitBatch):
+                return self._step_parts(batch)
             with self._turns.step:
                 batch = self._intake.take(batch, "step")
                 statistics = self._account.statistics[batch.bucket]
@@ -296,6 +306,12 @@ class StaticGraphRunner(Inference):
                 self.steps.count()
             if self.steps.averaging is not None:
                 self.steps.averaging.compare()
+        return loss
+
+    def _step_parts(self, parts: SplitBatch) -> Tensor:
+        with self._turns.step:
+            loss = train_parts(self.steps, [self._intake.take(part, "step") for part in parts])
+            self.steps.count()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -323,6 +339,7 @@ class StaticGraphRunner(Inference):
 
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """Takes a :meth:`step` without compiling or recording, whatever the mode: the reference."""
+        batch = as_static(self, batch)
         with self._turns.step:
             return self.steps.train(self.steps.form.accept(batch), "eager")
 
@@ -331,6 +348,7 @@ class StaticGraphRunner(Inference):
 
         See :func:`staticgraph.runner.verification.verify`.
         """
+        batch = as_static(self, batch)
         with self._turns.whole, self.steps.accumulated.kept():
             return verify(self, batch)
 

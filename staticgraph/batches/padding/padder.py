@@ -190,7 +190,11 @@ class Padder:
             common = [b for b in fitting if all(self._fits(part, b) for part in parts)]
             if common:  # equal shapes, as a step over several parts needs them
                 return SplitBatch(self.fill(part, common[0]) for part in parts)
-        raise self._too_large(str(rows.real))
+        raise self.refused(rows)
+
+    def refused(self, rows: Rows) -> GraphTooLarge:
+        """Returns the error for rows that fit no bucket."""
+        return self._too_large(str(rows.real))
 
     def rows_of(self, batch: Any) -> Rows:
         """Returns the rows of a batch, unpadded."""
@@ -267,15 +271,15 @@ class Padder:
             return [rows]
         graphs = rows.real.graphs
         if graphs < 2:
-            raise self._too_large(str(rows.real))
+            raise self.refused(rows)
         half = graphs // 2
         return [*self._halved(rows.part(0, half)), *self._halved(rows.part(half, graphs))]
 
     def _too_large(self, counts: str) -> GraphTooLarge:
         return GraphTooLarge(
-            f"a batch of {counts} fits no bucket; the largest is {self.plan.capacities[-1]}: make "
-            "the plan with a smaller miss=, or pass overflow='split' or, outside of worker "
-            "processes, 'grow' to the padder"
+            f"a batch of {counts} fits no bucket; the largest is {self.plan.capacities[-1]}: plan "
+            "for batches drawn at random, sg.plan_stream(graphs, batch_size=...), or pass "
+            "overflow='split' or, outside of worker processes, 'grow' to the padder"
         )
 
     def _rounded(self, rows: int) -> int:

@@ -53,6 +53,7 @@ class Steps:
         accumulated: the gradients of batches that no update has followed yet.
         finite: watches the losses of training steps.
         single_rows: watches the norms for batches with a single row.
+        subject: the model, and how it is run.
         mode: the mode of a bucket, unless ``ways`` says otherwise.
         ways: the chosen way of each (bucket, phase) for which one was chosen.
         ranks: those of the execution.
@@ -68,6 +69,7 @@ class Steps:
         mode, ranks = execution.mode, execution.ranks
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
         model = self._model = subject.model
+        self.subject: Subject = subject
         update = self._update = Update(subject)
         self._state = StepState(model, subject.functions)
         self.mode: Mode = mode
@@ -92,6 +94,14 @@ class Steps:
             finite=self.finite,
             averaging=self.averaging,
         )
+
+    def grow(self, capacities: Sequence[Capacity]) -> None:
+        """Takes other capacities, of which only the last is new."""
+        bucket = len(capacities) - 1
+        self.form.capacities = capacities
+        self.finite.grow(capacities)
+        self.compiled.forget(bucket)
+        self.ways = {key: way for key, way in self.ways.items() if key[0] != bucket}
 
     def choose(self, ways: dict[tuple[int, str], str]) -> None:
         """Makes each (bucket, phase) run in its own, already prepared, way from now on."""
