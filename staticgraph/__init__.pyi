@@ -44,6 +44,7 @@ from staticgraph.nn.bound import bound as bound
 from staticgraph.nn.convert import convert as convert
 from staticgraph.plans.choose import plan_buckets as plan_buckets
 from staticgraph.plans.plan import BucketPlan as BucketPlan
+from staticgraph.plans.stream_plan import plan_stream as plan_stream
 from staticgraph.plans.worker_count import autosize_workers as autosize_workers
 from staticgraph.recording.recording import Recording as Recording
 from staticgraph.runner.export.exported import load_exported as load_exported

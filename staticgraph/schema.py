@@ -143,7 +143,9 @@ def read_path(batch: Any, path: str) -> Any:
     for name in path.split("."):
         try:
             by_key = isinstance(value, Mapping) or hasattr(value, "keys")
-            value = value[name] if by_key and hasattr(value, "__getitem__") else getattr(value, name)
+            value = (
+                value[name] if by_key and hasattr(value, "__getitem__") else getattr(value, name)
+            )
         except (AttributeError, KeyError, IndexError, TypeError):
             raise ValueError(f"a {type(batch).__name__} has no {path!r}") from None
     return value
@@ -433,7 +435,6 @@ class Schema:
             **{level: tuple(names) for level, names in rows.items()},
         }
         return _Example(example, levels, dict(index or {}), dict(pad or {})).schema()
-
 
 
 class _Example:

@@ -136,9 +136,7 @@ def _index_rows(
 
 
 @loop
-def _pad_index(
-    target: Array, at: int, ends: IntArray, spare: IntArray, apart: IntArray
-) -> None:
+def _pad_index(target: Array, at: int, ends: IntArray, spare: IntArray, apart: IntArray) -> None:
     front, rows, back = target.shape
     padding = rows - at
     for p in range(front):
