@@ -47,6 +47,8 @@ from staticgraph.plans.plan import BucketPlan as BucketPlan
 from staticgraph.plans.stream_plan import plan_stream as plan_stream
 from staticgraph.plans.worker_count import autosize_workers as autosize_workers
 from staticgraph.recording.recording import Recording as Recording
+from staticgraph.runner.counters import counters as counters
+from staticgraph.runner.counters import no_recompile as no_recompile
 from staticgraph.runner.export.exported import load_exported as load_exported
 from staticgraph.runner.inference import EvalResult as EvalResult
 from staticgraph.runner.reporting.report import Report as Report

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -32,6 +33,7 @@ from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
+from staticgraph.runner.counters import RUNNERS
 from staticgraph.runner.execution.commitments import RunnerStats
 from staticgraph.runner.execution.execution import Execution
 from staticgraph.runner.execution.model_locks import (
@@ -43,6 +45,7 @@ from staticgraph.runner.execution.steps import Steps
 from staticgraph.runner.inference import Inference
 from staticgraph.runner.own_batches import as_static, train_parts
 from staticgraph.runner.parts import RunnerParts
+from staticgraph.runner.reporting.bucket_statistics import BucketStatistics
 from staticgraph.runner.reporting.report import Report
 from staticgraph.runner.timing.auto import Auto
 from staticgraph.runner.verification import Verification, verify
@@ -155,6 +158,17 @@ class StaticGraphRunner(Inference):
         self.padder = padder
         self.preparation: Preparation = parts.preparation
         self._warming, self._account = parts.warming, parts.account
+        RUNNERS.add(self)
+
+    @property
+    def statistics(self) -> Sequence[BucketStatistics]:
+        """What each bucket did so far."""
+        return self._account.statistics
+
+    @property
+    def fallbacks(self) -> int:
+        """How many entries ``fallbacks`` of a report would have."""
+        return self._account.fallbacks
 
     def __repr__(self) -> str:
         of = how_many(len(self.plan.capacities), "bucket")
@@ -416,4 +430,8 @@ class StaticGraphRunner(Inference):
 
     def report(self) -> Report:
         """Returns what ran so far, per bucket."""
-        return self._account.report()
+        report = self._account.report()
+        counts = None if self.padder is None else self.padder.counts
+        if counts is None or not counts.overflowed:
+            return report
+        return replace(report, fallbacks=(*report.fallbacks, str(counts)))

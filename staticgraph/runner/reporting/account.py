@@ -61,8 +61,6 @@ class Account:
     def report(self) -> Report:
         """Returns the whole account, in plain values."""
         warming, recorded = self._warming, self._steps.recordings.made
-        counts = self._steps.compiled.counts
-        missed = recorded.missed() if recorded else ()
         return Report(
             model=type(self._subject.model).__name__,
             device=device_name(self._subject.device),
@@ -74,12 +72,22 @@ class Account:
             cold_start_s=warming.cold_s,
             replays={str(key): n for key, n in (recorded.counts if recorded else {}).items()},
             buckets=tuple(map(self._bucket, range(len(self.statistics)))),
-            fallbacks=(*warming.notes, *skipped_recordings_of(counts), *missed),
+            fallbacks=self._fallbacks(),
             versions=versions(STEPS),
             choices=warming.choices,
             attention=self._attention(),
             optional=self._steps.computation.optional or (),
         )
+
+    @property
+    def fallbacks(self) -> int:
+        """How many steps run in another way than was chosen for them."""
+        return len(self._fallbacks())
+
+    def _fallbacks(self) -> tuple[str, ...]:
+        recorded = self._steps.recordings.made
+        skipped = skipped_recordings_of(self._steps.compiled.counts)
+        return (*self._warming.notes, *skipped, *(recorded.missed() if recorded else ()))
 
     def _bucket(self, bucket: int) -> BucketReport:
         steps, recorded = self._steps, self._steps.recordings.made

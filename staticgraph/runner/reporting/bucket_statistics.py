@@ -48,6 +48,21 @@ class BucketStatistics:
         counts[1] += real.edges
         counts[2] += real.graphs
 
+    @property
+    def batches(self) -> int:
+        """How many batches there were, for training and for evaluation."""
+        return sum(self._batches)
+
+    @property
+    def real_rows(self) -> int:
+        """How many nodes, edges and graphs they had together."""
+        return sum(map(sum, self._real))
+
+    @property
+    def physical_rows(self) -> int:
+        """How many rows of nodes, edges and graphs the bucket has."""
+        return self.capacity.nodes + self.capacity.edges + self.capacity.graphs
+
     def started(self) -> float:
         """Starts timing a step, on CUDA by an event, without synchronising; for :meth:`ended`."""
         if not self._on_cuda:
