@@ -10,9 +10,10 @@ of these levels, and a batch offsets them by the rows of the preceding graphs (P
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from staticgraph.text.some import some
@@ -51,8 +52,8 @@ _SIZES = """num_nodes num_edges num_graphs batch_size num_real_nodes num_real_ed
     real_nodes real_edges real_graphs"""
 _IS = """bucket capacity layout device buffer levels node_types edge_types
     node_masks edge_masks"""
-_DOES = """argument blank clone cpu cuda first_places get keys level_of mask_of metadata of pin_memory release
-    replace tensors to to_data_list unpad with_tensors without_pointers"""
+_DOES = """argument blank clone cpu cuda first_places get keys level_of mask_of metadata of
+    pin_memory release replace tensors to to_data_list unpad with_tensors without_pointers"""
 RESERVED = frozenset(f"{_ARRAYS} {_SIZES} {_IS} {_DOES}".split())
 # Names that ``batch["type"]`` reserves, for one type of nodes or edges.
 RESERVED_OF_TYPE = frozenset({*AXIS_ARRAYS, "num_nodes", "num_edges", "keys"})
@@ -211,6 +212,7 @@ class Schema:
         names: for batches of a user's own class, its name of every array, with the array's name in
             a :class:`StaticBatch`; dots lead to attributes of attributes (``graph.x``).
         sizes: that class's whole numbers that count rows, each with its level.
+        like: an object of that class without tensors, if models are given such objects.
 
     Raises:
         ValueError: a field appears twice, or has a name that batches reserve.
@@ -222,7 +224,7 @@ class Schema:
     keep_order: bool = False
     names: tuple[tuple[str, str], ...] = ()
     sizes: tuple[tuple[str, Level], ...] = ()
-    like: Any = field(default=None, repr=False, compare=False)
+    like: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names = [field.name for field in self.fields]
@@ -568,7 +570,7 @@ class _Example:
             shape,
             dtype,
             rows,
-            dtype.startswith("float") and bool((value != value).any()),  # noqa: PLR0124
+            dtype.startswith("float") and bool((value != value).any()),
             dim,
             (counted,) if isinstance(counted, str) else tuple(counted),
             pad=pad,

@@ -1,14 +1,14 @@
 """Capacities for batches that are drawn at random, by somebody else's loader.
 
 The problem: batches that a :class:`staticgraph.StaticLoader` balances all fit one bucket; batches
-drawn at random do not, and how often one exceeds a limit decides how large the limit must be. Sums of
-128 sizes are not normal in the tail that matters (one graph may have a hundred times the mean).
+drawn at random do not, and how often one exceeds a limit decides how large the limit must be. Sums
+of 128 sizes are not normal in the tail that matters (one graph may have a hundred times the mean).
 
-The idea: the size of a batch is a sum of independent draws, so its distribution is the convolution of
-the histogram with itself, exact by a Fourier transform. Nodes and edges go together, so it is taken in
-two dimensions: nodes, and what edges have above a multiple of nodes, which is narrow. Where the table
-would be too large, a size is split between two neighbouring cells so that its mean stays exact. Any
-further component is added by the union bound.
+The idea: the size of a batch is a sum of independent draws, so its distribution is the convolution
+of the histogram with itself, exact by a Fourier transform. Nodes and edges go together, so it is
+taken in two dimensions: nodes, and what edges have above a multiple of nodes, which is narrow.
+Where the table would be too large, a size is split between two neighbouring cells so that its mean
+stays exact. Any further component is added by the union bound.
 
 Numbers alone: no torch, no device, no random draws.
 """

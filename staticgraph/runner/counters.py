@@ -1,7 +1,8 @@
 """What the runners of this process compiled, recorded and ran, for tests of one's own.
 
-A step that compiles again, or that silently runs in another way, costs what fixed shapes were to save,
-and shows in no result. So the counts are public, and :func:`no_recompile` turns them into an error.
+A step that compiles again, or that silently runs in another way, costs what fixed shapes were to
+save, and shows in no result. So the counts are public, and :func:`no_recompile` turns them into an
+error.
 """
 
 from __future__ import annotations
@@ -92,6 +93,6 @@ def no_recompile() -> Iterator[None]:
         raise NotStatic(
             f"{how_many(max(0, compiled), 'graph')} compiled and "
             f"{how_many(max(0, recorded), 'graph')} recorded inside no_recompile(): call "
-            "runner.warmup() before it, with the phases that run inside; runner.report() says which "
-            "bucket it was"
+            "runner.warmup() before it, with the phases that run inside; runner.report() says "
+            "which bucket it was"
         )

@@ -1,10 +1,10 @@
 """Batches of the user's own loader, as a runner takes them.
 
-A batch that is not a :class:`staticgraph.StaticBatch` is padded when it is given to a runner: by the
-:class:`staticgraph.Padder` that the runner was made with or, for PyG's graphs, by one over its plan.
-Several ranks take the same bucket at the same step, so they agree on it, by a maximum over ranks, and
-on the size of a capacity that is added, before anybody compiles or records. A batch in several parts
-is one step: the gradients of the parts are added up with the weights of their rows.
+A batch that is not a :class:`staticgraph.StaticBatch` is padded when it is given to a runner: by
+the :class:`staticgraph.Padder` that the runner was made with or, for PyG's graphs, by one over its
+plan. Several ranks take the same bucket at the same step, so they agree on it, by a maximum over
+ranks, and on the size of a capacity that is added, before anybody compiles or records. A batch in
+several parts is one step: the gradients of the parts are added up with the weights of their rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A padded batch as an object of the user's own class.
 
 A model that was written for another library reads its own batch class. So the padded tensors can be
-put into a copy of one of its objects (:func:`built_like`), under that class's names; the copy remembers
-which :class:`staticgraph.StaticBatch` its tensors belong to (:func:`static_of`).
+put into a copy of one of its objects (:func:`built_like`), under that class's names; the copy
+remembers which :class:`staticgraph.StaticBatch` its tensors belong to (:func:`static_of`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def built_like(batch: StaticBatch, marked: bool = False) -> Any:
 
 
 def static_of(value: Any) -> StaticBatch | None:
-    """Returns the batch that an object of the user's class holds the tensors of; None for others."""
+    """Returns the batch whose tensors an object of the user's class holds; None for others."""
     if isinstance(value, StaticBatch):
         return value
     values = value.values() if isinstance(value, Mapping) else [v for _, v in attributes_of(value)]
@@ -73,9 +73,9 @@ def static_of(value: Any) -> StaticBatch | None:
         if isinstance(each, Tensor) and (static := getattr(each, _STATIC, None)) is not None:
             return static
     for each in values:
-        if not isinstance(each, Tensor) and hasattr(each, "__dataclass_fields__"):
-            if (static := static_of(each)) is not None:
-                return static
+        static = static_of(each) if hasattr(each, "__dataclass_fields__") else None
+        if static is not None:
+            return static
     return None
 
 
@@ -94,7 +94,7 @@ def unpad(output: Any, batch: Any) -> Any:
     static = static_of(batch)
     if static is None:
         raise TypeError(
-            f"a {type(batch).__name__} is no padded batch: give what sg.Padder(plan)(batch) returned"
+            f"a {type(batch).__name__} is no padded batch: give what sg.Padder(plan)(batch) gave"
         )
     return static.unpad(output)
 

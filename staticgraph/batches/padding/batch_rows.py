@@ -1,9 +1,9 @@
 """The rows of a batch of any class, and how they get into the fixed shapes of a bucket.
 
 A :class:`BatchRows` is what all sources have in common once they are read: the tensors under the
-names that a :class:`staticgraph.StaticBatch` gives them, with indices that already count rows of the
-whole batch, and which graph each row belongs to. Writing it is a copy per tensor; masks and padding
-are those of every other batch (:func:`staticgraph.batches.collation.collate.pad_rows`).
+names that a :class:`staticgraph.StaticBatch` gives them, with indices that already count rows of
+the whole batch, and which graph each row belongs to. Writing it is a copy per tensor; masks and
+padding are those of every other batch (:func:`staticgraph.batches.collation.collate.pad_rows`).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class BatchRows(Rows):
         bounds["graph"] = np.array([first, last])
         values = {}
         for name, value in self.values.items():
-            shape = self.schema[name] if name in self.schema else _EDGES
+            shape = _EDGES if name not in self.schema else self.schema[name]
             start, end = (bounds[shape.level] * shape.rows).tolist()
             dim = shape.cat_dim or 0
             rows = value.narrow(dim, start, end - start)
@@ -141,8 +141,7 @@ class BatchRows(Rows):
                 begin = {level: int(bounds[level][0]) for level in shape.counts if level}
                 rows = _lowered(rows, shape, begin)
             values[name] = rows
-        node_first, node_last = bounds["node"].tolist() if "node" in bounds else (0, 0)
-        del node_last
+        node_first = int(bounds["node"][0]) if "node" in bounds else 0
         return replace(
             self,
             values=values,
@@ -233,8 +232,8 @@ class BatchRows(Rows):
             if tuple(value.shape) != each.physical(rows) or _name(value) != each.dtype:
                 raise BadGraph(
                     f"{each.name!r} is {_name(value)} {list(value.shape)}, and the plan's batches "
-                    f"have {each.dtype} {list(each.physical(rows))} for {real}: give it so, or make "
-                    "a plan for this data"
+                    f"have {each.dtype} {list(each.physical(rows))} for {real}: give it so, or "
+                    "make a plan for this data"
                 )
             tensors[each.name].narrow(each.cat_dim or 0, 0, rows).copy_(value)
         pad_rows(layout, arrays, real)

@@ -1,8 +1,8 @@
 """Batches of anybody's loader in the few shapes of a plan.
 
 The problem: whoever has a loader of their own (a weighted sampler, transforms that draw, a data set
-in a database, a batch class that is not PyG's) has batches of every shape, and pads them by hand, by
-powers of two. The idea: a :class:`Padder` is a function from a batch to a
+in a database, a batch class that is not PyG's) has batches of every shape, and pads them by hand,
+by powers of two. The idea: a :class:`Padder` is a function from a batch to a
 :class:`staticgraph.StaticBatch`, usable as a ``collate_fn``, with capacities that were planned from
 data (:func:`staticgraph.plan_stream`). The invariant: a padded batch is what a
 :class:`staticgraph.StaticLoader` would have made of the same graphs, row by row.

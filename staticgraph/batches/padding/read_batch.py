@@ -1,9 +1,9 @@
 """Reads the rows of a batch: of PyG's ``Batch``, of a list of graphs, of any other class.
 
 PyG is used if it is loaded, and never imported: a batch of its classes can only come from a program
-that did. What PyG's own rules (``__inc__``, ``__cat_dim__``) make of a field, and types of nodes, are
-read by the reader of :class:`staticgraph.GraphStore`; the common case, plain fields, is concatenated
-here, in less time than ``Batch.from_data_list`` takes.
+that did. What PyG's own rules (``__inc__``, ``__cat_dim__``) make of a field, and types of nodes,
+are read by the reader of :class:`staticgraph.GraphStore`; the common case, plain fields, is
+concatenated here, in less time than ``Batch.from_data_list`` takes.
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ def _owner(
             index = values[field.name].movedim(field.cat_dim or 0, 0).reshape(-1, field.width)
             return known[field.counts[0]][index[:, 0].numpy()]
     raise BadGraph(
-        f"nothing says which graph the {level} rows are of: give an index from them to nodes, edges "
-        'or graphs, index={"name": "graph"}'
+        f"nothing says which graph the {level} rows are of: give an index from them to nodes, "
+        'edges or graphs, index={"name": "graph"}'
     )
 
 

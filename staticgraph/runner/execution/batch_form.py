@@ -70,8 +70,8 @@ class BatchForm:
         """
         if not isinstance(batch, StaticBatch):
             raise TypeError(
-                "a step takes PyG's Batch, a list of Data, or a StaticBatch, as StaticLoader(store, "
-                f"plan) and sg.Padder(plan, schema=...) give them, not a {type(batch).__name__}"
+                "a step takes PyG's Batch, a list of Data, or a StaticBatch, as a StaticLoader and "
+                f"sg.Padder(plan, schema=...) give them, not a {type(batch).__name__}"
             )
         if self._computation.newcomers.came:
             self._computation.settle()
