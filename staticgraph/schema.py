@@ -333,6 +333,17 @@ class Schema:
         )
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """The fields with the two nodes of every edge, where a batch of a user's own class has them
+        as two indices; empty otherwise."""
+        names = tuple(
+            field.name
+            for field in self
+            if field.level == "edge" and field.counts == ("node",) and not field.shape
+        )
+        return (names[0], names[-1]) if len(names) > 1 else ()
+
+    @property
     def one_kind(self) -> bool:
         """Whether ``edge_index`` joins nodes of one kind, so that it is not a field."""
         return not (self.hetero or self.two_sided)
@@ -477,26 +488,33 @@ class _Example:
                 self._rows.setdefault("edge", value.shape[-1])
         self._rows["graph"] = self._graphs()
 
+    @property
+    def _has_ptr(self) -> bool:
+        """Whether the batch says where the nodes of each graph begin, as PyG's does."""
+        try:
+            return hasattr(read_path(self._batch, "ptr"), "shape")
+        except ValueError:
+            return False
+
     def _graphs(self) -> int:
         """The number of graphs: by their index, else one."""
-        try:
+        if self._has_ptr:
             return len(read_path(self._batch, "ptr")) - 1
-        except (ValueError, TypeError):
-            pass
         owners = [self._values[name] for name, counted in self._index.items() if counted == "graph"]
         return max((int(value.max()) + 1 for value in owners if len(value)), default=1)
 
     def schema(self) -> Schema:
         """Returns the schema."""
-        fields, names, joined = [], {}, False
+        fields, names = [], {}
         placed = {name: self._level_of(name) for name in self._values}
         for name, (level, dim) in placed.items():
             array = self._array(name, level)
             names[name] = array
-            joined = joined or array == EDGE_INDEX
             if array in (EDGE_INDEX, "batch") or array == f"{level}_batch":
                 continue
             fields.append(self._field(name, array, level, dim))
+        if self._has_ptr:
+            names["ptr"] = "ptr"
         twice = {array for array in names.values() if [*names.values()].count(array) > 1}
         if twice:
             raise ValueError(f"two tensors of the batch would be called {twice.pop()!r}")

@@ -21,20 +21,13 @@ _STATIC = "_staticgraph_static"
 
 def template_of(example: Any, schema: Schema) -> Any:
     """Returns a copy of a batch without its tensors, so that none of them is passed on unpadded."""
-    template = copy.copy(example)
-    if isinstance(example, Mapping):
-        for name in [name for name, value in example.items() if isinstance(value, Tensor)]:
-            del template[name]
-        return template
-    for name, value in attributes_of(example):
-        if isinstance(value, Tensor):
-            _set(template, name, None)
-    for path, _ in schema.names:
-        if "." in path:
-            head, tail = path.split(".", 1)
-            inner = Schema((), names=((tail, ""),))
-            _set(template, head, template_of(_get(example, head), inner))
-    return template
+    heads = {path.split(".", 1)[0] for path, _ in schema.names if "." in path}
+    nothing = {name: None for name, value in attributes_of(example) if isinstance(value, Tensor)}
+    for head in heads:
+        tails = [path.split(".", 1)[1] for path, _ in schema.names if path.startswith(f"{head}.")]
+        inner = Schema((), names=tuple((tail, "") for tail in tails))
+        nothing[head] = template_of(_get(example, head), inner)
+    return _changed(example, nothing)
 
 
 def built_like(batch: StaticBatch, marked: bool = False) -> Any:
@@ -45,35 +38,26 @@ def built_like(batch: StaticBatch, marked: bool = False) -> Any:
         marked: whether :func:`static_of` is to work on the result; not inside a compiled step.
     """
     schema, tensors = batch.layout.schema, batch.tensors()
-    like = copy.copy(schema.like)
-    copied: set[str] = set()
-    for path, array in schema.names:
-        target, names = like, path.split(".")
-        for depth, name in enumerate(names[:-1]):
-            inner, prefix = _get(target, name), ".".join(names[: depth + 1])
-            if prefix not in copied:
-                inner = copy.copy(inner)
-                _set(target, name, inner)
-                copied.add(prefix)
-            target = inner
-        _set(target, names[-1], tensors[array])
-        if marked:
-            setattr(tensors[array], _STATIC, batch)
-    for name, level in schema.sizes:
-        _set(like, name, batch.capacity.rows(level))
-    return like
+    values: dict[str, Any] = {path: tensors[array] for path, array in schema.names}
+    if marked:
+        for tensor in values.values():
+            setattr(tensor, _STATIC, batch)
+    values.update((name, batch.capacity.rows(level)) for name, level in schema.sizes)
+    return _changed(schema.like, values)
 
 
 def static_of(value: Any) -> StaticBatch | None:
     """Returns the batch whose tensors an object of the user's class holds; None for others."""
     if isinstance(value, StaticBatch):
         return value
-    values = value.values() if isinstance(value, Mapping) else [v for _, v in attributes_of(value)]
-    for each in values:
-        if isinstance(each, Tensor) and (static := getattr(each, _STATIC, None)) is not None:
-            return static
-    for each in values:
-        static = static_of(each) if hasattr(each, "__dataclass_fields__") else None
+    for _, each in attributes_of(value):
+        static = getattr(each, _STATIC, None) if isinstance(each, Tensor) else None
+        if (
+            static is None
+            and not isinstance(each, Tensor)
+            and hasattr(each, "__dataclass_fields__")
+        ):
+            static = static_of(each)
         if static is not None:
             return static
     return None
@@ -100,24 +84,44 @@ def unpad(output: Any, batch: Any) -> Any:
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of an object, those in slots included."""
-    slots: list[str] = []
+    """Yields the items or attributes of an object, those in slots included."""
+    if isinstance(value, Mapping):
+        yield from value.items()
+        return
+    names = [*getattr(value, "_fields", ()), *getattr(value, "__dict__", {})]
     for kind in type(value).__mro__:
-        listed = getattr(kind, "__slots__", ())
-        slots += [listed] if isinstance(listed, str) else listed
-    names = [*getattr(value, "__dict__", {}), *(name for name in slots if hasattr(value, name))]
-    return ((name, getattr(value, name)) for name in names if name != "__weakref__")
+        slots = getattr(kind, "__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    for name in dict.fromkeys(names):
+        if name != "__weakref__" and hasattr(value, name):
+            yield name, getattr(value, name)
 
 
 def _get(value: Any, name: str) -> Any:
     return value[name] if isinstance(value, Mapping) else getattr(value, name)
 
 
-def _set(target: Any, name: str, value: Any) -> None:
-    if isinstance(target, Mapping):
-        target[name] = value  # pyright: ignore[reportIndexIssue]
-    else:
-        try:
-            setattr(target, name, value)
-        except AttributeError:  # a frozen dataclass
-            object.__setattr__(target, name, value)
+def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
+    """Returns a copy of an object with other values under some names; dots lead inside."""
+    values: dict[str, Any] = {}
+    inside: dict[str, dict[str, Any]] = {}
+    for path, new in changes.items():
+        head, _, tail = path.partition(".")
+        if tail:
+            inside.setdefault(head, {})[tail] = new
+        else:
+            values[head] = new
+    for head, parts in inside.items():
+        values[head] = _changed(_get(value, head), parts)
+    if isinstance(value, tuple):
+        return value._replace(**values)  # pyright: ignore[reportAttributeAccessIssue]
+    made = copy.copy(value)
+    for name, new in values.items():
+        if isinstance(made, Mapping):
+            made[name] = new  # pyright: ignore[reportIndexIssue]
+        else:
+            try:
+                setattr(made, name, new)
+            except AttributeError:  # a frozen dataclass
+                object.__setattr__(made, name, new)
+    return made

@@ -91,7 +91,11 @@ def pad_index(layout: SlotLayout, field: Field, target: Array, real: RealCounts)
             spare[place] = min(1, spare[place])
     if field.name.endswith(".edge_index") and field.counts[0] == field.counts[1]:
         apart[0] = layout.schema.positions_of(field.counts[0]) is not None and spare[0] > 1
-    _pad_index(_in_parts(field, target), real.of(field.level) * field.rows, end, spare, apart)
+    joined = layout.apart and field.name in layout.schema.ends and spare[0] > 1
+    if joined and field.name == layout.schema.ends[-1]:
+        apart[0] = 1
+    rows = real.of(field.level) * field.rows
+    _pad_index(_in_parts(field, target), rows, end, spare, apart, max(apart[0], joined))
 
 
 def _in_parts(field: Field, target: Array) -> Array:
@@ -136,7 +140,10 @@ def _index_rows(
 
 
 @loop
-def _pad_index(target: Array, at: int, ends: IntArray, spare: IntArray, apart: IntArray) -> None:
+def _pad_index(
+    target: Array, at: int, ends: IntArray, spare: IntArray, apart: IntArray, same: int
+) -> None:
+    """Writes padding rows; ``same`` leaves room for a second end that is one row further."""
     front, rows, back = target.shape
     padding = rows - at
     for p in range(front):
@@ -144,7 +151,6 @@ def _pad_index(target: Array, at: int, ends: IntArray, spare: IntArray, apart: I
             place = p * back + q
             end, room = ends[place], spare[place]
             step = apart[place] if p == 0 else 0
-            same = apart[0]  # leaves room for a second end that is one row before the first
             for k in range(padding):
                 if room == 0:
                     target[p, at + k, q] = 0

@@ -133,7 +133,7 @@ class BatchRows(Rows):
         bounds["graph"] = np.array([first, last])
         values = {}
         for name, value in self.values.items():
-            shape = _EDGES if name not in self.schema else self.schema[name]
+            shape = _field_of(self.schema, name)
             start, end = (bounds[shape.level] * shape.rows).tolist()
             dim = shape.cat_dim or 0
             rows = value.narrow(dim, start, end - start)
@@ -243,6 +243,10 @@ class BatchRows(Rows):
 
 # What ``edge_index`` is where it is not a field.
 _EDGES = Field(EDGE_INDEX, "edge", (2,), "int64", cat_dim=1, counts=("node",))
+
+
+def _field_of(schema: Schema, name: str) -> Field:
+    return next((field for field in schema if field.name == name), _EDGES)
 
 
 def _lowered(rows: Tensor, shape: Field, begin: Mapping[str, int]) -> Tensor:

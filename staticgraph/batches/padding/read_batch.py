@@ -225,15 +225,10 @@ def _rows_at(schema: Schema, values: Mapping[str, Tensor], level: str) -> int:
 
 
 def _ends(schema: Schema, values: Mapping[str, Tensor], edges: int) -> Tensor:
-    """``[2, e]``: the nodes of each edge where a batch has them as two indices, or one."""
-    ends = [
-        values[field.name]
-        for field in schema
-        if field.level == "edge" and field.counts == ("node",) and not field.shape
-    ]
-    if not ends:
+    """``[2, e]``: the nodes of each edge where a batch has them as two indices."""
+    if not schema.ends:
         return torch.zeros(2, edges, dtype=torch.int64)
-    return torch.stack([ends[0], ends[-1]]).long()
+    return torch.stack([values[name] for name in schema.ends]).long()
 
 
 def _owner(
