@@ -17,7 +17,7 @@ from mkdocs.config import load_config
 from support.browser import Browser, needs_browser, opened, until
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("index.md", "padding.md", "notes/index.md")
+PAGES = ("index.md", "batches.md", "notes/index.md")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 import torch.utils.data.dataloader
 
-torch.utils.data.dataloader.T_co = None  # schnetpack 2.0.3 imports it, and torch 2.13 has it no more
+torch.utils.data.dataloader.T_co = (
+    None  # schnetpack 2.0.3 imports it, and torch 2.13 has it no more
+)
 
 import schnetpack as spk
 from schnetpack.data.loader import _atoms_collate_fn as collate

@@ -99,6 +99,10 @@ def plan_stream(
     chosen = _cheapest(held, [price.of(each) for each in capacities], buckets)
     kept = [capacities[level] for level in chosen]
     shares = np.diff([0.0, *(held[level] for level in chosen)])
+    alike = [k for k in range(len(kept) - 1) if kept[k] == kept[k + 1]]  # further rows alone count
+    for k in alike:
+        shares[k + 1] += shares[k]
+    kept, shares = [c for k, c in enumerate(kept) if k not in alike], np.delete(shares, alike)
     over = sum(1 - each.held((rows,)) for each, rows in zip(further, extra.values(), strict=True))
     missed = max(0.0, 1 - held[chosen[-1]]) + over
     rows = np.array([[each.nodes, each.edges, each.graphs] for each in kept], np.float64)

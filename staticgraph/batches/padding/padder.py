@@ -108,6 +108,9 @@ class Padder:
         plan: the buckets with what the fields require; give a runner this one.
         counts: what it did; see :class:`PadderCounts`.
 
+    Raises:
+        ValueError: an unknown ``overflow``, ``like`` without a schema, or rows that the plan lacks.
+
     Raises (when called):
         GraphTooLarge: the batch fits no bucket.
         BadGraph: a field is missing, or has another dtype or width.

@@ -28,6 +28,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, Schema, read_path
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns, StoredGraphs
+from staticgraph.store.graph_store import GraphStore
 
 # Attributes of a ``Data`` that are no objects of a graph.
 _STRUCTURE = frozenset({EDGE_INDEX, "num_nodes", "batch", "ptr"})
@@ -64,7 +65,6 @@ def learn(batch: Any) -> Schema:
 
 def stored(graphs: Any, schema: Schema | None) -> GraphColumns:
     """Returns PyG's graphs as a store."""
-    from staticgraph.store.graph_store import GraphStore
     from staticgraph.store.pyg.flatten import from_pyg
 
     return from_pyg(GraphStore, graphs, schema=schema, progress=False, keep_order=schema is None)

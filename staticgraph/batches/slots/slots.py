@@ -191,11 +191,17 @@ class SlotLayout:
     def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
         """Returns views of a uint8 buffer that has at least :attr:`nbytes`."""
         return {
-            entry.name: buffer[entry.offset : entry.offset + entry.nbytes]
-            .view(getattr(torch, entry.dtype.name))
-            .view(entry.shape)
-            for entry in self.entries
+            name: buffer[first:last].view(dtype).view(shape)
+            for name, first, last, dtype, shape in self._cuts
         }
+
+    @cached_property
+    def _cuts(self) -> tuple[tuple[str, int, int, torch.dtype, tuple[int, ...]], ...]:
+        """Of every array its name, where it begins and ends in a buffer, its dtype and shape."""
+        return tuple(
+            (e.name, e.offset, e.offset + e.nbytes, getattr(torch, e.dtype.name), e.shape)
+            for e in self.entries
+        )
 
 
 class _Views(NamedTuple):
