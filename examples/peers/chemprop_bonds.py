@@ -3,8 +3,6 @@
 Loss and gradients equal its own. The lines with ``# +`` are what changes.
 """
 
-# ruff: noqa: T201
-
 import copy
 from functools import partial
 

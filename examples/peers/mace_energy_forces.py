@@ -3,8 +3,6 @@
 Loss, gradients and forces equal its own. The lines with ``# +`` are what changes.
 """
 
-# ruff: noqa: E402, T201
-
 import copy
 import os
 from functools import partial

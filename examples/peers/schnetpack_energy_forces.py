@@ -3,7 +3,7 @@
 Loss, gradients and forces equal its own. The lines with ``# +`` are what changes.
 """
 
-# ruff: noqa: E402, T201
+# ruff: noqa: E402
 
 import copy
 from functools import partial

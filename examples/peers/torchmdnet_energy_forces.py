@@ -3,8 +3,6 @@
 Loss, gradients and forces equal its own. The lines with ``# +`` are what changes.
 """
 
-# ruff: noqa: T201
-
 import copy
 from functools import partial
 
