@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples" / "peers").glob("*.py"))
 PACKAGES = {
+    "alignn_line_graphs": "alignn",
     "chemprop_bonds": "chemprop",
     "mace_energy_forces": "mace",
     "schnetpack_energy_forces": "schnetpack",
