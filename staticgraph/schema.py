@@ -406,9 +406,14 @@ class Schema:
             for field in values["fields"]
         )
         axes = (Axis(**{**axis, "type": tuple(axis["type"])}) for axis in values.get("axes", ()))
-        flags = (bool(values.get(flag, False)) for flag in ("molecules", "keep_order"))
-        pairs = (tuple(dict(values.get(name, {})).items()) for name in ("names", "sizes"))
-        return cls(tuple(fields), tuple(axes), *flags, *pairs)
+        return cls(
+            tuple(fields),
+            tuple(axes),
+            bool(values.get("molecules", False)),
+            bool(values.get("keep_order", False)),
+            tuple(dict(values.get("names", {})).items()),
+            tuple(dict(values.get("sizes", {})).items()),
+        )
 
     @classmethod
     def of_batch(

@@ -129,7 +129,7 @@ def _drawn(
         rows, counts = source.sizes, source.counts.astype(np.float64)
     else:
         if isinstance(source, Iterable) and not hasattr(source, "sizes"):
-            listed = source if hasattr(source, "__len__") else list(source)
+            listed: Any = source if hasattr(source, "__len__") else list(source)
             if len(listed) and hasattr(listed[0], "num_nodes"):
                 source = np.array([(g.num_nodes, g.num_edges) for g in listed], np.int64)
             else:

@@ -141,8 +141,9 @@ def train_parts(steps: Steps, parts: Sequence[StaticBatch]) -> Tensor:
                 share.total.backward()
             total, weight = total + share.total.detach(), weight + share.weight.detach()
         weight = torch.where(weight == 0, 1, weight)
-        grads = [p.grad for p in steps.subject.parameters() if p.grad is not None]
-        torch._foreach_div_(grads, weight)
+        for parameter in steps.subject.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(weight)
     except BaseException:
         steps._state.restore()
         raise

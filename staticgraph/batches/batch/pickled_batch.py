@@ -36,12 +36,11 @@ def state_of(
     Raises:
         StaleBatch: its slot was given back.
     """
-    whole = whole_of(batch)
-    if whole is None:
-        tensors = {name: _alone(tensor) for name, tensor in batch.tensors().items()}
+    whole, tensors = whole_of(batch), batch.tensors().items()
+    alone = {name: _alone(tensor) for name, tensor in tensors} if whole is None else whole.clone()
     return {
         "layout": batch.layout,
-        "tensors": tensors if whole is None else whole.clone(),
+        "tensors": alone,
         "real": real,
         "objects": dict(objects),
         "extra": {

@@ -82,7 +82,18 @@ class StoredRows(Rows):
         return StoredRows(self._graphs[first:last])
 
     def padded(self, layout: SlotLayout) -> StaticBatch:
-        """Returns the graphs in a bucket's shapes."""
+        """Returns the graphs in a bucket's shapes.
+
+        Raises:
+            BadGraph: the store has other fields.
+        """
+        store, schema = self._graphs.store, layout.schema
+        known = {field.layout for field in store.schema}
+        if schema is not store.schema and known != {field.layout for field in schema}:
+            raise BadGraph(
+                f"{store.name} has other fields than the plan's batches: make the plan for it, "
+                "sg.plan_stream(store, ...)"
+            )
         return filled(layout, self._graphs.store, self._graphs.graphs)
 
 

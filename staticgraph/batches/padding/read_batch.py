@@ -84,9 +84,13 @@ def read(batch: Any, schema: Schema) -> Rows:
         return rows.sorted_by_destination() if rows else _all_of(stored(batch, schema))
     if is_pyg_batch(batch):
         if schema.hetero or schema.two_sided or (not schema.keep_order and _has_rules(schema)):
-            return _all_of(stored(batch.to_data_list(), schema))
+            return _all_of(stored(_split(batch), schema))
         return _collated(batch, schema).sorted_by_destination()
     return _declared(batch, schema)
+
+
+def _split(batch: Any) -> list[Any]:
+    return batch.to_data_list()
 
 
 def _all_of(store: GraphColumns) -> StoredRows:
