@@ -134,9 +134,8 @@ class StaticGraphRunner(Inference):
             model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast
         )
         padder = plan if isinstance(plan, Padder) else None
-        plan = (
-            padder.plan if padder else plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
-        )
+        plan = plan.plan if isinstance(plan, Padder) else plan
+        plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         self._execution = execution = Execution.of(subject, mode, recording, distributed)
         self.mode: Mode = execution.mode
         self.ranks: Ranks | None = execution.ranks
