@@ -71,7 +71,7 @@ FLOORS_OF = {
     ),
     "runner": ("timing", "execution", "warmup", "reporting", "export"),
     "steps": ("state", "loss", "rows", "tracing", "computation", "update", "compilation"),
-    "serving": ("bodies", "engine", "http", "processes"),
+    "serving": ("bodies", "engine", "http"),
 }
 PURE = ("errors", "jit", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
@@ -102,10 +102,6 @@ INSIDE = {
     ("internals.inductor", "torch._inductor.cudagraph_trees"): SLOW,
     ("internals.inductor", "torch._inductor.codecache"): SLOW,
     ("internals.packages", "torch._inductor"): SLOW,
-    (
-        "serving.http.uvicorn_config",
-        "staticgraph.serving.http.bounded_protocol",
-    ): "only where httptools is",
     ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
 }
 # The dry run's child process loads its device before torch, so it imports inside functions.

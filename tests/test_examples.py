@@ -100,9 +100,9 @@ def test_molecules_with_attention(monkeypatch):
 
 
 def test_a_graph_larger_than_memory(monkeypatch, tmp_path):
-    """There are seven classes: chance is one in seven."""
+    """There are seven classes: chance is one in seven; five seeds gave 0.49 to 0.66."""
     monkeypatch.chdir(ROOT)
-    assert example("out_of_core").main(8, 4, epochs=2, folder=str(tmp_path)) > 0.4
+    assert example("out_of_core").main(8, 4, epochs=8, folder=str(tmp_path)) > 0.4
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

@@ -42,10 +42,8 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     if policy is None:
         policy = Beta(c) if args.policy == "beta" else Comet(c, logical)
     graph = graph_of(args, triples.train, triples.num_nodes, p)
-    if args.encoder:
-        trainer = _encoded(args, graph, policy, config)
-    else:
-        trainer = LinkTrainer(graph, policy, config, args.out / EMBEDDINGS)
+    more = _encoder_of(args, config) if args.encoder else {}
+    trainer = LinkTrainer(graph, policy, config, args.out / EMBEDDINGS, **more)
     diverged, score = _train(trainer, given(args.epochs, 10)), None
     if trainer.buffer.times:
         timeline.plot(trainer.buffer.times, p, args.out / PICTURE)
@@ -121,18 +119,15 @@ def _train(trainer: Any, epochs: int) -> Diverged | None:
     return None
 
 
-def _encoded(args: argparse.Namespace, graph: Any, policy: Any, config: LinkConfig) -> Any:
-    """The trainer of embeddings with a graph network of the same width on top."""
+def _encoder_of(args: argparse.Namespace, config: LinkConfig) -> dict[str, Any]:
+    """The trainer's options for a graph network of the same width on top of the embeddings."""
     import torch
 
-    from staticgraph.outofcore import EncodedLinkTrainer, SampledGNN
+    from staticgraph.outofcore import SampledGNN
 
     fanouts, d = args.fanouts, config.dimension
     # Heads of attention must divide the width.
     heads = next(h for h in (4, 2, 1) if d % h == 0)
     torch.manual_seed(args.seed)
     encoder = SampledGNN(args.encoder, d, d, d, len(fanouts), heads=heads)
-    return EncodedLinkTrainer(
-        graph, policy, config, encoder, fanouts, args.out / EMBEDDINGS,
-        encoder_rate=args.encoder_rate,
-    )  # fmt: skip
+    return {"encoder": encoder, "fanouts": fanouts, "encoder_rate": args.encoder_rate}

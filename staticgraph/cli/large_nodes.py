@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from staticgraph.outofcore import NodeTrainer
+    from staticgraph.outofcore import NodeTrainer, SampleStatistics
     from staticgraph.outofcore.disk.data import NodeData
-    from staticgraph.outofcore.sampling.hops import HopStatistics
 
 
 def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | None]:
@@ -55,7 +54,7 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     )  # fmt: skip
     loader = SampledLoader(
         graph, policy, fanouts, given(args.batch_size, 64), seeds=found.train, labels=found.labels,
-        seed=args.seed,
+        seed=args.seed, gcn_norm=args.model == "gcn",
     )  # fmt: skip
     torch.manual_seed(args.seed)
     classes = int(found.labels.max()) + 1
@@ -68,7 +67,7 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     accuracy = None
     if diverged is None:
         accuracy = trainer.evaluate_whole(found.test, found.labels)
-    statistics = loader.ladder.statistics if loader.ladder else None
+    statistics = loader.statistics
     loader.close()
     rows = [("diverged", f"in epoch {diverged.epoch}")] if diverged else []
     rows += [("best validation accuracy", f"{best:.4f}")] if epochs else []
@@ -127,13 +126,10 @@ def _copied(model: Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def _of_batches(statistics: HopStatistics | None) -> list[tuple[str, str]]:
+def _of_batches(statistics: SampleStatistics) -> list[tuple[str, str]]:
     """The table rows about the shapes of batches."""
-    if statistics is None:
-        return []
     return [
         ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
         ("batches split", f"{statistics.splits}"),
-        ("batches in eager", f"{statistics.eager}"),
         ("rows that are real", f"{statistics.efficiency:.1%}"),
     ]
