@@ -47,6 +47,7 @@ ROOMS = (
     "probing",
     "checking",
     "runner",
+    "atoms",
     "dryrun",
     "outofcore",
     "training",
@@ -54,7 +55,7 @@ ROOMS = (
     "serving",
     "cli",
 )
-MOST_ROOMS = 30
+MOST_ROOMS = 31
 # Rooms within a room, lowest first; modules directly in the outer room are above them all.
 FLOORS_OF = {
     "batches": ("slots", "collation", "batch", "padding", "loading"),
@@ -76,7 +77,7 @@ FLOORS_OF = {
 PURE = ("errors", "jit", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
 # Packages that an extra installs, or that exist on some machines only: imported where needed.
-EXTRAS = {"matplotlib", "tensorboard", "rdkit", "ogb", "scipy", "triton"}
+EXTRAS = {"ase", "vesin", "matplotlib", "tensorboard", "rdkit", "ogb", "scipy", "triton"}
 # Other imports inside a function, each with its reason.
 SLOW = "torch and PyG take seconds, and most that is done with a store needs neither"
 KERNELS = "numba's loops are read from their cache only where kernels are asked for"
@@ -85,6 +86,7 @@ NEWER = "not in every torch, on every platform or before the device's guard is l
 INSIDE = {
     ("batches.batch.unbatch", "staticgraph.store.pyg.assembled"): NO_PYG,
     ("batches.padding.read_batch", "staticgraph.store.pyg.flatten"): NO_PYG,
+    ("atoms", "staticgraph.atoms.calculator"): "ASE is an extra, and its calculator the base class",
     ("datasets", "staticgraph.datasets.as_task"): SLOW,
     ("datasets", "staticgraph.datasets.npz"): SLOW,
     ("datasets", "staticgraph.datasets.pyg"): SLOW,

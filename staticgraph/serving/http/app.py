@@ -207,7 +207,7 @@ def reads_inline(body: bytes) -> bool:
 
 
 def config_of(app: Any, **options: Any) -> uvicorn.Config:
-    """uvicorn's configuration: no access log, and a bounded shutdown.
+    """Uvicorn's configuration: no access log, and a bounded shutdown.
 
     Args:
         app: the application, or what makes it.
