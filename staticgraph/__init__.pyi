@@ -4,8 +4,10 @@ from staticgraph import atoms as atoms
 from staticgraph import datasets as datasets
 from staticgraph import models as models
 from staticgraph import outofcore as outofcore
+from staticgraph.batches.batch.own_class import unpad as unpad
 from staticgraph.batches.batch.static_batch import StaticBatch as StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader as StaticLoader
+from staticgraph.batches.padding.padder import Padder as Padder
 from staticgraph.checking.explain import explain as explain
 from staticgraph.checking.preflight import preflight as preflight
 from staticgraph.dryrun.ask import dry_run as dry_run
@@ -43,9 +45,12 @@ from staticgraph.nn.bound import bound as bound
 from staticgraph.nn.convert import convert as convert
 from staticgraph.plans.choose import plan_buckets as plan_buckets
 from staticgraph.plans.plan import BucketPlan as BucketPlan
+from staticgraph.plans.stream_plan import plan_stream as plan_stream
 from staticgraph.plans.worker_count import autosize_workers as autosize_workers
 from staticgraph.recording.recording import Recording as Recording
 from staticgraph.runner.auto import Auto as Auto
+from staticgraph.runner.counters import counters as counters
+from staticgraph.runner.counters import no_recompile as no_recompile
 from staticgraph.runner.exported import load_exported as load_exported
 from staticgraph.runner.inference import EvalResult as EvalResult
 from staticgraph.runner.report import Report as Report

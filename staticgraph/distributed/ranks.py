@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -171,9 +171,13 @@ class Ranks:
 
     def largest(self, value: float) -> float:
         """The largest of the ranks' numbers."""
-        number = torch.tensor(float(value), dtype=torch.float64, device=self.host)
-        dist.all_reduce(number, dist.ReduceOp.MAX, group=self.group)
-        return float(number)
+        return self.maxima([value])[0]
+
+    def maxima(self, values: Sequence[float]) -> list[float]:
+        """The largest of the ranks' numbers at every position."""
+        numbers = torch.tensor([*values], dtype=torch.float64, device=self.host)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group)
+        return numbers.tolist()
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on some rank."""

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.padding.padder import Padder
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.export import export
 from staticgraph.runner.intake import BucketStatistics, take
 from staticgraph.runner.model_locks import Turns, check_not_traced
+from staticgraph.runner.own_batches import as_static
 from staticgraph.runner.prediction import predict, require_rows
 from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.steps import Steps
@@ -51,6 +53,7 @@ class Inference:
             the dry run. A training loop does not need it.
         preparation: prepares the steps, and looks at batches that it has not seen the like of.
         statistics: what was counted of each bucket.
+        padder: pads batches that are not a loader's; None until there is one.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Inference:
         ]
         self._turns = turns
         self._evaluating = Evaluation(subject.model)
+        self.padder: Padder | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -95,6 +99,7 @@ class Inference:
         None.
         """
         check_not_traced("eval_step()")
+        batch = as_static(self, batch)
         with self._turns.forward, self._evaluating() as sampled:
             out = self._run("forward", batch, "eager" if sampled else None)
             known = self.loss is not None and isinstance(batch, StaticBatch)
@@ -103,6 +108,7 @@ class Inference:
 
     def eager_forward(self, batch: StaticBatch) -> Any:
         """Returns the output in evaluation mode, in eager, whatever the mode."""
+        batch = as_static(self, batch)
         with self._turns.forward, self._evaluating():
             return self.steps.run("forward", self.steps.accept(batch), "eager")
 
@@ -142,6 +148,7 @@ class Inference:
             ValueError: a tensor of the output has no rows of the batch.
         """
         check_not_traced("predict_batch()")
+        batch = as_static(self, batch)
         with self._turns.forward, self._evaluating() as sampled:
             out = self._run("forward", batch, "eager" if sampled else None)
             require_rows(out, self.steps.computation.levels(out, batch))

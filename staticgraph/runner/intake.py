@@ -71,6 +71,21 @@ class BucketStatistics:
         counts[1] += real.edges
         counts[2] += real.graphs
 
+    @property
+    def batches(self) -> int:
+        """How many batches there were, for training and for evaluation."""
+        return sum(self._batches)
+
+    @property
+    def real_rows(self) -> int:
+        """How many nodes, edges and graphs they had together."""
+        return sum(map(sum, self._real))
+
+    @property
+    def physical_rows(self) -> int:
+        """How many rows of nodes, edges and graphs the bucket has."""
+        return self.capacity.nodes + self.capacity.edges + self.capacity.graphs
+
     def started(self) -> float:
         """Starts timing a step, on CUDA by an event, without synchronising; for :meth:`ended`."""
         if not self._on_cuda:
@@ -162,12 +177,18 @@ def take(runner: Takes, batch: StaticBatch, work: str) -> StaticBatch:
     return batch
 
 
+def fallbacks_of(runner: Takes) -> tuple[str, ...]:
+    """Returns a sentence for every step that runs in another way than was chosen for it."""
+    recorded = runner.steps.recorded
+    skipped = skipped_recordings_of(runner.steps.compiled.counts)
+    return (*runner.preparation.notes, *skipped, *(recorded.missed() if recorded else ()))
+
+
 def report_of(runner: Takes, plan: BucketPlan) -> Report:
     """Returns what a runner did so far, in plain values; each is read from its owner."""
     subject, steps, prepared = runner.subject, runner.steps, runner.preparation
     counts, recorded = steps.compiled.counts, steps.recorded
     replays = recorded.counts if recorded else {}
-    missed = recorded.missed() if recorded else ()
     commitments = prepared.commitments
 
     def report_bucket(bucket: int) -> BucketReport:
@@ -189,7 +210,7 @@ def report_of(runner: Takes, plan: BucketPlan) -> Report:
         cold_start_s=prepared.cold_s,
         replays={str(key): count for key, count in replays.items()},
         buckets=tuple(map(report_bucket, range(len(plan.capacities)))),
-        fallbacks=(*prepared.notes, *skipped_recordings_of(counts), *missed),
+        fallbacks=fallbacks_of(runner),
         versions=versions(STEPS),
         choices=prepared.choices,
         attention=attention_choices(

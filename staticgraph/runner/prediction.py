@@ -11,6 +11,7 @@ import torch
 from staticgraph.batches.batch.predictions import Predictions
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
+from staticgraph.batches.padding.read_batch import is_pyg_batch
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Level, Schema
@@ -82,6 +83,8 @@ def predict(predictor: Predictor, graphs: Any, schema: Schema | None) -> Any:
 
 def listed(graphs: Any) -> Any:
     """Graphs with a length: an iterator is turned into a list."""
+    if is_pyg_batch(graphs):
+        return graphs.to_data_list()
     return graphs if hasattr(graphs, "__len__") else list(graphs)
 
 

@@ -305,10 +305,7 @@ class Preparation:
         self.seconds = time.perf_counter() - started
         if cache is not None:
             compile_cache.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)
-        # From now on nothing is recorded, and a compilation warns.
-        self._steps.compiled.warmed_up = True
-        if self._steps.recorded is not None:
-            self._steps.recorded.freeze()
+        self.finish()
         self._steps.clear()  # the warm-up's losses are not losses of data
 
     def _compare(self, schema: Schema, example: StaticBatch | GraphColumns, progress: bool) -> None:
@@ -393,6 +390,12 @@ class Preparation:
             if phase == "step":
                 with without_callbacks(self._model, self._update.optimizer):
                     (result if self._steps.averaging is None else result.total).backward()
+
+    def finish(self) -> None:
+        """Ends the preparation: nothing is recorded from now on, and a compilation warns."""
+        self._steps.compiled.warmed_up = True
+        if self._steps.recorded is not None:
+            self._steps.recorded.freeze()
 
     def tear_down(self) -> None:
         """Frees recordings and compiled functions, torch's graph trees included."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -24,6 +25,7 @@ from torch import Tensor
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
+from staticgraph.batches.padding.padder import Padder, SplitBatch
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
@@ -33,6 +35,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.auto import Auto
 from staticgraph.runner.commitments import RunnerStats
+from staticgraph.runner.counters import RUNNERS
 from staticgraph.runner.execution import Execution
 from staticgraph.runner.inference import Inference
 from staticgraph.runner.intake import report_of, take
@@ -41,6 +44,7 @@ from staticgraph.runner.model_locks import (
     check_not_traced,
     refuse_without_gradients,
 )
+from staticgraph.runner.own_batches import as_static, train_parts
 from staticgraph.runner.preparation import Preparation
 from staticgraph.runner.report import Report
 from staticgraph.runner.steps import Steps
@@ -65,7 +69,8 @@ class StaticGraphRunner(Inference):
         model: any PyG model; its layers are made static in place (see :func:`staticgraph.convert`).
             Or a :class:`staticgraph.Subject`: a model with its loss, optimizer, forward, autocast
             and the other options of its step.
-        plan: the buckets, or a plain list of capacities.
+        plan: the buckets, a plain list of capacities, or the :class:`staticgraph.Padder` of the
+            user's own batches.
         mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
             ``max-autotune-no-cudagraphs``; ``fused``, the captured graph rewritten to this
             library's operators; ``cuda-graph``, compiled by Inductor and recorded by this library;
@@ -113,7 +118,7 @@ class StaticGraphRunner(Inference):
     def __init__(
         self,
         model: torch.nn.Module | Subject,
-        plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
+        plan: BucketPlan | Sequence[Capacity | tuple[int, ...]] | Padder,
         mode: str | Auto = "auto",
         *,
         loss: Loss | None = None,
@@ -127,6 +132,8 @@ class StaticGraphRunner(Inference):
         subject = Subject.of(
             model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast
         )
+        padder = plan if isinstance(plan, Padder) else None
+        plan = plan.plan if isinstance(plan, Padder) else plan
         plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         self._execution = execution = Execution.of(subject, mode, recording, distributed)
         self.mode: Mode = execution.mode
@@ -147,6 +154,8 @@ class StaticGraphRunner(Inference):
             steps = Steps(subject, plan.capacities, execution)
             preparation = Preparation(subject, plan, execution, steps, budget)
         super().__init__(subject, plan, turns, steps, preparation)
+        self.padder = padder
+        RUNNERS.add(self)
 
     def __repr__(self) -> str:
         of = how_many(len(self.plan.capacities), "bucket")
@@ -242,6 +251,7 @@ class StaticGraphRunner(Inference):
             :class:`NonFiniteLoss` before they reach a parameter.
         """
         check_not_traced("the forward")
+        batch = as_static(self, batch)
         with self._turns.forward:
             out = self._run("forward", batch)
         finite = self.steps.finite
@@ -258,6 +268,7 @@ class StaticGraphRunner(Inference):
         The batch is one of this runner's plan; see :class:`staticgraph.bound`.
         """
         check_not_traced("bind()")
+        batch = as_static(self, batch)
         with self._turns.forward, bound(self.model, take(self, batch, "forward")) as data:
             yield data
 
@@ -293,13 +304,23 @@ class StaticGraphRunner(Inference):
             self.steps.averaging.compare()
         return loss
 
-    def _step(self, batch: StaticBatch) -> Tensor:
+    def _step(self, batch: Any) -> Tensor:
+        if type(batch) is not StaticBatch:
+            batch = as_static(self, batch)
+            if isinstance(batch, SplitBatch):
+                return self._step_parts(batch)
         with self._turns.step:
             batch = take(self, batch, "step")
             statistics = self.statistics[batch.bucket]
             started = statistics.started()
             loss = self.steps.train(batch)
             statistics.ended(started)
+            self.steps.count()
+        return loss
+
+    def _step_parts(self, parts: SplitBatch) -> Tensor:
+        with self._turns.step:
+            loss = train_parts(self.steps, [take(self, part, "step") for part in parts])
             self.steps.count()
         return loss
 
@@ -328,6 +349,7 @@ class StaticGraphRunner(Inference):
 
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """Takes a :meth:`step` without compiling or recording, whatever the mode: the reference."""
+        batch = as_static(self, batch)
         with self._turns.step:
             return self.steps.train(self.steps.accept(batch), "eager")
 
@@ -336,6 +358,7 @@ class StaticGraphRunner(Inference):
 
         See :func:`staticgraph.runner.verification.verify`.
         """
+        batch = as_static(self, batch)
         with self._turns.whole, self.steps.accumulated.kept():
             return verify(self, batch)
 
@@ -403,4 +426,8 @@ class StaticGraphRunner(Inference):
 
     def report(self) -> Report:
         """Returns what ran so far, per bucket."""
-        return report_of(self, self.plan)
+        report = report_of(self, self.plan)
+        counts = None if self.padder is None else self.padder.counts
+        if counts is None or not counts.overflowed:
+            return report
+        return replace(report, fallbacks=(*report.fallbacks, str(counts)))

@@ -64,6 +64,7 @@ class Steps:
         accumulated: the gradients of batches that no update has followed yet.
         finite: watches the losses of training steps.
         single_rows: watches the norms for batches with a single row.
+        subject: the model, and how it is run.
         mode: the mode of a bucket, unless ``ways`` says otherwise.
         ways: the chosen way of each (bucket, phase) for which one was chosen.
         ranks: those of the execution.
@@ -79,7 +80,8 @@ class Steps:
         mode, ranks = execution.mode, execution.ranks
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
         model = self._model = subject.model
-        self._subject, self._device, self._pointers = subject, subject.device, subject.pointers
+        self.subject: Subject = subject
+        self._device, self._pointers = subject.device, subject.pointers
         self._update = Update(subject)
         self._state = StepState(model, subject.functions)
         self.mode: Mode = mode
@@ -132,8 +134,8 @@ class Steps:
         """
         if not isinstance(batch, StaticBatch):
             raise TypeError(
-                f"a step takes a StaticBatch, as StaticLoader(store, plan) gives them, not a "
-                f"{type(batch).__name__}; runner.predict(graphs) takes a list of Data"
+                "a step takes PyG's Batch, a list of Data, or a StaticBatch, as a StaticLoader and "
+                f"sg.Padder(plan, schema=...) give them, not a {type(batch).__name__}"
             )
         if self.computation.newcomers.came:
             self.computation.settle()
@@ -173,10 +175,10 @@ class Steps:
 
     def fit_scope(self) -> list[str]:
         """Takes the optimizer out of the recordings if it cannot be recorded; returns why."""
-        if self.recording.scope != "step" or self._subject.optimizer is None:
+        if self.recording.scope != "step" or self.subject.optimizer is None:
             return []
         try:
-            check_recordable(self._subject.optimizer)
+            check_recordable(self.subject.optimizer)
         except NotStatic as error:
             self.recording = replace(self.recording, scope="forward_backward")
             return [f"recordings end at the gradients (scope='forward_backward'): {error}"]
@@ -186,7 +188,7 @@ class Steps:
         """Returns the recorded steps, making them first if there are none."""
         if self.recorded is None:
             self.recorded = RecordedSteps(
-                self._subject,
+                self.subject,
                 self.computation,
                 self.compiled,
                 self._update,
@@ -207,6 +209,14 @@ class Steps:
             self.recorded = None
 
     # ------------------------------------------------------------------ running
+
+    def grow(self, capacities: Sequence[Capacity]) -> None:
+        """Takes other capacities, of which only the last is new."""
+        bucket = len(capacities) - 1
+        self.capacities = capacities
+        self.finite.grow(capacities)
+        self.compiled.forget(bucket)
+        self.ways = {key: way for key, way in self.ways.items() if key[0] != bucket}
 
     def choose(self, ways: dict[tuple[int, str], str]) -> None:
         """Makes each (bucket, phase) run in its own, already prepared, way from now on."""

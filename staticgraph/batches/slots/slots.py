@@ -154,6 +154,11 @@ class SlotLayout:
         return tuple(entries)
 
     @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the schema's axes."""
+        return tuple(axis.name for axis in self.schema.axes)
+
+    @cached_property
     def apart(self) -> bool:
         """Whether padding edges join neighbouring padding nodes instead of being self-loops."""
         return self.schema.has_vectors
@@ -186,11 +191,17 @@ class SlotLayout:
     def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
         """Returns views of a uint8 buffer that has at least :attr:`nbytes`."""
         return {
-            entry.name: buffer[entry.offset : entry.offset + entry.nbytes]
-            .view(getattr(torch, entry.dtype.name))
-            .view(entry.shape)
-            for entry in self.entries
+            name: buffer[first:last].view(dtype).view(shape)
+            for name, first, last, dtype, shape in self._cuts
         }
+
+    @cached_property
+    def _cuts(self) -> tuple[tuple[str, int, int, torch.dtype, tuple[int, ...]], ...]:
+        """Of every array its name, where it begins and ends in a buffer, its dtype and shape."""
+        return tuple(
+            (e.name, e.offset, e.offset + e.nbytes, getattr(torch, e.dtype.name), e.shape)
+            for e in self.entries
+        )
 
 
 class Views(NamedTuple):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.containers import mapped, tensors_in
+from staticgraph.batches.batch.own_class import built_like
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
@@ -229,10 +230,11 @@ class Computation:
         A model that differentiates has gradients enabled inside; if they are disabled outside, its
         output is detached.
         """
+        seen = batch if batch.layout.schema.like is None else built_like(batch)
         if not self._differentiable or torch.is_grad_enabled():
-            return self._forward(self._model, batch)
+            return self._forward(self._model, seen)
         with torch.enable_grad():
-            out = self._forward(self._model, batch)
+            out = self._forward(self._model, seen)
         return _detached(out)
 
     def _with_derivatives(self, batch: StaticBatch) -> StaticBatch:

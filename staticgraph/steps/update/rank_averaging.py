@@ -156,7 +156,8 @@ class Averaging:
             ValueError: the ranks' loaders differ (here only on a CPU; see :meth:`compare`).
             RuntimeError: the ranks' models or buckets differ (only on a CPU).
         """
-        first = float(batch.graph_ids[0]) if self._on_cpu else NO_GRAPH
+        known = self._on_cpu and self._loader is not None
+        first = float(batch.graph_ids[0]) if known else NO_GRAPH
         loss = self.reduction(share.detach(), batch.bucket, first)
         if self._on_cpu:
             self._check_ranks()
