@@ -147,7 +147,7 @@ def page(rows: list[tuple[Case, tuple[str, str, str, bool]]]) -> list[str]:
                 if case.tolerance > 1e-6:
                     verdict += " (PyG computes it in float32)"
                 if graphs != "yes":
-                    verdict += f" (one graph: {graphs})"
+                    rest += f"; one graph: {graphs}"
                 lines.append(f"| {case.name} | {outputs} | {rest} | {verdict} |")
     lines += [
         "",
