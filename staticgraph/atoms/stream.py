@@ -17,7 +17,9 @@ from torch import Tensor
 
 from staticgraph.atoms.neighbours import NeighbourSearch
 from staticgraph.atoms.structures import sizes_within
+from staticgraph.batches.batch.own_class import unpad
 from staticgraph.errors import GraphTooLarge
+from staticgraph.runner.own_batches import as_static
 from staticgraph.runner.runner import StaticGraphRunner
 
 
@@ -79,7 +81,6 @@ class Stream:
             outputs = self._outputs([each.system for each in self._running])
             self.rounds += 1
             self.atoms += sum(each.system.num_nodes for each in self._running)
-            self.rows += capacity.nodes
             staying = []
             for each, output in zip(self._running, outputs, strict=True):
                 each.steps += 1
@@ -133,9 +134,11 @@ class Stream:
     def _outputs(self, systems: list[Any]) -> list[Any]:
         """The model's output for each system, after making room for edges where there was none."""
         while True:
-            out = self.runner.predict(systems)
+            batch = as_static(self.runner, systems)
+            out = unpad(self.runner.predict_batch(batch), batch)
             outputs = [_of(out, number) for number in range(len(systems))]
             if all(_is_finite(each) for each in outputs) or not make_room(self.runner, systems):
+                self.rows += batch.capacity.nodes
                 return outputs
             self.growths += 1
 
@@ -149,7 +152,7 @@ def stream(
     """Runs systems until each is finished, in batches that stay full.
 
     Args:
-        runner: its largest bucket is the batch.
+        runner: its largest bucket is the batch; smaller ones take what is left at the end.
         systems: graphs, as ``runner.predict`` takes them; read as room is made.
         step: called with a system and its rows of the model's output (a tensor, or a dict or tuple
             of tensors). Changes the system in place, and returns whether it is finished.
