@@ -53,7 +53,7 @@ def test_batches_are_no_graphs(graphs, given, message):
 def test_a_loader_and_a_list_of_batches_are_not_predicted(graphs):
     runner = sg.StaticGraphRunner(torch.nn.Linear(1, 1), [(400, 900, 13)], "eager")
     for batches in (DataLoader(graphs, 4), list(DataLoader(graphs, 4))):
-        with pytest.raises(sg.errors.BadGraph, match="gives batches|item 0 is a DataBatch"):
+        with pytest.raises(sg.errors.BadGraph, match=r"gives batches|item 0 is a DataBatch"):
             runner.predict(batches)
 
 
