@@ -158,7 +158,7 @@ class NeighbourSearch(nn.Module):
     ) -> None:
         super().__init__()
         self.cutoff = cutoff
-        self.per_atom = per_atom
+        self.per_atom: float = per_atom
         self.images = images
 
     def forward(

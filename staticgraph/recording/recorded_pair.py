@@ -71,7 +71,8 @@ class RecordedPair:
         before: Callable[[], None],
         remedy: str,
     ) -> None:
-        self.name = name = str(key)
+        self.name: str = str(key)
+        name = self.name
         self.fields: tuple[str, ...] = tuple(subject.differentiable)
         self.parameters: list[torch.nn.Parameter] = [
             p for p in subject.model.parameters() if p.requires_grad

@@ -70,12 +70,12 @@ class StoredRows(Rows):
     def __init__(self, graphs: StoredGraphs) -> None:
         self._graphs = graphs
         sizes = graphs.store.sizes[graphs.graphs]
-        self.nodes_per_graph = sizes[:, 0]
+        self.nodes_per_graph: IntArray = sizes[:, 0]
         nodes, edges, *more = sizes.sum(axis=0).tolist()
         names = graphs.store.schema.components[2:]
         largest = int(sizes[:, 0].max()) if len(sizes) else 0
         extra = tuple(zip(names, more, strict=True))
-        self.real = RealCounts(nodes, edges, len(sizes), largest, extra)
+        self.real: RealCounts = RealCounts(nodes, edges, len(sizes), largest, extra)
 
     def part(self, first: int, last: int) -> StoredRows:
         """Returns the graphs ``first`` to ``last`` (exclusive) alone."""
