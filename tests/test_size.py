@@ -35,11 +35,11 @@ SIZES = {
     "staticgraph/memory": (6, 4742),
     "staticgraph/models": (5, 1389),
     "staticgraph/nn": (47, 21513),  # radius_graph and knn_graph of fixed shape
-    "staticgraph/outofcore": (30, 21482),  # ?
+    "staticgraph/outofcore": (30, 21482),  # annotated attributes
     "staticgraph/packing": (18, 14746),
     "staticgraph/plans": (15, 10795),  # plans for batches drawn at random
     "staticgraph/probing": (12, 6733),
-    "staticgraph/recording": (14, 7984),  # ?
+    "staticgraph/recording": (14, 7984),  # annotated attributes
     "staticgraph/rewrites": (48, 35228),
     "staticgraph/runner": (23, 16376),  # batches of the user's own loader, and counters
     "staticgraph/serving": (19, 10358),
