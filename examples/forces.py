@@ -75,7 +75,7 @@ def main(crystals: int = 300, epochs: int = 40, width: int = 32, steps: int = 50
     net = SchNet(atoms.edges_per_atom(found, room=1.1), width, layers=2)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     subject = sg.Subject(net, loss, optimizer, differentiable=("pos",), clip_norm=10.0)
-    runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, batch_size=16), "eager")
+    runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, batch_size=16), mode="eager")
     for _ in range(epochs):
         losses = [runner.step(batch) for batch in runner.loader(store, shuffle=True)]
     new = [crystal(random) for _ in range(20)]

@@ -231,7 +231,7 @@ def given(base: list[str], action: argparse.Action, value: str) -> list[str]:
 
 
 # The beginning of lines that a command prints before it checks its input.
-PROGRESS = ("opening ",)
+PROGRESS = ("opening ", "serving ")
 
 
 def wrong_with(words: list[str]) -> str:
@@ -252,7 +252,8 @@ def wrong_with(words: list[str]) -> str:
     listed = "Understood are:" in told or "the floor for this plan" in told
     if status == 2 and (
         out.getvalue()
-        or not told.startswith(f"staticgraph {words[0]}: ")
+        # uvicorn says itself why it cannot listen.
+        or not told.startswith((f"staticgraph {words[0]}: ", "ERROR:    [Errno "))
         or (len(lines) > 1 and not listed)
     ):
         return f"{len(lines)} lines: {told[:500]}"

@@ -176,7 +176,9 @@ class FeatureBuffer(PartitionBuffer):
         slots = max(len(state.partitions) for state in schedule.states) + spare
         if len(self.values) < slots * self._size:
             # Rows are needed even without features: they are the places of the buffer.
-            self.values: NDArray[Any] = np.zeros((slots * self._size, self.width), self.values.dtype)
+            self.values: NDArray[Any] = np.zeros(
+                (slots * self._size, self.width), self.values.dtype
+            )
         return super().run(schedule)
 
     def _read(self, partition: int, rows: slice) -> None:
