@@ -39,8 +39,6 @@ Floats = NDArray[np.float64]
 NODE_CELLS, EXCESS_CELLS = 1 << 12, 1 << 9
 # A table reaches so many standard deviations beyond the mean, and the largest graph's size.
 DEVIATIONS = 12.0
-# Half a cell, where a cell stands for several values.
-HALF = 0.5
 # Limits that are compared, from below the mean to where next to nothing misses.
 LEVELS = 240
 # The share of the allowed misses that each further component may add.
@@ -163,6 +161,8 @@ class _Grid:
     """One axis of a table of sums: cell ``j`` is the value ``first + j * step``.
 
     Attributes:
+        slack: how far a value may lie above a limit and count as within it: half a cell where a
+            cell stands for several values, nothing where each value has its own.
         cells, begin: the length of the table, and which cell of the whole axis is its first.
         places: ``[2, T]`` the cells below and above each size, in units of a draw.
         shares: ``[2, T]`` how the chance of a size is divided between them.
@@ -170,6 +170,7 @@ class _Grid:
 
     first: float
     step: float
+    slack: float
     cells: int
     begin: int
     places: IntArray
@@ -191,7 +192,8 @@ class _Grid:
         below = np.floor(exact).astype(np.int64)
         above = exact - below
         places, shares = np.stack([below, below + 1]), np.stack([1 - above, above])
-        return cls(draws * low + begin * step, float(step), cells, begin, places, shares)
+        slack = step / 2 if step > unit else 0.0
+        return cls(draws * low + begin * step, float(step), slack, cells, begin, places, shares)
 
 
 class _Sums:
@@ -229,11 +231,11 @@ class _Sums:
         """The probability that no component exceeds its limit."""
         nodes, edges = self._nodes, self._edges
         rows = nodes.first + nodes.step * np.arange(nodes.cells)
-        rows = rows[rows <= limits[0] + HALF * (nodes.step > 1) * nodes.step]
+        rows = rows[rows <= limits[0] + nodes.slack]
         last = np.full(len(rows), edges.cells - 1)
         if len(limits) > 1:
-            places = (limits[1] - self._slope * rows - edges.first) / edges.step
-            last = np.floor(places + HALF * (edges.step > 1) + 1e-9).astype(np.int64)
+            room = limits[1] + edges.slack - self._slope * rows - edges.first
+            last = np.floor(room / edges.step + 1e-9).astype(np.int64)
         within = self._cumulated[np.arange(len(rows)), np.clip(last, 0, edges.cells - 1)]
         return min(1.0, float(within[last >= 0].sum()))
 
