@@ -35,7 +35,7 @@ fastapi = pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")
 testclient = pytest.importorskip("starlette.testclient", reason="needs starlette's test client")
 
-from support.served_app import app_of_run, wait_for  # noqa: E402
+from support.served_app import app_of_run  # noqa: E402
 
 from staticgraph.serving.http.app import reads_inline  # noqa: E402
 from staticgraph.serving.service import fits_molecules, has_molecules  # noqa: E402
@@ -265,9 +265,8 @@ def test_the_command_serves_and_ends_with_0_when_told_to_stop(run_folder, worker
             port = next(
                 int(found[1])
                 for line in process.stderr
-                if (found := re.search(r"[Rr]unning on http://127\.0\.0\.1:(\d+)", line))
+                if (found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+)", line))
             )
-            wait_for(port)
             request = urllib.request.Request(
                 f"http://127.0.0.1:{port}/predict", json.dumps({"smiles": SMILES}).encode(), JSON
             )

@@ -29,7 +29,7 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")
 testclient = pytest.importorskip("starlette.testclient", reason="needs starlette's test client")
 
-from support.served_app import app_of, wait_for  # noqa: E402
+from support.served_app import app_of  # noqa: E402
 
 from staticgraph.serving import service as services  # noqa: E402
 from staticgraph.serving.service import Limits, service_of_export  # noqa: E402
@@ -209,11 +209,10 @@ def test_the_command_serves_an_export_that_was_compiled(exported, workers):
             said, port = "", 0
             for line in process.stderr:
                 said += line
-                if found := re.search(r"[Rr]unning on http://127\.0\.0\.1:(\d+)", line):
+                if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+)", line):
                     port = int(found[1])
                     break
             assert port, said
-            wait_for(port)
             assert "outputs only, no probabilities" in said
             body = json.dumps({"smiles": SMILES}).encode()
             request = urllib.request.Request(f"http://127.0.0.1:{port}/predict", body, JSON)

@@ -158,7 +158,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
 
         return done
 
-    def served(server) -> None:
+    def served(server, sockets) -> None:
         server.started = True
 
     services = {}
@@ -231,7 +231,7 @@ def given(base: list[str], action: argparse.Action, value: str) -> list[str]:
 
 
 # The beginning of lines that a command prints before it checks its input.
-PROGRESS = ("opening ", "serving ")
+PROGRESS = ("opening ",)
 
 
 def wrong_with(words: list[str]) -> str:
@@ -252,8 +252,7 @@ def wrong_with(words: list[str]) -> str:
     listed = "Understood are:" in told or "the floor for this plan" in told
     if status == 2 and (
         out.getvalue()
-        # uvicorn says itself why it cannot listen.
-        or not told.startswith((f"staticgraph {words[0]}: ", "ERROR:    [Errno "))
+        or not told.startswith(f"staticgraph {words[0]}: ")
         or (len(lines) > 1 and not listed)
     ):
         return f"{len(lines)} lines: {told[:500]}"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +20,3 @@ def app_of(service: Service) -> FastAPI:
 def app_of_run(folder: Path, mode: str = "eager", **limits: Any) -> FastAPI:
     """Takes the limits of :class:`staticgraph.serving.service.Limits`."""
     return app_of(service_of_run(folder, mode=mode, limits=Limits(**limits)))
-
-
-def wait_for(port: int) -> None:
-    """Returns when a server listens: uvicorn names its address a moment before it does."""
-    for _ in range(1000):
-        with contextlib.suppress(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        time.sleep(0.02)
