@@ -101,7 +101,7 @@ def main() -> None:
     seconds = time.perf_counter() - began
     failed = sum(each.error is not None for each in done)
     steps = sorted(each.steps for each in done)
-    found = {
+    results = {
         "molecules": len(done),
         "failed": failed,
         "steps": {"least": steps[0], "median": steps[len(steps) // 2], "most": steps[-1]},
@@ -112,10 +112,10 @@ def main() -> None:
         "microseconds_per_atom_and_step": 1e6 * seconds / streaming.atoms,
         "device": "cpu",
     }
-    for key, value in found.items():
+    for key, value in results.items():
         print(f"{key:32} {value}")
     if options.json:
-        write(options.json, found)
+        write(options.json, results)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch import nn
 import staticgraph as sg
 from bench.bench_host_time import MODELS, NothingRecorded, calls_of, runner_of
 
-MOST = 44
+MOST = 36
 # Files that one step enters.
 MOST_EAGER, MOST_REPLAYED = 28, 9
 

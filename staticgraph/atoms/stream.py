@@ -21,6 +21,7 @@ from staticgraph.batches.batch.own_class import unpad
 from staticgraph.errors import GraphTooLarge
 from staticgraph.runner.own_batches import as_static
 from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.sizes.capacity import Capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,13 @@ class Stream:
 
     def __iter__(self) -> Iterator[Finished]:
         capacity = max(self.runner.plan.capacities, key=lambda each: each.nodes)
-        while self._enter(capacity):
+        while True:
+            seen = self._seen
+            yield from self._enter(capacity)
+            if not self._running:
+                if self._seen == seen:
+                    return
+                continue
             outputs = self._outputs([each.system for each in self._running])
             self.rounds += 1
             self.atoms += sum(each.system.num_nodes for each in self._running)
@@ -102,34 +109,32 @@ class Stream:
             return Finished(each.number, each.system, each.steps, error)
         return Finished(each.number, each.system, each.steps) if done else None
 
-    def _enter(self, capacity: Any) -> bool:
+    def _enter(self, capacity: Capacity) -> Iterator[Finished]:
         """Lets systems enter that fit beside those that run: the largest first, of those that wait.
-
-        Raises:
-            GraphTooLarge: a system is larger than the bucket.
-        """
-        arriving = islice(self.systems, self.lookahead - len(self._waiting))
-        for system in arriving:
+        Yields those that no bucket takes."""
+        for system in islice(self.systems, self.lookahead - len(self._waiting)):
             self._waiting.append(_Running(self._seen, system))
             self._seen += 1
         sizes = [_size(each.system) for each in self._running]
         sums = [sum(column) for column in zip(*sizes, strict=True)] if sizes else [0, 0, 0]
         limits = (capacity.node_limit, capacity.edge_limit, capacity.graph_limit)
+        widest = min(limits[0], capacity.max_graph_nodes)
         for each in sorted(self._waiting, key=lambda each: -each.system.num_nodes):
             size = _size(each.system)
-            widest = capacity.max_graph_nodes
-            if any(a > b for a, b in zip(size, limits, strict=True)) or size[0] > widest:
-                raise GraphTooLarge(
+            if size[0] > widest or size[1] > limits[1]:
+                self._waiting.remove(each)
+                why = GraphTooLarge(
                     f"system {each.number} has {size[0]} nodes and {size[1]} edges, and the "
-                    f"runner's largest bucket takes {min(limits[0], widest)} and {limits[1]}: plan "
-                    "with larger buckets"
+                    f"runner's largest bucket takes {widest} and {limits[1]}: plan with larger "
+                    "buckets"
                 )
+                yield Finished(each.number, each.system, 0, why)
+                continue
             after = [a + b for a, b in zip(sums, size, strict=True)]
             if all(a <= b for a, b in zip(after, limits, strict=True)):
                 sums = after
                 self._running.append(each)
                 self._waiting.remove(each)
-        return bool(self._running)
 
     def _outputs(self, systems: list[Any]) -> list[Any]:
         """The model's output for each system, after making room for edges where there was none."""
@@ -160,11 +165,8 @@ def stream(
 
     Returns:
         What yields a :class:`Finished` for every system, in the order in which they finish, and
-        counts the share of real atoms. A system whose output is not finite, or whose step raises,
-        leaves alone, with the error.
-
-    Raises (while iterating):
-        GraphTooLarge: a system fits no bucket.
+        counts the share of real atoms. A system that fits no bucket, whose output is not finite, or
+        whose step raises, leaves alone, with the error.
     """
     return Stream(runner, iter(systems), step, lookahead)
 
