@@ -394,6 +394,13 @@ def test_a_system_that_fails_leaves_alone_and_is_named():
     ]
 
 
+def test_a_system_that_takes_too_many_steps_leaves():
+    runner = calculator_of([argon()], nodes=37).runner
+    streaming = atoms.stream(runner, droplets(2), lambda *_: False, max_steps=3)
+    results = [(each.steps, str(each.error)) for each in streaming]
+    assert sorted(results) == [(3, f"system {k} is not finished after 3 steps") for k in (0, 1)]
+
+
 def test_a_system_that_no_bucket_takes_leaves_alone_and_is_named():
     runner = calculator_of([argon()], nodes=7).runner
     large, small = argon().repeat((2, 1, 1)), argon()

@@ -63,6 +63,7 @@ class Stream:
     systems: Iterator[Any]
     step: Callable[[Any, Any], bool]
     lookahead: int
+    max_steps: int | None
     rounds: int = 0
     atoms: int = 0
     rows: int = 0
@@ -107,7 +108,12 @@ class Stream:
             done = self.step(each.system, output)
         except Exception as error:
             return Finished(each.number, each.system, each.steps, error)
-        return Finished(each.number, each.system, each.steps) if done else None
+        if done:
+            return Finished(each.number, each.system, each.steps)
+        if each.steps == self.max_steps:
+            what = RuntimeError(f"system {each.number} is not finished after {each.steps} steps")
+            return Finished(each.number, each.system, each.steps, what)
+        return None
 
     def _enter(self, capacity: Capacity) -> Iterator[Finished]:
         """Lets systems enter that fit beside those that run: the largest first, of those that wait.
@@ -153,6 +159,7 @@ def stream(
     systems: Iterable[Any],
     step: Callable[[Any, Any], bool],
     lookahead: int = 64,
+    max_steps: int | None = None,
 ) -> Stream:
     """Runs systems until each is finished, in batches that stay full.
 
@@ -162,13 +169,15 @@ def stream(
         step: called with a system and its rows of the model's output (a tensor, or a dict or tuple
             of tensors). Changes the system in place, and returns whether it is finished.
         lookahead: how many systems wait at the door; the largest of them that fits enters first.
+        max_steps: after so many steps a system leaves, with an error; None lets it run until it is
+            finished.
 
     Returns:
         What yields a :class:`Finished` for every system, in the order in which they finish, and
-        counts the share of real atoms. A system that fits no bucket, whose output is not finite, or
-        whose step raises, leaves alone, with the error.
+        counts the share of real atoms. A system that fits no bucket, whose output is not finite,
+        whose step raises, or that takes too many steps, leaves alone, with the error.
     """
-    return Stream(runner, iter(systems), step, lookahead)
+    return Stream(runner, iter(systems), step, lookahead, max_steps)
 
 
 def make_room(runner: StaticGraphRunner, graphs: Sequence[Any]) -> bool:
