@@ -596,3 +596,21 @@ def test_a_batch_samplers_batches_are_taken_as_they_are():
     assert sorted(chain(*once)) == list(range(60))
     with pytest.raises(GraphTooLarge, match="batch 0 of the batch sampler, 60 graphs"):
         ids_of(sg.StaticLoader(store, plan, batch_sampler=[list(range(60))]))
+
+
+@pytest.mark.parametrize("moved", [500, -500])
+def test_an_index_outside_of_its_batch_is_named(moved):
+    """It would read rows of padding, and change results in silence."""
+    graphs = double_graphs([3, 4, 5])
+    padder = sg.Padder(sg.plan_stream(graphs, batch_size=3))
+    batch = Batch.from_data_list(graphs)
+    padder(batch)
+    batch.edge_index[0, 2] = moved
+    with pytest.raises(sg.BadGraph, match=f"'edge_index' has {moved} at 2, and the batch has 12"):
+        padder(batch)
+    fields = {"x": torch.ones(3, 2), "pairs": torch.tensor([[0, 1], [1, 0]])}
+    schema = sg.Schema.of_batch(fields, node=["x"], edge=["pairs"], index={"pairs": "node"})
+    declared = sg.Padder(sg.plan_stream([(3, 2)], 1, schema=schema), schema=schema)
+    fields["pairs"][1, 1] = moved
+    with pytest.raises(sg.BadGraph, match=f"has {moved} at 1, and the batch has 3 rows of node"):
+        declared(fields)

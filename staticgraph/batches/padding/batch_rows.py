@@ -218,7 +218,8 @@ class BatchRows(Rows):
         """Returns the batch in a bucket's shapes, in newly allocated memory on the host.
 
         Raises:
-            BadGraph: a tensor has another dtype or width than the field.
+            BadGraph: a tensor has another dtype or width than the field, or an index names a row
+                that the batch does not have.
         """
         buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
         tensors = layout.tensors(buffer)
@@ -236,9 +237,12 @@ class BatchRows(Rows):
             places = np.searchsorted(np.sort(owner), np.arange(graphs))
             arrays[f"{level}_ptr"][:graphs] = places
         if self.schema.one_kind and self.edges:
+            _check_range(self.values[EDGE_INDEX], _EDGES, real)
             tensors[EDGE_INDEX][:, : real.edges].copy_(self.values[EDGE_INDEX])
         for each in self.schema:
             value = self.values[each.name]
+            if each.counts and value.dim():
+                _check_range(value, each, real)
             rows = real.of(each.level) * each.rows
             if tuple(value.shape) != each.physical(rows) or _name(value) != each.dtype:
                 raise BadGraph(
@@ -258,6 +262,24 @@ _EDGES = Field(EDGE_INDEX, "edge", (2,), "int64", cat_dim=1, counts=("node",))
 
 def _field_of(schema: Schema, name: str) -> Field:
     return next((field for field in schema if field.name == name), _EDGES)
+
+
+def _check_range(index: Tensor, shape: Field, real: RealCounts) -> None:
+    """Refuses an index outside the batch, which would read rows of padding.
+
+    Raises:
+        BadGraph: there is one; it is named.
+    """
+    moved = index.movedim(shape.cat_dim or 0, 0)
+    flat = moved.reshape(len(moved), -1)
+    for place, level in counted(shape):
+        column, rows = flat[:, place], real.of(level)
+        if len(column) and (int(column.min()) < 0 or int(column.max()) >= rows):
+            row = int(((column < 0) | (column >= rows)).nonzero()[0, 0])
+            raise BadGraph(
+                f"{shape.name!r} has {int(column[row])} at {row}, and the batch has {rows} rows of "
+                f"{level}, from 0: fix the index"
+            )
 
 
 def _lowered(rows: Tensor, shape: Field, begin: Mapping[str, int]) -> Tensor:
