@@ -22,6 +22,7 @@ from torch_geometric.utils import to_dense_batch
 
 import staticgraph as sg
 from staticgraph.checking.check import check
+from staticgraph.checking.explain import explain
 from staticgraph.checking.watching import Watch
 from staticgraph.cli import main
 from staticgraph.nn import context_of
@@ -66,6 +67,15 @@ def test_a_static_model_passes_and_is_not_changed():
     assert rows["norm"].how != "as it is"
     assert all(row.inert for row in rows.values())
     json.dumps(report.to_dict())
+
+
+def test_what_is_rewritten_is_added_where_asked_for(esol):
+    plan = sg.plan_buckets(esol, batch_size=32)
+    model = sg.models.build("gine", esol, hidden=8, layers=1)
+    report = sg.check(model, plan, esol, rewrites=True, differentiable=())
+    assert report.rewrites == explain(model, plan, esol)
+    assert str(report).endswith(str(report.rewrites))
+    assert "rewrites" not in sg.check(model, plan, esol).to_dict()
 
 
 def test_padding_that_reaches_real_rows_is_measured_and_its_module_named():
@@ -205,7 +215,7 @@ def test_a_model_that_cannot_be_copied_says_why():
 def test_without_data_graphs_are_made_up_from_the_schema():
     plan = sg.plan_buckets(STORE, batch_size=4)
     assert check(Net().double(), plan).ok
-    with pytest.raises(ValueError, match=r"pass preflight\(model, plan, store\)"):
+    with pytest.raises(ValueError, match=r"pass check\(model, plan, store\)"):
         check(Net(), PLAN)
     with pytest.raises(TypeError, match=r"the example is a list; .*GraphStore\.from_pyg\(graphs\)"):
         check(Net(), PLAN, [STORE[0]])

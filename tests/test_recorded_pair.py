@@ -303,7 +303,7 @@ def test_bind_is_the_runners_own_block(hiv):
     runner, other = eager(model), eager(twin)
     trainer = eager(model, loss=bce, optimizer=torch.optim.SGD(model.parameters()))
     for batch in batches_of(hiv, 3):
-        with runner.bind(batch) as data:
+        with pytest.warns(DeprecationWarning, match="sg.bound"), runner.bind(batch) as data:
             out = model(data.x, data.edge_index, data.edge_attr, data.batch)
             sg.masked_mean(bce(out, data), data).backward()
             with pytest.raises(RuntimeError, match="inside a forward of its own"):

@@ -55,7 +55,7 @@ def test_a_subject_is_what_its_parts_are(esol):
     for whole in (False, True):
         torch.manual_seed(0)
         model = Net()
-        given = {"loss": squared, "optimizer": sgd(model)}
+        given = {"loss": squared, "optimizer": sgd(model), "clip_norm": 1e-3, "accumulate": 2}
         if whole:
             runner = sg.StaticGraphRunner(Subject(model, **given), CAPACITIES)
         else:
