@@ -298,16 +298,18 @@ def test_a_large_output_is_lent_and_has_gradients(hiv):
         out["h"].sum()
 
 
-def test_bind_is_the_runners_own_block(hiv):
+@pytest.mark.filterwarnings("default:runner.bind:DeprecationWarning")
+def test_bind_is_the_runners_own_block(hiv, recwarn):
     model, twin = twins()
     runner, other = eager(model), eager(twin)
     trainer = eager(model, loss=bce, optimizer=torch.optim.SGD(model.parameters()))
     for batch in batches_of(hiv, 3):
-        with pytest.warns(DeprecationWarning, match="sg.bound"), runner.bind(batch) as data:
+        with runner.bind(batch) as data:
             out = model(data.x, data.edge_index, data.edge_attr, data.batch)
             sg.masked_mean(bce(out, data), data).backward()
             with pytest.raises(RuntimeError, match="inside a forward of its own"):
                 trainer.step(batch)
         loss_of(other, batch).backward()
+    assert "write sg.bound(runner.model, batch)" in str(recwarn[0].message)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(p.grad, q.grad, atol=1e-6)
