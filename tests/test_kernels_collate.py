@@ -39,7 +39,7 @@ def test_compiles_for_hopper_in_two_launches_without_atomics(name, pointers):
 
 
 def test_operations_of_the_reference(esol):
-    """The number of operations that two launches replace, published in docs/ondevice.md."""
+    """The number of operations that two launches replace."""
     layout = layout_for(esol, range(20))
     tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
     arguments = collate_arguments(esol.to("cpu"), layout, tensors)

@@ -1,12 +1,14 @@
 """The constructor: a model or a subject, the arguments with it, and each of them given only
 once."""
 
+import copy
 import inspect
 
 import pytest
 import torch
 from support.tape import TapeRecorder
 from torch import nn
+from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
@@ -219,6 +221,28 @@ def test_a_runners_own_loader_knows_device_and_pointers(esol, kernels):
         runner(one)
     with pytest.raises(TypeError, match="device"):
         runner.loader(esol, device="cuda")
+
+
+def test_one_call_is_the_same_as_its_parts(esol):
+    """A plain PyG loop over the loader's batches, each without padding, has the same losses."""
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    runner, loader = sg.prepare(
+        model, esol[:50], 16, mode="eager", loss=squared, optimizer=sgd(model), seed=3
+    )
+    optimizer = sgd(twin)
+    seen = []
+    for batch in loader:
+        graphs = [esol[int(k)] for k in batch.graph_ids[batch.graph_mask]]
+        data = Batch.from_data_list(graphs)
+        loss = squared(twin(data.x, data.batch, data.num_graphs), data).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(runner.step(batch), loss.detach())
+        seen += batch.graph_ids[batch.graph_mask].tolist()
+    assert sorted(seen) == list(range(50))
 
 
 # ---------------------------------------------------------------------- budgets

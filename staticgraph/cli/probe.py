@@ -58,7 +58,7 @@ def _add_how(how: Any) -> None:
         "--form",
         choices=("auto", "linear", "attention", "quadratic"),
         default="auto",
-        help="form of the fitted model, see docs/probing.md (default: auto)",
+        help="form of the fitted model, see docs/memory.md (default: auto)",
     )
     how.add_argument(
         "--device",

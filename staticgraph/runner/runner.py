@@ -32,6 +32,7 @@ from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
+from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.auto import Auto
@@ -447,3 +448,58 @@ class StaticGraphRunner(Inference):
         if counts is None or not counts.overflowed:
             return report
         return replace(report, fallbacks=(*report.fallbacks, str(counts)))
+
+
+def prepare(
+    model: torch.nn.Module,
+    graphs: Any,
+    batch_size: int,
+    *,
+    mode: str | Auto = "auto",
+    loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    forward: Forward | None = None,
+    autocast: torch.dtype | None = None,
+    seed: int = 0,
+    epochs: int | None = None,
+    **options: Unpack[StepOptions],
+) -> tuple[StaticGraphRunner, StaticLoader]:
+    """Makes a warmed-up runner of a model, and its shuffled loader, from graphs.
+
+    The same as a store, a plan, a runner, its ``warmup`` and its loader, made one by one.
+
+    Args:
+        model: any PyG model.
+        graphs: a PyG data set, a list of ``Data``, or a :class:`staticgraph.GraphStore`.
+        batch_size: graphs per batch.
+        mode, loss, optimizer, forward, autocast, **options: as for
+            :class:`staticgraph.StaticGraphRunner`.
+        seed: of the order of the graphs.
+        epochs: how many there will be; ``auto`` then tries no way whose preparation cannot be
+            earned back in them.
+
+    Returns:
+        The runner, and a loader that gives another order in every epoch. ``loader.plan`` is the
+        plan.
+
+    Raises:
+        BadGraph: a graph cannot be stored; the message names it.
+        NotStatic: the model cannot run with fixed shapes.
+        PaddingLeaks: padding reaches real rows.
+        ValueError, TypeError: as for the runner.
+    """
+    store = graphs if isinstance(graphs, GraphStore) else GraphStore.from_pyg(graphs)
+    plan = plan_buckets(store, min(batch_size, len(store)))
+    runner = StaticGraphRunner(
+        model,
+        plan,
+        mode,
+        loss=loss,
+        optimizer=optimizer,
+        forward=forward,
+        autocast=autocast,
+        **options,
+    )
+    loader = runner.loader(store, shuffle=True, seed=seed)
+    runner.warmup(store, steps=None if epochs is None else epochs * len(loader))
+    return runner, loader
