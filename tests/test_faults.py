@@ -190,6 +190,7 @@ def test_a_step_without_memory_is_taken_again_as_if_it_were_the_first():
 # ---------------------------------------------------------------------- loading
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("places", "fail"),
