@@ -27,8 +27,8 @@ from .plans.plan import BucketPlan as BucketPlan
 from .plans.stream_plan import plan_stream as plan_stream
 from .recording.recording import Recording as Recording
 from .runner.exported import load_exported as load_exported
-from .runner.runner import prepare as prepare
 from .runner.runner import StaticGraphRunner as StaticGraphRunner
+from .runner.runner import prepare as prepare
 from .schema import Schema as Schema
 from .serving.engine.server import Server as Server
 from .sizes.capacity import Capacity as Capacity
