@@ -216,13 +216,13 @@ class VersusReport:
                 "again with nothing else running, or longer"
             )
         if self.winner.startswith("PyG"):
-            return f"{head}: {self.winner}; no mode of this library gains on it here{unsteady}"
+            return f"{head}: {self.winner}; no mode of this library is faster here{unsteady}"
         mode, plus, _ = self.winner.partition("+")
         told = f"StaticGraphRunner({'sg.convert(model, kernels=True)' if plus else 'model'}, plan, "
         first = self.compared_with
         told_already = f"as fast as {first}," in self.reason
         ratio = "" if told_already or not self.reason else f"{won:.2f} times {first}; "
-        why = self.reason or "the simplest that ran, and none gains on it"
+        why = self.reason or "the simplest that ran, and no other is faster"
         return f'{head}: {self.winner}, {ratio}{why}\n  {told}mode="{mode}", ...){unsteady}'
 
 
