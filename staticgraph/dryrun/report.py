@@ -115,14 +115,12 @@ class BucketRun:
 
     def records(self) -> str:
         """How it is recorded, in words."""
-        if self.error is not None and not self.pieces:
-            return "not at all"
-        if self.pieces is None:
+        if self.pieces is None and self.error is None:
             return "not asked to"
-        if self.ok:
-            return "in one piece" if self.pieces == 1 else "forward and backward"
         if not self.pieces:
             return "not at all"
+        if self.ok:
+            return "in one piece" if self.pieces == 1 else "forward and backward"
         return f"in {how_many(self.pieces, 'piece')} instead of {self.expected}"
 
 
