@@ -42,7 +42,7 @@ SIZES = {
     "staticgraph/recording": (14, 7984),  # annotated attributes
     "staticgraph/rewrites": (48, 35228),
     "staticgraph/runner": (23, 16393),  # batches of the user's own loader, options of a step
-    "staticgraph/serving": (19, 10397),  # ?
+    "staticgraph/serving": (19, 10397),  # connections that end
     "staticgraph/sizes": (6, 4129),
     "staticgraph/steps": (38, 17841),  # batches in parts, added buckets, typed options
     "staticgraph/store": (30, 25357),  # lists of graphs without a store
