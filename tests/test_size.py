@@ -41,7 +41,7 @@ SIZES = {
     "staticgraph/probing": (12, 6733),
     "staticgraph/recording": (14, 7984),  # annotated attributes
     "staticgraph/rewrites": (48, 35228),
-    "staticgraph/runner": (23, 16526),  # batches of the user's own loader, prepare, prepare
+    "staticgraph/runner": (23, 16526),  # batches of the user's own loader, prepare
     "staticgraph/serving": (19, 10397),  # connections that end
     "staticgraph/sizes": (6, 4129),
     "staticgraph/steps": (38, 17841),  # batches in parts, added buckets, typed options
