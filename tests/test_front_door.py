@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -49,6 +51,15 @@ def test_the_stub_is_all_there_is():
     names = [a for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names]
     assert sorted(a.name for a in names) == sg.__all__ == sorted(set(sg.__all__))
     assert all(a.asname == a.name for a in names)  # re-exported for type checkers
+
+
+def test_every_name_is_in_the_reference():
+    pages = (Path(__file__).parents[1] / "docs" / "reference").glob("*.md")
+    described = set(re.findall(r"^::: (\S+)$", "\n".join(p.read_text() for p in pages), re.M))
+    for name in sg.__all__:
+        value = getattr(sg, name)
+        if not isinstance(value, ModuleType):
+            assert f"{value.__module__}.{value.__qualname__}" in described
 
 
 def test_help_waits_for_neither_torch_nor_pyg():

@@ -18,7 +18,6 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import LossTerms, masked_mean, mean_loss
 
 CAPACITY = (60, 70, 12)
@@ -238,7 +237,7 @@ def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
     runner = runner_of(loss, Net())
     with pytest.warns(UserWarning, match=rf"F\.\w+ is given weights .* the loss {loss.__name__}"):
         runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
-    report = sg.check(Subject(Net(), loss=loss), [CAPACITY], store)
+    report = sg.check(Net(), [CAPACITY], store, loss=loss)
     (obstacle,) = report.obstacles
     assert obstacle.kind == "the mean of the loss"
     assert "test_losses.py" in obstacle.where
@@ -256,7 +255,7 @@ def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
 @pytest.mark.parametrize("loss", [class_weights, weights_and_ignored, labelled, penalty])
 def test_a_loss_that_says_its_weights_passes_the_preflight(loss):
     store = sg.GraphStore.from_pyg(graphs())
-    assert sg.check(Subject(Net(), loss=loss), [CAPACITY], store).ok
+    assert sg.check(Net(), [CAPACITY], store, loss=loss).ok
 
 
 @pytest.mark.parametrize(
