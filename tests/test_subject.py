@@ -232,9 +232,10 @@ def test_one_call_is_the_same_as_its_parts(esol):
         model, esol[:50], 16, mode="eager", loss=squared, optimizer=sgd(model), seed=3
     )
     optimizer = sgd(twin)
-    seen = []
+    seen, sizes = [], []
     for batch in loader:
         graphs = [esol[int(k)] for k in batch.graph_ids[batch.graph_mask]]
+        sizes.append(len(graphs))
         data = Batch.from_data_list(graphs)
         loss = squared(twin(data.x, data.batch, data.num_graphs), data).mean()
         optimizer.zero_grad()
@@ -243,6 +244,7 @@ def test_one_call_is_the_same_as_its_parts(esol):
         torch.testing.assert_close(runner.step(batch), loss.detach())
         seen += batch.graph_ids[batch.graph_mask].tolist()
     assert sorted(seen) == list(range(50)) != seen
+    assert sizes == [16, 16, 16, 2]
 
 
 # ---------------------------------------------------------------------- budgets
