@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 import staticgraph as sg
 from staticgraph import cli
 from staticgraph.cli.reports import memory_plots
-from staticgraph.cli.reports.memory_plots import save_memory_picture
+from staticgraph.training.plots import save_memory_picture
 from staticgraph.dryrun import compiled_probe
 from staticgraph.errors import FitRefused
 from staticgraph.memory.model import MemoryModel

@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from staticgraph.cli.reports import plan_plots
-from staticgraph.cli.reports.plan_plots import draw_sizes
+from staticgraph.training.plots import draw_sizes
 from staticgraph.runner.reporting.report import Report
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.training import plots
 from staticgraph.training.history import EpochRecord, StepRecord
 from staticgraph.training.report import TrainReport
-from staticgraph.training.versus.picture import draw_losses
+from staticgraph.training.plots import draw_losses
 from staticgraph.training.versus.report import SideReport
 
 pytestmark = pytest.mark.usefixtures("painted")

@@ -13,7 +13,7 @@ from staticgraph.cli.train import register
 from staticgraph.training import train
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.history import read_steps
-from staticgraph.training.timed_batches import TIMED, WARM, timed
+from staticgraph.training.run import TIMED, WARM, timed
 
 CPU = torch.device("cpu")
 
@@ -59,8 +59,8 @@ def test_too_few_batches_tell_nothing():
 
 
 def test_a_run_finds_its_workers_and_has_the_same_losses(tmp_path, monkeypatch):
-    monkeypatch.setattr("staticgraph.training.timed_batches.WARM", 1)
-    monkeypatch.setattr("staticgraph.training.timed_batches.TIMED", 3)
+    monkeypatch.setattr("staticgraph.training.run.WARM", 1)
+    monkeypatch.setattr("staticgraph.training.run.TIMED", 3)
     made = []
     stock = StaticLoader.__init__
 

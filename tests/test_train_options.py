@@ -25,7 +25,7 @@ from staticgraph.training.config import FREE, TrainConfig
 from staticgraph.training.config_file import read_config, write_config
 from staticgraph.training.run import Training
 from staticgraph.training.schedule import factor, stands_still
-from staticgraph.training.subject import mode_of
+from staticgraph.training.parts import mode_of
 from staticgraph.training.trained import Trained
 
 OWN = """\

@@ -21,11 +21,11 @@ from staticgraph import models
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.training.versus import comparison
 from staticgraph.training.versus.comparison import _setting, compare
-from staticgraph.training.versus.equality import draws_random, outputs_apart
-from staticgraph.training.versus.labels import fields_with_gaps, plain_mean
-from staticgraph.training.versus.plain_side import PlainSide
-from staticgraph.training.versus.static_side import StaticSide, Way
-from staticgraph.training.versus.turns import take_turns
+from staticgraph.training.versus.comparison import draws_random, outputs_apart
+from staticgraph.training.versus.sides import fields_with_gaps, plain_mean
+from staticgraph.training.versus.sides import PlainSide
+from staticgraph.training.versus.sides import StaticSide, Way
+from staticgraph.training.versus.comparison import take_turns
 
 ESOL = EXAMPLES / "esol.npz"
 

@@ -9,7 +9,7 @@ from staticgraph.serving.bodies.reader import Reader
 from staticgraph.serving.engine.server import Server
 from staticgraph.serving.service import Service, has_molecules
 from staticgraph.serving.smaller_buckets import for_serving
-from staticgraph.training.device import device_of
+from staticgraph.training.job import device_of
 from staticgraph.training.trained import Trained
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.training.task_loss import TaskLoss
-from staticgraph.training.tasks import Task, mean_loss
+from staticgraph.training.tasks import Task, TaskLoss, mean_loss
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ import staticgraph as sg
 from staticgraph import cli
 from staticgraph.checking.preflight import preflight
 from staticgraph.cli.probe import probe_model
-from staticgraph.cli.reports.plan_plots import map_around
+from staticgraph.training.plots import map_around
 from staticgraph.cli.reports.rewrites import RewritesReport
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import count_step
@@ -184,7 +184,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
 
     patch.setattr("staticgraph.dryrun.baseline.count_step", once("count", count_step))
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)
-    patch.setattr("staticgraph.cli.reports.plan_plots.map_around", once("map", map_around))
+    patch.setattr("staticgraph.training.plots.map_around", once("map", map_around))
     patch.setattr("staticgraph.checking.preflight.preflight", once("check", preflight))
     patch.setattr(RewritesReport, "of", once("rewrites", RewritesReport.of))
     patch.setattr("staticgraph.training.versus.comparison.compare", once("try", compare))

@@ -7,6 +7,10 @@ decides, and a side wins only if it is faster in most of them. The invariant: on
 compute the same are compared, and the report says what could not be compared; a side that cannot
 run is listed with its reason and does not affect the others.
 
+Losses can be compared only if a step draws no random numbers; with dropout, two runs of plain PyG
+differ just as much. Even without, they slowly drift apart, since rounding occasionally flips a
+ReLU, so the tolerance is that of a preflight's comparison.
+
 This module does not tune the model, and does not use more than one device and process.
 """
 
@@ -16,7 +20,8 @@ import copy
 import datetime
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,24 +30,122 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.loading.loader import StaticLoader
+from staticgraph.checking.comparison import Comparer, RunOptions
+from staticgraph.checking.outcome import Tolerance, largest_of
 from staticgraph.checking.preflight import preflight
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.runner.reporting.device_name import device_name
 from staticgraph.runner.timing.way_choice import choose
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.text.progress import bar
-from staticgraph.training.subject import attends
-from staticgraph.training.versus.equality import draws_random, losses_apart, outputs_apart
-from staticgraph.training.versus.plain_side import PlainSide
+from staticgraph.training.parts import attends
 from staticgraph.training.versus.report import SideReport, VersusReport
-from staticgraph.training.versus.setting import Course, VersusSetting
-from staticgraph.training.versus.static_side import StaticSide, Way, ways_on
-from staticgraph.training.versus.step_memory import StepMemory, reserved_on, step_memory
-from staticgraph.training.versus.turns import take_turns
+from staticgraph.training.versus.sides import (
+    Course,
+    PlainSide,
+    Side,
+    StaticSide,
+    StepMemory,
+    VersusSetting,
+    Way,
+    reserved_on,
+    step_memory,
+    ways_on,
+)
+
+# With fewer rounds, it is not clear which side was faster in most of them.
+LEAST_ROUNDS = 5
+MOST_ROUNDS = 50
+
+
+def take_turns(
+    sides: Mapping[str, Callable[[], object]],
+    until: float,
+    *,
+    least: int = LEAST_ROUNDS,
+    most: int = MOST_ROUNDS,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, list[float]]:
+    """Runs every side once per round, and returns the seconds of each turn.
+
+    Args:
+        sides: the functions that take a turn, by name.
+        until: the time after which only the first ``least`` rounds begin.
+        least, most: the smallest and largest number of rounds.
+        clock: returns the time in seconds.
+        progress: called after each turn with the number of turns so far.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    names, done = list(sides), 0
+    for number in range(most):
+        if number >= least and clock() >= until:
+            break
+        for name in names if number % 2 == 0 else reversed(names):
+            started = clock()
+            sides[name]()
+            seconds[name].append(clock() - started)
+            done += 1
+            progress(done)
+    return seconds
+
+
+# Steps whose losses are compared. Adam takes a full-size step even for a gradient that is only
+# rounding error, so later losses drift: GINE 4x64 on ESOL by 2e-4 after 5 steps, 1e-3 after 10.
+COMPARED = 5
+
+
+def losses_apart(expected: Tensor, found: Tensor) -> float:
+    """The largest difference between the first losses, relative to the largest of them.
+
+    Args:
+        expected, found: losses per step, ``[batches]``.
+    """
+    first, scale = expected[:COMPARED], largest_of([expected[:COMPARED]])
+    off = float((first - found[:COMPARED]).abs().max()) / scale if len(first) else 0.0
+    return off if off == off else float("inf")
+
+
+def draws_random(side: Side) -> bool:
+    """Whether a training step gives a different loss with a different seed."""
+    losses = []
+    for seed in (1, 2):
+        with untouched(side.model, side.optimizer), side.one_step() as step:
+            torch.manual_seed(seed)
+            losses.append(step().clone())
+    rounding = Tolerance.of(torch.float32).same_order
+    return not torch.allclose(*losses, rtol=rounding, atol=0.0, equal_nan=True)
+
+
+def outputs_apart(setting: VersusSetting) -> float | None:
+    """The largest difference of real rows' outputs in evaluation mode, relative to the largest.
+
+    Args:
+        setting: the setting of the comparison, whose first batch is run.
+
+    Returns:
+        None if the model does not run with fixed shapes, or not in plain PyG.
+    """
+    comparer = Comparer(Subject(setting.fresh_model(), forward=setting.forward))
+    batch = _first_batch(setting).to(setting.device)
+    parity = comparer.beside_plain(batch, RunOptions(training=False, gradients=False))
+    return None if parity is None else parity.worst
+
+
+def _first_batch(setting: VersusSetting) -> StaticBatch:
+    loader = StaticLoader(
+        setting.store, setting.plan, indices=setting.train_ids, shuffle=True, seed=setting.seed
+    )
+    with closing(iter(loader)) as batches:
+        return next(batches).clone()
+
 
 COMPILED_PYG = "pyg-compiled"
 # The numbers of collating processes that are tried for PyG.
@@ -272,18 +375,18 @@ class _Trial:
         clock = time.perf_counter
         length = max(1, round(until - clock()))
         with bar(total=length, desc="taking turns", unit=" s", show=progress) as shown:
-            begun, told = clock(), 0
+            begun, shown_s = clock(), 0
 
             def show_turn(done: int) -> None:
                 """Shows the turn, and advances the bar by whole seconds."""
-                nonlocal told
+                nonlocal shown_s
                 now = min(length, int(clock() - begun))
                 shown.set_postfix_str(f"turn {done}")
-                shown.update(now - told)
-                told = now
+                shown.update(now - shown_s)
+                shown_s = now
 
             turns = {entrant.name: entrant.turn for entrant in left}
-            times = take_turns(turns, until, told=show_turn) if turns else {}
+            times = take_turns(turns, until, progress=show_turn) if turns else {}
         return {r.name: times[r.name] for r in left if r.refused is None}
 
     # ------------------------------------------------------------------ reporting

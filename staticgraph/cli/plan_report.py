@@ -137,9 +137,22 @@ class PlanReport:
                 table(headers, rows),
                 f"an epoch: {how_many(stats.batches, 'batch')}, at least {self.volume_bound:,} by "
                 f"volume; {nodes:.2%} of nodes and {edges:.2%} of edges are real",
-                f"of its batches {stats.rebalanced:,} were balanced again, {stats.spilled:,} take "
-                f"a larger bucket, {stats.split:,} are split in two",
-                "largest graph: nodes of the largest that a bucket takes; cost: of all its batches",
-                "of an epoch, in units of what a step spends on a node",
+                *_exceptions(stats),
+                "largest graph: nodes of the largest that a bucket takes; cost: of all batches of",
+                "an epoch, in units of what a step spends on a node",
             ]
         )
+
+
+def _exceptions(stats: EpochStats) -> list[str]:
+    """What happened to batches that did not fit their bucket; empty if nothing did."""
+    parts = [
+        f"{how_many(count, 'batch')} {what}"
+        for count, what in (
+            (stats.rebalanced, "exchanged graphs with others to fit"),
+            (stats.spilled, "needed a larger bucket"),
+            (stats.split, "had to be split in two"),
+        )
+        if count
+    ]
+    return [", ".join(parts)] if parts else []
