@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +14,6 @@ from torch.nn import Linear
 from tqdm import tqdm
 
 from staticgraph import cli
-from staticgraph.cli import usage
 from staticgraph.files.json_text import save_json, to_json
 from staticgraph.steps.computation.model_arguments import forward_of
 from staticgraph.text import progress
@@ -192,66 +189,12 @@ def test_nothing_is_shown_that_is_not_asked_for(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_every_option_says_what_it_is_and_its_default():
-    """Every default that is a plain value is in the help, and no help is a default alone."""
-    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
-    wrong = []
-    for command, parser in commands.choices.items():
-        assert parser.formatter_class is usage.Help
-        for action in parser._actions:
-            said = (action.help or "").replace("\n", " ")
-            what = f"{command} {'/'.join(action.option_strings) or action.dest}"
-            if not said or said.startswith("(default"):
-                wrong.append(f"{what}: says nothing")
-            value = action.default
-            plain = isinstance(value, str | int | float | Path) and value is not False
-            if plain and value != argparse.SUPPRESS and action.option_strings:
-                told = action.dest in ("help", "version") or "default" in said
-                if not told:
-                    wrong.append(f"{what}: does not say its default, {action.default}")
-    assert wrong == []
-
-
-def test_no_line_of_help_is_wider_than_the_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
-    for command, parser in commands.choices.items():
-        shown = parser.format_help().split("options:")[1]
-        assert max(map(len, shown.splitlines())) <= 130, command
-        described = parser.description or ""
-        assert len(described) < 100 or described not in parser.format_help(), command
-
-
-@pytest.mark.parametrize("width", [40, 80])
-def test_what_stands_below_the_options_is_filled_and_examples_stay_as_they_are(width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
-    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
-    for command, parser in commands.choices.items():
-        below = re.split("^examples?:\n", parser.format_help(), flags=re.MULTILINE)[-1].splitlines()
-        assert below, command
-        too_wide = [line for line in below if len(line) > width and not line.startswith("  ")]
-        too_wide = [line for line in too_wide if not line.endswith(":")]  # headings of examples
-        assert too_wide == [], command
-        assert all(line in (parser.epilog or "") for line in below if line.startswith("  ")), (
-            command
-        )
-
-
 def test_an_option_that_is_none_leads_to_the_help_of_its_command(capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["plan", "--data", "esol", "--targets", "y"])
-    assert ended.value.code == cli.FAILED
-    said = capsys.readouterr().err
-    assert said == (
-        "staticgraph plan: unrecognized arguments: --targets y; did you mean '--target'? "
+    assert cli.main(["plan", "--data", "esol", "--targets", "y"]) == cli.FAILED
+    assert capsys.readouterr().err == (
+        "staticgraph plan: unknown option: --targets. Did you mean --target? "
         "(see staticgraph plan --help)\n"
     )
-
-
-def test_commands_and_what_they_do_stand_in_two_columns():
-    listed = cli.parser().format_help().partition("COMMAND\n")[2].partition("\n\n")[0].splitlines()
-    begins = {len(line) - len(re.sub(r"^ *\S* +", "", line)) for line in listed}
-    assert len(begins) == 1, "the longest name has its help in its own line"
 
 
 def test_a_wait_says_what_it_is_for_and_for_how_long(capsys, monkeypatch):

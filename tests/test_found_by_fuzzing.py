@@ -17,10 +17,10 @@ from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.cli import values
 from staticgraph.files.atomic import save_figure
 from staticgraph.schema import Axis
 from staticgraph.sizes.reserves import with_reserves
+from staticgraph.training import options
 
 
 def graph(nodes: int = 2, **more) -> Data:
@@ -357,13 +357,13 @@ def test_classes_without_nodes_and_of_one_node_hold_their_own_rows(sizes):
 def test_a_picture_of_no_format_is_refused_in_one_line(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(argparse.ArgumentTypeError, match=r"a picture's name ends in \.png, \.svg"):
-        values.picture_to_write(name)
+        options.read_picture(name)
 
 
 @pytest.mark.parametrize("name", ["plan", "plan.png", "plan.PNG", "plan.svg", "0.1.pdf"])
 def test_a_picture_of_a_format_that_is_written_is_taken(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = values.picture_to_write(name)
+    path = options.read_picture(name)
     figure = pytest.importorskip("matplotlib.figure").Figure()
     save_figure(path, figure, 40)
     assert path.stat().st_size > 0

@@ -12,15 +12,13 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from staticgraph.cli.reports import plan_plots
-from staticgraph.training.plots import draw_sizes
 from staticgraph.runner.reporting.report import Report
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.training import plots
 from staticgraph.training.history import EpochRecord, StepRecord
+from staticgraph.training.plots import draw_losses, draw_sizes
 from staticgraph.training.report import TrainReport
-from staticgraph.training.plots import draw_losses
 from staticgraph.training.versus.report import SideReport
 
 pytestmark = pytest.mark.usefixtures("painted")
@@ -211,11 +209,9 @@ def test_limits_far_beyond_the_graphs_are_named_and_leave_them_the_panel(limits,
 @pytest.mark.parametrize(("costs", "shown"), [((1000, 999, 998), "100%"), ((900, 400, 9), "10%")])
 def test_costs_of_buckets_are_plain_percents(costs, shown, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(
-        plan_plots.atomic, "save_figure", lambda _, figure, **__: figures.append(figure)
-    )
+    monkeypatch.setattr(plots.atomic, "save_figure", lambda _, figure, **__: figures.append(figure))
     choices = [SimpleNamespace(cost=cost) for cost in costs]
-    plan_plots.save_cost_picture(tmp_path / "knee.png", {"few": choices})
+    plots.save_cost_picture(tmp_path / "knee.png", {"few": choices})
     (figure,) = figures
     figure.draw_without_rendering()
     axis = figure.axes[0].yaxis

@@ -20,12 +20,20 @@ import staticgraph as sg
 from staticgraph import models
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.training.versus import comparison
-from staticgraph.training.versus.comparison import _setting, compare
-from staticgraph.training.versus.comparison import draws_random, outputs_apart
-from staticgraph.training.versus.sides import fields_with_gaps, plain_mean
-from staticgraph.training.versus.sides import PlainSide
-from staticgraph.training.versus.sides import StaticSide, Way
-from staticgraph.training.versus.comparison import take_turns
+from staticgraph.training.versus.comparison import (
+    _setting,
+    compare,
+    draws_random,
+    outputs_apart,
+    take_turns,
+)
+from staticgraph.training.versus.sides import (
+    PlainSide,
+    StaticSide,
+    Way,
+    fields_with_gaps,
+    plain_mean,
+)
 
 ESOL = EXAMPLES / "esol.npz"
 

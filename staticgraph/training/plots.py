@@ -157,7 +157,7 @@ def draw_loss(
     shown = np.isfinite([step.loss for step in steps])
     losses, places = every[shown], np.flatnonzero(shown) + 1
     partial = len(full_steps(steps)) < len(steps)
-    label = "training loss per batch" + (", a partial one with the one before" if partial else "")
+    label = "training loss per batch" + (" (partial: with the one before)" if partial else "")
     width = max(1, round(SMOOTHING * len(every)))
     if width > 1:
         axes.plot(places, losses, color=BLUE, alpha=0.25, linewidth=0.8, label=label)
@@ -244,8 +244,8 @@ def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[C
     rest = len(labels) - 2 if partial else len(labels)
     axes.set_yticks([-place - 0.4 * (place >= rest) for place in range(len(labels))], labels)
     _share_axis(axes)
-    apart = "; the last batch of an epoch apart" if partial else ""
-    _title(axes, f"filling of the fixed shapes, mean of full batches{apart}")
+    apart = ", and the last of an epoch" if partial else ""
+    _title(axes, f"filling of the shapes: full batches{apart}")
 
 
 def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:
