@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from support.command import arguments_of, help_of, status_of
 from support.few_molecules import few_molecules
 from support.patience import patience
 from support.program import run_program
+from torch_geometric.data import Batch
 
 import staticgraph as sg
 from staticgraph import cli, models
@@ -22,6 +24,7 @@ from staticgraph.steps.compilation import modes
 from staticgraph.text import progress
 from staticgraph.training import options, train
 from staticgraph.training.config import TrainConfig
+from staticgraph.training.trained import Trained
 
 SMALL = ["--model", "gin", "--hidden", "8", "--layers", "1", "--batch-size", "32", "--epochs", "1"]
 SMALL += ["--compile-mode", "eager"]
@@ -144,6 +147,27 @@ def test_resume_needs_nothing_but_the_folder(finished, capsys):
     values = json.loads(capsys.readouterr().out)
     assert [epoch["epoch"] for epoch in values["epochs"]] == [0, 1]
     assert values["resumed_at"] == 2
+
+
+@pytest.mark.parametrize("split", ["all", "test"])
+def test_predictions_are_those_of_plain_pyg(split, data, finished, tmp_path, capsys):
+    """Every graph once, in the order of the data set, as CSV and as JSON."""
+    words = ["predict", "--run", str(finished), "--data", data, "--split", split]
+    words += ["--compile-mode", "eager"]
+    assert cli.main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    store = sg.GraphStore.load(data)
+    ids = list(range(len(store))) if split == "all" else sorted(store.splits["test"].tolist())
+    batch = Batch.from_data_list([store[i] for i in ids])
+    model = Trained.load(finished, torch.device("cpu")).model
+    with torch.no_grad():
+        expected = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, len(ids))
+    assert document["graph_ids"] == ids
+    torch.testing.assert_close(torch.tensor(document["outputs"]), expected)
+    assert cli.main([*words, "--out", str(tmp_path / "p.csv")]) == 0
+    rows = list(csv.DictReader((tmp_path / "p.csv").open()))
+    assert [int(row["graph_id"]) for row in rows] == ids
+    assert [[float(row["output"])] for row in rows] == document["outputs"]
 
 
 # ---------------------------------------------------------------------- errors

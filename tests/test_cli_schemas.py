@@ -28,6 +28,7 @@ PRINTED = {
     "train": "train",
     "try": "try",
     "report": "train",
+    "predict": "predict",
     "convert": "convert",
     "partition arrays": "partition",
     "train-large link": "train-large",

@@ -77,6 +77,19 @@ def test_what_is_drawn_is_what_was_measured():
     assert twin.lines[0].get_ydata().tolist() == [0.6, 0.8]
 
 
+def test_a_partial_last_batch_is_no_spike_and_has_a_filling_of_its_own():
+    """Its loss is the mean over the graphs of both batches; its rows are in no other mean."""
+    steps = [StepRecord(0, 0, 8, 60, 150, 1.0), StepRecord(0, 0, 2, 15, 30, 6.0)]
+    assert plots.pooled_losses(steps).tolist() == [1.0, (8 * 1.0 + 2 * 6.0) / 10]
+    assert plots.full_steps(steps) == steps[:1]
+    axes = Figure().add_subplot()
+    plots.draw_filling(axes, steps, CAPACITIES[:1])
+    written = [text.get_text() for text in axes.texts]
+    assert written == ["60.0%", "71.4%", "88.9%", "15.0%", "14.3%"]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[3:] == ["last batch, 2 graphs: nodes", "last batch, 2 graphs: edges"]
+
+
 def test_a_short_run_has_one_line_of_losses_by_its_name():
     """Its running mean would cover one batch: the same line again under a meaningless label."""
     axes = Figure().add_subplot()

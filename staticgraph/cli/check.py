@@ -265,12 +265,12 @@ def _by_line(places: Sequence[Rewritten]) -> list[str]:
     """One line of text per line of the model's code and rewrite, with the layers it applies to."""
     by_line: dict[str, dict[str, list[str]]] = {}
     for place in places:
-        told = place.rewrite + ("" if place.reason is None else f": {place.reason}")
-        by_line.setdefault(place.line, {}).setdefault(told, []).append(place.layer)
+        words = place.rewrite + ("" if place.reason is None else f": {place.reason}")
+        by_line.setdefault(place.line, {}).setdefault(words, []).append(place.layer)
     width = max(map(len, by_line))
     lines = []
-    for line, told in by_line.items():
-        for number, (what, layers) in enumerate(told.items()):
+    for line, words in by_line.items():
+        for number, (what, layers) in enumerate(words.items()):
             named = list(dict.fromkeys(layer for layer in layers if layer))
             shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
             where = f" ({shown})" if shown else ""

@@ -181,8 +181,8 @@ def _memory(report: TrainReport) -> str:
     for b in report.runner.buckets:
         if b.predicted_bytes is not None:
             measured = "-" if b.measured_bytes is None else human_bytes(b.measured_bytes)
-            told = f"predicted {human_bytes(b.predicted_bytes)}, measured {measured}"
-            rows.append((f"bucket {b.bucket}", told))
+            text = f"predicted {human_bytes(b.predicted_bytes)}, measured {measured}"
+            rows.append((f"bucket {b.bucket}", text))
     if not rows:
         return "<p>This run was made by a version that kept no account of it.</p>"
     return _table(("what", "bytes"), rows, text=1)
@@ -199,10 +199,13 @@ def _choices(report: TrainReport) -> str:
         )
         for choice in runner.choices
     ]
-    said = [f"mode {runner.mode}: {runner.mode_reason}", f"graphs: {report.data.get('place', '-')}"]
-    said += [str(row) for row in runner.attention]
-    said += [f"fallback: {reason}" for reason in runner.fallbacks] or ["fallbacks: none"]
-    listed = "".join(f"<li>{escape(line)}</li>" for line in said)
+    lines = [
+        f"mode {runner.mode}: {runner.mode_reason}",
+        f"graphs: {report.data.get('place', '-')}",
+    ]
+    lines += [str(row) for row in runner.attention]
+    lines += [f"fallback: {reason}" for reason in runner.fallbacks] or ["fallbacks: none"]
+    listed = "".join(f"<li>{escape(line)}</li>" for line in lines)
     table = _table(("of", "chosen", "because", "measured"), rows, text=4) if rows else ""
     return f"{table}<ul>{listed}</ul>"
 

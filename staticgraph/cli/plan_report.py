@@ -60,9 +60,9 @@ class PlanReport:
         batches = batcher.epoch(0)
         rows = []
         for number, capacity in enumerate(plan.capacities):
-            mine = [batch.ids for batch in batches if batch.bucket == number]
-            ids = np.concatenate([*mine, np.empty(0, dtype=np.int64)])
-            room = max(1, len(mine)) * np.array([capacity.nodes, max(1, capacity.edges)])
+            packed = [batch.ids for batch in batches if batch.bucket == number]
+            ids = np.concatenate([*packed, np.empty(0, dtype=np.int64)])
+            room = max(1, len(packed)) * np.array([capacity.nodes, max(1, capacity.edges)])
             filled = sizes[ids, :2].sum(axis=0) / room
             rows.append(
                 BucketRow(
@@ -70,11 +70,11 @@ class PlanReport:
                     edges=capacity.edges,
                     graphs=capacity.graphs,
                     max_graph_nodes=capacity.max_graph_nodes,
-                    batches=len(mine),
+                    batches=len(packed),
                     node_efficiency=float(filled[0]),
                     edge_efficiency=float(filled[1]),
-                    graph_efficiency=len(ids) / (max(1, len(mine)) * capacity.graphs),
-                    cost=price.of(capacity) * len(mine),
+                    graph_efficiency=len(ids) / (max(1, len(packed)) * capacity.graphs),
+                    cost=price.of(capacity) * len(packed),
                 )
             )
         last = plan.capacities[-1]

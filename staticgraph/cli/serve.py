@@ -119,21 +119,21 @@ def _check_fitting(args: ServeOptions) -> None:
     """Refuses options of a run for an export, and vice versa.
 
     Raises:
-        ValueError: such an option was given.
+        ValueError: such an option was options.
     """
     if args.exported is not None:
-        given = [
+        options = [
             option
             for option, value in (("--device", args.device), ("--compile-mode", args.compile_mode))
             if value != "auto"
         ]
         why = "an export was compiled for its device already, in its own way"
     else:
-        told = {"--digest": args.digest, "--smiles": args.smiles, "--task": args.task}
-        given = [option for option, value in told.items() if value]
+        description = {"--digest": args.digest, "--smiles": args.smiles, "--task": args.task}
+        options = [option for option, value in description.items() if value]
         why = "a run says this of itself"
-    if given:
-        raise ValueError(f"leave {' and '.join(given)} out: {why}")
+    if options:
+        raise ValueError(f"leave {' and '.join(options)} out: {why}")
 
 
 def _service(args: ServeOptions) -> Service:
@@ -160,23 +160,23 @@ def _service(args: ServeOptions) -> Service:
 
 def _lacking(service: Service) -> list[str]:
     """Messages for the user about information that an export does not record."""
-    found = []
+    lines = []
     if not service.reader.smiles:
-        found.append("graphs only, no SMILES: with --smiles, where its features are this library's")
+        lines.append("graphs only, no SMILES: with --smiles, where its features are this library's")
     if service.task is None:
-        found.append("outputs only, no probabilities: with --task, where they are logits")
+        lines.append("outputs only, no probabilities: with --task, where they are logits")
     known = service.reader.categories
     if open_ := [
         item.name
         for item in service.reader.fields
         if item.dtype.startswith(("int", "uint")) and item.name not in known
     ]:
-        found.append(
+        lines.append(
             f"any whole number is let through to {', '.join(open_)}: this export does not say how "
             "many categories there are, and one that the model has no row for fails its whole "
             "batch, or ends the server: refuse it before"
         )
-    return found
+    return lines
 
 
 def _say(args: ServeOptions) -> None:

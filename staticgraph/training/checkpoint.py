@@ -129,7 +129,7 @@ def set_random_state(state: dict[str, Any], device: torch.device | None = None) 
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def keep(folder: Path, parts: RunParts, loader: StaticLoader, history: History) -> None:
+def save_run(folder: Path, parts: RunParts, loader: StaticLoader, history: History) -> None:
     """Writes the checkpoint; every rank calls this, and rank 0 writes."""
     others, ranks = {}, parts.ranks
     if ranks is not None:
@@ -150,7 +150,7 @@ def keep(folder: Path, parts: RunParts, loader: StaticLoader, history: History) 
     )
 
 
-def go_on(
+def restore_run(
     state: Mapping[str, Any], folder: Path, parts: RunParts, loader: StaticLoader, history: History
 ) -> str:
     """Restores a run from its checkpoint.
@@ -183,15 +183,15 @@ def go_on(
     return ""
 
 
-def _regrouped(kept: Mapping[str, Any], loader: StaticLoader, history: History, then: int) -> str:
+def _regrouped(saved: Mapping[str, Any], loader: StaticLoader, history: History, then: int) -> str:
     """Resumes with another number of processes, whose steps differ, so an epoch in progress is not
     continued."""
-    begun = kept["position"] > 0
-    loader.set_epoch(kept["epoch"] + begun)
+    begun = saved["position"] > 0
+    loader.set_epoch(saved["epoch"] + begun)
     if not begun:
         return ""
     history.seconds = 0.0
     return (
         f"begun on {how_many(then, 'process')}, now {loader.batcher.world_size}: what is left of "
-        f"epoch {kept['epoch'] + 1} is left out"
+        f"epoch {saved['epoch'] + 1} is left out"
     )

@@ -35,7 +35,7 @@ class _Judged:
         out, y = torch.cat(self.outputs), torch.cat(self.targets)
         if ranks is not None:
             order = torch.cat(ranks.gathered(torch.cat(self.graph_ids))).argsort()
-            out, y = (torch.cat(ranks.gathered(mine))[order] for mine in (out, y))
+            out, y = (torch.cat(ranks.gathered(rows))[order] for rows in (out, y))
         return out, y
 
 

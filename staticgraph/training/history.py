@@ -83,9 +83,9 @@ class History:
 
 def summary(steps: Iterable[StepRecord], epoch: int) -> tuple[float, int]:
     """The mean loss over the graphs of an epoch, and their number."""
-    mine = [step for step in steps if step.epoch == epoch]
-    graphs = sum(step.graphs for step in mine)
-    return sum(step.loss * step.graphs for step in mine) / max(1, graphs), graphs
+    records = [step for step in steps if step.epoch == epoch]
+    graphs = sum(step.graphs for step in records)
+    return sum(step.loss * step.graphs for step in records) / max(1, graphs), graphs
 
 
 def write_steps(path: Path, steps: Sequence[StepRecord]) -> None:

@@ -51,7 +51,7 @@ from staticgraph.training.tasks import Task, TaskLoss, named_loss, task_of
 SHARE_FOR_DATA = 0.25
 
 
-def opened(config: TrainConfig, ranks: Ranks | None, progress: bool) -> GraphStore:
+def open_store(config: TrainConfig, ranks: Ranks | None, progress: bool) -> GraphStore:
     """Opens the store of a run; rank 0 downloads the files, which the other ranks then read.
 
     Raises:
@@ -248,7 +248,7 @@ class RunParts:
         text = f"opening {config.data} and planning its batches"
         # Leaves the random states as they were after building the model.
         with waiting(text) if progress else nullcontext(), kept_random_states():
-            self.store: GraphStore = opened(config, ranks, progress)
+            self.store: GraphStore = open_store(config, ranks, progress)
         self.data: str = digest_of(self.store)
         if state is not None:
             self._check_same_data(folder, state["data"])

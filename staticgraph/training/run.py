@@ -25,7 +25,7 @@ from staticgraph.plans.worker_count import WorkerCount, autosize_workers
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar, bar, is_left_out, say
 from staticgraph.training import plots
-from staticgraph.training.checkpoint import go_on, keep
+from staticgraph.training.checkpoint import restore_run, save_run
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.evaluate import evaluate, evaluate_own_loss
 from staticgraph.training.history import EpochRecord, History, StepRecord, summary, write_steps
@@ -49,10 +49,10 @@ class UnreadLosses:
     """Steps whose loss has not been copied to the host yet."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[StepRecord, Tensor]] = []
+        self._steps: list[tuple[StepRecord, Tensor]] = []
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._steps)
 
     @property
     def full(self) -> bool:
@@ -61,16 +61,16 @@ class UnreadLosses:
 
     def add(self, step: StepRecord, loss: Tensor) -> None:
         """Adds a step and its loss, 0-dim on the device."""
-        self._kept.append((step, loss))
+        self._steps.append((step, loss))
 
     def read(self) -> list[StepRecord]:
         """Copies all losses to the host at once; returns the steps with their losses, and forgets
         them."""
-        if not self._kept:
+        if not self._steps:
             return []
-        losses = torch.stack([loss for _, loss in self._kept]).tolist()
-        read = [step._replace(loss=x) for (step, _), x in zip(self._kept, losses, strict=True)]
-        self._kept.clear()
+        losses = torch.stack([loss for _, loss in self._steps]).tolist()
+        read = [step._replace(loss=x) for (step, _), x in zip(self._steps, losses, strict=True)]
+        self._steps.clear()
         return read
 
 
@@ -98,9 +98,9 @@ def timed(
         if number == WARM:
             _wait(device)
             filling, begun = 0.0, clock()
-        asked = clock()
+        begun_s = clock()
         batch = next(batches, None)
-        filling += clock() - asked
+        filling += clock() - begun_s
         if batch is None:
             return None
         yield batch
@@ -174,9 +174,9 @@ class Training:
         self._say(self._opening(resumed_at))
         if self.state is not None:
             # Now, since the state of a recorded optimizer may not be replaced later.
-            told = go_on(self.state, self.folder, self.parts, self.loader, self.history)
-            if told:
-                self._say(told)
+            note = restore_run(self.state, self.folder, self.parts, self.loader, self.history)
+            if note:
+                self._say(note)
         # A resumed run keeps the modes that were chosen by time, since they round differently.
         self.parts.runner.warmup(
             self.parts.source,
@@ -278,12 +278,12 @@ class Training:
         if self.workers is None:
             epoch = self.loader.epoch
             with closing(iter(self.loader)) as first:
-                found = yield from timed(first, self.parts.device)
+                choice = yield from timed(first, self.parts.device)
             if self.loader.epoch != epoch:
                 return
-            if found is not None:
-                self.workers = found.num_workers
-                self._say(f"{how_many(self.workers, 'worker')}: {found.reason}")
+            if choice is not None:
+                self.workers = choice.num_workers
+                self._say(f"{how_many(self.workers, 'worker')}: {choice.reason}")
                 state = self.loader.state_dict()
                 self.loader = self._loader("train")
                 self.loader.load_state_dict(state)
@@ -367,7 +367,7 @@ class Training:
         # A checkpoint that is not finite would replace the last good one.
         if not torch.stack([value.isfinite().all() for value in floats]).all():
             self._diverged("what was trained is not finite")
-        keep(self.folder, self.parts, self.loader, self.history)
+        save_run(self.folder, self.parts, self.loader, self.history)
 
     def _finish(self, resumed_at: int, diverged: int | None = None) -> TrainReport:
         parts, store, history = self.parts, self.parts.store, self.history

@@ -119,6 +119,13 @@ SHAPES: dict[str, Any] = {
         },
         "cost_by_buckets?": ["number"],
     },
+    "predict": {
+        "run data": "string",
+        "task": "string|null",
+        "graph_ids": ["count"],
+        "outputs": [["number"]],
+        "probabilities?": [["share"]],
+    },
     "probe": {
         "form": ("linear", "attention", "quadratic"),
         "layout fit_note reader note format?": "string",

@@ -102,14 +102,14 @@ def take_turns(
 COMPARED = 5
 
 
-def losses_apart(expected: Tensor, found: Tensor) -> float:
+def losses_apart(expected: Tensor, actual: Tensor) -> float:
     """The largest difference between the first losses, relative to the largest of them.
 
     Args:
-        expected, found: losses per step, ``[batches]``.
+        expected, actual: losses per step, ``[batches]``.
     """
     first, scale = expected[:COMPARED], largest_of([expected[:COMPARED]])
-    off = float((first - found[:COMPARED]).abs().max()) / scale if len(first) else 0.0
+    off = float((first - actual[:COMPARED]).abs().max()) / scale if len(first) else 0.0
     return off if off == off else float("inf")
 
 
@@ -335,13 +335,13 @@ class _Trial:
         side.begin(trial)
         with untouched(side.model, side.optimizer):
             side.turn()
-            took = {torch.get_num_threads(): _seconds(side)}
-            if device.type == "cpu" and not compiles and 1 not in took:
+            turn_s = {torch.get_num_threads(): _seconds(side)}
+            if device.type == "cpu" and not compiles and 1 not in turn_s:
                 torch.set_num_threads(1)
-                took[1] = _seconds(side)
-        entrant.threads = min(took, key=lambda threads: took[threads])
-        entrant.batch_s = took[entrant.threads] / len(trial.order)
-        entrant.one_thread_s = took.get(1, 0.0) / len(trial.order)
+                turn_s[1] = _seconds(side)
+        entrant.threads = min(turn_s, key=lambda threads: turn_s[threads])
+        entrant.batch_s = turn_s[entrant.threads] / len(trial.order)
+        entrant.one_thread_s = turn_s.get(1, 0.0) / len(trial.order)
         entrant.memory = step_memory(side, device, before)
 
     def _course(self, left_s: float) -> Course:
@@ -398,7 +398,9 @@ class _Trial:
         first = next(iter(times), "")
         sides = tuple(self._side(entrant, course, times, first) for entrant in self.entrants)
         other = {side.name for side in sides if side.equal is False}
-        alike = {name: [1e3 * s for s in took] for name, took in times.items() if name not in other}
+        alike = {
+            name: [1e3 * s for s in turn_s] for name, turn_s in times.items() if name not in other
+        }
         won = choose(0, "step", alike) if alike else None
         return VersusReport(
             model=type(setting.model).__name__,
@@ -426,23 +428,23 @@ class _Trial:
         name = entrant.name
         if name not in times:
             return SideReport(name, refused=entrant.refused or "it took no turn")
-        took = np.array(times[name])
-        rates = np.percentile(course.num_graphs / took, [50, 10, 90])
-        ratios = np.percentile(np.array(times[first]) / took, [50, 10, 90])
+        turn_s = np.array(times[name])
+        rates = np.percentile(course.num_graphs / turn_s, [50, 10, 90])
+        ratios = np.percentile(np.array(times[first]) / turn_s, [50, 10, 90])
         expected = next(r for r in self.entrants if r.name == first).losses[0]
         comparable = not self.random and name != first
         return SideReport(
             name,
             *map(float, rates),
             *map(float, ratios),
-            turns=len(took),
+            turns=len(turn_s),
             prepare_s=entrant.prepare_s,
             memory=entrant.memory,
             filling=entrant.side.filling(),
             threads=entrant.threads,
             crawls=bool(
                 entrant.one_thread_s
-                and float(np.median(took)) / len(course.order) > CRAWL * entrant.one_thread_s
+                and float(np.median(turn_s)) / len(course.order) > CRAWL * entrant.one_thread_s
             ),
             losses=tuple(entrant.losses[0].tolist()),
             losses_apart=losses_apart(expected, entrant.losses[0]) if comparable else None,
@@ -455,12 +457,12 @@ class _Trial:
             return ()
         setting = self.setting
         try:
-            found = preflight(
+            actual = preflight(
                 setting.fresh_model(), setting.plan, setting.store, forward=setting.forward
             )
         except Exception:  # a model that does not run at all: each side has the reason
             return ()
-        return tuple(found.to_dict()["obstacles"])
+        return tuple(actual.to_dict()["obstacles"])
 
 
 def _seconds(side: Any) -> float:
@@ -471,10 +473,10 @@ def _seconds(side: Any) -> float:
 
 def _fastest_workers(side: PlainSide) -> None:
     """Sets the fastest number of workers; the state of the training is restored."""
-    took: dict[int, float] = {}
+    turn_s: dict[int, float] = {}
     for workers in WORKERS:
         with untouched(side.model, side.optimizer):
             side.take_workers(workers)
             side.turn()
-            took[workers] = _seconds(side)
-    side.take_workers(min(took, key=lambda workers: took[workers]))
+            turn_s[workers] = _seconds(side)
+    side.take_workers(min(turn_s, key=lambda workers: turn_s[workers]))

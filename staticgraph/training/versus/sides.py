@@ -189,12 +189,12 @@ def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> T
         data: the batch.
         gaps: the fields with missing values.
     """
-    asked: Any = _Labels(data, gaps) if gaps else data
-    terms = LossTerms.of(loss(out, asked))
-    if not gaps or not asked.__dict__["_read"]:
+    rows: Any = _Labels(data, gaps) if gaps else data
+    terms = LossTerms.of(loss(out, rows))
+    if not gaps or not rows.__dict__["_read"]:
         return terms.mean()
     known = torch.ones_like(terms.values, dtype=torch.bool)
-    for name in asked.__dict__["_read"]:
+    for name in rows.__dict__["_read"]:
         label = data[name]
         if label.numel() == known.numel():
             known &= ~torch.isnan(label).view(known.shape)
@@ -254,15 +254,15 @@ class PlainSide:
         for data in self._loader:
             data = data.to(self.setting.device, non_blocking=True)
             losses.append(self._step(PlainBatch(data)))
-        found = torch.stack(losses)
-        if found.is_cuda:
-            torch.cuda.synchronize(found.device)
-        return found
+        losses_of_turn = torch.stack(losses)
+        if losses_of_turn.is_cuda:
+            torch.cuda.synchronize(losses_of_turn.device)
+        return losses_of_turn
 
     def _step(self, data: PlainBatch) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        asked: Any = data
-        out = self.setting.forward(self._call, asked)
+        rows: Any = data
+        out = self.setting.forward(self._call, rows)
         loss = plain_mean(self.setting.loss, out, data, self._gaps)
         loss.backward()
         self.optimizer.step()
@@ -389,10 +389,10 @@ class StaticSide:
         self._loader.set_epoch(0)
         with closing(iter(self._loader)) as batches:
             losses = [self.runner.step(batch) for batch in islice(batches, self._batches)]
-        found = torch.stack(losses)
-        if found.is_cuda:
-            torch.cuda.synchronize(found.device)
-        return found
+        losses_of_turn = torch.stack(losses)
+        if losses_of_turn.is_cuda:
+            torch.cuda.synchronize(losses_of_turn.device)
+        return losses_of_turn
 
     @contextmanager
     def one_step(self) -> Iterator[Callable[[], Tensor]]:
