@@ -61,8 +61,8 @@ def run_folder() -> str:
 
 def printed(base: str, capsys) -> dict[str, Any]:
     words = [CORA if word == "graph.npz" else word for word in BASES[base]]
-    if base == "report":
-        words = [*words[:-1], run_folder()]
+    if base in ("report", "predict"):
+        words = [run_folder() if word == "run" else word for word in words]
         capsys.readouterr()
     if base in ("train", "train-large node"):  # not into the folder of another run of this file
         words = [*words[:-1], "trained" if base == "train" else "large-node"]

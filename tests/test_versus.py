@@ -135,8 +135,8 @@ def test_it_prints_one_table_and_json(report):
     ("winner", "ratio", "head"),
     [
         ("eager", 1.7, "fastest: eager, "),
-        ("fused", 1.2, "to be taken: fused, "),
-        ("PyG", 1.2, "to be taken: PyG; "),
+        ("fused", 1.2, "recommended: fused, "),
+        ("PyG", 1.2, "recommended: PyG; "),
         ("PyG", 1.02, "fastest: PyG; "),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_model_that_does_not_run_anywhere(few):
     assert [side.refused for side in report.sides] == ["seven", "seven"]
     assert report.winner == ""
     assert not report.ok
-    assert "nothing ran" in str(report)
+    assert "no side ran" in str(report)
 
 
 def test_where_plain_pyg_does_not_run_the_first_that_does_is_compared_with(few, monkeypatch):

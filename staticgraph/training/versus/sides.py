@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -120,41 +120,6 @@ class Filling(NamedTuple):
     nodes: float
     edges: float
     graphs: float
-
-
-class Side(Protocol):
-    """Trains over a course, any number of times.
-
-    Attributes:
-        name: its name in tables.
-        model: the model that it trains.
-        optimizer: the optimizer of the model's parameters.
-    """
-
-    name: str
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-
-    def prepare(self) -> None:
-        """Compiles and records the training step, if the side does so."""
-        ...
-
-    def begin(self, course: Course) -> None:
-        """Sets the course of the following turns."""
-        ...
-
-    def turn(self) -> Tensor:
-        """Trains over the course once, loading included, and synchronizes with the device; returns
-        the losses ``[batches]``."""
-        ...
-
-    def one_step(self) -> AbstractContextManager[Any]:
-        """A context manager that gives a function which runs a training step on a loaded batch."""
-        ...
-
-    def filling(self) -> Filling:
-        """The filling of the batches so far."""
-        ...
 
 
 def fields_with_gaps(schema: Schema) -> tuple[str, ...]:
@@ -424,6 +389,9 @@ class StaticSide:
     def close(self) -> None:
         """Frees the recordings."""
         self.runner.close()
+
+
+Side = PlainSide | StaticSide
 
 
 class StepMemory(NamedTuple):
