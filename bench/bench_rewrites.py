@@ -2,6 +2,9 @@
 
     python -m bench.bench_rewrites [--models gine gcn ...] [--rounds 5] [--threads 1 2]
         [--json bench/results/rewrites.json]
+    python -m bench.bench_rewrites --models gine gcn --threads 1 --workers 0 --processor-time
+        --batch-size 8 32 128 256 --hidden 16 64 256 --rounds 9
+        --json bench/results/break_even.json
 
 Per model: seconds to capture and rewrite a bucket, microseconds of torch's guards and dispatch per
 call, operations per step, and whole training epochs (loading included) compared with PyG at its
@@ -14,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.written_by_hand import MODELS
 
 ESOL = "examples/data/esol.npz"
-SIZES = {"hidden": 64, "layers": 4}
+LAYERS = 4
 SHOWN = (
     *("gine", "gcn", "gcn, learnt weights", "gat", "gatv2", "pna", "gps", "own"),
     *("molecule gin", "molecule gcn", "transformer"),
@@ -50,12 +55,12 @@ def squared(out: torch.Tensor, batch) -> torch.Tensor:
 class Contest:
     """One model and the ways to train it."""
 
-    def __init__(self, name: str, batch_size: int, graphs: int) -> None:
+    def __init__(self, name: str, batch_size: int, hidden: int) -> None:
         self.store = sg.datasets.open(ESOL)
         self.plan = sg.plan_buckets(self.store, batch_size=batch_size)
-        self.ids = np.arange(min(graphs, len(self.store)))
+        self.ids = np.arange(len(self.store))
         torch.manual_seed(0)
-        self.model = MODELS[name](**SIZES)
+        self.model = MODELS[name](hidden=hidden, layers=LAYERS)
         order = self._loader().batcher.epoch(0)
         self.order = [batch.ids.tolist() for batch in order]
         self.capture_s = 0.0
@@ -84,7 +89,7 @@ class Contest:
     def pyg(self, workers: int):
         model = copy.deepcopy(self.model)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-        graphs = [self.store[int(i)] for i in range(len(self.store))]
+        graphs = [self.store[int(i)] for i in self.ids]
         loader = DataLoader(
             graphs,
             batch_sampler=self.order,
@@ -133,8 +138,9 @@ class Contest:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", default=list(SHOWN), choices=list(MODELS))
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--graphs", type=int, default=1128)
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[128])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[64])
+    parser.add_argument("--processor-time", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1])
@@ -142,31 +148,36 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     found = {
-        "options": vars(options) | SIZES | {"data": ESOL},
+        "options": vars(options) | {"layers": LAYERS, "data": ESOL},
         "device": "cpu",
         "rows": rows,
     }
-    for name in options.models:
-        for threads in options.threads:
-            torch.set_num_threads(threads)
-            rows.append(measured(name, threads, options))
-            print({key: value for key, value in rows[-1].items() if key != "seconds"}, flush=True)
-            if options.json:
-                write(options.json, found)
+    settings = (options.models, options.batch_size, options.hidden, options.threads)
+    for name, batch_size, hidden, threads in itertools.product(*settings):
+        torch.set_num_threads(threads)
+        rows.append(measured(name, batch_size, hidden, threads, options))
+        print({key: value for key, value in rows[-1].items() if key != "seconds"}, flush=True)
+        if options.json:
+            write(options.json, found)
     print(tables.rewrites({"rewrites": machine() | found}))
 
 
-def measured(name: str, threads: int, options: argparse.Namespace) -> dict[str, Any]:
+def measured(
+    name: str, batch_size: int, hidden: int, threads: int, options: argparse.Namespace
+) -> dict[str, Any]:
     """Measures one model with ``threads`` threads, relative to PyG at its best."""
-    contest = Contest(name, options.batch_size, options.graphs)
+    contest = Contest(name, batch_size, hidden)
     contenders = {f"PyG, {how_many(w, 'worker')}": contest.pyg(w) for w in options.workers}
     contenders |= {mode: contest.static(mode) for mode in ("eager", "fused")}
-    timings = interleave(contenders, options.rounds)
+    clock = time.process_time if options.processor_time else time.perf_counter
+    timings = interleave(contenders, options.rounds, clock=clock)
     of_pyg = [key for key in timings if key.startswith("PyG")]
     best = min(of_pyg, key=lambda key: timings[key].median)
     stock, rewritten = contest.operations()
     return {
         "model": name,
+        "batch_size": batch_size,
+        "hidden": hidden,
         "threads": threads,
         "best_pyg": best,
         "pyg_graphs_per_second": len(contest.ids) / timings[best].median,

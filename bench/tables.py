@@ -8,6 +8,7 @@ missing file gives :data:`bench.figures.NOT_MEASURED`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -165,6 +166,26 @@ def by_hand(folder: Folder) -> str:
     return table("rewrites", found, ("model", "operations of a step", *headers), lines)
 
 
+def break_even(folder: Folder) -> str:
+    """Returns how many times as fast as PyG models are: a line per width, a column per batch."""
+    found = folder.get("break_even", {})
+    rows = found.get("rows", ())
+    sizes = sorted({row["batch_size"] for row in rows})
+    lines: dict[tuple[str, str, int], dict[int, str]] = {}
+    for row, way in itertools.product(rows, ("eager", "fused")):
+        line = lines.setdefault((BY_HAND.get(row["model"], row["model"]), way, row["hidden"]), {})
+        line[row["batch_size"]] = ratio(row[way])
+    return table(
+        "break_even",
+        found,
+        ("model", "mode", "columns", *(f"batch {size}" for size in sizes)),
+        [
+            (model, f"`{way}`", str(hidden), *(cells[size] for size in sizes))
+            for (model, way, hidden), cells in lines.items()
+        ],
+    )
+
+
 def rewrites(folder: Folder) -> str:
     """Returns the table of every model written by hand, with every number of threads."""
     found = folder.get("rewrites", {})
@@ -309,6 +330,7 @@ TABLES: dict[str, Callable[[Folder], str]] = {
     "summary": summary,
     "by-hand": by_hand,
     "training": training,
+    "break-even": break_even,
     "rewrites": rewrites,
     "launches": launches,
     "loading": loading,

@@ -98,9 +98,14 @@ class Choices:
 
     @staticmethod
     def _key(kind: str, a: Tensor, b: Tensor) -> str:
-        """Rows count by their power of two: libraries change their loops with sizes, not rows."""
+        """Rows count by their power of two: libraries change their loops with sizes, not rows.
+
+        A virtual machine's processor may be called by its family alone ("AMD EPYC"), so the vector
+        width is part of the key.
+        """
         size = f"{len(a).bit_length()}:{a.size(1)}x{b.size(0)}x{b.size(1)}"
-        return f"{processor()}, torch {torch.__version__}, {torch.get_num_threads()}: {kind} {size}"
+        machine = f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
+        return f"{machine}, torch {torch.__version__}, {torch.get_num_threads()}: {kind} {size}"
 
     def _read(self) -> dict[str, bool]:
         with suppress(OSError, ValueError, own_cache.NotOurs):
