@@ -19,16 +19,25 @@ import re
 import shutil
 import sys
 import textwrap
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Token
-from cyclopts.config import Toml
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    UnusedCliTokensError,
+)
+from cyclopts.config import Dict
 
 from staticgraph import __version__, errors
 from staticgraph.cli import failures
 from staticgraph.cli.loading import OPTIONS_SET, UsageError
+from staticgraph.text.how_many import how_many
 
 # In the order of docs/cli.md, most useful to a new user first.
 COMMANDS = {
@@ -145,11 +154,27 @@ def _complete_options(app: App, commands: tuple[str, ...], arguments: Any) -> No
         path = config.tokens[-1].value
         if not Path(path).expanduser().is_file():
             raise FileNotFoundError(f"{path}: there is no such file")
-        Toml(path, use_commands_as_keys=False, source=path)(app, commands, arguments)
+        _read_settings(path, app, commands, arguments)
         OPTIONS_SET.update(a.field_info.name for a in arguments if a.tokens)
     resume = options.get("--resume")
     if resume is not None and resume.tokens and not options["--data"].tokens:
         options["--data"].append(Token(keyword="--data", value="resumed", source="--resume"))
+
+
+def _read_settings(path: str, app: App, commands: tuple[str, ...], arguments: Any) -> None:
+    """Adds the settings of a TOML file to options that were not given.
+
+    Raises:
+        ValueError: it is not valid TOML, or has a setting twice (``batch-size``, ``batch_size``).
+    """
+    try:
+        settings = tomllib.loads(Path(path).expanduser().read_text())
+    except ValueError as error:  # of TOML, or of Unicode
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+    names = [key.replace("-", "_") for key in settings]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{path}: {twice} is there twice, once as {twice.replace('_', '-')}")
+    Dict(settings, use_commands_as_keys=False, source=path)(app, commands, arguments)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -226,22 +251,27 @@ def _refuse(program: str, message: str) -> int:
 
 def _usage(error: CycloptsError, command: str) -> str:
     """The one-line message for words that are no valid options."""
-    unknown = [word for word in error.unused_tokens or () if word.startswith("--")]
     argument = error.argument
-    if isinstance(error, MissingArgumentError) and argument is not None and not argument.tokens:
+    if isinstance(error, MissingArgumentError) and argument is not None:
+        typed = {word.partition("=")[0] for word in error.root_input_tokens or ()}
+        if argument.name in typed:
+            values = argument.parameter.consume_multiple or (1, 1)
+            count = how_many(values[0], "value") + ("" if values[0] == values[1] else " or more")
+            return f"argument {argument.name}: give {count}"
+        unknown = [word for word in error.unused_tokens or () if word.startswith("--")]
         if unknown:
             return f"unknown option {unknown[0]}; {argument.name} is required"
         needed = argument.name if argument.name.startswith("-") else argument.name.upper()
         but = ", but for --resume or a --config with it" if command == "train" else ""
         return f"the argument {needed} is required{but}"
+    if isinstance(error, UnusedCliTokensError):
+        return f"not understood: {' '.join(error.unused_tokens or ())}"
     token = getattr(error, "token", None)
     source = getattr(token, "source", "cli")
     text = " ".join(str(error).split())
     if argument is not None and getattr(error, "msg", None):
         name = argument.name if source in ("", "cli") else argument.field_info.name
         text = f"argument {name}: {error.msg}" if source in ("", "cli") else f"{name}: {error.msg}"
-    elif isinstance(error, MissingArgumentError) and argument is not None:
-        text = f"argument {argument.name}: a value is missing"
     text = text[:1].lower() + text[1:].rstrip(".")
     return text if source in ("", "cli") or source in text else f"{source}: {text}"
 
