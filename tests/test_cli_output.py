@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.command import status_of
 from torch.nn import Linear
 from tqdm import tqdm
 
@@ -190,7 +191,7 @@ def test_nothing_is_shown_that_is_not_asked_for(monkeypatch, capsys):
 
 
 def test_an_option_that_is_none_leads_to_the_help_of_its_command(capsys):
-    assert cli.main(["plan", "--data", "esol", "--targets", "y"]) == cli.FAILED
+    assert status_of(["plan", "--data", "esol", "--targets", "y"]) == cli.FAILED
     assert capsys.readouterr().err == (
         "staticgraph plan: unknown option: --targets. Did you mean --target? "
         "(see staticgraph plan --help)\n"

@@ -22,7 +22,7 @@ import textwrap
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cyclopts import (
     App,
@@ -178,7 +178,11 @@ def _read_settings(path: str, app: App, commands: tuple[str, ...], arguments: An
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit status."""
+    """Runs a command and returns the exit status.
+
+    Raises:
+        SystemExit: after ``--help``, and for options that are not valid.
+    """
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
@@ -199,13 +203,13 @@ def _run(words: list[str]) -> int:
         app.help_print(
             [command] if command else [], console=None if words else Console(stderr=True)
         )
-        return 0 if words else FAILED
+        sys.exit(0 if words else FAILED)
     program = f"staticgraph {command}".rstrip()
     if command == "" and not words[0].startswith("-"):
         from staticgraph.text.nearest import or_nearest
 
         known = f"give one of {', '.join(COMMANDS)}{or_nearest(words[0], COMMANDS)}"
-        return _refuse(program, f"{words[0]!r}: {known}")
+        _refuse(program, f"{words[0]!r}: {known}")
     failures.USER_CODE.clear()
     try:
         run, bound, _ = app.parse_args(
@@ -213,9 +217,9 @@ def _run(words: list[str]) -> int:
         )
         return run(*bound.args, **bound.kwargs) or 0
     except CycloptsError as error:
-        return _refuse(program, _usage(error, command))
+        _refuse(program, _usage(error, command))
     except UsageError as error:
-        return _refuse(program, str(error))
+        _refuse(program, str(error))
     except KeyboardInterrupt as stop:
         print(f"staticgraph: {str(stop) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
@@ -244,9 +248,10 @@ def _with_implied(command: str, words: list[str]) -> list[str]:
     return completed
 
 
-def _refuse(program: str, message: str) -> int:
+def _refuse(program: str, message: str) -> NoReturn:
+    """Exits with a one-line message."""
     print(f"{program}: {message} (see {program} --help)", file=sys.stderr)
-    return FAILED
+    sys.exit(FAILED)
 
 
 def _usage(error: CycloptsError, command: str) -> str:

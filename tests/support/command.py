@@ -29,5 +29,5 @@ def help_of(command: str = "") -> str:
     """What ``--help`` prints."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        assert cli.main([*command.split(), "--help"]) == 0
+        assert status_of([*command.split(), "--help"]) == 0
     return out.getvalue()
