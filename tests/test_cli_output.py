@@ -7,16 +7,13 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.command import status_of
-from torch.nn import Linear
 from tqdm import tqdm
 
 from staticgraph import cli
 from staticgraph.files.json_text import save_json, to_json
-from staticgraph.steps.computation.model_arguments import forward_of
 from staticgraph.text import progress
 from staticgraph.text.table import table
 
@@ -101,18 +98,6 @@ def test_what_a_user_can_mend_is_one_line(error, words, monkeypatch, capsys):
     assert len(err.splitlines()) == 1
 
 
-def test_an_argument_that_we_refuse_is_one_line(monkeypatch, capsys):
-    """Such as a model that needs a field which the data lacks."""
-    names = Linear(3, 1)
-    names.forward = lambda x, pos: x
-    batch = SimpleNamespace(argument={"x": 1}.get, keys=lambda: ["x", "y", "x_mask"])
-    monkeypatch.setattr("staticgraph.cli.report.run", lambda args: forward_of(names)(names, batch))
-    assert cli.main(["report", "x"]) == cli.FAILED
-    err = capsys.readouterr().err
-    assert "needs 'pos', which the batch does not have (it has x, y): name it as" in err
-    assert len(err.splitlines()) == 1
-
-
 def test_an_argument_that_python_refuses_is_a_bug(monkeypatch):
     monkeypatch.setattr("staticgraph.cli.report.run", lambda args: table(["a"], [3]))
     with pytest.raises(TypeError, match="'int' object is not iterable"):
@@ -152,13 +137,6 @@ def test_in_a_log_there_is_a_line_now_and_then(monkeypatch, capsys):
         "reading x: 68 of 100 graphs, loss 67",
     ]
     assert "\r" not in err
-
-
-def test_what_does_not_tell_how_much_it_is_is_counted(monkeypatch, capsys):
-    clock = Clock(monkeypatch)
-    for _ in progress.bar(iter(range(40)), desc="reading x", unit=" graphs"):
-        clock.now += 0.3
-    assert capsys.readouterr().err.splitlines() == ["reading x: 34 graphs"]
 
 
 def test_what_is_done_soon_says_nothing(monkeypatch, capsys):
@@ -241,14 +219,3 @@ def test_a_status_is_cleared_whole_however_long_it_is(capsys, monkeypatch):
     assert capsys.readouterr().err == f"\r{'a' * 70}\r{'short':<70}\r{' ' * 40}\r"
     status.clear()
     assert capsys.readouterr().err == ""
-
-
-def test_a_terminal_that_tells_no_width_has_some(monkeypatch):
-    monkeypatch.setattr(
-        progress.os, "get_terminal_size", lambda fd: progress.os.terminal_size((0, 0))
-    )
-    assert progress._columns() == progress.UNTOLD
-    monkeypatch.setattr(
-        progress.os, "get_terminal_size", lambda fd: progress.os.terminal_size((90, 9))
-    )
-    assert progress._columns() is None

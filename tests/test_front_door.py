@@ -114,7 +114,8 @@ def test_what_is_not_described_is_found():
 
 def test_help_waits_for_neither_torch_nor_pyg():
     program = (
-        "import sys, staticgraph.cli; staticgraph.cli.make_app('plan')['plan'].assemble_argument_collection();"
+        "import sys, staticgraph.cli; app = staticgraph.cli.make_app('plan');"
+        "app['plan'].assemble_argument_collection();"
         "print([name for name in ('torch', 'torch_geometric', 'numba') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -185,11 +185,6 @@ def test_a_compiled_step_has_no_real_counts_to_follow(data, capsys):
     assert "--compiled reads recorded shapes alone" in capsys.readouterr().err
 
 
-def test_a_plan_probes_the_model_that_is_named(data, capsys):
-    assert cli.main(["plan", "--data", data, *SMALL, "--max-memory", "1GiB", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -24,7 +24,7 @@ from staticgraph.training import train
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.parts import mode_of
 from staticgraph.training.run import Training
-from staticgraph.training.schedule import factor, stands_still
+from staticgraph.training.schedule import factor
 from staticgraph.training.trained import Trained
 
 OWN = """\
@@ -60,13 +60,6 @@ def test_schedules_go_as_they_say():
     assert factor("plateau", 0, 10, still) == 0.5
     assert factor("plateau", 0, 10, [*still, 0.5, 0.4]) == 0.5
     assert factor("plateau", 0, 10, [1.0] + [2.0] * 10) == 0.25
-
-
-def test_a_run_stands_still():
-    assert not stands_still([], 2)
-    assert not stands_still([3.0, 2.0, 2.5], 2)
-    assert stands_still([3.0, 2.0, 2.5, 2.0], 2)
-    assert not stands_still([3.0, 2.0, 2.5, 1.0], 2)
 
 
 def test_each_step_has_the_rate_of_its_number(data, tmp_path, monkeypatch):
@@ -228,24 +221,6 @@ def test_a_model_by_name_is_trained_resumed_and_loaded(data, tmp_path, monkeypat
         Trained.load(tmp_path / "r", torch.device("cpu"))
     with pytest.raises(CheckpointCorrupt, match="another model than own_net:build builds now"):
         train.resume(tmp_path / "r", {"epochs": 3}, progress=False)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nowhere:build", "there is no module 'nowhere' here"),
-        ("json:build", "json has nothing called 'build'"),
-        ("collections:OrderedDict", "should give a torch.nn.Module"),
-        ("json:__name__", "__name__ is of type str; name what builds it"),
-    ],
-)
-@pytest.mark.parametrize("command", ["train", "probe", "try", "check"])
-def test_names_that_lead_nowhere(command, name, message, data, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert status_of([command, "--data", data, "--model", name]) == 2
-    err = capsys.readouterr().err
-    assert f"--model {name}: " in err
-    assert message in err
 
 
 # ---------------------------------------------------------------------- a file of settings
