@@ -260,7 +260,7 @@ def _usage(error: CycloptsError, command: str) -> str:
     if isinstance(error, MissingArgumentError) and argument is not None:
         typed = {word.partition("=")[0] for word in error.root_input_tokens or ()}
         if argument.name in typed:
-            values = argument.parameter.consume_multiple or (1, 1)
+            values: Any = argument.parameter.consume_multiple or (1, 1)
             count = how_many(values[0], "value") + ("" if values[0] == values[1] else " or more")
             return f"argument {argument.name}: give {count}"
         unknown = [word for word in error.unused_tokens or () if word.startswith("--")]

@@ -66,7 +66,9 @@ class DryRunOptions:
     """
 
     gpu: Annotated[str | None, choice(*GPUS), Parameter(name="--for", group=DRY_RUN)] = None
-    mode: Annotated[tuple[str, ...], several(one_of(*MODES)), Parameter(group=DRY_RUN)] = ()
+    mode: Annotated[
+        tuple[str, ...], several(one_of(*MODES)), Parameter(group=DRY_RUN, choices=MODES)
+    ] = ()
     kernels: Annotated[bool, Parameter(group=DRY_RUN)] = False
     autocast: Annotated[str | None, Parameter(group=DRY_RUN, metavar="DTYPE")] = None
     loss: Annotated[str | None, WORDS, Parameter(group=DRY_RUN, metavar="MODULE:NAME")] = None
