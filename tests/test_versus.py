@@ -147,7 +147,7 @@ def test_the_fastest_is_called_so_alone(report, winner, ratio, head):
     *_, verdict = str(replace(report, sides=sides, winner=winner)).partition("outputs in eval")
     assert head in verdict
     unsteady = "eager is faster in the median, but not steadily (see p10 to p90): measure again"
-    assert (unsteady in verdict) == head.startswith("to be")
+    assert (unsteady in verdict) == head.startswith("recommended")
 
 
 def test_the_model_is_left_as_it_was(few):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import linecache
 import os
 import re
@@ -200,9 +201,10 @@ def _run(words: list[str]) -> int:
     if not words or {"--help", "-h"} & set(words):
         from rich.console import Console
 
-        app.help_print(
-            [command] if command else [], console=None if words else Console(stderr=True)
-        )
+        # Printed at once, since rich ends a program whose output is closed with its own status.
+        text = io.StringIO()
+        app.help_print([command] if command else [], console=Console(file=text))
+        print(text.getvalue().rstrip(), file=sys.stdout if words else sys.stderr)
         sys.exit(0 if words else FAILED)
     program = f"staticgraph {command}".rstrip()
     if command == "" and not words[0].startswith("-"):
