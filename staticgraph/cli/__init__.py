@@ -90,7 +90,7 @@ def make_app(command: str = "") -> App:
         help_epilogue="Start with: staticgraph try --data esol --model gine",
         help_format="plaintext",
         help_flags=("--help", "-h"),
-        version=f"staticgraph {__version__}",
+        version=__version__,
         version_flags="--version",
         version_format="plaintext",
         help_formatter=_print_panel,
@@ -206,6 +206,9 @@ def _run(words: list[str]) -> int:
         app.help_print([command] if command else [], console=Console(file=text))
         print(text.getvalue().rstrip(), file=sys.stdout if words else sys.stderr)
         sys.exit(0 if words else FAILED)
+    if words[0] == "--version":
+        print(f"staticgraph {__version__}")
+        sys.exit(0)
     program = f"staticgraph {command}".rstrip()
     if command == "" and not words[0].startswith("-"):
         from staticgraph.text.nearest import or_nearest
