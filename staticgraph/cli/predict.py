@@ -56,6 +56,9 @@ def run(
         device: cpu, cuda, cuda:1, or auto.
         compile_mode: as for staticgraph train.
         json: print the predictions as JSON, and write no file.
+
+    Raises:
+        BadGraph: the split has no graphs.
     """
     require_trained(folder)
     model = named_in(folder)

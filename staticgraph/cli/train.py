@@ -61,6 +61,9 @@ def run(
         resume: continue the run in --out.
         overwrite: replace the run in --out.
         json: print the report as JSON.
+
+    Raises:
+        UsageError: options do not go together.
     """
     if resume and overwrite:
         raise UsageError("argument --overwrite: not allowed with --resume")
