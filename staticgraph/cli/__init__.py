@@ -203,7 +203,7 @@ def _run(words: list[str]) -> int:
 
         # Printed at once, since rich ends a program whose output is closed with its own status.
         text = io.StringIO()
-        app.help_print([command] if command else [], console=Console(file=text))
+        app.help_print([command] if command else [], console=Console(file=text, width=100))
         print(text.getvalue().rstrip(), file=sys.stdout if words else sys.stderr)
         sys.exit(0 if words else FAILED)
     if words[0] == "--version":
