@@ -4,7 +4,7 @@
 
 The servers are those of :mod:`bench.serving_contenders`, all with the same GINE. The clients share
 one lightweight process (:mod:`bench.load`); each keeps a connection and sends one molecule of HIV
-per request, as JSON or as compact bytes. The servers take turns. The answers to one molecule are
+per request, as JSON or as safetensors. The servers take turns. The answers to one molecule are
 compared first, and each row has the processor time per request of its server, itself and in the
 processes that it started. "plain PyG" is FastAPI, ``Batch.from_data_list`` and the model; "batched"
 collects requests by hand. Only the clients and one server are busy at a time; on two cores, they
@@ -29,14 +29,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors.numpy import save as save_arrays
 
 from bench.load import requests_of, save
 from bench.machine import write
-from bench.serving_contenders import COMPACT, CONTENDERS, FIELDS, HIV
+from bench.serving_contenders import ARRAYS, CONTENDERS, FIELDS, HIV
 
 RESULTS = Path(__file__).parent / "results" / "serving.json"
 BODIES = 256
-FORMATS = ("json", "compact")
+FORMATS = ("json", "safetensors")
 
 
 class Turn(NamedTuple):
@@ -49,8 +50,8 @@ class Turn(NamedTuple):
 
 def requests(kind: str) -> list[bytes]:
     """Returns requests of one molecule each, ready to send."""
+
     import staticgraph as sg
-    from staticgraph.serving.bodies.compact_format import encode
     from staticgraph.store.columns import compact as small
 
     store = sg.datasets.open(HIV)
@@ -63,7 +64,7 @@ def requests(kind: str) -> list[bytes]:
         else:
             counts = {"num_nodes": [len(graph["x"])], "num_edges": [len(graph["edge_attr"])]}
             arrays = {name: small(np.array(value)) for name, value in {**graph, **counts}.items()}
-            said, body = COMPACT, encode(arrays, store.schema)
+            said, body = ARRAYS, save_arrays(arrays)
         head = f"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: {said}\r\n"
         made.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return made

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from scipy.stats import ttest_rel
 from torch import nn
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from staticgraph.outofcore import (
     Dispersed,
@@ -112,7 +113,7 @@ def compared(found: list[float], pyg: list[float]) -> dict[str, float]:
     }
 
 
-def made(graph: data.NodeData, case: Case) -> SampledGNN:
+def model_of(graph: data.NodeData, case: Case) -> SampledGNN:
     classes = int(graph.labels.max()) + 1
     return SampledGNN(case.model, graph.features.shape[1], case.hidden, classes, 2, 0.5)
 
@@ -133,14 +134,16 @@ def chosen(
 
 def pyg_accuracy(graph: data.NodeData, case: Case) -> float:
     """Trains the same layers with PyG, in full batch."""
-    model = made(graph, case)
+    model = model_of(graph, case)
     optimizer = torch.optim.Adam(model.parameters(), 0.01, weight_decay=5e-4)
     x, y = torch.from_numpy(graph.features), torch.from_numpy(graph.labels)
-    edges = torch.from_numpy(graph.edges)
+    inputs = [x, torch.from_numpy(graph.edges)]
+    if case.model == "gcn":
+        inputs = [x, *gcn_norm(inputs[1], num_nodes=len(y))]
 
     def train() -> None:
         model.train()
-        loss = nn.functional.cross_entropy(model.whole(x, edges)[graph.train], y[graph.train])
+        loss = nn.functional.cross_entropy(model(*inputs)[graph.train], y[graph.train])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -148,14 +151,14 @@ def pyg_accuracy(graph: data.NodeData, case: Case) -> float:
     def score(which: Any) -> float:
         model.eval()
         with torch.no_grad():
-            return float((model.whole(x, edges).argmax(1) == y)[which].float().mean())
+            return float((model(*inputs).argmax(1) == y)[which].float().mean())
 
     return chosen(case.epochs, train, score, graph)
 
 
 def our_accuracy(graph: data.NodeData, case: Case, p: int, policy: Any, seed: int) -> float:
     """Trains from ``p`` partitions with ``policy``; one state's training nodes are one batch."""
-    model = made(graph, case)
+    model = model_of(graph, case)
     with tempfile.TemporaryDirectory() as folder:
         parts = partition(
             graph.edges, len(graph.labels), p, Path(folder) / "g", features=graph.features,
@@ -164,7 +167,7 @@ def our_accuracy(graph: data.NodeData, case: Case, p: int, policy: Any, seed: in
         )  # fmt: skip
         loader = SampledLoader(
             parts, policy, case.fanouts, len(graph.train), seeds=graph.train, labels=graph.labels,
-            seed=seed,
+            seed=seed, gcn_norm=case.model == "gcn",
         )  # fmt: skip
         trainer = NodeTrainer(model, loader)
 

@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from staticgraph.outofcore.buffer.resident import Neighbours
 from staticgraph.outofcore.disk import data
-from staticgraph.outofcore.disk.neighbours import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
-from staticgraph.outofcore.sampling.hop_profile import profile
+from staticgraph.outofcore.sampling.sampled_graph import (
+    SampledGraphs,
+    plan_of,
+    schema_of,
+    size_of,
+)
 from tests.support import dense_oracle
 
 
@@ -86,29 +91,37 @@ def timed(function: Any, *arguments: Any) -> float:
 
 
 def hops(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures how well two rungs fit 400 batches, compared with the bound that always fits."""
+    """Measures how well two buckets fit 400 batches, compared with the bound that always fits."""
     rows = []
+    schema = schema_of(0, labels=False, weights=False)
     for name, fanouts in (("cornell5", [15, 10]), ("cornell5", [10, 10, 10]), ("cora", [15, 10])):
         graph = data.open_nodes(name)
         n = len(graph.labels)
         sampler = DenseSampler(Neighbours.of(graph.edges[0], graph.edges[1], n), fanouts)
         for batch_size in (64, 256, 1024):
-            ladder = profile(sampler, np.arange(n), batch_size)
             rng = np.random.default_rng(1)
-            counts = []
-            for number in range(400):
-                (part, *_) = ladder.fit(sampler, rng.choice(n, batch_size, replace=False), number)
-                counts.append(sum(part[1].counts))
+            samples = (
+                sampler.sample(rng.choice(n, batch_size, replace=False), k) for k in range(424)
+            )
+            trial = np.array([size_of(next(samples), False) for _ in range(24)])
+            graphs = SampledGraphs(plan_of([trial], (1, 1), schema), schema)
+            counts, lost = [], 0
+            for sample in samples:
+                counts.append(len(sample.nodes))
+                bucket = graphs.bucket_of(sample)
+                if bucket is None:
+                    lost += 1
+                else:
+                    graphs.count(sample, bucket)
             bound = sum(
                 min(n, batch_size * int(np.prod(fanouts[:h]))) for h in range(len(fanouts) + 1)
             )
-            statistics = ladder.statistics
             rows.append(
                 {
                     "graph": name, "fanouts": fanouts, "batch_size": batch_size,
                     "deviation_of_rows": round(float(np.std(counts) / np.mean(counts)), 4),
-                    "batches_a_rung": statistics.batches, "splits": statistics.splits,
-                    "efficiency": round(statistics.efficiency, 3),
+                    "batches_a_rung": graphs.statistics.batches, "splits": lost,
+                    "efficiency": round(graphs.statistics.efficiency, 3),
                     "bound_over_mean": round(bound / float(np.mean(counts)), 2),
                 }
             )  # fmt: skip

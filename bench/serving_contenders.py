@@ -2,7 +2,7 @@
 
 The latter uses FastAPI, as a user who knows both would write it. All have the same GINE with the
 same weights, one thread for torch, uvicorn with the same parser and event loop, and accept a graph
-as JSON or as the compact bytes of ``staticgraph.serving.bodies.compact_format``.
+as JSON or as safetensors.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load
 
 import staticgraph as sg
 
 HIV = "examples/data/hiv.npz"
 FIELDS = ("x", "edge_index", "edge_attr")
-NAMES = ("num_nodes", "num_edges", "edge_index", "x", "edge_attr")
-COMPACT = "application/x-staticgraph"
+ARRAYS = "application/octet-stream"
 
 
 def model_of(store: Any, hidden: int, layers: int) -> torch.nn.Module:
@@ -37,9 +37,10 @@ def model_of(store: Any, hidden: int, layers: int) -> torch.nn.Module:
 
 def ours(args: Any) -> None:
     """Serves with this library: other processes read the bodies, this one runs the batches."""
+    from staticgraph.cli.serve import serve
     from staticgraph.serving.bodies.reader import Reader
-    from staticgraph.serving.processes.own_process import settle
-    from staticgraph.serving.processes.worker_pool import Workers
+    from staticgraph.serving.http.app import settle
+    from staticgraph.serving.service import Service
     from staticgraph.serving.smaller_buckets import for_serving
 
     store = sg.datasets.open(HIV)
@@ -51,20 +52,13 @@ def ours(args: Any) -> None:
     reader = Reader(store.schema, categories, False, 1024, 1 << 20)
     settle()
     with sg.Server(runner, max_wait_ms=args.max_wait_ms) as server:
-        workers = Workers(server, reader, "ours", None, args.workers, "127.0.0.1", 0)
-        workers.wait_ready()
-        print(f"running on http://127.0.0.1:{workers.port}", file=sys.stderr, flush=True)
-        signal.signal(signal.SIGTERM, workers.tell)
-        workers.wait()
-        workers.stop()
+        serve(Service(server, reader, "ours", None), "127.0.0.1", 0, args.workers)
 
 
 def tensors_of(kind: str, body: bytes) -> tuple[torch.Tensor, ...]:
     """Returns one graph's tensors."""
-    if kind == COMPACT:
-        from staticgraph.serving.bodies.compact_format import decode
-
-        arrays = decode(body, NAMES)
+    if kind == ARRAYS:
+        arrays = load(body)
         x, index, attr = (torch.from_numpy(arrays[name].astype(np.int64)) for name in FIELDS)
         return x.view(-1, 9), index.view(2, -1), attr.view(-1, 3)
     graph = json.loads(body)["graphs"][0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.tables import NOT_MEASURED, Folder, table
+from bench.tables import Folder, table
 
 
 def serving(folder: Folder) -> str:
@@ -25,20 +25,4 @@ def serving(folder: Folder) -> str:
     return table("serving", found, headers, rows)
 
 
-def serving_line(folder: Folder) -> str:
-    """Returns the sentence about serving in the guide."""
-    results = folder.get("serving", {}).get("results", {})
-    if not results:
-        return NOT_MEASURED
-    ours = [row for name, row in results.items() if name.startswith("staticgraph,")]
-    plain = [results[f"plain PyG, {kind}"] for kind in ("json", "compact")]
-    times = sorted(row["of_plain"] for row in ours)
-    p99 = max(row["p99_ms"] / other["p99_ms"] for row, other in zip(ours, plain, strict=True))
-    where = folder["serving"].get("processor", "2 shared CPU cores, load 1,")
-    return (
-        f"On {where} it answers at least {times[0]:.1f} times the requests\n"
-        f"of FastAPI with plain PyG, with at most {p99:.0%} of its p99."
-    )
-
-
-TABLES: dict[str, Callable[[Folder], str]] = {"serving": serving, "serving-line": serving_line}
+TABLES: dict[str, Callable[[Folder], str]] = {"serving": serving}

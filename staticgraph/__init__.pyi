@@ -1,5 +1,6 @@
 # The front door: every public name once, with the module it lives in; __init__.py reads this.
 
+from staticgraph import atoms as atoms
 from staticgraph import datasets as datasets
 from staticgraph import models as models
 from staticgraph import outofcore as outofcore

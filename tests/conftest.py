@@ -24,8 +24,7 @@ settings.register_profile("random", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 pytest_plugins = [
-    *("support.processor_time", "support.tiers", "support.places", "support.painted"),
-    "support.sampled",
+    *("support.tiers", "support.places", "support.painted", "support.sampled"),
 ]
 
 # Two cores are often busy, and OpenMP threads that wait for a slow one make tiny kernels a hundred

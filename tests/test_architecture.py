@@ -47,6 +47,7 @@ ROOMS = (
     "probing",
     "checking",
     "runner",
+    "atoms",
     "dryrun",
     "outofcore",
     "training",
@@ -54,7 +55,7 @@ ROOMS = (
     "serving",
     "cli",
 )
-MOST_ROOMS = 30
+MOST_ROOMS = 31
 # Rooms within a room, lowest first; modules directly in the outer room are above them all.
 FLOORS_OF = {
     "batches": ("slots", "collation", "batch", "loading"),
@@ -71,7 +72,7 @@ FLOORS_OF = {
     ),
     "runner": ("timing", "execution", "warmup", "reporting", "export"),
     "steps": ("state", "loss", "rows", "tracing", "computation", "update", "compilation"),
-    "serving": ("bodies", "engine", "http", "processes"),
+    "serving": ("bodies", "engine", "http"),
 }
 PURE = ("errors", "jit", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
@@ -99,10 +100,6 @@ INSIDE = {
     ("internals.inductor", "torch._inductor.cudagraph_trees"): SLOW,
     ("internals.inductor", "torch._inductor.codecache"): SLOW,
     ("internals.packages", "torch._inductor"): SLOW,
-    (
-        "serving.http.uvicorn_config",
-        "staticgraph.serving.http.bounded_protocol",
-    ): "only where httptools is",
     ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
 }
 # The dry run's child process loads its device before torch, so it imports inside functions.

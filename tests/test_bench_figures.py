@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench import fill_figures
 from bench import machine as bench_machine
 from bench.figures import NOT_MEASURED, RENDERED
-from bench.floor import FLOORS, floor_ms
-from bench.interleave import interleave
 from bench.join_results import join
 
 
@@ -102,11 +99,6 @@ def test_without_results_nothing_is_claimed(name):
     assert not any(character.isdigit() for character in text)
 
 
-def test_an_unknown_marker_is_an_error():
-    with pytest.raises(KeyError, match="gpu:speed is no figure"):
-        fill_figures.filled("<!-- gpu:speed -->\n<!-- /gpu -->", RESULTS)
-
-
 @pytest.mark.parametrize("machine", [{"gpu": "none"}, {"gpu": "NVIDIA H200", "rehearsal": "yes"}])
 def test_a_run_without_a_gpu_fills_nothing(tmp_path, monkeypatch, machine):
     results, document = tmp_path / "results.json", tmp_path / "page.md"
@@ -159,11 +151,6 @@ def test_a_file_of_results_and_its_table_name_the_machine(tmp_path):
     assert "processor not recorded" in fill_figures.TABLES["loading"](folder).splitlines()[-1]
 
 
-def test_a_marker_of_no_table_is_an_error():
-    with pytest.raises(KeyError, match="results:speed is no table"):
-        fill_figures.with_tables("<!-- results:speed -->\n<!-- /results -->", FOLDER)
-
-
 def test_parts_are_joined_and_earlier_ones_kept(tmp_path):
     parts, out = tmp_path / "parts", tmp_path / "out"
     parts.mkdir()
@@ -193,74 +180,3 @@ def test_a_rehearsal_never_stands_beside_what_a_device_gave(tmp_path):
         found = join(parts, out)
         assert {key: found[key] for key in ("pool",) if key in found} == kept
         assert found["steps"] == 3
-
-
-def test_rounds_end_at_the_deadline_but_one_always_counts():
-    made = {"a": 0, "b": 0}
-
-    def run(name):
-        made[name] += 1
-
-    contenders = {name: partial(run, name) for name in made}
-    assert len(interleave(contenders, 5, until=0.0)["b"].seconds) == 1
-    assert made == {"a": 2, "b": 2}, "a warm-up and a round"
-    assert len(interleave(contenders, 5)["b"].seconds) == 5
-
-
-def test_a_floor_is_below_what_it_bounds():
-    """Bfloat16 is below float32, fused below recorded, and the roofline below all."""
-    for key, floor in FLOORS.items():
-        assert floor.roofline_bf16_ms < floor.fused_bf16_ms <= floor.fused_fp32_ms
-        assert floor.roofline_fp32_ms < floor.fused_fp32_ms < floor.recorded_ms
-        assert floor_ms(*key, "tf32") == floor.fused_fp32_ms
-    assert floor_ms("gcn", 1, 1, 1, "fp32") is None
-
-
-REWRITES = {
-    "options": {"hidden": 64, "layers": 4, "batch_size": 128},
-    "versions": {"torch": "2.13"},
-    "date": "2026-01-01",
-    "rows": [
-        {
-            "model": model,
-            "threads": threads,
-            "best_pyg": "PyG, 1 workers",
-            "pyg_graphs_per_second": 1e4,
-            "fused": {"median": 1.5 + threads, "p10": 1.0, "p90": 4.0},
-            "eager": {"median": 1.1, "p10": 1.0, "p90": 1.2},
-            "operations": {"PyG": 200, "rewritten": 90},
-            "capture_s": 1.25,
-            "call_us": 20.4,
-        }
-        for model in ("gine", "a model without a name")
-        for threads in (1, 2)
-    ],
-}
-
-
-def test_models_written_by_hand_enter_the_notes_and_the_readme():
-    """One line per model and number of threads in the notes; one line per model in the README."""
-    marked = "<!-- results:rewrites -->\n<!-- /results -->"
-    told = fill_figures.with_tables(marked, {"rewrites": REWRITES}).splitlines()
-    assert (
-        "| GINE | 2 | 10,000 (1 workers) | 3.50 (1.00 to 4.00) | 1.10 (1.00 to 1.20) | 200 | 90 | "
-        "1.2 | 20 |"
-    ) in told
-    assert sum(line.startswith("| a model without a name |") for line in told) == 2
-    assert any("bench/results/rewrites.json" in line for line in told)
-    marked = "<!-- results:by-hand -->\n<!-- /results -->"
-    told = fill_figures.with_tables(marked, {"rewrites": REWRITES})
-    assert "| model | operations of a step | times PyG, 1 thread | times PyG, 2 threads |" in told
-    assert "| GINE | 200 to 90 | 2.50 (1.00 to 4.00) | 3.50 (1.00 to 4.00) |" in told
-    assert "not measured" in fill_figures.with_tables(marked, {})
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_a_first_page_says_at_once_that_nothing_ran_on_a_gpu(page):
-    """While its GPU figures are not measured, and before anything that would promise speed."""
-    root = Path(__file__).parents[1]
-    summary = (root / "README.md").read_text().partition("<!-- gpu:summary -->")[2]
-    if NOT_MEASURED in summary.partition("<!-- /gpu -->")[0]:
-        paragraphs = (root / page).read_text().split("\n\n")
-        text = next(p for p in paragraphs if not p.startswith(("#", "After this page")))
-        assert "Nothing has been measured on a GPU yet" in " ".join(text.replace("**", "").split())

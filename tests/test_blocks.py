@@ -346,7 +346,7 @@ def test_a_window_reads_its_own_blocks_and_no_other(workers, tmp_path, monkeypat
     compare = checks.Checks._compare
 
     def counted(self, block, names):
-        first, last = self.marks[0][block : block + 2].tolist()
+        first, last = self._blocks[block : block + 2].tolist()
         compared.append((self.root, first, last))
         return compare(self, block, names)
 

@@ -13,7 +13,7 @@ from support.written_stores import LEVELS, graphs_of
 import staticgraph as sg
 from staticgraph.batches.loading import read_ahead as announcing
 from staticgraph.epochs.blocks import Blocks
-from staticgraph.store.read_ahead import read_ahead
+from staticgraph.store.runs import read_ahead
 
 
 @pytest.mark.parametrize("workers", [0, 2])

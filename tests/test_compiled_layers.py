@@ -13,7 +13,6 @@ from support.parity import STORE, loss
 import staticgraph as sg
 from staticgraph.dryrun import compiled_probe
 from staticgraph.dryrun.report import BucketRun
-from staticgraph.memory.regime import Regime
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.reading import Probed
@@ -46,14 +45,11 @@ def joined(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("made", "regimes"),
-    [
-        (lambda: Ranked(20), {Regime(20)}),
-        (lambda: Pooled(8, 2, POOLS["multiset"]()), {Regime(several=True)}),
-    ],
+    ("made", "floors"),
+    [(lambda: Ranked(20), [20]), (lambda: Pooled(8, 2, POOLS["multiset"]()), [])],
     ids=["floor", "blocks"],
 )
-def test_models_of_own_widths_and_blocks_are_predicted(made, regimes, monkeypatch):
+def test_models_of_own_widths_and_blocks_are_predicted(made, floors, monkeypatch):
     torch.manual_seed(0)
     model = made()
     opened, run = joined(model)
@@ -75,7 +71,7 @@ def test_models_of_own_widths_and_blocks_are_predicted(made, regimes, monkeypatc
 
         monkeypatch.setattr(compiled_probe, "Child", Child)
         memory = sg.probe(model, STORE, like="cuda", compiled=True, loss=loss)
-        assert {regime for regime, _ in memory.fit.pieces} == regimes
+        assert [piece.above for piece in memory.fit.pieces if not piece.several] == floors
         for capacity in ASKED:
             there = compiled_probe.reading_of(run(read, capacity), updates=False).step
             assert memory.fit.predict(capacity) == pytest.approx(there, rel=0.03)

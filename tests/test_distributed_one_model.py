@@ -19,7 +19,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import HeteroBatchNorm, global_add_pool
 
 import staticgraph as sg
-from staticgraph.distributed.one_model import checksum, differ
+from staticgraph.distributed.one_model import apart, checksum, differ
 from staticgraph.steps.update import rank_averaging
 
 TOLERANCE = 1e-10
@@ -236,3 +236,16 @@ def test_one_changed_number_of_many_is_a_difference():
     changed = many.clone()
     changed[7] += 1e-3  # of a sum of thousands, and a norm of 30
     assert differ(changed, many)
+
+
+def test_ranks_with_other_shapes_send_nothing():
+    """A message of another size would not end."""
+
+    class Ranks:
+        def told(self, shapes):
+            return [shapes, shapes[:-1]]
+
+        def take_from_first(self, tensors):
+            raise AssertionError("sent")
+
+    assert apart({"a": torch.ones(2), "b": torch.ones(3)}, Ranks()) == {}

@@ -35,14 +35,17 @@ def _reduced(buffer_bytes: int) -> list:
     own = [None if p.grad is None else p.grad.double().clone() for p in made]
     addresses = [p.grad.data_ptr() for p in made[:3]]
     share = Share(torch.tensor(6.0 + ranks.rank).double(), torch.tensor(0.25 * (1 + ranks.rank)))
-    reduction = Reduction(lambda: made, ranks, buffer_bytes=buffer_bytes)
+    statistics = [torch.zeros(3)]
+    reduction = Reduction(lambda: made, ranks, lambda: statistics, buffer_bytes)
     for _ in range(2):  # a second step sees nothing of the first
         for parameter, grad in zip(made, own, strict=True):
             if grad is None:
                 parameter.grad = None
             else:
                 parameter.grad.copy_(grad)
+        statistics[0].fill_(1.0 + 8 * ranks.rank)
         loss = reduction(share, bucket=0)
+    assert torch.allclose(statistics[0], torch.tensor((1.0 + 2 * 9.0) / 3)), "the mean by weight"
     assert [p.grad.data_ptr() for p in made[:3]] == addresses
     found = [None if p.grad is None else p.grad.double() for p in made]
     return [own, found, float(loss), reduction.nbytes]
@@ -62,7 +65,7 @@ def test_a_sum_is_over_all_ranks_whatever_their_buffers(buffer_bytes):
         expected = ((0 if mine is None else mine) + other) / 0.75
         assert torch.equal(left, right)
         assert torch.allclose(left, expected, rtol=eps, atol=eps)
-    values = 8 * (12 + 2) + 4 * (5 + 4 + 7)
+    values = 8 * (12 + 2) + 4 * (5 + 4 + 7 + 3)
     assert nbytes == values + 8 * (2 * COLUMNS + 5)  # plus a row per rank and a flag per parameter
 
 

@@ -6,7 +6,7 @@ import builtins
 import re
 
 import pytest
-from support.message_templates import ANY, is_written, literal_letters
+from support.message_templates import is_written
 from support.pages import ROOT
 
 import staticgraph as sg
@@ -32,21 +32,6 @@ def test_what_is_named_is_an_error_or_a_warning(row):
         kind = getattr(sg, name, getattr(errors, name, getattr(builtins, name, None)))
         assert isinstance(kind, type), name
         assert issubclass(kind, BaseException), name
-
-
-@pytest.mark.parametrize(
-    ("part", "template", "literal"),
-    [
-        ("has 3 nodes", f"graph {ANY} has {ANY} nodes", 10),
-        ("it has 3 nodes and", f"it has {ANY} nodes{ANY}", 13),
-        ("graph 3 has", f"graph {ANY} has {ANY} nodes", 10),
-        ("abc", f"{ANY}", 0),
-        ("bc", "abcd", 2),
-        ("bd", "abcd", -1),
-    ],
-)
-def test_how_a_part_is_found_in_a_template(part, template, literal):
-    assert literal_letters(part, template) == literal
 
 
 def test_what_no_message_says_is_found_out():

@@ -19,7 +19,7 @@ MOST_LINES = 80
 # Arguments of a short and of a longer training; the longer one must have the smaller loss.
 SMALL = {
     "molecules": {"model": "gine", "molecules": 128, "width": 16},
-    "forces": {"clusters": 64, "width": 16},
+    "forces": {"crystals": 48, "width": 8, "steps": 2},
     "typed": {"molecules": 128, "width": 8},
     "branching": {"programs": 64, "width": 16},
     "virtual_node": {"molecules": 96, "width": 16},
@@ -40,6 +40,8 @@ def _modules():
 def example(name):
     if name == "with_lightning":
         pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
+    if name == "forces":
+        pytest.importorskip("ase", reason="the extra 'atoms' is not installed")
     spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # PyG's layers read their own module's source
@@ -100,9 +102,9 @@ def test_molecules_with_attention(monkeypatch):
 
 
 def test_a_graph_larger_than_memory(monkeypatch, tmp_path):
-    """There are seven classes: chance is one in seven."""
+    """There are seven classes: chance is one in seven; five seeds gave 0.49 to 0.66."""
     monkeypatch.chdir(ROOT)
-    assert example("out_of_core").main(8, 4, epochs=2, folder=str(tmp_path)) > 0.4
+    assert example("out_of_core").main(8, 4, epochs=8, folder=str(tmp_path)) > 0.4
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

@@ -12,9 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.figures import NOT_MEASURED, look
 from bench.first_look import Noted, Ran, by_kernel, gaps, noting, printed, ran_in
-from bench.steps import Contender, milliseconds
+from bench.steps import Contender
 
 
 def test_gaps_are_what_no_kernel_fills():
@@ -118,30 +117,6 @@ def test_a_time_that_is_not_of_replays_is_refused():
     assert contender.refusal(11, before) == "11 steps were timed, but 10 replays ran"
     plain = Contender("pyg", int)
     assert plain.refusal(10, plain.proof()) is None
-
-
-def test_steps_in_a_row_are_all_made():
-    made = []
-    assert milliseconds(made.append, 3, 4, "cpu") >= 0
-    assert made == [3, 4, 5, 6]
-
-
-def test_the_look_is_told_and_nothing_without_kernels():
-    rows = by_kernel([Ran("a|b", 0, 5, (7,), 40)], Noted(), None)
-    row = {"mode": "m", "model": "gine 5x300", "latency_ms": {"median": 0.5}, "step_ms": 0.4}
-    found = {
-        "look": "m",
-        "rows": [{"mode": "pyg"}, row],
-        "verify": {"passed": True},
-        "host": {"host_us": 41.0},
-        "kernels": {"kernels": 1, **gaps([Ran("a|b", 0, 5)]), "rows": rows},
-    }
-    text = look({"gine32": found, "not_run": []})
-    assert "gine 5x300: 1 kernels in 5 us, 0% of it gaps; host 41 us, latency 0.50 ms" in text
-    assert "| a/b | 7 | 40 | 1 | 5.0 | - | - |" in text
-    assert look({"gine32": {**found, "kernels": {"answer": "needs a CUDA device"}}}) == (
-        NOT_MEASURED
-    )
 
 
 def test_the_micro_part_launches_what_it_names():

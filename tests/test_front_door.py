@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import make_dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,63 +48,6 @@ def test_the_stub_is_all_there_is():
     names = [a for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names]
     assert sorted(a.name for a in names) == sg.__all__ == sorted(set(sg.__all__))
     assert all(a.asname == a.name for a in names)  # re-exported for type checkers
-
-
-def own_doc(value: Any) -> str:
-    """A member's own docstring, whatever kind of member it is."""
-    if isinstance(value, property):
-        value = value.fget
-    value = getattr(value, "func", getattr(value, "__func__", value))  # cached; classmethod
-    return (getattr(value, "__doc__", None) or "").strip()
-
-
-def undescribed(name: str, value: Any) -> Iterator[str]:
-    """The names without a docstring: the public name itself, and its methods and properties that
-    this library defines. Anything else (a field's default, a constant) is described with its
-    class."""
-    if not (inspect.isclass(value) or inspect.isroutine(value)):
-        return
-    # A dataclass without a docstring of its own gets its signature as one.
-    if not own_doc(value) or own_doc(value).startswith(f"{getattr(value, '__name__', '')}("):
-        yield name
-    for kind in value.__mro__ if inspect.isclass(value) else ():
-        if not kind.__module__.startswith("staticgraph"):
-            continue
-        for key, member in vars(kind).items():
-            plain = isinstance(member, property | classmethod | staticmethod | cached_property)
-            public = not key.startswith("_") and (plain or inspect.isfunction(member))
-            if public and not own_doc(member):
-                yield f"{name}.{key}"
-
-
-def test_every_name_is_described_and_so_are_its_methods():
-    named = {name: getattr(sg, name) for name in sg.__all__}
-    for module in (sg.datasets, sg.models, sg.outofcore, sg.outofcore.data):
-        public = getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")])
-        for name in public:
-            value = getattr(module, name)
-            if getattr(value, "__module__", "").startswith("staticgraph"):
-                named[f"{module.__name__}.{name}"] = value
-    assert len(named) > 70
-    assert [each for name, value in named.items() for each in undescribed(name, value)] == []
-
-
-def test_what_is_not_described_is_found():
-    class Described:
-        """It is."""
-
-        def method(self): ...
-
-        @cached_property
-        def number(self): ...
-
-        @classmethod
-        def made(cls): ...
-
-    Described.__module__ = "staticgraph.somewhere"
-    assert [*undescribed("D", Described)] == ["D.method", "D.number", "D.made"]
-    assert [*undescribed("f", lambda: None)] == ["f"]
-    assert [*undescribed("P", make_dataclass("P", ["x"]))] == ["P"]
 
 
 def test_help_waits_for_neither_torch_nor_pyg():

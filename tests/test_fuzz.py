@@ -9,17 +9,12 @@ import time
 
 import pytest
 from fuzz import rounds
-from fuzz.rounds import run_for, run_round, seeds_of
+from fuzz.rounds import run_round
 from fuzz.subject import Subject
 from fuzz.subjects import SUBJECTS
 from hypothesis import strategies as st
 
 EVERY_CASE = bool(os.environ.get("EVERY_CASE"))
-
-
-@pytest.mark.parametrize("name", [name for name in SUBJECTS if name != "compiled"])
-def test_a_few_cases(name):
-    SUBJECTS[name].round(seed=1, examples=min(4, SUBJECTS[name].examples))
 
 
 # The compiled subject takes long per case; `make fuzz` runs some of its cases every time.
@@ -45,15 +40,6 @@ def test_a_round_is_the_same_again_and_names_its_smallest_case():
     assert "case=41" in found.finding
 
 
-def test_a_round_of_one_case_is_another_for_another_seed():
-    drawn = []
-    alone = Subject("alone", lambda: st.integers(0, 1000), drawn.append, 1)
-    for seed in range(8):
-        alone.round(seed)
-    assert len(drawn) == 8
-    assert len(set(drawn)) > 4
-
-
 def test_a_crash_is_a_finding():
     def crash(case: int) -> None:
         if case > 40:
@@ -75,14 +61,3 @@ def test_a_case_without_an_end_is_a_finding(computing, monkeypatch):
 
     found = run_round(Subject("endless", lambda: st.just(41), endless, 1), 7)
     assert found.what == "no end in 41"
-
-
-def test_the_seed_decides_which_rounds_there_are():
-    told = []
-    always = Subject("numbers", lambda: st.just(41), failing, 1)
-    found = run_for([always], 1.0, 3, lambda result, first: told.append((result.seed, first)))
-    wanted = seeds_of("numbers", 3)
-    assert [seed for seed, _ in told] == [next(wanted) for _ in told]
-    assert told[0][1]
-    assert not any(first for _, first in told[1:]), "a finding is told once"
-    assert [result.what for result in found] == ["ValueError: 41 is too many"]

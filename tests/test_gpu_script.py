@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -18,11 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.kernel_cases import DTYPES
 from support.patience import patience, slowness
-
-import staticgraph as sg
-from staticgraph.models import build
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -32,7 +27,6 @@ CALLS = ("first", "second", "third")
 ALL_CALLS = (*CALLS, "ranks")
 BUDGET_S = 490
 VERSIONS_S = 10  # versions and imports, before the parts
-RUN_COMMAND_CHARACTERS = 2000
 
 
 def gpu_sh(call: str, **environment: object) -> subprocess.CompletedProcess[str]:
@@ -103,26 +97,6 @@ def test_every_command_line_parses(call, tiny, monkeypatch):
             assert Shape.parse(text).layers > 0
 
 
-def test_pytest_takes_its_options(tmp_path):
-    """The options for a device and those for a rehearsal, with the plugins that they need."""
-    lines = re.findall(r"pytest=\((.*)\)", (ROOT / "bench" / "gpu.sh").read_text())
-    assert len(lines) == 2
-    for options in (shlex.split(line) for line in lines):
-        (tmp_path / "test_one.py").write_text("def test_cpu():\n    pass\n")
-        asked = [sys.executable, "-m", "pytest", "--collect-only", *options, "test_one.py"]
-        done = subprocess.run(
-            asked, cwd=tmp_path, capture_output=True, text=True, timeout=patience(60)
-        )
-        assert done.returncode in (0, 5), done.stdout + done.stderr  # 5: none is selected
-
-
-def test_a_command_line_that_a_script_refuses_is_seen(monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        parse(["bench.bench_runner", "--no-such-option"], monkeypatch)
-    with pytest.raises(SystemExit):
-        parse(["bench.bench_memory", "--device", "tpu"], monkeypatch)
-
-
 @pytest.mark.parametrize("call", ALL_CALLS)
 def test_the_seconds_of_a_call_add_up_to_less_than_it_has(call):
     """The last part may lose the time that versions take; a call ends within nine minutes."""
@@ -134,72 +108,6 @@ def test_the_seconds_of_a_call_add_up_to_less_than_it_has(call):
     after = [int(seconds) for seconds in re.findall(r"timeout (\d+) (?:tar c|\"\$python\")", text)]
     assert after
     assert BUDGET_S + sum(after) < 540
-
-
-def test_the_cache_is_filled_with_the_models_of_the_first_call(capsys):
-    """By dry runs of the same shapes, which a device's process then reads in place of compiling."""
-    from bench import steps
-    from staticgraph.cli import main
-
-    commands = [command for _, _, command in parts("cache")]
-    shapes = {"--models": [], "--batch-sizes": []}
-    for _, _, command in parts("first"):
-        for option, found in shapes.items():
-            found += command[command.index(option) + 1 :][:1] if option in command else []
-    for command, shape, size in zip(commands, *shapes.values(), strict=True):
-        given = dict(zip(command[2::2], command[3::2], strict=False))
-        store = sg.datasets.open(ROOT / given["--data"])
-        model = getattr(steps, given["--model"].partition(":")[2])(store)
-        shape = steps.Shape.parse(shape)
-        torch.manual_seed(0)
-        other = build(shape.name, store, hidden=shape.hidden, layers=shape.layers)
-        assert str(model) == str(other)
-        assert command[command.index("--batch-size") + 1] == size
-        with pytest.raises(SystemExit) as ended:
-            main([*command[1:], "--help"])
-        assert ended.value.code == 0
-
-
-def test_single_precision_comes_first():
-    """Of the kernels' tests, should the time not be enough for all: pytest varies the parameters
-    that stand next to the function last."""
-    text = (ROOT / "tests" / "test_gpu_kernels.py").read_text()
-    above = text.partition("\ndef test_an_operator_equals")[0].splitlines()[-1]
-    assert above.startswith('@pytest.mark.parametrize("dtype", DTYPES')
-    assert DTYPES[0] == torch.float32
-
-
-def test_one_model_a_process():
-    seen = 0
-    for call in ALL_CALLS:
-        for name, _, command in parts(call):
-            for option in ("--models", "--model", "--batch-sizes", "--precision"):
-                if option in command:
-                    values = command[command.index(option) + 1 :]
-                    others = [i for i, v in enumerate(values) if v.startswith("--")]
-                    assert (others or [len(values)])[0] == 1, f"{name}: {option}"
-                    seen += 1
-    assert seen > 20, "options are called otherwise now"
-
-
-def test_every_file_with_tests_of_a_gpu_is_run():
-    """Such files take their device from support.places; no other file is collected."""
-    own = re.compile(r"import DEVICES\b|def test_\w+\([^)]*\bplace\b")
-    wanted = {
-        f"tests/{path.name}"
-        for path in (ROOT / "tests").glob("test_*.py")
-        if path != Path(__file__) and own.search(path.read_text())
-    }
-    ran = [path for call in CALLS for _, _, c in parts(call) if c[0] == "tests" for path in c[1:]]
-    assert sorted(ran) == sorted(wanted)
-
-
-def test_commands_for_a_lent_device_are_in_the_head():
-    head = (ROOT / "bench" / "gpu.sh").read_text().partition("set -uo")[0]
-    for call in CALLS:
-        (line,) = re.findall(rf"#   {call}:\s+(.*)", head)
-        assert line.endswith(f"bash bench/gpu.sh {call}")
-        assert len(line) < RUN_COMMAND_CHARACTERS
 
 
 # ---------------------------------------------------------------------- limits
@@ -225,12 +133,6 @@ def slowed(script: str, times: int) -> str:
         r"(\bpart \w+|\bsleep) (\d+)",
         lambda found: f"{found[1]} {int(found[2]) * times}",
         script,
-    )
-
-
-def test_a_slow_machine_gives_parts_longer():
-    assert slowed("part a 3 bash -c 'sleep 60'; part b 20 x 7", 2) == (
-        "part a 6 bash -c 'sleep 120'; part b 40 x 7"
     )
 
 
@@ -318,22 +220,6 @@ def test_nothing_runs_where_versions_fail(tmp_path):
     assert "no CUDA device is visible to torch" in done.stdout
     assert "== stopped" in done.stdout
     assert "ran" not in done.stdout.split()
-
-
-def test_a_part_that_is_not_there_is_said(tmp_path):
-    (tmp_path / "parts.sh").write_text(ONE.replace("bash -c", "true"))
-    done = gpu_sh(
-        "first", PARTS_FROM=tmp_path / "parts.sh", OUT=tmp_path / "out", PARTS="b", TINY=1
-    )
-    assert done.returncode == 1
-    assert "== b is no part of the first call" in done.stdout
-    assert "== a" not in done.stdout
-
-
-def test_another_word_than_a_call_is_refused():
-    done = gpu_sh("fourth")
-    assert done.returncode == 2
-    assert "first|second|third" in done.stderr
 
 
 @pytest.mark.slow

@@ -1,22 +1,26 @@
-"""Steps that differ slightly between capacities are matched by the operations they share."""
+"""Steps that differ slightly between capacities are matched by the operations they share; layers
+that lay out their graphs in several blocks are predicted."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from support.probed_tasks import POINTS
+from support.own_blocks import POOLS, Pooled
+from support.parity import STORE, loss
+from support.probed_tasks import POINTS, squared
+from torch import nn
 from torch_geometric.nn import GPSConv
 
 from staticgraph import models
-from staticgraph.memory.fit import Fit
-from staticgraph.probing.aligned import aligned
+from staticgraph.memory.counts import counts_of
+from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.layouts import more
+from staticgraph.probing.fitting import match_moments
 from staticgraph.probing.probe import probe
 from staticgraph.probing.profiler import ProfilerAllocator
-from staticgraph.probing.reading import Probed, Reading
+from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.computation.model_setup import Subject
 
@@ -30,21 +34,23 @@ def reading(operations, moments):
 
 
 def test_equal_steps_match_one_by_one():
-    found = aligned([reading([1, 2, 1], [3, 5, 4]), reading([1, 2, 1], [6, 9, 8])])
+    found = match_moments([reading([1, 2, 1], [3, 5, 4]), reading([1, 2, 1], [6, 9, 8])])
     assert [list(m) for m in found] == [[3, 5, 4], [6, 9, 8]]
 
 
 def test_extra_operations_fold_into_the_largest_moment_before_the_next_landmark():
     one = reading([1, 7, 2, 3], [10, 20, 5, 30])
     two = reading([1, 7, 7, 7, 2, 3], [11, 21, 22, 20, 6, 31])
-    assert [list(m) for m in aligned([one, two])] == [[20, 5, 30], [22, 6, 31]]
+    assert [list(m) for m in match_moments([one, two])] == [[20, 5, 30], [22, 6, 31]]
 
 
 def test_what_comes_before_the_first_landmark_counts_too():
     one, two = reading([7, 1, 2], [9, 4, 5]), reading([7, 7, 1, 2], [3, 8, 4, 5])
-    assert [max(m) for m in aligned([one, two])] == [9, 8]
+    assert [max(m) for m in match_moments([one, two])] == [9, 8]
     begins = reading([1, 2], [3, 6])
-    assert [list(m) for m in aligned([one, begins])] == [[9, 5], [3, 6]], "into the first part"
+    assert [list(m) for m in match_moments([one, begins])] == [[9, 5], [3, 6]], (
+        "into the first part"
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +59,7 @@ def test_what_comes_before_the_first_landmark_counts_too():
     ids=["no moments", "another order", "nothing in common"],
 )
 def test_steps_that_cannot_be_matched_give_none(other):
-    assert aligned([reading([1, 2, 9], [1, 2, 3]), other]) == [None, None]
+    assert match_moments([reading([1, 2, 9], [1, 2, 3]), other]) == [None, None]
 
 
 @pytest.mark.sampled(2)
@@ -72,14 +78,6 @@ def test_capacities_that_do_not_tell_layouts_apart_are_followed_by_one_that_does
     with FakeTensorReader().open(subject) as read:
         for wide in (Capacity(900, 1_850, 24, 120), Capacity(1_800, 3_700, 80, 110)):
             assert memory.fit.predict(wide) == pytest.approx(read(wide).step, rel=0.03)
-
-
-def test_more_is_read_only_where_blocks_matter_and_are_not_told_apart():
-    near = [Capacity(300, 620, 16, 60), Capacity(440, 900, 24, 45)]
-    found = Fit("attention", ((0.0, 0.0, 0.0, 0.0, 8.0, 4.0),))
-    assert len(more(found, near)) > 2
-    assert not more(found, [*near, Capacity(880, 1_800, 96, 180)]), "it has several blocks"
-    assert not more(found._replace(planes=((1.0, 2.0, 3.0, 4.0, 0.0, 0.0),)), near)
 
 
 def test_attention_in_blocks_by_size_is_found_and_predicted(hiv):
@@ -102,3 +100,74 @@ def test_attention_in_blocks_by_size_is_found_and_predicted(hiv):
     assert memory.fit.layout == "auto"
     assert memory.fit.form == "linear"
     assert memory.fit.predict(held_out) == pytest.approx(measured, rel=0.03)
+
+
+def error_of(model, loss, schema, memory, capacity):
+    with FakeTensorReader().open(Probed(Subject(model, loss), schema)) as read:
+        return abs(memory.fit.predict(capacity) / read(capacity).step - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", sorted(POOLS, reverse=True))
+def test_pools_are_predicted_where_graphs_are_larger_than_any_probed(name, tmp_path):
+    """One block at all capacities that the data need; several at twice and four times the largest
+    graph, with rows and graphs varied independently."""
+    torch.manual_seed(0)
+    model = Pooled(8, 2, POOLS[name]())
+    memory = probe(model, STORE, loss=loss)
+    assert memory.fit.worst < 0.03
+    for capacity in (
+        Capacity(2_176, 5_824, 320, 24),
+        Capacity(4_352, 11_648, 1_280, 48),
+        Capacity(9_000, 9_001, 1_500, 30),
+    ):
+        assert error_of(model, loss, STORE.schema, memory, capacity) < 0.03
+    memory.save(tmp_path / "memory.json")
+    assert MemoryModel.load(tmp_path / "memory.json") == memory
+
+
+@pytest.mark.slow
+def test_pools_are_predicted_where_some_probes_have_several_blocks(esol):
+    """Some of ESOL's probes have several blocks; no single sum explains twice the largest graph."""
+    torch.manual_seed(0)
+    model = Pooled(9, 1, POOLS["multiset"]())
+    memory = probe(model, esol, loss=squared)
+    assert memory.fit.worst < 0.03
+    for capacity in (Capacity(18_712, 36_764, 1_280, 82), Capacity(7_000, 14_400, 513, 55)):
+        assert error_of(model, squared, esol.schema, memory, capacity) < 0.03
+
+
+@pytest.mark.slow
+def test_explicit_weights_of_several_blocks_are_predicted(esol):
+    """A layer with dropout keeps the weights of each block; the probes have one block or several,
+    and the order statistics of a plan change the blocks."""
+    torch.manual_seed(0)
+    model = models.build("gps", esol, hidden=16, layers=1)
+    for module in model.modules():
+        if isinstance(module, GPSConv):
+            module.attn.dropout = 0.5
+    memory = probe(model, esol, loss=squared)
+    ranked = Capacity(3_000, 6_000, 128, 60, order_statistics=((0, 60), (8, 40), (64, 20)))
+    for capacity in (Capacity(18_712, 36_764, 1_280, 82), ranked):
+        assert error_of(model, squared, esol.schema, memory, capacity) < 0.03
+
+
+def test_a_reader_of_peaks_is_asked_for_more_capacities():
+    """Explicit weights in one block at all probes and several beyond; only peaks are reported."""
+
+    def peak(capacity: Capacity) -> int:
+        counts = counts_of(capacity, "auto")
+        return int(
+            1_000
+            + 80 * counts["nodes"]
+            + 9 * counts["places"]
+            + 4 * counts["pairs"]
+            + 8 * counts["widest"]
+        )
+
+    memory = probe(nn.Linear(2, 2), STORE, reader=GivenReader(peak))
+    assert memory.fit.form == "blocks"
+    assert memory.fit.layout == "auto"
+    wide = Capacity(9_000, 20_000, 1_500, 40)
+    assert memory.fit.predict(wide) == pytest.approx(peak(wide), rel=0.01)

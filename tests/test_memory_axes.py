@@ -10,7 +10,6 @@ import functools
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from support.index_rules import Triplets
@@ -25,12 +24,11 @@ from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import counts_of, terms_of
 from staticgraph.memory.fit import FitPoint, fit
-from staticgraph.memory.least_squares import active_set, non_negative
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.probe import batch_bytes, probe, probe_capacities
 from staticgraph.probing.profiler import ProfilerAllocator
-from staticgraph.probing.reading import GivenReader, Probed
+from staticgraph.probing.reading import Probed
 from staticgraph.sizes.reserves import with_reserves
 
 WIDTH = 16
@@ -273,6 +271,7 @@ def test_the_bytes_of_a_batch_are_an_upper_bound_within_the_alignment(stores):
                 assert layout.nbytes <= found.of(capacity) <= most
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_the_same(probed, tmp_path):
     for _, _, memory in map(probed, PROBED):
         memory.save(tmp_path / "memory.json")
@@ -281,38 +280,6 @@ def test_a_saved_model_is_the_same(probed, tmp_path):
     spoilt = {**json.loads((tmp_path / "memory.json").read_text()), "axes": []}
     with pytest.raises(ValueError, match="has the terms"):
         MemoryModel.from_dict(spoilt)
-
-
-def test_many_columns_are_solved_as_few_are():
-    """The active-set method against all subsets, and against scipy's."""
-    from scipy.optimize import nnls
-
-    random = np.random.default_rng(0)
-    for trial in range(150):
-        count = int(random.integers(2, 7 if trial % 3 else 25))
-        columns = random.uniform(0, 1, (count + int(random.integers(1, 9)), count))
-        columns /= np.linalg.norm(columns, axis=0)
-        target = columns @ (random.uniform(0, 1, count) * (random.random(count) < 0.5))
-        target += random.normal(0, 0.1, len(target)) * (trial % 2)
-        found = active_set(columns, target)
-        assert (found >= 0).all()
-        best, least = nnls(columns, target)
-        assert np.linalg.norm(columns @ found - target) <= least + 1e-9
-        if count <= 6:
-            np.testing.assert_allclose(non_negative(columns, target), found, atol=1e-6)
-        if trial % 2:
-            np.testing.assert_allclose(found, best, atol=1e-6)
-
-
-def test_memory_that_runs_out_makes_the_probe_smaller(stores):
-    def bytes_of(capacity):
-        if capacity.rows("atom") > 1000:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB")
-        return 10_000 + 30 * capacity.rows("atom") + 4 * capacity.rows("bond")
-
-    memory = probe(nn.Linear(1, 1), stores["typed"], reader=GivenReader(bytes_of))
-    assert all(p.capacity.rows("atom") <= 1000 for p in memory.points)
-    assert memory.fit.residual < 1e-6
 
 
 def test_the_command_refuses_types_with_the_way_out(stores, tmp_path, capsys):

@@ -14,6 +14,7 @@ from support.memory_points import CAPACITIES, HELD_OUT, points_of
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import TERMS, counts_of
 from staticgraph.memory.fit import FitPoint, fit
+from staticgraph.memory.model import MemoryModel
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.how_many import how_many
 
@@ -66,7 +67,7 @@ def test_no_coefficient_is_negative_where_plain_least_squares_has_one():
 @examples(20)
 def test_non_negative_least_squares_is_scipys(seed):
     optimize = pytest.importorskip("scipy.optimize")
-    from staticgraph.memory.least_squares import non_negative
+    from staticgraph.memory.fit import non_negative
 
     generator = np.random.default_rng(seed)
     columns, target = generator.random((9, 5)), generator.normal(size=9)
@@ -87,6 +88,18 @@ def test_the_peak_moves_from_one_moment_to_another():
         fit([p._replace(moments=None) for p in points], "linear")
     for capacity in (HELD_OUT, Capacity(1000, 90_000, 20, 60), Capacity(90_000, 10, 20, 60)):
         assert math.isclose(found.predict(capacity), moments(capacity).max(), rel_tol=1e-9)
+
+
+def test_with_the_margin_no_measured_point_is_under_predicted():
+    generator = np.random.default_rng(1)
+    points = [
+        p._replace(nbytes=p.nbytes * generator.uniform(0.97, 1.03))
+        for p in points_of(TERMS["linear"], (1e3, 100.0, 20.0, 5.0, 0.0))
+    ]
+    memory = MemoryModel(fit(points, "linear"))
+    short = [memory.fit.predict(p.capacity) < p.nbytes for p in points]
+    assert any(short), "the example must be one where it matters"
+    assert all(memory.step_bytes(p.capacity) >= p.nbytes * (1 - 1e-6) for p in points)
 
 
 @pytest.mark.parametrize("count", range(6))

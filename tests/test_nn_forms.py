@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-from types import SimpleNamespace
 
 import pytest
 import torch
-import torch_geometric
 import torch_geometric.nn as pyg
 from support.parity import (
     BATCH,
@@ -24,7 +22,7 @@ from support.parity import (
 from support.ranks import on_ranks
 from support.runners import made_runner
 from torch import nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 from torch_geometric.utils import dropout_edge, subgraph, to_dense_batch
 
 import staticgraph as sg
@@ -64,38 +62,6 @@ def test_a_function_without_a_static_form_is_refused_by_name():
         inside(model, lambda m, d: subgraph(d.node_mask, d.edge_index))
     index = torch.tensor([[0, 1], [1, 0]])
     assert subgraph(torch.tensor([0, 1]), index)[0].shape == (2, 2)  # unchanged outside a step
-
-
-def radius(x, y, ptr_x, ptr_y, r, most, workers, ignore_same):
-    """pyg-lib's ``radius``, of one set of points with itself."""
-    graph = torch.repeat_interleave(ptr_x.diff())
-    near = (torch.cdist(x, x) < r) & (graph[:, None] == graph) & ~torch.eye(len(x)).bool()
-    return near.nonzero().t()
-
-
-class Radius(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = pyg.GraphConv(3, 4)
-
-    def forward(self, pos, batch, batch_size):
-        edges = pyg.radius_graph(pos, 1.0, batch)
-        return pyg.global_add_pool(self.conv(pos, edges).relu(), batch, batch_size)
-
-
-def test_neighbours_are_searched_in_eager_and_refused_in_a_trace(monkeypatch):
-    monkeypatch.setattr(torch_geometric.typing, "WITH_RADIUS", True)
-    monkeypatch.setattr(torch.ops, "pyg", SimpleNamespace(radius=radius), raising=False)
-    torch.manual_seed(0)
-    graphs = [Data(pos=torch.rand(n, 3), edge_index=torch.empty(2, 0).long()) for n in range(3, 9)]
-    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=2)
-    model = Radius()
-    whole = Batch.from_data_list(graphs)
-    expected = model(whole.pos, whole.batch, 6).detach()
-    found = sg.StaticGraphRunner(model, plan, "eager").predict(graphs)
-    torch.testing.assert_close(found, expected)
-    with pytest.raises(sg.NotStatic, match=r"radius_graph has no static form.* mode='eager'"):
-        sg.StaticGraphRunner(model, plan, "fused").predict(graphs)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 
 import hypothesis.strategies as st
@@ -12,11 +11,11 @@ import torch
 from hypothesis import given
 from support.attending import Attending, batch_of, batches
 from support.drawn import examples
-from support.parity import differences, plain_step, static_step, unknown_counts
+from support.parity import unknown_counts
 
 import staticgraph as sg
 from staticgraph.nn.context.size_classes import ClassedLayout
-from staticgraph.sizes.attention import PATHS, attention_path
+from staticgraph.sizes.attention import attention_path
 
 
 @given(batches(), st.booleans())
@@ -61,24 +60,3 @@ def test_small_blocks_stay_in_one():
     ):
         with pytest.raises(ValueError, match="one of auto, dense, size-classed, varlen, kernel"):
             refuse()
-
-
-@pytest.mark.slow  # on a fresh clone, for what its cases compile
-@pytest.mark.parametrize("known", [True, False], ids=["counts known", "counts unknown"])
-def test_every_path_gives_the_same(known, monkeypatch):
-    """Outputs and gradients of each path against plain PyG in float64."""
-    torch.manual_seed(0)
-    model = Attending().double()
-    bounds = ((0, 60), (1, 30), (3, 9), (6, 5))
-    batch = batch_of(
-        [60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60, order_statistics=bounds)
-    )
-    assert len(attention_path(batch.capacity, "size-classed").blocks) == 4
-    monkeypatch.setattr("support.parity.BATCH", batch)
-    expected = plain_step(model, lambda m, d: m(d), batch)
-    batch = batch if known else unknown_counts(batch)
-    for path in PATHS:
-        own = copy.deepcopy(model)
-        sg.convert(own, attention=path)
-        found, _ = static_step(own, lambda m, d: m(d), batch)
-        assert differences(expected, found, 1e-12) == []

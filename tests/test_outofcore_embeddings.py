@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-import torch
+from support.encoder_trainers import SMALL, N, encoded, everything, generated, plain, record
 from support.interrupted_epochs import assert_begins_anew
 from support.killed_run import killed_at
 
@@ -15,26 +15,17 @@ from staticgraph.outofcore import (
     Beta,
     Comet,
     InMemory,
-    LinkConfig,
     LinkTrainer,
     PartitionedGraph,
     partition,
 )
 from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
-from staticgraph.outofcore.training.adagrad import adagrad_rows
-
-SMALL = LinkConfig(dimension=4, batch_size=20, chunks=2, negatives=6, seed=3)
-
-
-def generated(n: int = 37, e: int = 300, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return np.stack([rng.integers(0, n, e), rng.integers(0, n, e), rng.integers(0, 3, e)])
 
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory):
-    return partition(generated(), 37, 6, tmp_path_factory.mktemp("graph") / "g")
+    return partition(generated(), N, 6, tmp_path_factory.mktemp("graph") / "g")
 
 
 def made(folder, p=3, size=4, d=2) -> EmbeddingFile:
@@ -42,17 +33,6 @@ def made(folder, p=3, size=4, d=2) -> EmbeddingFile:
         return np.full((size, d), k, np.float32)
 
     return EmbeddingFile.create(folder, p, size, d, initial, {"note": np.arange(3)})
-
-
-def record(file: EmbeddingFile, partition: int) -> tuple[np.ndarray, np.ndarray]:
-    values, sums = np.empty((2, file.partition_size, file.dimension), np.float32)
-    file.read(partition, values, sums)
-    return values, sums
-
-
-def everything(trainer: LinkTrainer) -> list[np.ndarray]:
-    rows = [a for k in range(trainer.file.num_partitions) for a in record(trainer.file, k)]
-    return [*rows, *(trainer.file.extras[k] for k in ("relations", "relation_sums"))]
 
 
 # ---------------------------------------------------------------------- the file
@@ -125,113 +105,53 @@ def test_a_commit_waits_for_the_data_before_it_counts(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------- killed and restarted
 
 
-def trained(graph_folder, folder) -> None:
-    trainer = LinkTrainer(PartitionedGraph(graph_folder), Comet(4, 3), SMALL, folder)
+def trained(graph_folder, folder, make) -> None:
+    trainer = make(PartitionedGraph(graph_folder), Comet(4, 3), folder)
     while trainer.epoch < 2:
         trainer.train_epoch()
 
 
+@pytest.mark.parametrize("make", [plain, encoded])
 @pytest.mark.parametrize(
     ("call", "numbers"),
     # An epoch of this schedule writes 8 partitions, with two calls each.
     [("pwrite", (1, 2, 9, 16, 17, 25)), ("fsync", (2, 3, 4, 5, 6)), ("replace", (1, 2, 3))],
 )
-@pytest.mark.parametrize("partly", [False, True])
-def test_a_kill_anywhere_loses_nothing_committed(graph, tmp_path, call, numbers, partly):
-    whole = LinkTrainer(graph, Comet(4, 3), SMALL, tmp_path / "whole")
+def test_a_kill_anywhere_loses_nothing_committed(graph, tmp_path, call, numbers, make):
+    whole = make(graph, Comet(4, 3), tmp_path / "whole")
     for _ in range(3):
         whole.train_epoch()
     expected = everything(whole)
     killed = 0
-    for number in numbers:
+    for number in numbers if make is plain else numbers[1::2]:
         folder = tmp_path / f"{call}-{number}"
-        killed += killed_at(call, number, partly, trained, graph.folder, folder)
-        trainer = LinkTrainer(graph, Comet(4, 3), SMALL, folder)
+        killed += killed_at(call, number, number % 2 == 0, trained, graph.folder, folder, make)
+        trainer = make(graph, Comet(4, 3), folder)
         assert trainer.epoch <= 2
         while trainer.epoch < 3:
             trainer.train_epoch()
         for now, then in zip(everything(trainer), expected, strict=True):
             np.testing.assert_array_equal(now, then)
         trainer.close()
-    assert killed == len(numbers)
+    assert killed == len(numbers if make is plain else numbers[1::2])
 
 
-@pytest.mark.parametrize("state", [0, 1, 2])
-def test_an_epoch_that_is_interrupted_begins_anew(graph, tmp_path, state):
-    whole = LinkTrainer(graph, Comet(4, 3), SMALL, tmp_path / "whole")
-    trainer = LinkTrainer(graph, Comet(4, 3), SMALL, tmp_path / "interrupted")
+@pytest.mark.parametrize("make", [plain, encoded])
+@pytest.mark.parametrize("state", [0, 2])
+def test_an_epoch_that_is_interrupted_starts_again(graph, tmp_path, state, make):
+    whole = make(graph, Comet(4, 3), tmp_path / "whole")
+    trainer = make(graph, Comet(4, 3), tmp_path / "interrupted")
     assert_begins_anew(whole, trainer, state, everything)
 
 
-def test_another_configuration_is_refused(graph, tmp_path):
-    LinkTrainer(graph, InMemory(), SMALL, tmp_path).close()
-    with pytest.raises(ValueError, match=r"seed=3.*this is.*seed=0.*choose another folder"):
-        LinkTrainer(graph, InMemory(), LinkConfig(dimension=4, batch_size=20, chunks=2), tmp_path)
-
-
 # ---------------------------------------------------------------------- the buffer
-
-
-@pytest.mark.parametrize("policy", [InMemory(), Beta(2), Beta(4), Comet(4, 3), Comet(2, 6)])
-def test_reads_what_the_policy_says_and_trains_on_every_edge_once(graph, tmp_path, policy):
-    trainer = LinkTrainer(graph, policy, SMALL, tmp_path)
-    seen = []
-    fill = trainer.step.fill
-
-    def recording(edges, resident, rng, place):
-        held = np.isin(edges[:, [0, -1]] // graph.partition_size, resident.partitions)
-        assert held.all()
-        seen.append(edges)
-        batch = fill(edges, resident, rng, place)
-        # All rows used, including negatives, are in a slot of a resident partition.
-        slots = resident.slot_of[list(resident.partitions)]
-        assert np.isin(batch.rows // graph.partition_size, slots).all()
-        return batch
-
-    trainer.step.fill = recording
-    result = trainer.train_epoch()
-    all_rows = graph.read_cells([(i, j) for i in range(6) for j in range(6)])
-    found = np.concatenate(seen)
-    order = [np.lexsort(rows.T) for rows in (found, all_rows)]
-    np.testing.assert_array_equal(found[order[0]], all_rows[order[1]])
-    assert result.edges == graph.num_edges
-    assert result.bytes_read == result.partitions_read * trainer.file.record_bytes
-    schedule = policy.epoch(6, np.random.default_rng([SMALL.seed, 0, 1]))
-    assert result.partitions_read == schedule.reads
-    trainer.close()
-
-
-def test_resident_rows_follow_their_nodes_through_all_swaps(graph, tmp_path):
-    """Each node's value is its number; every state adds one to the resident rows."""
-    size, p = graph.partition_size, graph.num_partitions
-
-    def initial(k: int) -> np.ndarray:
-        return np.repeat(np.arange(k * size, (k + 1) * size, dtype=np.float32)[:, None], 2, axis=1)
-
-    file = EmbeddingFile.create(tmp_path, p, size, 2, initial)
-    buffer = EmbeddingBuffer(graph, file, 4, 2)
-    schedule = Comet(4, 3).epoch(p, np.random.default_rng(0))
-    times = np.zeros(p)
-    for resident in buffer.run(schedule):
-        for k in resident.partitions:
-            nodes = np.arange(k * size, k * size + graph.nodes_of(k))
-            rows = resident.rows(nodes)
-            np.testing.assert_array_equal(buffer.values[rows, 0], nodes + times[k])
-            buffer.values[rows] += 1
-            times[k] += 1
-    for k in range(p):
-        count = graph.nodes_of(k)
-        expected = initial(k)[:count] + times[k]
-        np.testing.assert_array_equal(record(file, k)[0][:count], expected)
-    assert times.sum() > p
-    buffer.close()
 
 
 def test_draws_are_resident_uniform_and_independent_of_slots(graph, tmp_path):
     file = made(tmp_path, graph.num_partitions, graph.partition_size)
     buffer = EmbeddingBuffer(graph, file, 2, 1)
     for resident in buffer.run(Beta(2).epoch(6, np.random.default_rng(1))):
-        drawn = resident.draw(np.random.default_rng(0), (40_000,))
+        drawn = resident.node_of[resident.draw(np.random.default_rng(0), 40_000)]
         assert set((drawn // graph.partition_size).tolist()) == set(resident.partitions)
         counts = np.unique(drawn, return_counts=True)[1]
         nodes = sum(graph.nodes_of(k) for k in resident.partitions)
@@ -254,50 +174,6 @@ def test_an_error_of_the_reading_thread_reaches_training(graph, tmp_path):
 def test_embeddings_of_another_graph_are_refused(graph, tmp_path):
     with pytest.raises(ValueError, match="belong to different graphs"):
         EmbeddingBuffer(graph, made(tmp_path), 2, 1)
-
-
-# ---------------------------------------------------------------------- c = p
-
-
-def test_a_buffer_for_everything_equals_plain_arrays_bit_for_bit(graph, tmp_path):
-    trainer = LinkTrainer(graph, Comet(6), SMALL, tmp_path)
-    step, p, size = trainer.step, graph.num_partitions, graph.partition_size
-    first = [record(trainer.file, k)[0] for k in range(p)]
-    for _ in range(3):
-        trainer.train_epoch()
-
-    values = np.concatenate(first)
-    sums = np.zeros_like(values)
-    relations, relation_sums = trainer.decoder.initial(3, 4), torch.zeros(2, 3, 4)
-    edges = graph.read_cells([(i, j) for i in range(p) for j in range(p)])
-
-    class AllInMemory:
-        def __init__(self):
-            self.edges = edges
-
-        def rows(self, nodes):
-            return nodes
-
-        def draw(self, rng, shape):
-            return rng.integers(graph.num_nodes, size=shape)
-
-    place = np.full(p * size, -1, np.int32)
-    for epoch in range(3):
-        rng = np.random.default_rng([SMALL.seed, epoch, 2, 0])
-        order = rng.permutation(len(edges))
-        for low in range(0, len(order), SMALL.batch_size):
-            batch = step.fill(edges[order[low : low + SMALL.batch_size]], AllInMemory(), rng, place)
-            touched = torch.from_numpy(values[batch.gather.numpy()])
-            _, gradient, by_relation = step(touched, relations, batch)
-            adagrad_rows(values, sums, batch.rows, gradient.numpy(), np.float32(0.1))
-            relation_sums.addcmul_(by_relation, by_relation)
-            relations.addcdiv_(by_relation, relation_sums.sqrt() + 1e-10, value=-0.1)
-    for k in range(p):
-        found_values, found_sums = record(trainer.file, k)
-        np.testing.assert_array_equal(found_values, values[k * size : (k + 1) * size])
-        np.testing.assert_array_equal(found_sums, sums[k * size : (k + 1) * size])
-    assert torch.equal(trainer.relations, relations)
-    assert torch.equal(trainer.relation_sums, relation_sums)
 
 
 # ---------------------------------------------------------------------- one trainer, one place
@@ -335,11 +211,11 @@ def test_a_commit_behind_the_others_back_is_refused(graph, tmp_path):
 def test_a_relative_folder_is_where_it_was(graph, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    opened = partition(generated(), 37, 6, "g")
+    opened = partition(generated(), N, 6, "g")
     trainer = LinkTrainer(opened, InMemory(), SMALL, "e")
     monkeypatch.chdir(tmp_path / "elsewhere")
     trainer.train_epoch()
-    assert sorted(opened.node_ids.tolist()) == list(range(37))
+    assert sorted(opened.node_ids.tolist()) == list(range(N))
     assert not list((tmp_path / "elsewhere").iterdir())
     assert EmbeddingFile(tmp_path / "e").epoch == 1
     trainer.close()

@@ -16,9 +16,8 @@ from staticgraph.outofcore import (
     evaluate_links,
     partition,
 )
-from staticgraph.outofcore.training.adagrad import adagrad_rows, distinct
-from staticgraph.outofcore.training.decoders import DECODERS, ComplEx
-from staticgraph.outofcore.training.link_step import LinkStep
+from staticgraph.outofcore.sampling.link_sampling import LinkSeeds
+from staticgraph.outofcore.training.link_step import DECODERS, adagrad_rows, link_loss
 from staticgraph.outofcore.training.ranking import filtered_places
 
 N, RELATIONS = 23, 3
@@ -44,33 +43,31 @@ class Everything:
     """All nodes resident, one row each."""
 
     def __init__(self, edges):
-        self.edges = edges
+        self.edges, self.values = edges, np.empty((N, 0))
 
-    def rows(self, nodes):
-        return nodes
-
-    def draw(self, rng, shape):
-        return rng.integers(N, size=shape)
+    def draw(self, rng, count):
+        return rng.integers(N, size=count)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("count", [12, 7, 1])
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_step_equals_loops_and_dense_adagrad_in_float64(decoder, count, whole):
-    config = LinkConfig(decoder, dimension=6, batch_size=12, chunks=3, negatives=5)
-    step = LinkStep(config, DECODERS[decoder](), whole=whole)
+def test_a_step_equals_loops_and_dense_adagrad_in_float64(decoder, count):
+    """A batch that is not full has fewer chunks, of four edges and five negatives a side each."""
     generator = torch.Generator().manual_seed(1)
     table = torch.randn(N, 6, generator=generator)
-    relations = torch.randn(2, RELATIONS, 6, generator=generator)
+    relations = torch.randn(2, RELATIONS, 6, generator=generator).requires_grad_()
     edges = generated()[[0, 2, 1]].T[:count].copy()
-    place = np.full(N, -1, np.int32)
-    batch = step.fill(edges, Everything(edges), np.random.default_rng(5), place)
-    assert (place == -1).all()
-    loss, gradient, by_relation = step(table[batch.gather], relations, batch)
+    links, chunks = LinkSeeds(12, 3, 30, 0.0), -(-count // 4)
+    for _ in range(2):  # scratch space is as it was
+        rows, ends = links.draw(edges, Everything(edges), np.random.default_rng(5))
+    assert len(set(rows.tolist())) == len(rows)
+    touched = table[rows].requires_grad_()
+    loss = link_loss(DECODERS[decoder](), touched, relations, ends, chunks)
+    loss.backward()
 
-    negatives = np.random.default_rng(5).integers(N, size=(2, 3, 5))
+    negatives = np.random.default_rng(5).integers(N, size=chunks * 10).reshape(2, chunks, 5)
     exact = torch.nn.Parameter(table.double())
-    exact_relations = torch.nn.Parameter(relations.double())
+    exact_relations = torch.nn.Parameter(relations.detach().double())
     total = torch.zeros((), dtype=torch.float64)
     for e, (source, relation, destination) in enumerate(edges.tolist()):
         for way, (known, other) in enumerate([(source, destination), (destination, source)]):
@@ -81,47 +78,47 @@ def test_a_step_equals_loops_and_dense_adagrad_in_float64(decoder, count, whole)
             total = total - torch.log_softmax(torch.stack(scores), 0)[0]
     optimizer = torch.optim.Adagrad([exact], lr=0.1, eps=1e-10)
     total.backward()
-    # float32 against float64 over sums of at most 60 terms of order one; distances lose more,
-    # because they come from a difference of squares.
-    tolerance = 2e-3 if decoder == "transe" else 1e-4
-    torch.testing.assert_close(loss.double(), total.detach(), rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(
-        by_relation.double(), exact_relations.grad, rtol=tolerance, atol=tolerance
-    )
+    # float32 against float64 over sums of at most 60 terms of order one.
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(loss.double(), total.detach(), **close)
+    torch.testing.assert_close(relations.grad.double(), exact_relations.grad, **close)
     dense = torch.zeros(N, 6)
-    dense[batch.rows] = gradient[: len(batch.rows)]
-    torch.testing.assert_close(dense.double(), exact.grad, rtol=tolerance, atol=tolerance)
-    # Padding gets no gradient.
-    assert (gradient[len(batch.rows) + 1 :] == 0).all()
+    dense[rows] = touched.grad
+    torch.testing.assert_close(dense.double(), exact.grad, **close)
 
     values, sums = table.numpy().copy(), np.zeros((N, 6), np.float32)
-    adagrad_rows(values, sums, batch.rows, dense.numpy()[batch.rows], np.float32(0.1))
+    adagrad_rows(values, sums, rows, touched.grad.numpy(), np.float32(0.1))
     exact.grad = dense.double()
     optimizer.step()
     # An unused row has gradient zero, so dense Adagrad leaves it unchanged too.
     np.testing.assert_allclose(values, exact.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_distinct_is_numpys_unique_in_order_of_appearance():
-    rows = np.array([5, 2, 5, 7, 2, 0])
-    place, out, local = np.full(9, -1, np.int32), np.zeros(6, np.int64), np.empty(6, np.int64)
-    count = distinct(rows, place, out, local)
-    assert out[:count].tolist() == [5, 2, 7, 0]
-    np.testing.assert_array_equal(out[local], rows)
-    assert (place == -1).all()
+@pytest.mark.parametrize("near", [1e-1, 1e-3, 0.0])
+def test_distances_and_gradients_of_near_rows_are_those_of_float64(near):
+    """Squares minus products, in float32, would leave rounding errors alone."""
+    torch.manual_seed(0)
+    query = 3 * torch.randn(5, 50)
+    candidates = (query[:1] + near * torch.randn(7, 50)).requires_grad_()
+    scores = DECODERS["transe"]().scores(query.requires_grad_(), candidates)
+    scores.sum().backward()
+    exact_q, exact_c = (t.detach().double().requires_grad_() for t in (query, candidates))
+    exact = -((exact_q[:, None] - exact_c[None]).square().sum(-1) + 1e-12).sqrt()
+    exact.sum().backward()
+    torch.testing.assert_close(scores, exact.float(), rtol=1e-5, atol=1e-6)
+    assert query.grad.isfinite().all()
+    torch.testing.assert_close(query.grad, exact_q.grad.float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(candidates.grad, exact_c.grad.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_negatives_by_degree_are_ends_of_edges():
-    config = LinkConfig(batch_size=4, chunks=2, negatives=400, degree_fraction=0.5, dimension=2)
     edges = np.array([[0, 0, 1], [0, 1, 2], [0, 2, 3]])
-    step = LinkStep(config, DECODERS["distmult"]())
-    batch = step.fill(edges, Everything(edges), np.random.default_rng(0), np.full(N, -1, np.int32))
-    nodes = batch.gather[batch.negatives].numpy()
-    by_degree = nodes[..., :200].ravel()
-    assert set(by_degree.tolist()) == {0, 1, 2, 3}
-    # Node 0 is half of all ends: 800 draws, standard deviation sqrt(800) / 2.
-    assert abs((by_degree == 0).sum() - 400) < 5 * np.sqrt(800) / 2
-    assert len(set(nodes[..., 200:].ravel().tolist())) == N
+    links = LinkSeeds(4, 1, 1600, 0.5)
+    rows, ends = links.draw(edges, Everything(edges), np.random.default_rng(0))
+    counts = np.bincount(rows[ends.negatives], minlength=N)
+    # Node 0 is half of the ends of 800 draws, and one of 23 nodes in the others.
+    assert abs(counts[0] - 400 - 800 / N) < 5 * np.sqrt(800 / 4 + 800 / N)
+    assert abs(counts[4:].sum() - 800 * 19 / N) < 5 * np.sqrt(800 / 4)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -187,43 +184,13 @@ def test_ranks_on_an_undirected_graph_leave_out_neighbours_by_either_way(tmp_pat
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("dimension", [6, 50])
-def test_rows_that_are_all_the_same_stand_in_the_middle(tmp_path, decoder, dimension):
+def test_rows_that_are_all_the_same_stand_in_the_middle(tmp_path, decoder):
     """Whatever the rounding of a product of that width, collapsed embeddings gain nothing."""
     graph = partition(generated(), N, 3, tmp_path / "g")
-    config = LinkConfig(decoder, dimension=dimension, batch_size=10, chunks=2, negatives=8)
+    config = LinkConfig(decoder, dimension=50, batch_size=10, chunks=2, negatives=8)
     trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
-    row = torch.randn(dimension, generator=torch.Generator().manual_seed(dimension))
+    row = torch.randn(50, generator=torch.Generator().manual_seed(50))
     trainer.rows = lambda p: row.repeat(graph.nodes_of(p), 1)
-    tested = np.array([[0], [1], [2]])
-    np.testing.assert_array_equal(filtered_places(trainer, tested, tested)[0], (1 + N) / 2)
-    trainer.close()
-
-
-def test_places_among_near_rows_far_from_the_origin_are_those_of_float64(tmp_path):
-    graph = partition(generated(), N, 3, tmp_path / "g")
-    config = LinkConfig("transe", dimension=50, batch_size=10, chunks=2, negatives=8)
-    trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
-    torch.manual_seed(0)
-    rows = 3 * torch.randn(50) + 1e-3 * torch.randn(N, 50)
-    size = graph.partition_size
-    trainer.rows = lambda p: rows[p * size : p * size + graph.nodes_of(p)]
-    tested = generated(15, seed=1)[:, :15]
-    new = np.argsort(graph.node_ids)
-    apart = torch.cdist(rows.double(), rows.double(), compute_mode="donot_use_mm_for_euclid_dist")
-    places, _ = filtered_places(trainer, tested, tested)
-    for t, (a, b, relation) in enumerate(tested.T):
-        same = (tested[0] == a) & (tested[2] == relation)
-        others = np.setdiff1d(new, new[tested[1][same]])
-        distance = apart[new[a]]
-        assert places[0, t] == 1 + int((distance[others] < distance[new[b]]).sum())
-    trainer.close()
-
-
-def test_a_model_that_scores_everything_alike_stands_in_the_middle(tmp_path):
-    graph = partition(generated(), N, 2, tmp_path / "g")
-    config = LinkConfig(dimension=4, batch_size=10, chunks=2, negatives=8, spread=0.0)
-    trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
     tested = np.array([[0], [1], [2]])
     np.testing.assert_array_equal(filtered_places(trainer, tested, tested)[0], (1 + N) / 2)
     trainer.close()
@@ -244,29 +211,6 @@ def test_training_learns_a_graph_with_and_without_relations(tmp_path, decoder):
         trainer.close()
 
 
-def test_a_step_compiles_once_in_static_shapes():
-    """The smaller last batch of a state has the same shapes as all others."""
-    config = LinkConfig(dimension=4, batch_size=6, chunks=2, negatives=3)
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    compiled = LinkStep(config, DECODERS["distmult"](), compile={"backend": backend})
-    eager = LinkStep(config, DECODERS["distmult"]())
-    table, relations = torch.randn(N, 4), torch.randn(2, RELATIONS, 4)
-    edges = generated()[[0, 2, 1]].T.copy()
-    for count in (6, 6, 4, 1):
-        batch = eager.fill(
-            edges[:count], Everything(edges), np.random.default_rng(0), np.full(N, -1, np.int32)
-        )
-        found = compiled(table[batch.gather], relations, batch)
-        for now, then in zip(found, eager(table[batch.gather], relations, batch), strict=True):
-            torch.testing.assert_close(now, then)
-    assert len(graphs) == 1
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -281,34 +225,28 @@ def test_a_configuration_that_cannot_work_is_refused(values, message):
         LinkConfig(**values)
 
 
-def test_complex_needs_halves():
-    with pytest.raises(ValueError, match="even"):
-        ComplEx().initial(2, 5)
-
-
 @pytest.mark.parametrize("policy", [Beta(4), Comet(8, 8)])
 def test_states_cost_little_more_than_their_edges(tmp_path, policy, monkeypatch):
     """The edge rows computed over many states, compared with those over everything at once."""
     rows = []
-    run = LinkStep.__call__
+    train = LinkTrainer._train_batch
 
-    def counted(self, touched, relations, batch):
-        rows.append((len(batch.mask), int(batch.mask.sum()), batch.negatives.size(1)))
-        assert len(batch.source) == len(batch.destination) == len(batch.relation) == rows[-1][0]
-        return run(self, touched, relations, batch)
+    def counted(self, batch, ends):
+        rows.append((len(ends.mask), int(ends.mask.sum()), len(ends.negatives) // 6))
+        return train(self, batch, ends)
 
-    monkeypatch.setattr(LinkStep, "__call__", counted)
+    monkeypatch.setattr(LinkTrainer, "_train_batch", counted)
     rng = np.random.default_rng(0)
     edges = rng.integers(0, 320, (2, 8_700))
     graph = partition(edges, 320, 16 if isinstance(policy, Beta) else 32, tmp_path / "g")
     config = LinkConfig(dimension=2, batch_size=100, chunks=10, negatives=3)
     trainer = LinkTrainer(graph, policy, config, tmp_path / "e")
-    found = trainer.train_epoch()
+    result = trainer.train_epoch()
     trainer.close()
     computed, real, chunks = (sum(column) for column in zip(*rows, strict=True))
-    assert real == found.edges == 8_700
+    assert real == result.edges == 8_700
     assert computed == 10 * chunks
     # In memory 87 batches of 100; with states, each of which ends a batch, over 100.
-    assert found.batches > 100
-    assert computed <= real + 9 * found.states
+    assert result.batches > 100
+    assert computed <= real + 9 * result.states
     assert computed <= 1.05 * 8_700

@@ -1,4 +1,4 @@
-"""Each seed node once, only resident neighbours, reproducible batches; one compile per rung."""
+"""Each seed once, only resident neighbours, reproducible batches; one compile per bucket."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 from support.arena import ArenaRecorder
-from support.counted_graphs import counting
 from torch import nn
 from torch_geometric.nn import GCNConv
 
+from staticgraph import BucketPlan, Recording
 from staticgraph.errors import StoreCorrupt
 from staticgraph.outofcore import (
     Beta,
     Comet,
     Dispersed,
-    HopLadder,
     InMemory,
     NodeCache,
     NodeTrainer,
@@ -23,10 +22,7 @@ from staticgraph.outofcore import (
     SampledLoader,
     partition,
 )
-from staticgraph.outofcore.buffer.resident import ResidentGraphs
-from staticgraph.outofcore.disk import data
-from staticgraph.outofcore.sampling.hops import HopCapacity
-from staticgraph.outofcore.training.hop_runner import HopRunner
+from staticgraph.outofcore.buffer.buffer import FeatureBuffer
 
 N, TRAIN = 90, np.arange(5, 35)
 
@@ -51,30 +47,6 @@ def cached(tmp_path_factory):
 LABELS = np.arange(N) % 7
 
 
-@pytest.mark.parametrize("name", ["cora", "citeseer"])
-def test_with_half_resident_training_nodes_see_nearly_all_that_they_would_see(tmp_path, name):
-    """The share of the edges in two hops from the training nodes that have both ends resident."""
-    nodes = data.open_nodes(name)
-    shares = {}
-    for near in (0, 2):
-        graph = partition(
-            nodes.edges, len(nodes.labels), 16, tmp_path / str(near), training_nodes=nodes.train,
-            near=near,
-        )  # fmt: skip
-        schedule = NodeCache(8, near=4 * near).epoch(16, (0,), np.random.default_rng(0))
-        resident = np.isin(np.arange(16), schedule.states[0].partitions)
-        new = np.empty(graph.num_nodes, np.int64)
-        new[graph.node_ids] = np.arange(graph.num_nodes)
-        here = resident[new // graph.partition_size]
-        reached = np.isin(np.arange(graph.num_nodes), nodes.train)
-        reached[nodes.edges[0][reached[nodes.edges[1]]]] = True
-        wanted = reached[nodes.edges[1]]
-        shares[near] = (here[nodes.edges[0]] & here[nodes.edges[1]])[wanted].mean()
-    # In random order, only about half of the neighbours of resident nodes are resident.
-    assert shares[0] < 0.5
-    assert shares[2] > 0.9
-
-
 # ---------------------------------------------------------------------- states
 
 
@@ -82,14 +54,14 @@ def test_with_half_resident_training_nodes_see_nearly_all_that_they_would_see(tm
 @pytest.mark.parametrize("direction", ["in", "out", "both"])
 def test_a_state_sees_exactly_the_edges_between_resident_nodes(graph, policy, direction):
     graph, edges = graph
-    states = ResidentGraphs(graph, direction)
+    states = FeatureBuffer(graph, direction)
     schedule = policy.epoch(6, tuple(range(6)), np.random.default_rng(1))
     features = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
     for resident, state in zip(states.run(schedule), schedule.states, strict=True):
         here = resident.node_of >= 0
         original = graph.node_ids[resident.node_of[here]]
         assert sorted(set(resident.node_of[here] // graph.partition_size)) == list(state.partitions)
-        np.testing.assert_array_equal(resident.features[here], features[original])
+        np.testing.assert_array_equal(resident.values[here], features[original])
         # Degrees are those of the whole graph, whatever is resident; self-loops do not count.
         joined = edges[:, edges[0] != edges[1]]
         both = {"in": joined[1:], "out": joined[:1], "both": joined}[direction]
@@ -113,10 +85,13 @@ def test_a_state_sees_exactly_the_edges_between_resident_nodes(graph, policy, di
 
 
 def collected(loader):
-    return [
-        (b.seeds.copy(), b.hops.x.clone(), b.hops.y.clone(), [t.clone() for t in b.hops.draws])
-        for b in loader
-    ]
+    """Returns seeds and tensors of an epoch's batches, which have memory of their own."""
+    return [(batch.seeds, dict(batch.graph.tensors())) for batch in list(loader)]
+
+
+def two_buckets():
+    """Both are used by batches of eight seeds with three and two neighbours."""
+    return BucketPlan.of([(34, 44, 2), (64, 80, 2)])
 
 
 @pytest.mark.parametrize(
@@ -132,11 +107,11 @@ def test_each_training_node_comes_once_with_its_features_and_label(request, whic
         for batch in loader:
             original = graph.node_ids[batch.seeds]
             seeds += original.tolist()
-            n = len(original)
-            np.testing.assert_array_equal(batch.hops.x[:n, 0], original * 3)
-            np.testing.assert_array_equal(batch.hops.y[:n], LABELS[original])
-            assert (batch.hops.y[n:] == -1).all()
-            assert (batch.hops.x[~batch.hops.mask] == 0).all()
+            np.testing.assert_array_equal(batch.nodes, original)
+            n, real = len(original), batch.graph.real_nodes
+            np.testing.assert_array_equal(batch.graph.x[:n, 0], original * 3)
+            np.testing.assert_array_equal(batch.graph.y[:n], LABELS[original])
+            assert (batch.graph.y[n:real] == -1).all()
         assert sorted(seeds) == TRAIN.tolist()
     loader.close()
 
@@ -151,8 +126,7 @@ def test_the_same_seed_gives_the_same_batches(graph):
     for first, second in zip(runs[0], runs[1], strict=True):
         for a, b in zip(first, second, strict=True):
             np.testing.assert_array_equal(a[0], b[0])
-            assert all(torch.equal(s, t) for s, t in zip(a[1:3], b[1:3], strict=True))
-            assert all(torch.equal(s, t) for s, t in zip(a[3], b[3], strict=True))
+            assert all(torch.equal(a[1][name], b[1][name]) for name in a[1])
     assert any(not np.array_equal(a[0], b[0]) for a, b in zip(runs[0][0], runs[2][0], strict=False))
 
 
@@ -165,13 +139,35 @@ def test_an_epoch_that_is_left_early_leaves_nothing_running(graph):
     loader.close()
 
 
-def test_a_small_ladder_still_loses_no_seed(graph):
+def test_a_small_plan_loses_no_seed_and_a_smaller_one_is_refused(graph):
     graph, _ = graph
-    tight = HopLadder((HopCapacity((16, 12, 8), (3, 2)),))
-    loader = SampledLoader(graph, InMemory(), [3, 2], 16, labels=LABELS, ladder=tight)
-    seeds = [graph.node_ids[s] for seeds, *_ in collected(loader) for s in seeds]
+    tight = BucketPlan.of([(30, 40, 2)])
+    loader = SampledLoader(graph, InMemory(), [3, 2], 16, labels=LABELS, plan=tight)
+    seeds = [graph.node_ids[s] for seeds, _ in collected(loader) for s in seeds]
     assert sorted(seeds) == list(range(N))
-    assert tight.statistics.splits > 0
+    assert loader.statistics.splits > 0
+    loader.close()
+    loader = SampledLoader(graph, InMemory(), [3, 2], 16, plan=BucketPlan.of([(4, 5, 2)]))
+    with pytest.raises(ValueError, match=r"one seed reaches \d+ nodes .* give a larger one"):
+        collected(loader)
+    loader.close()
+
+
+@pytest.mark.parametrize("policy", [InMemory(), Dispersed(2)])
+def test_an_iteration_that_another_one_ended_says_so(graph, policy):
+    graph, _ = graph
+    loader = SampledLoader(graph, policy, [3], 8)
+    first = iter(loader)
+    next(first)
+    # As after an interrupt whose traceback keeps the iterator: the next epoch is whole and correct.
+    seen = []
+    for batch in loader:
+        seen += batch.nodes.tolist()
+        np.testing.assert_array_equal(batch.graph.x[: len(batch.nodes), 0], 3 * batch.nodes)
+    assert sorted(seen) == list(range(N))
+    with pytest.raises(RuntimeError, match="another iteration of this loader began"):
+        next(first)
+    assert loader.epoch == 1
     loader.close()
 
 
@@ -187,7 +183,8 @@ def test_each_edge_comes_once_with_its_ends_among_the_seeds(graph, policy):
         ends = batch.ends
         assert len(ends.negatives) == 5
         assert int(ends.negatives.max()) < len(batch.seeds)
-        for s, d in zip(ends.source[ends.mask], ends.destination[ends.mask], strict=True):
+        real = ends.mask.bool()
+        for s, d in zip(ends.source[real], ends.destination[real], strict=True):
             found.append(tuple(graph.node_ids[batch.seeds[[int(s), int(d)]]].tolist()))
     assert sorted(found) == sorted(map(tuple, edges.T.tolist()))
     loader.close()
@@ -197,19 +194,26 @@ def test_each_edge_comes_once_with_its_ends_among_the_seeds(graph, policy):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("policy", "options", "message"),
     [
-        ((Beta(2), [2], 4, "node"), "nodes are trained with"),
-        ((NodeCache(2), [2], 4, "link"), "links with Beta"),
-        ((InMemory(), [2], 0, "node"), "batch_size=0"),
-        ((InMemory(), [2], 4, "graph"), "'node' or 'link'"),
+        (Beta(2), {}, "nodes are trained with"),
+        (NodeCache(2), {"task": "link"}, "links with Beta"),
+        (InMemory(), {"batch_size": 0}, "batch_size=0"),
+        (InMemory(), {"batch_size": 8.0}, "batch_size=8.0: give a whole number"),
+        (InMemory(), {"task": "graph"}, "'node' or 'link'"),
+        (InMemory(), {"labels": np.zeros(3)}, "labels has 3 entries"),
+        (InMemory(), {"task": "link", "seeds": [1]}, "with seeds=: they are of nodes.*partition"),
+        (InMemory(), {"negatives": 4, "exclude": True}, "with negatives=, exclude="),
+        (InMemory(), {"task": "link", "negatives": -1}, "negatives=-1"),
+        (InMemory(), {"task": "link", "degree_fraction": 1.5}, "degree_fraction=1.5"),
+        (InMemory(), {"fanouts": [-1]}, r"fanouts=\[-1\].*for all neighbours the largest degree"),
+        (InMemory(), {"fanouts": 5}, "fanouts=5: give a list"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused(graph, arguments, message):
+def test_what_cannot_be_loaded_is_refused(graph, policy, options, message):
+    options = {"fanouts": [2], "batch_size": 4, **options}
     with pytest.raises(ValueError, match=message):
-        SampledLoader(graph[0], *arguments)
-    with pytest.raises(ValueError, match="labels has 3 entries"):
-        SampledLoader(graph[0], InMemory(), [2], 4, labels=np.zeros(3))
+        SampledLoader(graph[0], policy, **options)
 
 
 def test_an_error_of_a_thread_reaches_the_caller(tmp_path):
@@ -223,87 +227,51 @@ def test_an_error_of_a_thread_reaches_the_caller(tmp_path):
 # ---------------------------------------------------------------------- training
 
 
-@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
-def test_at_most_one_compile_a_rung_and_the_same_result_as_eager(graph, kind):
-    graph, _ = graph
-    calls = []
-    torch.manual_seed(0)
-    model = SampledGNN(kind, 3, 8, 7, 2)
-    ladder = HopLadder((HopCapacity((8, 16, 16), (3, 2)), HopCapacity((8, 24, 48), (3, 2))))
-    loader = SampledLoader(graph, Dispersed(3), [3, 2], 8, labels=LABELS, ladder=ladder)
-    compiled, eager = HopRunner(model, compiler=counting(calls)), HopRunner(model)
-    for _ in range(3):
-        for batch in loader:
-            batch.hops.x.div_(N * 3)
-            torch.testing.assert_close(compiled(batch.hops), eager(batch.hops))
-    assert all(ladder.statistics.batches)
-    assert len(calls) == len(compiled.compiled) == 2
-    loader.close()
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_recorded_training_equals_eager_training(graph, dropout):
-    """Two rungs and many batches would reveal stale inputs, stale gradients and mixed-up rungs."""
+    """Two buckets and many batches reveal stale inputs, stale gradients and mixed-up buckets."""
     graph, _ = graph
-    tape, runs = ArenaRecorder(torch.device("cpu")), []
-    for recorder in (None, tape):
+    recorder, runs = ArenaRecorder(torch.device("cpu")), []
+    for mode in ("eager", "cuda-graph"):
         torch.manual_seed(0)
         model = SampledGNN("gcn", 3, 8, 7, 2, dropout)
-        ladder = HopLadder((HopCapacity((8, 16, 16), (3, 2)), HopCapacity((8, 24, 48), (3, 2))))
-        loader = SampledLoader(graph, Dispersed(3), [3, 2], 8, labels=LABELS, ladder=ladder)
-        trainer = NodeTrainer(model, loader)
-        if recorder is not None:
-            trainer.runner = HopRunner(model, "cuda-graph", recorder=recorder)
-        runs.append([trainer.train_epoch().loss for _ in range(4)])
-        assert all(ladder.statistics.batches)
+        loader = SampledLoader(
+            graph, Dispersed(3), [3, 2], 8, labels=LABELS, gcn_norm=True, plan=two_buckets()
+        )
+        recording = Recording(recorder=lambda _: recorder, scope="forward_backward")
+        options = {} if mode == "eager" else {"recording": recording}
+        trainer = NodeTrainer(model, loader, mode=mode, **options)
+        if mode != "eager":
+            trainer.runner.warmup(next(iter(loader)).graph, phases=["step"], progress=False)
+        torch.manual_seed(1)
+        loader.epoch = 0
+        runs.append([trainer.train_epoch() for _ in range(4)])
+        assert all(loader.statistics.batches)
         loader.close()
-    assert tape.recorded == 2
+    assert recorder.recorded == 2
     # The same operations and the same dropout draws on the same values.
-    assert runs[0] == runs[1]
+    assert [e.loss for e in runs[0]] == [e.loss for e in runs[1]]
+    assert [e.accuracy for e in runs[0]] == [e.accuracy for e in runs[1]]
 
 
 @pytest.mark.slow
-def test_recorded_training_on_a_gpu_equals_the_cpu(graph, place):
+@pytest.mark.parametrize("mode", ["cuda-graph", "default"])
+def test_training_on_a_gpu_equals_the_cpu(graph, place, mode):
     graph, _ = graph
     losses = []
-    for device, mode in (("cpu", "eager"), (place.device, "cuda-graph")):
+    for device, how in (("cpu", "eager"), (place.device, mode)):
         torch.manual_seed(0)
-        model = SampledGNN("gcn", 3, 8, 7, 2).to(device)
+        model = SampledGNN("sage", 3, 8, 7, 2).to(device)
         loader = SampledLoader(graph, Dispersed(3), [3, 2], 8, labels=LABELS)
-        own = mode == "eager" or place.cuda
-        trainer = NodeTrainer(model, loader, mode=mode if own else "eager")
-        if not own:
-            trainer.runner = HopRunner(model, mode, recorder=place.made_recorder())
+        options = {}
+        if how == "cuda-graph" and not place.cuda:
+            options = {"recording": Recording(recorder=place.recorder)}
+        trainer = NodeTrainer(model, loader, mode=how, **options)
+        trainer.runner.warmup(phases=["step"], progress=False)
         losses.append([trainer.train_epoch().loss for _ in range(4)])
         loader.close()
-    replays = trainer.runner.recorded.replays
-    assert sum(replays.values()) == sum(loader.ladder.statistics.batches)
     # float32 in another order over dozens of Adam steps; the first divide gradients by their size.
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2)
-
-
-@pytest.mark.slow
-def test_every_rung_compiles_once_on_a_gpu_and_equals_the_cpu(graph, place):
-    graph, _ = graph
-    torch.manual_seed(0)
-    model = SampledGNN("sage", 3, 8, 7, 2)
-    on_gpu = SampledGNN("sage", 3, 8, 7, 2).to(place.device)
-    on_gpu.load_state_dict(model.state_dict())
-    ladder = HopLadder((HopCapacity((8, 16, 16), (3, 2)), HopCapacity((8, 24, 48), (3, 2))))
-    loader = SampledLoader(graph, Dispersed(3), [3, 2], 8, labels=LABELS, ladder=ladder)
-    # A CPU has no recording mode; its compiled code is traced in the same way.
-    recorded = HopRunner(on_gpu, "reduce-overhead" if place.cuda else "default")
-    eager = HopRunner(model)
-    with torch.no_grad():
-        for _ in range(4):
-            for batch in loader:
-                batch.hops.x.div_(N * 3)
-                found = recorded(batch.hops).clone().cpu()
-                # float32 sums of a few terms of order one in another order.
-                torch.testing.assert_close(found, eager(batch.hops), rtol=1e-4, atol=1e-4)
-    assert [f.counts.compiles for f in recorded.compiled.values()] == [1, 1]
-    assert not any(f.counts.skipped for f in recorded.compiled.values())
-    loader.close()
 
 
 def test_training_on_the_whole_graph_equals_pyg_in_full_batch(graph):
@@ -320,7 +288,9 @@ def test_training_on_the_whole_graph_equals_pyg_in_full_batch(graph):
     first, second = GCNConv(3, 8), GCNConv(8, 7)
     first.load_state_dict(model.layers[0].state_dict())
     second.load_state_dict(model.layers[1].state_dict())
-    loader = SampledLoader(graph, InMemory(), [degree, degree], N, labels=LABELS, seeds=TRAIN)
+    loader = SampledLoader(
+        graph, InMemory(), [degree, degree], N, labels=LABELS, seeds=TRAIN, gcn_norm=True
+    )
     trainer = NodeTrainer(model, loader, rate=0.01, decay=0.0)
     plain = nn.ModuleList([first, second])
     optimizer = torch.optim.Adam(plain.parameters(), 0.01)
@@ -338,11 +308,4 @@ def test_training_on_the_whole_graph_equals_pyg_in_full_batch(graph):
         out = second(first(x, edge_index).relu(), edge_index)
     accuracy = (out.argmax(1).numpy() == LABELS)[TRAIN].mean()
     assert trainer.evaluate_whole(TRAIN, LABELS) == pytest.approx(accuracy)
-    loader.close()
-
-
-def test_a_loader_without_labels_says_so(graph):
-    loader = SampledLoader(graph[0], InMemory(), [2], 8)
-    with pytest.raises(ValueError, match="pass labels="):
-        NodeTrainer(SampledGNN("sage", 3, 4, 2, 1), loader).train_epoch()
     loader.close()

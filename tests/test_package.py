@@ -4,7 +4,6 @@ there is no source tree."""
 from __future__ import annotations
 
 import ast
-import re
 import shutil
 import subprocess
 import sys
@@ -16,8 +15,6 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 import staticgraph as sg
 from staticgraph.cli import main
@@ -30,12 +27,6 @@ EXTRAS: dict[str, list[str]] = METADATA["optional-dependencies"]
 TOOLS = ("dev", "docs")
 # A wheel is built from these and nothing else in the repository.
 SOURCES = ("staticgraph", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
-TEXTS = [
-    path
-    for folder in (".", "docs", "examples", "staticgraph", "bench")
-    for pattern in ("*.md", "*.py")
-    for path in ((ROOT / folder).glob(pattern) if folder == "." else (ROOT / folder).rglob(pattern))
-]
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -67,106 +58,6 @@ def test_every_import_is_covered_by_a_dependency_or_an_extra():
     assert needed - offered == set(), "imported, and neither a dependency nor in an extra"
     # uvicorn uses these if they are installed.
     assert offered - needed == {"httptools", "uvloop"}, "asked for, and never imported"
-
-
-def test_every_extra_that_is_named_anywhere_exists():
-    said: dict[str, str] = {}
-    for path in TEXTS:
-        text = path.read_text()
-        for listed in re.findall(r"staticgraph\[([\w, -]+)\]", text):
-            said |= {extra.strip(): path.name for extra in listed.split(",")}
-        for extra in re.findall(r"\bextra [`'\"]+(\w+)", text):
-            said[extra] = path.name
-    assert len(said) >= 3
-    assert {extra: where for extra, where in said.items() if extra not in EXTRAS} == {}
-
-
-def test_developers_have_every_extra_that_tests_need():
-    own = next(each for each in EXTRAS["dev"] if each.startswith("staticgraph"))
-    # ogb pins packages from years ago; its reader is tested with a stand-in.
-    assert Requirement(own).extras == set(EXTRAS) - {"dev", "ogb", "docs"}
-
-
-def test_the_pinned_versions_are_those_that_are_asked_for():
-    """The versions that `make` installs lie within those a user may install."""
-    pinned = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
-    )
-    pinned = {name.lower().replace("-", "_"): version for name, version in pinned.items()}
-    for listed in (METADATA["dependencies"], *EXTRAS.values()):
-        for requirement in map(Requirement, listed):
-            name = requirement.name.lower().replace("-", "_")
-            if name in pinned:
-                assert requirement.specifier.contains(pinned[name]), f"{requirement} {pinned[name]}"
-    assert names(METADATA["dependencies"]) <= set(pinned)
-
-
-def test_classifiers_name_the_pythons_that_are_allowed():
-    said = {
-        found[1]
-        for each in METADATA["classifiers"]
-        if (found := re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", each))
-    }
-    allowed = SpecifierSet(METADATA["requires-python"])
-    assert said == {f"3.{minor}" for minor in range(8, 30) if allowed.contains(f"3.{minor}.5")}
-    assert "Typing :: Typed" in METADATA["classifiers"]
-    assert not any(each.startswith("License ::") for each in METADATA["classifiers"]), (
-        "a license is"
-    )
-    assert METADATA["license"] == "MIT"
-
-
-def seen_to_run() -> list[dict[str, str]]:
-    """The table in docs/versions.md, one row per run."""
-    lines = [
-        [cell.strip() for cell in line.strip("| ").split("|")]
-        for line in (ROOT / "docs" / "versions.md").read_text().splitlines()
-        if line.startswith("|")
-    ]
-    head, _, *rows = lines
-    return [dict(zip(head, row, strict=True)) for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("name", "column"), [("torch", "torch"), ("torch_geometric", "PyG"), ("python", "Python")]
-)
-def test_versions_that_are_allowed_are_those_that_were_run(name, column):
-    """The oldest and the newest version a user may install are both in docs/versions.md."""
-    ran = [Version(row[column]) for row in seen_to_run()]
-    wanted = [Requirement(each) for each in METADATA["dependencies"]]
-    found = [each.specifier for each in wanted if each.name == name]
-    (allowed,) = found or [SpecifierSet(METADATA["requires-python"])]
-    oldest, newest = min(ran), max(ran)
-    assert all(allowed.contains(version) for version in ran)
-    assert not allowed.contains(f"{oldest.major}.{oldest.minor - 1}.9")
-    assert not allowed.contains(f"{newest.major}.{newest.minor + 1}.0")
-
-
-def span(column: str) -> str:
-    """``X to Y``, without the patch level: the oldest and newest version of a column that ran."""
-    ran = {Version(row[column]).release[:2] for row in seen_to_run()}
-    ends = [f"{major}.{minor}" for major, minor in (min(ran), max(ran))]
-    return " to ".join(dict.fromkeys(ends))
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
-def test_a_page_that_names_versions_names_those_that_were_run(page):
-    said = f"Python {span('Python')}, torch {span('torch')}, PyG {span('PyG')} ([what was run]("
-    assert said in " ".join((ROOT / page).read_text().split())
-
-
-def test_what_was_skipped_was_not_run():
-    """A version is either in the table or in the list of skipped versions, not in both."""
-    text = (ROOT / "docs" / "versions.md").read_text()
-    listed = text.partition("## What was skipped")[2].partition("\n## ")[0]
-    for column, name in (("Python", "Python"), ("torch", "torch"), ("PyG", "PyG")):
-        ran = {".".join(row[column].split(".")[:2]) for row in seen_to_run()}
-        skipped = {
-            version
-            for each in re.findall(rf"^- \*\*{name} ([\d., and]+)\*\*", listed, re.MULTILINE)
-            for version in re.findall(r"\d+\.\d+", each)
-        }
-        assert skipped.isdisjoint(ran)
 
 
 def test_the_version_stands_in_one_place(capsys):

@@ -14,12 +14,11 @@ from support.packing_problems import alike, assert_packed, fewest_packs, load, p
 from staticgraph.packing import pack_histogram, repair
 from staticgraph.packing.bound import packing_bound
 from staticgraph.packing.columns import Columns
-from staticgraph.packing.companions import packed_giants
-from staticgraph.packing.giants import giants_bound
+from staticgraph.packing.giants import giants_bound, packed_giants
 from staticgraph.packing.pack import Packing
+from staticgraph.packing.packer import fewer_by_sample
 from staticgraph.packing.pricing import best_patterns, grid_of, worth_of_rooms
 from staticgraph.packing.repair import fewer_by_repair
-from staticgraph.packing.sample import fewer_by_sample
 from staticgraph.packing.swap import as_packing
 from staticgraph.sizes.histogram import SizeHistogram
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -70,9 +68,3 @@ def test_a_grid_too_fine_is_rounded_and_stays_valid():
     bound = packing_bound(histogram, histogram.maxima, rounds=10)
     assert bound.coarse
     assert bound.packs <= pack_histogram(histogram, histogram.maxima).num_packs
-
-
-def test_without_scipy_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(ImportError, match=r"pip install scipy"):
-        packing_bound(load("esol"), (55, 124))

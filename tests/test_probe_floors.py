@@ -11,10 +11,9 @@ from torch import nn
 import staticgraph as sg
 from staticgraph.errors import FitRefused
 from staticgraph.memory.model import MemoryModel
-from staticgraph.memory.regime import Regime
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.floors import beyond, floors_of, sides_of, wanted
-from staticgraph.probing.probe import probe, probe_capacities
+from staticgraph.probing.fitting import floors_of
+from staticgraph.probing.probe import probe
 from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.sizes.capacity import Capacity
 
@@ -33,8 +32,7 @@ def test_a_model_of_ones_own_is_predicted_on_either_side_of_the_width_that_it_ke
     model = Ranked(*kept)
     memory = probe(model, STORE, loss=loss)
     assert memory.fit.worst < 0.01
-    assert {regime.upto for regime, _ in memory.fit.pieces} <= {*kept, None}
-    assert len(memory.fit.pieces) == len(kept)
+    assert tuple(piece.above for piece in memory.fit.pieces) == kept
     widths = {1, 2, 12, 24, 48, *kept, *(k + 1 for k in kept)}
     with FakeTensorReader().open(Probed(sg.Subject(model, loss), STORE.schema)) as step_at:
         for width in sorted(widths):
@@ -50,21 +48,15 @@ def test_a_floor_is_a_width_that_follows_larger_graphs():
     assert floors_of(read((NEAR, ()), (FAR, ()))) == ()
 
 
-def test_a_width_that_no_graph_passes_is_read_beyond():
-    near = read((NEAR, (20,)))
-    (further,) = beyond(floors_of(near), near)
-    assert further.max_graph_nodes > 20
-    assert not beyond((20,), [*near, (further, Reading(100))])
-    assert not beyond((), near)
-
-
-def test_of_each_side_enough_is_read_to_tell_the_counts_apart():
-    first, _ = probe_capacities(STORE.sizes)
-    for side in sides_of((6, 9)):
-        found = wanted(side, first)
-        assert all(side.holds(capacity) for capacity in found)
-        assert len(found) + sum(map(side.holds, first)) >= 7
-        assert not wanted(side, [*first, *found])
+def test_a_width_that_is_always_the_same_is_no_floor():
+    """No graph of the data is wider, so one more capacity is read."""
+    memory = probe(
+        nn.Linear(2, 2),
+        STORE,
+        reader=GivenReader(lambda c: Reading(9 * c.nodes + 50 * c.graphs, widths=(20,))),
+    )
+    assert not memory.fit.pieces
+    assert max(point.capacity.max_graph_nodes for point in memory.points) > 20
 
 
 def test_what_a_side_does_not_explain_is_refused_by_name():
@@ -73,7 +65,7 @@ def test_what_a_side_does_not_explain_is_refused_by_name():
         wild = 1 + capacity.edges % 7 if capacity.max_graph_nodes > 6 else 1
         return Reading(1000 * wild * capacity.nodes, widths=widths)
 
-    with pytest.raises(FitRefused, match=r"of more than 6 nodes in the largest graph: .* misses"):
+    with pytest.raises(FitRefused, match=r"with more than 6 nodes in .*: .* misses"):
         probe(nn.Linear(2, 2), STORE, reader=GivenReader(uneven))
 
 
@@ -88,8 +80,8 @@ def test_pieces_are_saved_and_shown(tmp_path):
             )
         ),
     )
-    assert [regime for regime, _ in memory.fit.pieces] == [Regime(0, 6)]
-    assert "at most 6 nodes in the largest graph" in str(memory)
+    assert [piece.above for piece in memory.fit.pieces] == [6]
+    assert "more than 6 nodes in the largest graph" in str(memory)
     memory.save(tmp_path / "memory.json")
     again = MemoryModel.load(tmp_path / "memory.json")
     assert again == memory

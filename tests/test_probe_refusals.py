@@ -10,11 +10,11 @@ from support.probed_tasks import POINTS, probed, squared, task_of
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import ProbeFailed
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.probe import ascending, batch_bytes, probe, probe_capacities
+from staticgraph.probing.fitting import ascending
+from staticgraph.probing.probe import probe, probe_capacities
 from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.probing.resident import resident_bytes
@@ -102,13 +102,6 @@ def test_choices_are_checked(esol):
     foreign = torch.optim.SGD([nn.Parameter(torch.zeros(3))], lr=1.0)
     with pytest.raises(ValueError, match=r"parameter of shape \[3\] that the model has not"):
         probe(model, esol, loss=squared, optimizer=foreign)
-
-
-def test_the_bytes_of_a_batch_are_an_upper_bound_within_the_alignment(hiv):
-    found = batch_bytes(hiv.schema)
-    for capacity in POINTS:
-        layout = SlotLayout(0, capacity, hiv.schema)
-        assert layout.nbytes <= found.of(capacity) <= layout.nbytes + 256 * len(layout.entries)
 
 
 def test_the_table_tells_measured_fitted_and_error(esol):

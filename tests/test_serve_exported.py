@@ -32,8 +32,8 @@ testclient = pytest.importorskip("starlette.testclient", reason="needs starlette
 
 from support.served_app import app_of  # noqa: E402
 
-from staticgraph.serving import from_export  # noqa: E402
-from staticgraph.serving.from_export import service_of_export  # noqa: E402
+from staticgraph.serving import service as services  # noqa: E402
+from staticgraph.serving.service import Limits, service_of_export  # noqa: E402
 from staticgraph.serving.smaller_buckets import for_serving  # noqa: E402
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
@@ -80,13 +80,13 @@ def loaded(monkeypatch):
         asked.append((folder.name, digest))
         return found
 
-    monkeypatch.setattr(from_export, "load_exported", load)
+    monkeypatch.setattr(services, "load_exported", load)
     found.asked = asked
     return found
 
 
 def test_graphs_and_smiles_get_the_answers_of_the_model(loaded, tmp_path):
-    options = {"digest": "ab", "smiles": True, "task": "binary", "max_wait_ms": 0}
+    options = {"digest": "ab", "smiles": True, "task": "binary"}
     app = app_of(service_of_export(tmp_path / "hiv", **options))
     graphs = [graph_of(smiles) for smiles in SMILES]
     with testclient.TestClient(app) as client:
@@ -96,7 +96,7 @@ def test_graphs_and_smiles_get_the_answers_of_the_model(loaded, tmp_path):
         assert "GraphModel of hiv" in client.get("/").text
         assert '<input id="smiles"' in client.get("/").text
         assert client.get("/health").json() == {"status": "ok"}
-        assert 'staticgraph_requests_total{end="answered"} 2' in client.get("/metrics").text
+        assert 'staticgraph_requests_total{end="answered"} 2.0' in client.get("/metrics").text
     assert loaded.asked == [("hiv", "ab")]
     store = sg.datasets.open(EXAMPLES / "esol.npz")
     for answer in answers:
@@ -108,9 +108,9 @@ def test_graphs_and_smiles_get_the_answers_of_the_model(loaded, tmp_path):
 
 
 def test_the_limits_and_the_categories_of_the_tables_hold(loaded, tmp_path):
-    limits = {"most_graphs": 2, "most_bytes": 3000, "max_wait_ms": 0}
+    limits = Limits(most_graphs=2, most_bytes=3000, max_wait_ms=0)
     loaded.schema = replace(loaded.schema, molecules=False)
-    app = app_of(service_of_export(tmp_path, **limits))
+    app = app_of(service_of_export(tmp_path, limits=limits))
     graph = graph_of("CCO")
     graph["x"][0][0] = 10**6
     with testclient.TestClient(app) as client:
@@ -122,7 +122,7 @@ def test_the_limits_and_the_categories_of_the_tables_hold(loaded, tmp_path):
     assert [each.status_code for each in (large, many, strange)] == [413, 413, 422]
     assert "'x' has 1000000 in column 0" in strange.json()["detail"]
     assert (smiles.status_code, "SMILES" in smiles.json()["detail"]) == (422, True)
-    assert 'staticgraph_batches_total{bucket="0"} 0' in stats, "none of it reached the model"
+    assert 'staticgraph_batches_total{bucket="0"} 0.0' in stats, "none of it reached the model"
 
 
 def test_what_an_export_does_not_say_is_said(loaded, tmp_path):

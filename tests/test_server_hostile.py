@@ -9,13 +9,10 @@ import sys
 import threading
 
 import pytest
-import torch
-from support.line import Line
 from support.served_graphs import PATIENCE_S, Held, flat_of, graph, runner_of, same
 
 import staticgraph as sg
-from staticgraph.serving.bodies.flat_graphs import FlatSpan, store_of
-from staticgraph.serving.processes import frames, gateway
+from staticgraph.serving.bodies.flat_graphs import Span, store_of
 
 
 def server_of(**options) -> sg.Server:
@@ -90,13 +87,10 @@ def test_waiting_without_an_end_is_a_wait_like_others(wait):
 def test_a_request_of_no_graphs_is_answered():
     """A store without graphs used to add nothing to the queue, so nothing answered it."""
     with server_of() as server:
-        none = store_of([FlatSpan(flat_of([graph(3)]), 0, 0)], server.schema)
+        none = store_of([Span(flat_of([graph(3)]), 0, 0)], server.schema)
         assert (type(none), len(none)) == (sg.GraphStore, 0)
         assert server.submit(none).result(PATIENCE_S) == []
-        flat = flat_of([graph(3), graph(4)])
-        futures = server.submit_split(flat, [0, 1, 0, 1])
-        assert [futures[0].result(PATIENCE_S), futures[2].result(PATIENCE_S)] == [[], []]
-    same(futures[3].result(PATIENCE_S), server.runner.predict([graph(4)]))
+        assert server.submit(iter([])).result(PATIENCE_S) == []
 
 
 def test_a_fork_is_told_that_nobody_answers_there():
@@ -177,45 +171,3 @@ def test_two_servers_of_one_runner_answer_their_own():
         found = [future.result(PATIENCE_S) for future in futures]
     for k, rows in enumerate(found):
         same(rows, runner.predict([graph(3, k)]))
-
-
-def test_answers_that_cannot_be_sent_end_the_line(monkeypatch):
-    """A thread without memory for its answers used to end silently; all later requests waited."""
-    line = Line()
-
-    async def ask(remote):
-        real = frames.json_frame
-        monkeypatch.setattr(gateway.frames, "json_frame", lambda *_: raises(MemoryError("no room")))
-        with pytest.raises(sg.ServerClosed, match="is gone"):
-            await remote.ask(flat_of([graph(3)]))
-        monkeypatch.setattr(gateway.frames, "json_frame", real)
-
-    monkeypatch.setattr(threading, "excepthook", lambda *_: None)
-    line.run(ask)
-    assert line.lost == [1]
-
-
-def test_a_batch_that_failed_leaves_one_trace(caplog):
-    line = Line(max_wait_ms=1e9)
-    line.server.runner.model.before = lambda: raises(RuntimeError("no"))
-
-    async def nine(remote):
-        asks = (remote.ask(flat_of([graph(3, k)])) for k in range(9))
-        return await asyncio.gather(*asks, return_exceptions=True)
-
-    found = line.run(nine)
-    assert all(isinstance(each, sg.BatchFailed) for each in found)
-    assert caplog.text.count("a batch failed") == 1
-
-
-def test_who_goes_before_his_request_is_sent_is_not_asked_for():
-    line = Line(max_wait_ms=0)
-
-    async def ask(remote):
-        gone, stays = remote.ask(flat_of([graph(3)])), remote.ask(flat_of([graph(4)]))
-        gone.cancel()
-        return await stays
-
-    found = line.run(ask)
-    same(torch.tensor(found, dtype=torch.float64), line.runner.predict([graph(4)]))
-    assert line.server.stats().answered == 1

@@ -10,7 +10,8 @@ from support.drawn import examples
 from support.served_graphs import BUCKETS, graph
 
 import staticgraph as sg
-from staticgraph.serving.engine.concatenation import StoreSpan, concatenated
+from staticgraph.serving.bodies.flat_graphs import Span
+from staticgraph.serving.engine.batches import concatenated
 from staticgraph.serving.engine.request import Request
 from staticgraph.serving.engine.waiting import Waiting
 
@@ -50,7 +51,7 @@ def test_a_pack_is_ripe_once_a_graph_did_not_fit():
     assert waiting.take(0.0) is None
     waiting.add(request(2))
     taken = waiting.take(0.0)
-    assert [len(p.request.store) for p in taken.pieces] == [5] * 5
+    assert [len(p.request.graphs) for p in taken.pieces] == [5] * 5
     assert waiting.take(0.0) is None
 
 
@@ -87,19 +88,19 @@ def test_every_graph_is_taken_once_and_no_bucket_is_exceeded(arrivals, data):
     for sizes, pause in arrivals:
         now += pause
         left.append(asked := request(*sizes, at=now))
-        assert not len(waiting.unfit(asked.store.sizes))
+        assert not len(waiting.unfit(asked.graphs.sizes))
         waiting.add(asked)
         while data.draw(st.booleans()) and (taken := waiting.take(now)):
             seen.append(taken)
     while (taken := waiting.take(now, everything=True)) is not None:
         seen.append(taken)
     assert len(waiting) == 0
-    expected = {(id(r), g) for r in left for g in range(len(r.store))}
+    expected = {(id(r), g) for r in left for g in range(len(r.graphs))}
     found = [(id(p.request), p.graph) for taken in seen for p in taken.pieces]
     assert len(found) == len(set(found))
     assert set(found) == expected
     for taken in seen:
-        sizes = np.stack([p.request.store.sizes[p.graph] for p in taken.pieces])
+        sizes = np.stack([p.request.graphs.sizes[p.graph] for p in taken.pieces])
         capacity = buckets[taken.bucket]
         assert (sizes.sum(axis=0) <= capacity.size_limits).all()
         assert len(sizes) <= capacity.graph_limit
@@ -117,7 +118,7 @@ def test_concatenated_stores_have_the_graphs_of_each(lists, data):
     for store in stores:
         first = data.draw(st.integers(0, len(store) - 1))
         last = data.draw(st.integers(first + 1, len(store)))
-        runs.append(StoreSpan(store, first, last))
+        runs.append(Span(store, first, last))
         expected += [store[g] for g in range(first, last)]
     found = concatenated(runs)
     whole = sg.GraphStore.from_pyg(expected, schema=stores[0].schema)

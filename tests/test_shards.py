@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +21,6 @@ from torch_geometric.data import Data, HeteroData
 import staticgraph as sg
 from staticgraph.batches.batch.predictions import Predictions
 from staticgraph.errors import BadGraph, StoreCorrupt
-from staticgraph.store import addresses
-from staticgraph.store.gather import gathered
 from staticgraph.store.shards import OpenShards
 from staticgraph.store.writer import StoreWriter, parts_folder
 
@@ -116,6 +112,8 @@ def test_nodes_of_several_types_and_objects(tmp_path):
         writer.extend(graphs)
     found = StoreWriter(tmp_path / "s").finish(merged=False)
     assert_same_files(found, whole)
+    found.save(tmp_path / "joined")
+    assert_same_files(sg.GraphStore.load(tmp_path / "joined"), whole)
     assert [found[k].smiles for k in range(5)] == [f"C{k}" for k in range(5)]
     assert found.objects_of(np.array([4, 0]))["smiles"] == ["C4", "C0"]
     plan = sg.plan_buckets(whole, 2)
@@ -219,7 +217,7 @@ def test_opening_reads_no_column(listed, monkeypatch):
 
 
 def test_more_shards_than_files_may_be_open(listed, monkeypatch):
-    """The oldest shards are closed, and content already verified is not verified again."""
+    """The least recently used shards are closed."""
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
     in_shards(listed.with_name("many"), graphs_of(30), [3] * 10)
     store = sg.GraphStore.load(listed.with_name("many.parts"), verify=False)
@@ -232,9 +230,6 @@ def test_more_shards_than_files_may_be_open(listed, monkeypatch):
               for each, w in ((whole, 0), (store, 2)))
         )  # fmt: skip
     assert len(store._open._open) <= 4
-    done = [each is None or each.all() for each in store._open._checked.values()]
-    assert done
-    assert all(done)
 
 
 def test_outputs_of_edges_come_back_in_their_first_order(listed):
@@ -270,7 +265,7 @@ def test_what_was_committed_is_named_where_there_is_no_store(tmp_path):
     in_shards(tmp_path / "all", graphs_of(3), [3])
     with pytest.raises(FileNotFoundError, match=r"all.parts has what was committed"):
         sg.GraphStore.load(tmp_path / "all")
-    with pytest.raises(ValueError, match="needs a folder with a list of its shards"):
+    with pytest.raises(ValueError, match="needs one finished store"):
         sg.GraphStore.load(tmp_path / "all.parts", shards="by-rank")
     with pytest.raises(BadGraph, match="no shard was given"):
         sg.GraphStore.load([])
@@ -316,6 +311,26 @@ def test_by_rank_each_reads_its_own_shards_and_all_take_the_same_steps(listed):
         here.bounds_of_ranks(4)
 
 
+def test_by_rank_each_reads_a_range_of_one_store(tmp_path):
+    graphs = graphs_of(30)
+    sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="s").save(tmp_path / "s")
+    store = sg.GraphStore.load(tmp_path / "s", shards="by-rank")
+    plan = sg.plan_buckets(store, 4)
+    steps = []
+    for rank in range(3):
+        loader = sg.StaticLoader(store, plan, shuffle=True, rank=rank, world_size=3)
+        batches = loader.batcher.epoch(0)
+        assert sorted(np.concatenate([b.ids for b in batches])) == [
+            *range(10 * rank, 10 * rank + 10)
+        ]
+        steps.append([batch.bucket for batch in batches])
+    assert steps[0] == steps[1] == steps[2]
+    with pytest.raises(BadGraph, match="30 graphs for 31 ranks"):
+        store.bounds_of_ranks(31)
+    with pytest.raises(ValueError, match="choose 'by-rank'"):
+        sg.GraphStore.load(tmp_path / "s", shards="all")
+
+
 def test_ranks_get_whole_shards_as_evenly_as_they_go(tmp_path):
     rng = np.random.default_rng(0)
     graphs = [random_graph(rng, 1, 0) for _ in range(20)]
@@ -328,26 +343,6 @@ def test_ranks_get_whole_shards_as_evenly_as_they_go(tmp_path):
         assert (np.diff(bounds) > 0).all()
         folders = [store.shards_of_rank(rank, ranks) for rank in range(ranks)]
         assert sum(map(len, folders)) == 7
-
-
-def test_a_batch_takes_as_many_calls_whatever_the_number_of_shards(listed, monkeypatch):
-    """One call per shard and array used to take ten times as long as the copying itself."""
-    calls: list[int] = []
-    copy = addresses._copy
-
-    def counted(*args):
-        calls.append(1)
-        return copy(*args)
-
-    monkeypatch.setattr(addresses, "_copy", counted)
-    counts = []
-    for name, lengths in (("few", [30]), ("some", [15, 15]), ("many", [2] * 15)):
-        in_shards(listed.with_name(name), graphs_of(2) * 15, lengths)
-        store = sg.GraphStore.load([*sorted(listed.with_name(f"{name}.parts").iterdir())])
-        calls.clear()
-        store.held(np.arange(30))
-        counts.append(len(calls))
-    assert counts[0] == counts[1] == counts[2] > 5
 
 
 def test_what_shards_keep_in_different_dtypes_is_widened(tmp_path):
@@ -363,35 +358,10 @@ def test_what_shards_keep_in_different_dtypes_is_widened(tmp_path):
     plan = sg.plan_buckets(whole, 4)
     loaders = [sg.StaticLoader(s, plan, shuffle=True, pointers=True) for s in (store, whole)]
     assert_same_batches(*loaders)
-    wide = replace(store._open[1], row_ptr=store._open[1].row_ptr.astype(np.int64))
-    ids = np.array([3, 0, 7, 2])
-    owners = np.array([0, 1, 1, 0])
-    found = []
-    for second in (store._open[1], wide):
-        opened = [addresses.Opened.of(each) for each in (store._open[0], second)]
-        taken = addresses.TakenGraphs(store.schema, opened, owners, ids)
-        found.append(gathered(store.schema, store.shards.dtypes, taken, True))
-    assert_same_files(*found)
-
-
-def test_shards_stay_open_while_they_are_read(listed, monkeypatch):
-    """With more shards than are kept open: an address in a closed shard would be invalid."""
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
-    in_shards(listed.with_name("many"), graphs_of(30), [3] * 10)
-    store = sg.GraphStore.load(listed.with_name("many.parts"), verify=False)
-    taken = store._taken(np.arange(30)[::-1].copy())
-    assert len(store._open._open) <= store._open.most == 4
-    gc.collect()
-    found = gathered(store.schema, store.shards.dtypes, taken, True)
-    order = sg.GraphStore.from_pyg(graphs_of(30)[::-1], levels=LEVELS)
-    for name in ("edge_src", "edge_dst", "row_ptr", "transpose", "node_offsets"):
-        assert np.array_equal(getattr(found, name), getattr(order, name)), name
-    for name, column in order.columns.items():
-        assert np.array_equal(found.columns[name], column), name
 
 
 @pytest.mark.parametrize("graph", [-1, 30])
-def test_a_graph_that_is_not_there_is_refused_before_any_address_is_read(listed, graph):
+def test_a_graph_that_is_not_there_is_refused(listed, graph):
     store = sg.GraphStore.load(listed, verify=False)
     for ask in (store.held, store.verify):
         with pytest.raises(IndexError, match=f"graph {graph} of 30"):

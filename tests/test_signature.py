@@ -12,7 +12,6 @@ from support.runners import made_runner
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.outofcore.training.hop_recording import RecordedHops
 from staticgraph.recording import recorded_model
 from staticgraph.recording.signature import Signature
 
@@ -258,25 +257,3 @@ def test_a_model_that_nobody_records_is_not_watched_for_long():
     gc.collect()
     assert gone() is None
     other_weight(model)
-
-
-def test_recorded_hops_are_looked_at_too():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))
-    hops = RecordedHops(model, ArenaRecorder())
-
-    def body(tensors):
-        loss = model(tensors[0]).square().mean()
-        loss.backward()
-        return (loss.detach(),)
-
-    def fresh(tensors):
-        for parameter in model.parameters():
-            parameter.grad = None
-        return body(tensors)
-
-    x = torch.ones(3, 4)
-    hops(0, [x], fresh)
-    model[0].requires_grad_(False)
-    model[0].register_buffer("told", torch.ones(1))
-    with pytest.raises(sg.NotStatic, match=r"0\.weight\.requires_grad.*make the trainer again"):
-        hops(0, [x], fresh)

@@ -13,7 +13,7 @@ from support.drawn import examples
 from support.faults import killed_before
 from support.graphs import assert_same_graph, graph_lists
 from support.written_stores import LEVELS, assert_same_files, graphs_of
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.errors import BadGraph, StoreCorrupt
@@ -84,23 +84,6 @@ def test_numbers_beyond_int64_are_not_rounded(merged, tmp_path):
     store = writer.finish(merged=merged)
     assert [graph.key.tolist()[0] for graph in store] == values
     assert sg.StaticBatch.of(store, range(4), (20, 30, 6)).key[:4].tolist() == values
-
-
-def test_several_types_of_nodes(tmp_path):
-    rng = np.random.default_rng(1)
-    graphs = []
-    for sort in (True, True, False, False, True):
-        data = HeteroData()
-        data["a"].x = torch.from_numpy(rng.normal(size=(4, 2)))
-        data["b"].x = torch.from_numpy(rng.normal(size=(3, 1)))
-        to = torch.tensor([0, 1, 2, 2] if sort else [2, 0, 1, 0])
-        data["a", "to", "b"].edge_index = torch.stack([torch.arange(4), to])
-        graphs.append(data)
-    for part in (1, 2, 3):
-        with StoreWriter(tmp_path / f"{part}", part_graphs=part, name="types") as writer:
-            writer.extend(graphs)
-        found = sg.GraphStore.load(tmp_path / f"{part}")
-        assert_same_files(found, sg.GraphStore.from_pyg(graphs, name="types"))
 
 
 def test_shards_of_several_writers_are_one_store(tmp_path):

@@ -4,7 +4,7 @@
     python -m docs.tools.draw --check    # exit status 1 if a file differs from its drawing
 
 Each drawing has its own file here and shows the library's own plans and batches; no number in it is
-written by hand. ``tests/test_drawings.py`` compares the files with the output of this script.
+written by hand. ``make site`` compares the files with the output of this script.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def run(
     the default plan's step compiled for a GPU that you do not have, of stock layers and with
     kernels. Needs no GPU; compiling takes a minute or more.
 
-    example:
+    Example:
       staticgraph bench --data esol --model gine --layers 5 --hidden 300 --batch-size 32
 
     Args:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
@@ -34,6 +34,10 @@ from staticgraph.training.run_folder import named_in, require_trained
 if TYPE_CHECKING:
     from staticgraph.serving.service import Service
 
+# uvicorn's status of a process whose application could not start.
+STARTUP_FAILURE = 3
+# How long a process that reads requests may take to start, in seconds.
+START_S = 120
 STOPPED = "all accepted requests are answered; stopped"
 SOURCE = Group.create_ordered("what is served (one of --run and --exported)")
 PLACE = Group.create_ordered("where")
@@ -84,7 +88,7 @@ class ServeOptions:
 def run(*, options: ServeOptions | None = None) -> int:
     """Answer requests for a trained model over HTTP.
 
-    examples:
+    Examples:
       staticgraph serve --run runs/hiv
       staticgraph serve --exported exported/hiv --digest 5f1e... --smiles --task binary
       curl -s localhost:8000/predict -d '{"smiles": ["CCO"]}' -H 'Content-Type: application/json'
@@ -110,52 +114,55 @@ def run(*, options: ServeOptions | None = None) -> int:
     check_mode(args.compile_mode, args.device)
     load()
     check_mode(args.compile_mode, args.device)
-    from staticgraph.serving.processes.own_process import settle
+    from staticgraph.serving.http.app import settle
 
     service = _service(args)
     settle()
+    print(
+        f"serving {args.exported or args.folder} on {args.host}, Ctrl-C stops it", file=sys.stderr
+    )
     with service.server:
-        return _beside(service, args) if args.workers else _here(service, args)
+        stopped = serve(service, args.host, args.port, args.workers)
+    if not stopped:
+        return FAILED
+    print(STOPPED, file=sys.stderr)
+    return 0
 
 
 def _check_fitting(args: ServeOptions) -> None:
     """Refuses options of a run for an export, and vice versa.
 
     Raises:
-        ValueError: such an option was options.
+        ValueError: there is such an option.
     """
     if args.exported is not None:
-        options = [
+        misplaced = [
             option
             for option, value in (("--device", args.device), ("--compile-mode", args.compile_mode))
             if value != "auto"
         ]
         why = "an export was compiled for its device already, in its own way"
     else:
-        description = {"--digest": args.digest, "--smiles": args.smiles, "--task": args.task}
-        options = [option for option, value in description.items() if value]
+        recorded = {"--digest": args.digest, "--smiles": args.smiles, "--task": args.task}
+        misplaced = [option for option, value in recorded.items() if value]
         why = "a run says this of itself"
-    if options:
-        raise ValueError(f"leave {' and '.join(options)} out: {why}")
+    if misplaced:
+        raise ValueError(f"leave {' and '.join(misplaced)} out: {why}")
 
 
 def _service(args: ServeOptions) -> Service:
     """Loads the service of the run or the export, and warms it up."""
-    limits: dict[str, Any] = {
-        "max_wait_ms": args.max_wait_ms,
-        "max_queue": args.max_queue,
-        "most_graphs": args.max_graphs,
-        "most_bytes": args.max_body,
-    }
+    from staticgraph.serving.service import Limits, service_of_export, service_of_run
+
+    limits = Limits(args.max_wait_ms, args.max_queue, args.max_graphs, args.max_body)
     if args.folder is not None:
-        from staticgraph.serving.from_run import service_of_run
-
-        return service_of_run(args.folder, device=args.device, mode=args.compile_mode, **limits)
-    from staticgraph.serving.from_export import service_of_export
-
+        return service_of_run(
+            args.folder, device=args.device, mode=args.compile_mode, limits=limits
+        )
     assert args.exported is not None
-    description = {"digest": args.digest, "smiles": args.smiles, "task": args.task}
-    service = service_of_export(args.exported, **description, **limits)
+    service = service_of_export(
+        args.exported, digest=args.digest, smiles=args.smiles, task=args.task, limits=limits
+    )
     for line in _lacking(service):
         print(line, file=sys.stderr)
     return service
@@ -169,80 +176,69 @@ def _lacking(service: Service) -> list[str]:
     if service.task is None:
         lines.append("outputs only, no probabilities: with --task, where they are logits")
     known = service.reader.categories
-    if open_ := [
+    if unchecked := [
         item.name
         for item in service.reader.fields
         if item.dtype.startswith(("int", "uint")) and item.name not in known
     ]:
         lines.append(
-            f"any whole number is let through to {', '.join(open_)}: this export does not say how "
-            "many categories there are, and one that the model has no row for fails its whole "
+            f"any whole number is let through to {', '.join(unchecked)}: this export does not say "
+            "how many categories there are, and one that the model has no row for fails its whole "
             "batch, or ends the server: refuse it before"
         )
     return lines
 
 
-def _say(args: ServeOptions) -> None:
-    print(
-        f"serving {args.exported or args.folder} on {args.host}, Ctrl-C stops it", file=sys.stderr
-    )
+def serve(service: Service, host: str, port: int, workers: int) -> bool:
+    """Serves until a signal stops it.
 
+    Args:
+        service: what is served.
+        host, port: the address.
+        workers: how many worker processes of uvicorn read the bodies; it replaces one that ends by
+            itself. 0 to read them in this process.
 
-def _here(service: Service, args: ServeOptions) -> int:
-    """Serves with bodies read in this process."""
+    Returns:
+        Whether it was stopped by a signal, and did not fail to start.
+    """
     import uvicorn
+    from uvicorn.supervisors import Multiprocess
 
-    from staticgraph.serving.http.app import make_app
-    from staticgraph.serving.http.backend import LocalBackend
-    from staticgraph.serving.http.uvicorn_config import config_of
+    from staticgraph.serving.http.app import LocalServer, config_of, make_app, reader_app
+    from staticgraph.serving.http.remote import ReaderConnections
 
-    app = make_app(LocalBackend(service.server), service.reader, service.title, service.task)
-    server = uvicorn.Server(config_of(app, host=args.host, port=args.port, log_level="info"))
-    _say(args)
-
-    # uvicorn shuts down gracefully, then raises the signal again for the previous handlers.
-    def stop(*_: object) -> None:
-        """Tells uvicorn to stop after it has answered the waiting requests."""
-        server.should_exit = True
-
-    with _stopped_by(stop), suppress(SystemExit):  # a taken port, say, after its message
-        server.run()
-    if not server.started:
-        return FAILED
-    print(STOPPED, file=sys.stderr)
-    return 0
-
-
-def _beside(service: Service, args: ServeOptions) -> int:
-    """Serves with bodies read in worker processes."""
-    from staticgraph.serving.processes.worker_pool import Workers
-
-    workers = Workers(*service, args.workers, args.host, args.port)
-    _say(args)
-    with _stopped_by(workers.tell):
-        try:
-            workers.wait_ready()
-            print(f"running on http://{workers.host}:{workers.port}", file=sys.stderr, flush=True)
-            stopped = workers.wait()
-            if not stopped:
-                print("a process that reads requests ended by itself; stopping", file=sys.stderr)
-        finally:
-            workers.stop()
-    print(STOPPED, file=sys.stderr)
-    return 0 if stopped else FAILED
-
-
-@contextmanager
-def _stopped_by(tell: Callable[..., None]) -> Iterator[None]:
-    """While the block runs, Ctrl-C and SIGTERM call ``tell`` and do nothing else: stopping is the
-    normal end of a server, so it exits with status 0, as uvicorn and gunicorn do."""
-    stops = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, tell) for number in stops]
-    try:
-        yield
-    finally:
-        for number, handler in zip(stops, before, strict=True):
+    server, reader, title, task = service
+    if not workers:
+        app = make_app(LocalServer(server, task, service.classes), reader, title)
+        local = uvicorn.Server(config_of(app, host=host, port=port))
+        # uvicorn shuts down gracefully, then raises the signal again for the previous handlers.
+        ignored = [signal.signal(number, _ignore) for number in (signal.SIGINT, signal.SIGTERM)]
+        with suppress(SystemExit):  # a taken port, say, after its message
+            local.run()
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), ignored, strict=True):
             signal.signal(number, handler)
+        return local.started
+    connections = ReaderConnections(server, task, service.classes)
+    # The copy of the reader lacks what it cached, which cannot be pickled.
+    factory = partial(reader_app, replace(reader), title, connections.address, connections.key)
+    config = config_of(
+        factory, factory=True, host=host, port=port, workers=workers,
+        timeout_worker_healthcheck=START_S,
+    )  # fmt: skip
+    try:
+        with config.bind_socket() as listening:
+            listening.listen(config.backlog)  # who connects before a worker has started waits
+            supervisor = Multiprocess(config, [listening])
+            supervisor.run()
+    except SystemExit:  # a taken port, after its message
+        return False
+    finally:
+        connections.close()
+    return all(process.exitcode != STARTUP_FAILURE for process in supervisor.processes)
+
+
+def _ignore(*_: object) -> None:
+    """Ignores a signal."""
 
 
 def require_extra() -> None:
@@ -251,9 +247,10 @@ def require_extra() -> None:
     Raises:
         MissingPackage: a package is missing.
     """
-    for package in ("fastapi", "uvicorn"):
+    packages = ("fastapi", "uvicorn", "msgspec", "safetensors", "prometheus_client")
+    for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MissingPackage(
                 f"serving needs the package {package!r}, which is not installed: "
-                "pip install fastapi uvicorn"
+                f"pip install {' '.join(packages)}"
             )

@@ -124,7 +124,7 @@ class LargeOptions:
 def run(*, options: LargeOptions, json: bool = False) -> int:
     """Train on one graph whose partitions lie on disk.
 
-    examples:
+    Examples:
       staticgraph train-large --data fb15k-237
       staticgraph train-large --task link --data fb15k-237 --policy beta --partitions 16 --buffer 4
       staticgraph train-large --task link --data fb15k-237 --encoder sage --fanouts 10 --epochs 3
@@ -201,10 +201,8 @@ def _train_links(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
         name
     ]()
     graph = _graph(options, triples.train, triples.num_nodes, p)
-    if options.encoder:
-        trainer = _encoded(options, graph, policy, config)
-    else:
-        trainer = LinkTrainer(graph, policy, config, options.out / EMBEDDINGS)
+    more = _encoder(options, config.dimension) if options.encoder else {}
+    trainer = LinkTrainer(graph, policy, config, options.out / EMBEDDINGS, **more)
     diverged, score = _link_epochs(trainer, options, interrupt), None
     if trainer.buffer.times:
         timeline.plot(trainer.buffer.times, p, options.out / PICTURE)
@@ -252,21 +250,18 @@ def _link_config(options: LargeOptions) -> LinkConfig:
     )
 
 
-def _encoded(options: LargeOptions, graph: Any, policy: Any, config: LinkConfig) -> Any:
-    """The trainer of embeddings with a graph network of the same width on top."""
+def _encoder(options: LargeOptions, width: int) -> dict[str, Any]:
+    """The trainer's options for a graph network of the same width on top of the embeddings."""
     import torch
 
-    from staticgraph.outofcore import EncodedLinkTrainer, SampledGNN
+    from staticgraph.outofcore import SampledGNN
 
-    fanouts, d = list(options.fanouts), config.dimension
+    fanouts = list(options.fanouts)
     # Heads of attention must divide the width.
-    heads = next(h for h in (4, 2, 1) if d % h == 0)
+    heads = next(h for h in (4, 2, 1) if width % h == 0)
     torch.manual_seed(options.seed)
-    encoder = SampledGNN(options.encoder or "", d, d, d, len(fanouts), heads=heads)
-    return EncodedLinkTrainer(
-        graph, policy, config, encoder, fanouts, options.out / EMBEDDINGS,
-        encoder_rate=options.encoder_rate,
-    )  # fmt: skip
+    encoder = SampledGNN(options.encoder or "", width, width, width, len(fanouts), heads=heads)
+    return {"encoder": encoder, "fanouts": fanouts, "encoder_rate": options.encoder_rate}
 
 
 def _link_epochs(trainer: Any, options: LargeOptions, interrupt: Interrupt) -> Diverged | None:
@@ -341,7 +336,7 @@ def _train_nodes(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
     )  # fmt: skip
     loader = SampledLoader(
         graph, policy, fanouts, options.batch_size or 64, seeds=nodes.train, labels=nodes.labels,
-        seed=options.seed,
+        seed=options.seed, gcn_norm=options.model == "gcn",
     )  # fmt: skip
     torch.manual_seed(options.seed)
     classes, width = int(nodes.labels.max()) + 1, nodes.features.shape[1]
@@ -358,17 +353,15 @@ def _train_nodes(options: LargeOptions, name: str, interrupt: Interrupt) -> Resu
     )
     timeline.plot(loader.states.times, p, options.out / PICTURE)
     accuracy = score(nodes.test) if diverged is None else None
-    statistics = loader.ladder.statistics if loader.ladder else None
+    statistics = loader.statistics
     loader.close()
     rows = [("best validation accuracy", f"{best:.4f}")] if epochs else []
     rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
-    if statistics is not None:
-        rows += [
-            ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
-            ("batches split", f"{statistics.splits}"),
-            ("batches in eager", f"{statistics.eager}"),
-            ("rows that are real", f"{statistics.efficiency:.1%}"),
-        ]
+    rows += [
+        ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
+        ("batches split", f"{statistics.splits}"),
+        ("rows that are real", f"{statistics.efficiency:.1%}"),
+    ]
     report = {
         "task": "node", "data": nodes.name, "policy": str(policy), "partitions": p,
         "model": options.model, "fanouts": fanouts, "seed": options.seed, "epochs": epochs,

@@ -25,9 +25,9 @@ from staticgraph.datasets.task_names import AUTO
 from staticgraph.files import document
 from staticgraph.files.atomic import write_bytes
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store import MANIFEST
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.manifest import MANIFEST
 from staticgraph.store.runs import slices
 from staticgraph.store.writer import PART_GRAPHS, StoreWriter, parts_folder
 from staticgraph.text.progress import bar

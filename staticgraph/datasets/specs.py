@@ -11,7 +11,7 @@ from pathlib import Path
 from staticgraph.datasets.shipped import shipped
 from staticgraph.errors import UnknownDataset
 from staticgraph.files.folder import repair
-from staticgraph.store.manifest import MANIFEST
+from staticgraph.store import MANIFEST
 from staticgraph.text.nearest import nearest
 
 # Files that PyG keeps next to the graphs to record how they were made.

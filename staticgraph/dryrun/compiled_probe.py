@@ -95,7 +95,7 @@ class CompiledReader:
                         raise RuntimeError(f"the step does not compile: {run.error}")
                     found = reading_of(run, subject.optimizer is not None)
                     layers = asked(capacity)
-                    return found._replace(widths=layers.widths, blocks=layers.blocks)
+                    return found._replace(widths=layers.widths)
 
                 yield read
 

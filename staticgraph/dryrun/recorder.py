@@ -81,6 +81,7 @@ class RefusingRecorder:
         self._resident = resident
 
     def __call__(self, device: torch.device) -> RefusingRecorder:
+        """Returns this recorder, whatever the device."""
         return self
 
     def warm(self, body: Callable[[], Any], runs: int) -> None:

@@ -121,6 +121,7 @@ class StaticCall:
         return type(copied).forward.__get__(copied)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module on a static batch among its arguments, in fixed shapes."""
         flat, spec = tree_flatten((args, kwargs))
         batch = next((found for value in flat if (found := _batch_of(value))), None)
         with self._calls.off():

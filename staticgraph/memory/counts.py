@@ -1,9 +1,6 @@
 """The counts of a capacity that the bytes of a step are sums of, and the terms of each form.
 
-The notation is that of :mod:`staticgraph.memory.fit`. Most counts depend only on the capacity.
-Where blocks of attention are computed one after another, the live memory depends on which block is
-being computed, so a capacity has such counts once per block: of the blocks before it, of the block
-itself, and of those after it. Pure numbers.
+The notation is that of :mod:`staticgraph.memory.fit`. Pure numbers.
 """
 
 from __future__ import annotations
@@ -15,11 +12,11 @@ from typing import Literal, get_args
 from staticgraph.sizes.attention import AttentionBlock, attention_path, clipped
 from staticgraph.sizes.capacity import Capacity
 
-Form = Literal["linear", "attention", "series", "blocks", "quadratic"]
+Form = Literal["linear", "attention", "blocks", "quadratic"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 # How a bucket's attention is laid out: one block of all graphs, each as wide as the largest, or
-# the blocks by size of a converted model's attention (always, or where they are worth it).
+# the blocks by size of a converted model's attention (where they are worth it, or always).
 Layout = Literal["dense", "auto", "size-classed"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
@@ -27,7 +24,7 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 def counts_of(
     capacity: Capacity, layout: Layout = "dense", counted: bool = False
 ) -> dict[str, float]:
-    """Every count that a form may have and that depends only on the capacity.
+    """Every count that a form may have.
 
     With ``counted``, rows and blocks of attention are as large as real graphs can make them, as for
     layers that follow real counts: the difference for padding is then in the fixed term, whose sign
@@ -35,10 +32,10 @@ def counts_of(
     """
     blocks = blocks_in(capacity, layout, counted)
     nodes, edges, graphs = capacity.nodes, capacity.edges, capacity.graphs
-    own = capacity.extra
+    extra = capacity.extra
     if counted:
         nodes, edges, graphs = capacity.node_limit, capacity.edge_limit, capacity.graph_limit
-        own = tuple((name, rows - 1) for name, rows in capacity.extra)
+        extra = tuple((name, rows - 1) for name, rows in extra)
     places = float(sum(block.places for block in blocks))
     pairs = float(sum(block.places * block.width for block in blocks))
     widest = float(max(block.places * block.width for block in blocks))
@@ -52,7 +49,7 @@ def counts_of(
         "widest": widest,
         "block": float(max(block.places for block in blocks)),
         "nodes^2": float(nodes) ** 2,
-        **{rows_of(name): float(rows) for name, rows in own},
+        **{rows_of(name): float(rows) for name, rows in extra},
     }
 
 
@@ -72,41 +69,14 @@ def blocks_in(capacity: Capacity, layout: Layout, counted: bool) -> tuple[Attent
     return blocks
 
 
-def turns_of(
-    capacity: Capacity, layout: Layout = "dense", counted: bool = False
-) -> list[dict[str, float]]:
-    """Per block of attention, the counts of the blocks before it, of itself and of those after."""
-    blocks = blocks_in(capacity, layout, counted)
-    found = []
-    for number, block in enumerate(blocks):
-        parts = {"before": blocks[:number], "now": (block,), "after": blocks[number + 1 :]}
-        found.append(
-            {
-                f"{count} {when}": float(sum(_count(count, one) for one in those))
-                for when, those in parts.items()
-                for count in IN_TURN
-            }
-        )
-    return found
-
-
-def _count(count: str, block: AttentionBlock) -> int:
-    return block.graphs if count == "graphs" else block.places * (block.width ** (count == "pairs"))
-
-
 def rows_of(axis: str) -> str:
     """The term of an axis, which cannot collide with ``nodes`` or another term of a form."""
     return f"rows of {axis}"
 
 
-# The counts of blocks computed in turn, and their terms.
-IN_TURN = ("graphs", "places", "pairs")
-TURNS = tuple(f"{count} {when}" for when in ("before", "now", "after") for count in IN_TURN)
-
 TERMS: dict[Form, tuple[str, ...]] = {
     "linear": ("fixed", "nodes", "edges", "graphs", "places"),
     "attention": ("fixed", "nodes", "edges", "graphs", "places", "pairs"),
-    "series": ("fixed", "nodes", "edges", "graphs", "places", "pairs", "block", *TURNS),
     "blocks": ("fixed", "nodes", "edges", "graphs", "places", "pairs", "widest", "block"),
     "quadratic": ("fixed", "nodes", "edges", "graphs", "nodes^2"),
 }
@@ -116,7 +86,6 @@ TERMS: dict[Form, tuple[str, ...]] = {
 LAYOUTS_OF: dict[Form, tuple[Layout, ...]] = {
     "linear": LAYOUTS,
     "attention": LAYOUTS,
-    "series": LAYOUTS[1:],
     "blocks": LAYOUTS[1:],
     "quadratic": LAYOUTS[:1],
 }
@@ -126,5 +95,5 @@ SUMS = ("nodes", "edges")
 
 def terms_of(form: Form, axes: Sequence[str] = (), typed: bool = False) -> tuple[str, ...]:
     """The terms of a form over data with these axes."""
-    own = tuple(term for term in TERMS[form] if not (typed and term in SUMS))
-    return own + tuple(map(rows_of, axes))
+    terms = tuple(term for term in TERMS[form] if not (typed and term in SUMS))
+    return terms + tuple(map(rows_of, axes))

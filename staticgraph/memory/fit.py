@@ -6,15 +6,13 @@ capacities and fit a short sum of counts with coefficients that cannot be negati
 
     linear     fixed + a*N + b*E + g*G + p*G*M
     attention  linear + c*G*M^2
-    series     attention + a sum of each block's graphs, places and pairs, before, in and after
-               its turn
     blocks     attention + w*(pairs of the costliest block of several) + b*(its places)
     quadratic  fixed + a*N + b*E + g*G + q*N^2
 
 ``N, E, G`` are nodes, edges and graphs of the capacity and ``M`` the nodes of its largest graph.
 The rows of the data's own axes (nodes and edges of a type, triplets) add one term each; where nodes
 have types, the totals of nodes and edges are sums of these, and their own terms are left out. Where
-a step runs different operations at different capacities, each :class:`Regime` has a separate fit.
+a layer runs other operations for larger graphs, each side of that width has a separate fit.
 Which form holds is determined, not assumed: fused attention turns out to be linear, explicit
 weights do not. Where the reader knows what is live after every operation, each moment has its own
 sum and the peak is the largest of them: the moment of the peak at few edges need not be the one at
@@ -34,36 +32,33 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from operator import mul
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import (
     FORMS,
+    LAYOUTS,
     LAYOUTS_OF,
     SUMS,
-    TURNS,
     Form,
     Layout,
     counts_of,
     terms_of,
-    turns_of,
 )
-from staticgraph.memory.least_squares import FloatArray, non_negative
-from staticgraph.memory.regime import Regime
-from staticgraph.memory.series import Moments, planes_of
+from staticgraph.sizes.attention import attention_path
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
+
+FloatArray = NDArray[np.float64]
 
 # A form that misses a point by more than this does not describe the model.
 WORST_RESIDUAL = 0.05
 # A simpler form is taken if it is this good; the fake-tensor reader has no noise at all.
 GOOD_RESIDUAL = 0.01
-# Where a step goes through blocks in turn, sums that were only close turned out to be far off for
-# other blocks; the right form is exact.
-EXACT_RESIDUAL = 0.001
 # Enough to hit every moment that is the peak over a noticeable range of capacities.
 ENVELOPE_SAMPLES = 1000
 
@@ -76,14 +71,11 @@ class FitPoint(NamedTuple):
         nbytes: bytes added at the peak.
         moments: bytes added after every operation, ``[operations]`` float64, where the reader knows
             them.
-        turns: the same moments separated by loop and block, where the step goes through blocks one
-            after another.
     """
 
     capacity: Capacity
     nbytes: float
     moments: FloatArray | None = None
-    turns: Moments | None = None
 
 
 class Fit(NamedTuple):
@@ -100,8 +92,7 @@ class Fit(NamedTuple):
         axes: the data's own axes, whose rows are one term each, after those of the form.
         typed: whether nodes have types, so that :data:`SUMS` are not terms.
         counted: whether rows and blocks of attention are those that real graphs may fill.
-        pieces: regimes of capacities where the step runs different operations, each with its own
-            fit, which replaces this one there.
+        pieces: fits that replace this one where steps run other operations; the last that applies.
     """
 
     form: Form
@@ -113,7 +104,7 @@ class Fit(NamedTuple):
     axes: tuple[str, ...] = ()
     typed: bool = False
     counted: bool = False
-    pieces: tuple[tuple[Regime, Fit], ...] = ()
+    pieces: tuple[FitPiece, ...] = ()
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -122,39 +113,124 @@ class Fit(NamedTuple):
 
     def predict(self, capacity: Capacity) -> float:
         """The bytes that a step adds at this capacity."""
-        return max(sum(shares) for _, shares in self._shares(capacity))
+        return sum(self.shares(capacity).values())
 
     def shares(self, capacity: Capacity) -> dict[str, float]:
-        """The bytes of each term at the moment of the peak."""
-        terms, shares = max(self._shares(capacity), key=lambda found: sum(found[1]))
-        return dict(zip(terms, shares, strict=True))
+        """The bytes of each term at the moment of the peak.
 
-    def _shares(self, capacity: Capacity) -> list[tuple[tuple[str, ...], list[float]]]:
-        """The terms and the bytes of each, for every moment that may be the peak."""
+        Raises:
+            ValueError: the capacity has other axes than the data that was probed.
+        """
         here = self.at(capacity)
-        terms, counts = here.terms, here._counts(capacity)
-        return [(terms, list(map(mul, plane, row))) for plane in here.planes for row in counts]
+        names = [name for name, _ in capacity.extra]
+        if set(names) != set(self.axes):
+            raise ValueError(
+                f"the model of memory counts rows of {', '.join(self.axes) or 'no axis'}, and the "
+                f"capacity has those of {', '.join(names) or 'none'}: probe with the data that the "
+                "plan is for"
+            )
+        counts = counts_of(capacity, here.layout, here.counted)
+        row = [counts[term] for term in here.terms]
+        peak = max((list(map(mul, plane, row)) for plane in here.planes), key=sum)
+        return dict(zip(here.terms, peak, strict=True))
 
     def at(self, capacity: Capacity) -> Fit:
         """The fit that applies to a capacity: a piece, or this one."""
-        return next((piece for regime, piece in self.pieces if regime.holds(capacity)), self)
-
-    def _counts(self, capacity: Capacity) -> list[list[float]]:
-        """The counts in the order of :attr:`terms`; once per block's turn, where terms need it."""
-        own = [name for name, _ in capacity.extra]
-        if set(own) != set(self.axes):
-            raise ValueError(
-                f"the model of memory counts rows of {', '.join(self.axes) or 'no axis'}, and the "
-                f"capacity has those of {', '.join(own) or 'none'}: probe with the data that the "
-                "plan is for"
-            )
-        return rows_at(capacity, self.terms, self.layout, self.counted)
+        return next((p.fit for p in reversed(self.pieces) if p.holds(capacity)), self)
 
     @property
     def worst(self) -> float:
         """The largest residual or held-out error, of this fit and all pieces."""
-        own = max(self.residual, self.held_out or 0.0)
-        return max([own, *(piece.worst for _, piece in self.pieces)])
+        worst = max(self.residual, self.held_out or 0.0)
+        return max([worst, *(piece.fit.worst for piece in self.pieces)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fit as plain values, for JSON."""
+        return {
+            "form": self.form,
+            "layout": self.layout,
+            **({"counted": True} if self.counted else {}),
+            "terms": list(self.terms),
+            **({"axes": list(self.axes), "typed": self.typed} if self.axes else {}),
+            "planes": [list(plane) for plane in self.planes],
+            "residual": self.residual,
+            "held_out": self.held_out,
+            "fit_note": self.note,
+            **(
+                {
+                    "pieces": [
+                        {"above": p.above, "several": p.several, **p.fit.to_dict()}
+                        for p in self.pieces
+                    ]
+                }
+                if self.pieces
+                else {}
+            ),
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Fit:
+        """Rebuilds a fit from the output of :meth:`to_dict`.
+
+        Raises:
+            KeyError: a value is missing.
+            TypeError: a value has the wrong type.
+            ValueError: a form, terms or a layout that do not exist.
+        """
+        form: Form = values["form"]
+        if form not in FORMS:
+            raise ValueError(f"form {form!r} is none of {', '.join(FORMS)}: probe the model again")
+        axes, typed = tuple(values.get("axes", ())), values.get("typed", False)
+        if tuple(values["terms"]) != (terms := terms_of(form, axes, typed)):
+            raise ValueError(f"{form} has the terms {values['terms']}, not {terms}")
+        if values["layout"] not in LAYOUTS:
+            raise ValueError(f"layout {values['layout']!r} is none of {', '.join(LAYOUTS)}")
+        return cls(
+            form,
+            tuple(map(tuple, values["planes"])),
+            values["residual"],
+            values["held_out"],
+            values["fit_note"],
+            values["layout"],
+            axes,
+            typed,
+            values.get("counted", False),
+            tuple(
+                FitPiece(piece["above"], piece["several"], cls.from_dict(piece))
+                for piece in values.get("pieces", ())
+            ),
+        )
+
+
+class FitPiece(NamedTuple):
+    """A fit for some capacities.
+
+    Attributes:
+        above: their largest graph has more nodes than this.
+        several: whether attention is cut into several blocks by size; if False, it may be.
+        fit: the fit.
+    """
+
+    above: int
+    several: bool
+    fit: Fit
+
+    def holds(self, capacity: Capacity) -> bool:
+        """Whether it applies to a capacity."""
+        wide = capacity.max_graph_nodes > self.above
+        return wide and (not self.several or has_several_blocks(capacity))
+
+    def __str__(self) -> str:
+        return (
+            "with several blocks by size"
+            if self.several
+            else f"with more than {how_many(self.above, 'node')} in the largest graph"
+        )
+
+
+def has_several_blocks(capacity: Capacity) -> bool:
+    """Whether attention in a bucket of this capacity is cut into blocks by size."""
+    return len(attention_path(capacity).blocks) > 1
 
 
 def fit(
@@ -183,13 +259,10 @@ def fit(
     """
     if form != "auto" and form not in FORMS:
         raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, FORMS))}")
-    fits, refusals = [], []
-    in_turn = any(point.turns is not None for point in points)
-    good = EXACT_RESIDUAL if in_turn else GOOD_RESIDUAL
+    fits: list[Fit] = []
+    refusals: list[str] = []
     tried: Sequence[Form] = FORMS if form == "auto" else (form,)
     for name in tried:
-        if form == "auto" and name == "series" and not in_turn:
-            continue
         for layout in LAYOUTS_OF[name]:
             try:
                 ways = [
@@ -198,37 +271,35 @@ def fit(
                 ]
             except FitRefused as refusal:
                 refusals.append(f"{name}: {refusal}")
-                if name == "series":  # another layout may have as many blocks as were observed
-                    continue
                 break
             fits.append(min(ways, key=lambda fit: fit.worst))
-            if fits[-1].worst <= good:
+            if fits[-1].worst <= GOOD_RESIDUAL:
                 break
-        if fits and fits[-1].worst <= good:
+        if fits and fits[-1].worst <= GOOD_RESIDUAL:
             break
     if not fits:
         raise FitRefused("; ".join(refusals))
     best = min(fits, key=lambda f: f.worst)
     # The rejected forms, by name, with dense layouts only.
-    given_up = [
+    rejected = [
         f"{f.form} misses by {100 * f.worst:.1f}%"
         for f in fits
         if f.form != best.form and f.layout == "dense"
     ]
-    return _accepted(best._replace(note="; ".join([*given_up, best.note]).strip("; ")), points)
+    return _accepted(best._replace(note="; ".join([*rejected, best.note]).strip("; ")), points)
 
 
-def _accepted(found: Fit, points: Sequence[FitPoint]) -> Fit:
-    if found.residual > WORST_RESIDUAL:
-        worst = max(points, key=lambda p: abs(found.predict(p.capacity) / p.nbytes - 1))
+def _accepted(best: Fit, points: Sequence[FitPoint]) -> Fit:
+    if best.residual > WORST_RESIDUAL:
+        worst = max(points, key=lambda p: abs(best.predict(p.capacity) / p.nbytes - 1))
         raise FitRefused(
-            f"the {found.form} form misses {worst.capacity} by {100 * found.residual:.1f}% "
+            f"the {best.form} form misses {worst.capacity} by {100 * best.residual:.1f}% "
             f"({human_bytes(worst.nbytes)} measured, "
-            f"{human_bytes(found.predict(worst.capacity))} fitted), more than "
+            f"{human_bytes(best.predict(worst.capacity))} fitted), more than "
             f"{100 * WORST_RESIDUAL:.0f}%: try form='auto', or measure again with nothing else "
             "on the device"
         )
-    return found
+    return best
 
 
 def _fit_form(
@@ -241,11 +312,6 @@ def _fit_form(
 ) -> Fit:
     axes = tuple(name for name, _ in points[0].capacity.extra) if points else ()
     terms = terms_of(form, axes, typed)
-    if form == "series":
-        planes = _series(points, terms, layout, counted)
-        found = Fit(form, _plain(planes), 0.0, None, "", layout, axes, typed, counted)
-        errors = [abs(found.predict(p.capacity) / p.nbytes - 1) for p in points]
-        return _checked(found._replace(residual=max(errors)), held_out)
     if len(points) <= len(terms):
         raise FitRefused(
             f"{how_many(len(points), 'point')} for the {how_many(len(terms), 'unknown')} of the "
@@ -253,8 +319,8 @@ def _fit_form(
         )
     if any(not (math.isfinite(p.nbytes) and p.nbytes > 0) for p in points):
         raise FitRefused("a point has no positive number of bytes: was the step really run?")
-    blocks = layout, counted
-    counts = _counted([p.capacity for p in points], terms, blocks)
+    capacities = [p.capacity for p in points]
+    counts = _counts(capacities, terms, layout, counted)
     most = counts.max(axis=0)
     if not most.all() or np.linalg.matrix_rank(counts / most, tol=1e-6) < len(terms):
         raise FitRefused(
@@ -264,97 +330,45 @@ def _fit_form(
         )
     peaks = np.array([p.nbytes for p in points])
     weighted = counts / peaks[:, None]
-    targets, note = _moments(points, peaks, weighted, terms, blocks), ""
-    planes = np.unique([non_negative(weighted, target / peaks) for target in targets], axis=0)
-    if form == "quadratic" and len(targets) == 1:
+    moments = _all_moments(points)
+    note = ""
+    if moments is None:
+        targets = peaks[:, None]
+    else:
+        # A step runs the same operations at every capacity, and the live memory after each of them
+        # is an exact sum of counts; only which of them is the largest changes. All moments are
+        # fitted at once, and those are kept that are the largest at some capacity.
+        free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
+        drawn = _counts(_drawn(tuple(capacities)), terms, layout, counted)
+        targets = moments[:, np.unique(np.argmax(drawn @ free, axis=1))]
+    planes = np.unique([non_negative(weighted, t / peaks) for t in targets.T], axis=0)
+    if form == "quadratic" and targets.shape[1] == 1:
         free, *_ = np.linalg.lstsq(weighted / most, np.ones(len(points)), rcond=None)
         if free[terms.index("nodes^2")] < -GOOD_RESIDUAL * peaks.max():
             note = "negative curvature: the square was left out, the line kept"
     errors = np.abs((counts @ planes.T).max(axis=1) / peaks - 1)
-    result = Fit(
-        form,
-        _plain(planes),
-        float(errors.max()),
-        None,
-        note,
-        layout,
-        axes,
-        typed,
-        counted,
-    )
-    return _checked(result, held_out)
-
-
-def _checked(found: Fit, held_out: FitPoint | None) -> Fit:
+    plain = tuple(tuple(map(float, plane)) for plane in planes)
+    fit = Fit(form, plain, float(errors.max()), None, note, layout, axes, typed, counted)
     if held_out is None:
-        return found
-    missed = abs(found.predict(held_out.capacity) / held_out.nbytes - 1)
-    return found._replace(held_out=float(missed))
+        return fit
+    missed = abs(fit.predict(held_out.capacity) / held_out.nbytes - 1)
+    return fit._replace(held_out=float(missed))
 
 
-def _plain(planes: FloatArray) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(map(float, plane)) for plane in planes)
-
-
-def rows_at(
-    capacity: Capacity, terms: Sequence[str], layout: Layout, counted: bool
-) -> list[list[float]]:
-    """A capacity's counts in the order of ``terms``.
-
-    There is one row, or one per block's turn where the terms need it.
-    """
-    counts = counts_of(capacity, layout, counted)
-    turns = turns_of(capacity, layout, counted) if TURNS[0] in terms else [{}]
-    return [[{**counts, **turn}[term] for term in terms] for turn in turns]
-
-
-def _series(
-    points: Sequence[FitPoint], terms: Sequence[str], layout: Layout, counted: bool
-) -> FloatArray:
-    moments = [point.turns for point in points if point.turns is not None]
-    if len(moments) < len(points):
-        raise FitRefused("no loop over blocks was seen at every point")
-    capacities = [point.capacity for point in points]
-    return planes_of(
-        moments,
-        capacities,
-        np.array([point.nbytes for point in points]),
-        terms,
-        lambda capacity: np.array(rows_at(capacity, terms, layout, counted)),
-        _drawn(tuple(capacities)),
-    )
-
-
-def _counted(
-    capacities: Sequence[Capacity], terms: Sequence[str], blocks: tuple[Layout, bool]
+def _counts(
+    capacities: Sequence[Capacity], terms: Sequence[str], layout: Layout, counted: bool
 ) -> FloatArray:
     """The counts of the capacities, ``[capacities, terms]`` float64."""
-    found = [counts_of(capacity, *blocks) for capacity in capacities]
-    return np.array([[counts[term] for term in terms] for counts in found])
+    counts = [counts_of(capacity, layout, counted) for capacity in capacities]
+    return np.array([[row[term] for term in terms] for row in counts])
 
 
-def _moments(
-    points: Sequence[FitPoint],
-    peaks: FloatArray,
-    weighted: FloatArray,
-    terms: Sequence[str],
-    blocks: tuple[Layout, bool],
-) -> list[FloatArray]:
-    """``[points]`` bytes of each moment that is the peak of the step at some capacity.
-
-    A step runs the same operations at every capacity, and the live memory after each of them is an
-    exact sum of counts; only which of them is the largest changes. All moments are fitted at once,
-    and those are kept that are the largest somewhere between a tenth and a thousand times what was
-    measured.
-    """
-    found = [p.moments for p in points if p.moments is not None]
-    if len(found) < len(points) or len({len(m) for m in found}) != 1:
-        return [peaks]
-    moments = np.unique(np.stack(found), axis=1)  # [points, distinct moments]
-    free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
-    drawn = _counted(_drawn(tuple(p.capacity for p in points)), terms, blocks)
-    on_top = np.unique(np.argmax(drawn @ free, axis=1))
-    return [moments[:, k] for k in on_top]
+def _all_moments(points: Sequence[FitPoint]) -> FloatArray | None:
+    """``[points, distinct moments]`` bytes; None where they are not known, or cannot be matched."""
+    moments = [p.moments for p in points if p.moments is not None]
+    if len(moments) < len(points) or len({len(m) for m in moments}) != 1:
+        return None
+    return np.unique(np.stack(moments), axis=1)
 
 
 @lru_cache(maxsize=2)
@@ -382,3 +396,38 @@ def _drawn(capacities: tuple[Capacity, ...]) -> list[Capacity]:
             )
         )
     return drawn
+
+
+def non_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
+    """Coefficients ``[C]`` of ``columns`` ``[n, C]``, none negative, that best explain ``target``.
+
+    Source: Lawson and Hanson, "Solving Least Squares Problems" (1974), chapter 23. Columns enter
+    one by one, the one that most reduces the error first; where the least squares solution over the
+    entered columns has a negative part, the solution moves towards it until the first part is zero,
+    and that column leaves. The error decreases in every round, so no set occurs twice.
+    """
+    norms = np.linalg.norm(columns, axis=0)
+    columns, count = columns / norms, columns.shape[1]
+    best, inside, barred = np.zeros(count), np.zeros(count, bool), np.zeros(count, bool)
+    tolerance = 1e-13 * max(1.0, float(np.linalg.norm(target)))
+    for _ in range(10 * count):  # a bound in case of rounding; it takes about ``count`` rounds
+        slope = np.where(inside | barred, -np.inf, columns.T @ (target - columns @ best))
+        entering = int(np.argmax(slope))
+        if slope[entering] <= tolerance:
+            break
+        inside[entering] = True
+        while True:
+            free = np.zeros(count)
+            free[inside], *_ = np.linalg.lstsq(columns[:, inside], target, rcond=None)
+            negative = np.flatnonzero(inside & (free < 0))
+            if not len(negative):
+                break
+            steps = best[negative] / (best[negative] - free[negative])
+            best = best + float(steps.min()) * (free - best)
+            leaving = negative[steps <= steps.min()]
+            best[leaving], inside[leaving] = 0.0, False
+        best = free
+        # A column that rounding lets in and out again stays out until another one has entered.
+        barred = barred & ~inside[entering]
+        barred[entering] = not inside[entering]
+    return best / norms

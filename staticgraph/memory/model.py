@@ -16,16 +16,15 @@ from typing import Any, NamedTuple
 
 from staticgraph.files import document
 from staticgraph.files.document import read_document
-from staticgraph.memory.counts import TERMS, TURNS, Form, counts_of, rows_of
+from staticgraph.memory.counts import TERMS, Form, counts_of, rows_of
 from staticgraph.memory.fit import Fit, FitPoint
-from staticgraph.memory.fit_document import fit_of, values_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.table import table
 
 # Terms of a form that count blocks of attention.
-BLOCK_TERMS = ("places", "pairs", "widest", "block", *TURNS)
+BLOCK_TERMS = ("places", "pairs", "widest", "block")
 
 
 class ResidentBytes(NamedTuple):
@@ -125,8 +124,12 @@ class MemoryModel:
         return cls(fit, resident or NOTHING_RESIDENT)
 
     def step_bytes(self, capacity: Capacity) -> int:
-        """What a step adds at its peak to the model, optimizer state and batch."""
-        return max(math.ceil(self.fit.predict(capacity)), self.update_bytes)
+        """What a step adds at its peak to the model, optimizer state and batch.
+
+        The margin is the most by which the fit misses a measured point.
+        """
+        predicted = self.fit.predict(capacity) / (1 - round(self.fit.worst, 6))
+        return max(math.ceil(predicted), self.update_bytes)
 
     def predict(self, capacity: Capacity) -> int:
         """Peak bytes of a step, with the model, the optimizer state and one batch."""
@@ -158,7 +161,7 @@ class MemoryModel:
             return {"capacity": point.capacity.to_dict(), "bytes": point.nbytes}
 
         return {
-            **values_of(self.fit),
+            **self.fit.to_dict(),
             "resident": self.resident._asdict(),
             "batch": {k: v for k, v in self.batch._asdict().items() if k != "per_axis" or v},
             "update_bytes": self.update_bytes,
@@ -185,7 +188,7 @@ class MemoryModel:
         try:
             per_axis = tuple((str(k), v) for k, v in values["batch"].get("per_axis", ()))
             return cls(
-                fit_of(values),
+                Fit.from_dict(values),
                 ResidentBytes(**values["resident"]),
                 BatchBytes(**{**values["batch"], "per_axis": per_axis}),
                 values["update_bytes"],
@@ -237,11 +240,7 @@ class MemoryModel:
             *([f"axes: {' / '.join(axes)}"] if axes else []),
             *([table(headers, rows)] if rows else []),
             *_described(self.fit),
-            *(
-                line
-                for regime, piece in self.fit.pieces
-                for line in (f"at {regime}: ", *_described(piece))
-            ),
+            *(line for piece in self.fit.pieces for line in (f"{piece}:", *_described(piece.fit))),
             f"residual {100 * self.fit.residual:.2f}%, held-out error {held}; the optimizer's step "
             f"adds {human_bytes(self.update_bytes)}",
             f"there before: parameters {human_bytes(self.resident.parameters)}, buffers "

@@ -29,6 +29,7 @@ from staticgraph.nn.context.dispatch import dispatch, stock
 from staticgraph.nn.context.leaf import leaf, leaves
 from staticgraph.nn.conv import relations, semantic
 from staticgraph.nn.pool import dense as dense_pools
+from staticgraph.nn.pool import neighbours
 from staticgraph.nn.utils import dense_batch, dropout_edges, self_loops
 
 Functions = dict[Callable[..., Any], Callable[..., Any]]
@@ -84,6 +85,7 @@ def static_functions() -> Functions:
         **self_loops.static_functions(),
         **dense_batch.static_functions(),
         **dense_pools.static_functions(),
+        **neighbours.static_functions(),
         **dropout_edges.static_functions(),
         **relations.static_functions(),
         **semantic.static_functions(),

@@ -15,9 +15,7 @@ import torch_geometric.nn as pyg
 from torch_geometric import utils
 
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import traced_here
 from staticgraph.internals.hooks import message_hooks
-from staticgraph.nn.context.dispatch import stock
 
 _HIERARCHY = "use TopKPooling or SAGPooling, which have a static form"
 _IN_DATASET = "do it once, in a transform of the data set, before the store is built"
@@ -61,30 +59,19 @@ REFUSED_FUNCTIONS: dict[Callable[..., Any], tuple[str, str]] = {
     utils.negative_sampling: ("the number of edges is data", _SAMPLE),
     utils.batched_negative_sampling: ("the number of edges is data", _SAMPLE),
     utils.structured_negative_sampling: ("it draws until nothing collides", _SAMPLE),
-    pyg.knn_graph: ("the number of edges is data", f"{_IN_DATASET}; or use mode='eager'"),
-    pyg.radius_graph: ("the number of edges is data", f"{_IN_DATASET}; or use mode='eager'"),
 }
-# Searches among the nodes of each graph, in which padding stays by itself: refused in a trace only.
-_SEARCHES = {pyg.knn_graph, pyg.radius_graph}
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Maps each refused function to one that raises NotStatic."""
     return {
-        function: _refusing(
-            function.__name__, *why, stock(function) if function in _SEARCHES else None
-        )
-        for function, why in REFUSED_FUNCTIONS.items()
+        function: _refusing(function.__name__, *why) for function, why in REFUSED_FUNCTIONS.items()
     }
 
 
-def _refusing(
-    name: str, reason: str, remedy: str, in_eager: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
+def _refusing(name: str, reason: str, remedy: str) -> Callable[..., Any]:
     def refuse(context: Any, *args: Any, **kwargs: Any) -> Any:
-        """Raises NotStatic, whatever it is called with, unless there is a form for eager mode."""
-        if in_eager is not None and not traced_here():
-            return in_eager(*args, **kwargs)
+        """Raises NotStatic, whatever it is called with."""
         raise NotStatic(f"{name} has no static form, since {reason}: {remedy}")
 
     return refuse

@@ -4,9 +4,9 @@ Problem: a large graph with its features or embeddings fits on neither the devic
 every sampled mini-batch has a different shape. Idea, after Marius (OSDI 2021) and MariusGNN
 (EuroSys 2023): nodes are divided into partitions on disk, a replacement policy loads a few of them
 at a time into a fixed buffer, sampling stays inside the buffer, and every sampled batch is padded
-hop by hop to one of a few static shapes. Invariant: when training on edges, each epoch trains on
-every edge exactly once, with both endpoints resident. This package does not distribute one graph
-over several machines.
+to one of a few buckets, on which any PyG model runs. Invariant: when training on edges, each epoch
+trains on every edge exactly once, with both endpoints resident. This package does not distribute
+one graph over several machines.
 
 It is self-contained: nothing else in the library imports it.
 """
@@ -14,16 +14,18 @@ It is self-contained: nothing else in the library imports it.
 from staticgraph.outofcore.disk import data
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.partitioning import partition
-from staticgraph.outofcore.policies.bias import edge_permutation_bias
-from staticgraph.outofcore.policies.node_policy import Dispersed, NodeCache
-from staticgraph.outofcore.policies.policy import Beta, Comet, InMemory
-from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule, State
+from staticgraph.outofcore.policies.policy import Beta, Comet, Dispersed, InMemory, NodeCache
+from staticgraph.outofcore.policies.schedule import (
+    NodeSchedule,
+    NodeState,
+    Schedule,
+    State,
+    edge_permutation_bias,
+)
 from staticgraph.outofcore.policies.tuning import Tuning, tune
-from staticgraph.outofcore.sampling.hops import HopBatch, HopCapacity, HopLadder
-from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
-from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
-from staticgraph.outofcore.training.encoded_link import EncodedLinkTrainer
-from staticgraph.outofcore.training.layers import SampledGNN
+from staticgraph.outofcore.sampling.sampled_graph import SampleStatistics
+from staticgraph.outofcore.sampling.sampled_loader import SampledBatch, SampledLoader
+from staticgraph.outofcore.training.gnn import SampledGNN
 from staticgraph.outofcore.training.link import LinkEpoch, LinkTrainer
 from staticgraph.outofcore.training.link_step import LinkConfig
 from staticgraph.outofcore.training.node import NodeEpoch, NodeTrainer
@@ -33,10 +35,6 @@ __all__ = [
     "Beta",
     "Comet",
     "Dispersed",
-    "EncodedLinkTrainer",
-    "HopBatch",
-    "HopCapacity",
-    "HopLadder",
     "InMemory",
     "LinkConfig",
     "LinkEpoch",
@@ -48,6 +46,7 @@ __all__ = [
     "NodeState",
     "NodeTrainer",
     "PartitionedGraph",
+    "SampleStatistics",
     "SampledBatch",
     "SampledGNN",
     "SampledLoader",

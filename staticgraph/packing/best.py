@@ -7,7 +7,7 @@ use each pattern as often as the integer part says, and solve again for the rema
 new patterns for them, until few are left and the quick packers do the rest. With five or more
 graphs per pack, and where the relaxation has no solution in time (thousands of sizes), packs are
 removed one at a time and the others repaired by exchanges (:mod:`staticgraph.packing.repair`). Very
-large graphs whose packs are hard to fill are packed first (:mod:`.companions`).
+large graphs whose packs are hard to fill are packed first (:mod:`.giants`).
 
 The invariant: the result never has more packs than the initial packing, and the returned bound is
 proven wherever the search stops.
@@ -23,8 +23,7 @@ import numpy as np
 
 from staticgraph.jit import loop
 from staticgraph.packing.columns import ColumnGeneration, Columns, columns_of, scipy_optimize, whole
-from staticgraph.packing.companions import packed_giants
-from staticgraph.packing.giants import giants_bound
+from staticgraph.packing.giants import giants_bound, packed_giants
 from staticgraph.packing.pack import Packing, volume_bound
 from staticgraph.packing.pricing import Grid, grid_of
 from staticgraph.packing.repair import MOST_GRAPHS, fewer_by_repair

@@ -34,7 +34,6 @@ from staticgraph.jit import loop, part
 from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound, volumes
 from staticgraph.packing.swap import fewer_by_swaps
-from staticgraph.packing.tree import build, first, remove, restore
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -64,6 +63,7 @@ QUICK = (Effort(3, 2, 16, 16, 4.0),)
 THOROUGH = (*QUICK, Effort(3, 3, 16, 16, 4.0), Effort(2, 1, 512, 1, 4.0))
 # The settings differ in the last places of a pack, which hardly matter above this many graphs.
 MANY_GRAPHS = 30
+GONE = np.iinfo(np.int64).max
 # Where graphs are limited, this many places of a pack are left to the search.
 PLACES = 3
 
@@ -177,7 +177,11 @@ def _fill(
     """Patterns ``(starts, types, copies, counts)`` over ``sizes`` sorted by descending ``worth``;
     where graphs are ``limited`` they are the last component."""
     counts = counts.copy()
-    tree = build(sizes, counts)
+    # The sizes, or GONE where no graphs are left.
+    open_sizes = sizes.copy()
+    for t in range(len(counts)):
+        if counts[t] == 0:
+            open_sizes[t] = GONE
     used = np.zeros(len(sizes), np.int64)
     chosen = np.zeros(4, np.int64)
     starts = [0]
@@ -192,24 +196,34 @@ def _fill(
             continue
         for c in range(len(limits)):
             room[c] = limits[c]
-        _place(tree, sizes, counts, used, room, types, top, 1)
+        _place(open_sizes, sizes, counts, used, room, types, top, 1)
         while limited and room[-1] > PLACES:
             for c in range(len(room)):
                 average[c] = room[c] // room[-1]
-            t = first(tree, average, 0)
+            t = first(open_sizes, average, 0)
             if t < 0:  # there is room for fewer graphs than are allowed
                 break
-            _place(tree, sizes, counts, used, room, types, t, 1)
+            _place(open_sizes, sizes, counts, used, room, types, t, 1)
         while True:
             found = _next(
-                tree, sizes, counts, worth, used, room, chosen, places, early, tries, second_tries
+                open_sizes,
+                sizes,
+                counts,
+                worth,
+                used,
+                room,
+                chosen,
+                places,
+                early,
+                tries,
+                second_tries,
             )
             if found == 0:
                 break
             if found < 0:  # many graphs of one size, far from the end of the pack
-                _place(tree, sizes, counts, used, room, types, chosen[0], -found)
+                _place(open_sizes, sizes, counts, used, room, types, chosen[0], -found)
             for q in range(found):
-                _place(tree, sizes, counts, used, room, types, chosen[q], 1)
+                _place(open_sizes, sizes, counts, used, room, types, chosen[q], 1)
         times = counts[top]
         for q in range(starts[-1], len(types)):
             times = min(times, counts[types[q]] // used[types[q]])
@@ -220,9 +234,9 @@ def _fill(
             counts[t] -= times * used[t]
             used[t] = 0
             if counts[t] == 0 and not gone:
-                remove(tree, t)
+                open_sizes[t] = GONE
             elif counts[t] > 0 and gone:
-                restore(tree, t, sizes[t])
+                open_sizes[t] = sizes[t]
         repeats.append(times)
         starts.append(len(types))
     return np.array(starts), np.array(types), np.array(copies), np.array(repeats)
@@ -230,7 +244,7 @@ def _fill(
 
 @part
 def _place(
-    tree: IntArray,
+    open_sizes: IntArray,
     sizes: IntArray,
     counts: IntArray,
     used: IntArray,
@@ -246,12 +260,12 @@ def _place(
     for c in range(len(room)):
         room[c] -= times * sizes[t, c]
     if used[t] == counts[t]:
-        remove(tree, t)
+        open_sizes[t] = GONE
 
 
 @part
 def _next(
-    tree: IntArray,
+    open_sizes: IntArray,
     sizes: IntArray,
     counts: IntArray,
     worth: NDArray[np.float64],
@@ -270,7 +284,7 @@ def _next(
         only ``chosen[0]`` is added, that many times.
     """
     rest = room.copy()
-    t = first(tree, rest, 0)
+    t = first(open_sizes, rest, 0)
     if t < 0:
         return 0
     largest = t
@@ -285,12 +299,12 @@ def _next(
         greedy += 1
         for c in range(len(rest)):
             rest[c] -= sizes[t, c]
-        t = first(tree, rest, t if used[t] + in_a_row < counts[t] else t + 1)
+        t = first(open_sizes, rest, t if used[t] + in_a_row < counts[t] else t + 1)
     if greedy > early:
         chosen[0] = largest
         return -_copies_at_once(sizes, counts, used, room, largest, early)
     return _search(
-        tree,
+        open_sizes,
         sizes,
         counts,
         worth,
@@ -320,7 +334,7 @@ def _copies_at_once(
 
 @part
 def _search(
-    tree: IntArray,
+    open_sizes: IntArray,
     sizes: IntArray,
     counts: IntArray,
     worth: NDArray[np.float64],
@@ -348,7 +362,7 @@ def _search(
             break
         for c in range(len(room)):
             room_a[c] = room[c] - sizes[a, c]
-        b = first(tree, room_a, a if used[a] + 1 < counts[a] else a + 1)
+        b = first(open_sizes, room_a, a if used[a] + 1 < counts[a] else a + 1)
         if places == 2:
             if b >= 0 and worth[a] + worth[b] > best + gain:
                 best, found = worth[a] + worth[b], 2
@@ -360,11 +374,25 @@ def _search(
                 for c in range(len(room)):
                     room_b[c] = room_a[c] - sizes[b, c]
                 taken = used[b] + (2 if a == b else 1)
-                third = first(tree, room_b, b if taken < counts[b] else b + 1)
+                third = first(open_sizes, room_b, b if taken < counts[b] else b + 1)
                 value = worth[a] + worth[b] + (worth[third] if third >= 0 else 0.0)
                 if value > best + gain:
                     best, found = value, 3 if third >= 0 else 2
                     chosen[0], chosen[1], chosen[2] = a, b, third
-                b = first(tree, room_a, b + 1)
-        a = first(tree, room, a + 1)
+                b = first(open_sizes, room_a, b + 1)
+        a = first(open_sizes, room, a + 1)
     return found
+
+
+@part
+def first(open_sizes: IntArray, room: IntArray, start: int) -> int:
+    """The first type from ``start`` on that has graphs and fits ``room`` ``[C]``, or -1."""
+    for t in range(start, len(open_sizes)):
+        fits = True
+        for c in range(open_sizes.shape[1]):
+            if open_sizes[t, c] > room[c]:
+                fits = False
+                break
+        if fits:
+            return t
+    return -1

@@ -19,10 +19,8 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
-from staticgraph.nn.context.turns import Turn, watched
-from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading, blocks_of
+from staticgraph.probing.reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
 from staticgraph.probing.resident import distinct_bytes, state_bytes
-from staticgraph.probing.step import ProbeStep
 from staticgraph.sizes.capacity import Capacity
 
 
@@ -129,7 +127,7 @@ class AllocatorReader:
             peaks = Peaks(allocator)
             allocator.reset_peak()
             watch = peaks if allocator.by_operation else nullcontext()
-            with watch, watched(peaks.take):
+            with watch:
                 step(batch, between=peaks.ended)
             updates = len(peaks.parts) > 0
             peaks.ended(last=True)
@@ -145,8 +143,6 @@ class AllocatorReader:
                 np.array(peaks.moments, np.float64) - start if peaks.moments else None,
                 np.array(peaks.operations, np.int64) if peaks.moments else None,
                 step.widths,
-                tuple(peaks.turns),
-                blocks_of(peaks.turns),
             )
         finally:
             subject.model.zero_grad(set_to_none=True)
@@ -162,7 +158,6 @@ class Peaks(TorchDispatchMode):
         parts: the mark of each part that has ended.
         moments: the mark of each operation of the first part, including temporary memory inside it.
         operations: a hash per moment, the same for the same operation.
-        turns: the block that each moment belongs to, inside a loop over blocks.
     """
 
     def __init__(self, allocator: Allocator) -> None:
@@ -172,8 +167,6 @@ class Peaks(TorchDispatchMode):
         self.parts: list[int] = []
         self.moments: list[int] = []
         self.operations: list[int] = []
-        self.turns: list[Turn | None] = []
-        self._turn: Turn | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -183,12 +176,7 @@ class Peaks(TorchDispatchMode):
         self._allocator.reset_peak()
         if not self.parts:
             self.operations.append(hash(func))
-            self.turns.append(self._turn)
         return out
-
-    def take(self, turn: Turn | None) -> None:
-        """Sets the block that the following operations belong to."""
-        self._turn = turn
 
     def ended(self, last: bool = False) -> None:
         """Ends the current part; another begins, unless it was the last."""
@@ -209,13 +197,14 @@ def unchanged(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -
     the measurement.
     """
     modules = [(m, type(m), m.training, set(vars(m))) for m in model.modules()]
-    values = [(t, _kept(t)) for t in (*model.parameters(), *model.buffers())]
+    values = [(t, _on_host(t)) for t in (*model.parameters(), *model.buffers())]
     gradients = [(p, p.grad) for p in model.parameters()]
     groups, state = [], {}
     if optimizer is not None:
         groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         state = {
-            p: {k: (v, _kept(v)) for k, v in found.items()} for p, found in optimizer.state.items()
+            p: {k: (v, _on_host(v)) for k, v in found.items()}
+            for p, found in optimizer.state.items()
         }
     devices = list({p.device.index for p in model.parameters() if p.is_cuda})
     for parameter, _ in gradients:
@@ -236,7 +225,7 @@ def unchanged(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -
                     del vars(module)[added]
 
 
-def _kept(value: Any) -> Any:
+def _on_host(value: Any) -> Any:
     return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.nn.context.turns import Turn, watched
 from staticgraph.probing.fake_twin import fake_mode, fake_model, fake_optimizer
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
-from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading, blocks_of
-from staticgraph.probing.step import ProbeStep
+from staticgraph.probing.reading import WARM_STEPS, Probed, ProbeStep, Read, Reading
 from staticgraph.sizes.capacity import Capacity
 
 # cuBLAS takes 32 MiB per handle and stream on Hopper and later, 8.1 MiB before (torch's
@@ -67,30 +64,24 @@ class _Steps:
         if self._update is not None:
             with self._ready(capacity, updates=False) as (live, step):
                 before = live.live_bytes
-                found = step()
+                reading = step()
                 left = live.live_bytes - before
             if not left:
-                return self._reading(found, self._update)
-        with self._ready(capacity, updates=True) as (live, step):
+                return reading._replace(update=self._update)
+        with self._ready(capacity, updates=True) as (_, step):
             first = warm = step()
             for _ in range(WARM_STEPS - 1):
                 warm = step()
-        if first.added == warm.added and first.operations == warm.operations:
+        pairs = ((first.moments, warm.moments), (first.operations, warm.operations))
+        if all(a is not None and b is not None and np.array_equal(a, b) for a, b in pairs):
             self._update = warm.update
-        return self._reading(warm, warm.update)
-
-    def _reading(self, found: _Taken, update: int) -> Reading:
-        workspaces = CUBLAS_WORKSPACES if self._on_cuda else 0
-        added = np.array(found.added, dtype=np.float64)
-        ran = np.array(found.operations, dtype=np.int64)
-        taken = int(added.max()), update, 0.0, workspaces, added, ran
-        return Reading(*taken, found.widths, found.turns, blocks_of(found.turns))
+        return warm
 
     @contextmanager
     def _ready(
         self, capacity: Capacity, updates: bool
-    ) -> Iterator[tuple[LiveStorages, Callable[[], _Taken]]]:
-        """Prepares a twin and its batch, counted, and a function that runs one step of them."""
+    ) -> Iterator[tuple[LiveStorages, Callable[[], Reading]]]:
+        """Prepares a twin and its batch, counted, and a function that reads one step of them."""
         probed, subject = self._probed, self._probed.subject
         live = LiveStorages(CUDA_BLOCK if self._on_cuda else 1, casts=not self._on_cuda)
         model, twins = fake_model(subject.model, self._mode)
@@ -109,34 +100,23 @@ class _Steps:
             batch = StaticBatch(layout, tensors, probed.real_counts(capacity))
             twin = replace(subject, model=model, optimizer=optimizer)
             step = ProbeStep(twin, probed.accumulate, "cuda" if self._on_cuda else None)
-            with live, watched(live.take):
+            with live:
                 live.watch([*model.parameters(), *model.buffers(), *tensors.values()])
-                yield live, lambda: _taken(live, step, batch)
+                yield live, lambda: self._run(live, step, batch)
 
-
-class _Taken(NamedTuple):
-    """The result of a step: bytes added after every operation of forward and backward, a number for
-    each of these operations, the most that the update had added, the widths of the dense blocks,
-    and the block that each operation belongs to."""
-
-    added: list[int]
-    operations: list[int]
-    update: int
-    widths: tuple[int, ...]
-    turns: tuple[Turn | None, ...]
-
-
-def _taken(live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> _Taken:
-    """Runs a step and frees all gradients afterwards."""
-    start = live.live_bytes
-    live.reset_peak()
-    seen, update = step(batch, between=live.reset_peak), live.peak_bytes
-    if seen is None:  # an evaluation updates nothing
-        seen, update = live.reset_peak(), start
-    step.free_gradients()
-    moments, operations, turns = seen
-    added = [nbytes - start for nbytes in moments]
-    return _Taken(added, operations, update - start, step.widths, tuple(turns))
+    def _run(self, live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> Reading:
+        """Reads a step and frees all gradients afterwards."""
+        start = live.live_bytes
+        live.reset_peak()
+        seen, update = step(batch, between=live.reset_peak), live.peak_bytes
+        if seen is None:  # an evaluation updates nothing
+            seen, update = live.reset_peak(), start
+        step.free_gradients()
+        moments = np.array(seen[0], np.float64) - start
+        operations = np.array(seen[1], np.int64)
+        workspaces = CUBLAS_WORKSPACES if self._on_cuda else 0
+        step_bytes, added = int(moments.max()), update - start
+        return Reading(step_bytes, added, 0.0, workspaces, moments, operations, step.widths)
 
 
 def _allow(live: LiveStorages, on: bool) -> None:

@@ -1,29 +1,63 @@
-"""From readings to a fit: one for all capacities, or one per regime in which steps run alike.
+"""From readings to a fit: matched moments, wider graphs, and the sides of a fixed width.
 
-The first readings determine which further ones are needed: where a layer requested blocks of a
-fixed width (:mod:`staticgraph.probing.floors`), and where attention goes through several blocks at
-larger capacities (:mod:`staticgraph.probing.layouts`). Readings that no single sum explains are
-fitted per regime, and the better of the two fits is kept.
+A layer that keeps ``k`` rows per graph lays out nodes in blocks of ``max(M, k)`` places and runs
+other operations where graphs are larger. The widths that layers request show it: a width above a
+capacity's largest graph is a *floor* ``k`` if every other reading has a block of ``max(M, k)``.
+Each side of a floor is read and fitted separately. A floor is a property of the model, never of the
+data.
+
+At small capacities the blocks by size of a converted layer are a single block, as for dense
+attention at every capacity, so the same sum of counts fits both; at twice the largest graph one
+takes a third of the other, and a step over several blocks runs other operations. So where blocks
+matter, capacities with several are read, and one block of wider graphs than the data's; the two
+kinds are fitted together, or each by itself if that misses less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
 
 from staticgraph.errors import FitRefused
-from staticgraph.memory.counts import LAYOUTS_OF, Form
-from staticgraph.memory.fit import EXACT_RESIDUAL, GOOD_RESIDUAL, Fit, FitPoint, fit
-from staticgraph.memory.regime import Regime
-from staticgraph.probing.aligned import aligned
-from staticgraph.probing.floors import beyond, floors_of, sides_of, wanted
-from staticgraph.probing.layouts import ONE, SEVERAL, apart, explaining, more, untold
-from staticgraph.probing.loops import parts_of
+from staticgraph.memory.counts import Form, counts_of
+from staticgraph.memory.fit import Fit, FitPiece, FitPoint, FloatArray, fit, has_several_blocks
 from staticgraph.probing.reading import Reading
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.how_many import how_many
 
 Measured = tuple[Capacity, Reading]
+
+# Terms of a form that depend on the layout of attention.
+BLOCKS = ("places", "pairs", "widest", "block")
+# Multiples of the nodes, edges, graphs and largest graph of the costliest capacity at which more is
+# read where attention may go through several blocks: wider graphs, in one block and in several,
+# then as many of each kind as can be fitted.
+APART = (
+    (1, 1, 0.5, 2),
+    (1, 1, 0.25, 4),
+    (0.5, 0.5, 1, 2),
+    (2, 2, 2, 2),
+    (2, 2, 4, 4),
+    (0.25, 0.5, 1, 2),
+    (0.5, 0.25, 1, 2),
+    (0.5, 0.5, 0.5, 3),
+    (1, 1, 2, 1.5),
+    (1, 1, 1, 3),
+    (0.25, 0.25, 0.06, 1),
+    (1, 1, 0.12, 1),
+    (0.5, 1, 0.12, 0.5),
+    (1, 0.5, 0.12, 0.5),
+    (1, 1, 0.06, 0.5),
+    (1, 1, 0.25, 0.25),
+    (0.5, 0.5, 0.25, 0.12),
+    (1, 1, 0.5, 0.12),
+)
+# Readings of a kind that suffice, besides those of wider graphs.
+ENOUGH = 8
+WIDER = 5
 
 
 @dataclass
@@ -33,9 +67,7 @@ class Fitting:
     Attributes:
         readings: all readings so far, beginning with those chosen for the data.
         checked: a reading that is held out of the fit.
-        form: as for :func:`staticgraph.memory.fit.fit`.
-        typed: as there.
-        counted: as there.
+        form, typed, counted: as for :func:`staticgraph.memory.fit.fit`.
         read: reads further capacities until memory runs out; returns the readings, and a note where
             it did.
         note: where memory ran out; then nothing more is read.
@@ -49,123 +81,204 @@ class Fitting:
     read: Callable[[Sequence[Capacity]], tuple[list[Measured], str]]
     note: str = ""
 
-    def found(self) -> Fit:
+    def run(self) -> Fit:
         """Returns the fit, after as many readings as it needs.
 
         Raises:
-            FitRefused: as for :func:`staticgraph.memory.fit.fit`; for a regime, it is named.
+            FitRefused: as for :func:`staticgraph.memory.fit.fit`; for a side of a floor, it is
+                named.
         """
-        base = self._capacities[-1]
-        sides = self._sides()
-        whole = self._tried(sides)
-        if sides and self.note and isinstance(whole, FitRefused):
-            sides, whole = (), self._tried(())  # using only what could be read
-        unexplained = _worst(whole) > (EXACT_RESIDUAL if self._loops else GOOD_RESIDUAL)
-        if isinstance(whole, Fit) and self._grow(more(whole, self._capacities)):
-            steps = [(capacity, reading.step) for capacity, reading in self.readings]
-            kept = explaining(whole, steps)
-            if kept is not None:
-                return kept
-            whole, unexplained = None, True
-            if not self._loops:
-                self._grow(untold(base))
-        if unexplained and self._loops and not sides:
-            self._grow(apart(base, self._capacities))
-            together = self._in_turn(self.readings, self.checked)
-            if together is not None and together.worst <= EXACT_RESIDUAL:
-                return together
-            parted = self._tried((ONE, SEVERAL))
-            if isinstance(parted, Fit) and parted.worst <= GOOD_RESIDUAL:
-                return parted
-            whole = min([self._tried(()), parted], key=_worst)
-        whole = whole or self._tried(sides)
-        if isinstance(whole, FitRefused):
-            raise whole
-        return whole
+        base = [capacity for capacity, _ in self.readings]
+        floors = floors_of(self.readings)
+        if floors and floors[-1] >= max(c.max_graph_nodes for c in base):
+            # A graph wider than the last floor tells it from a width that is always the same.
+            self._grow([_with_width(base[0], 2 * (floors[-1] + 1))])
+            floors = floors_of(self.readings)
+        if floors:
+            bounds = [0, *floors]
+            for above, upto in zip(bounds, [*floors, None], strict=True):
+                self._grow(_between(base, above, upto))
+            try:
+                return self._pieces(list(map(CapacitySide, bounds, [*floors, None])))
+            except FitRefused:
+                if not self.note:
+                    raise
+        fitted = self._fit(self.readings, self.checked)
+        if _counts_blocks(fitted, base[-1]):
+            further = [_times(base[-1], *times) for times in APART]
+            chosen = further[:WIDER]
+            for several in (False, True):
+                count = sum(has_several_blocks(c) is several for c in [*base, *chosen])
+                rest = [c for c in further[WIDER:] if has_several_blocks(c) is several]
+                chosen += rest[: max(0, ENOUGH - count)]
+            if any(map(has_several_blocks, [*base, *chosen])):
+                self._grow(ascending(chosen))
+            if any(has_several_blocks(capacity) for capacity, _ in self.readings):
+                return self._together_or_apart()
+        return fitted
 
-    @property
-    def _capacities(self) -> list[Capacity]:
-        return [capacity for capacity, _ in self.readings]
-
-    @property
-    def _loops(self) -> bool:
-        """Whether a step went through several blocks in turn."""
-        return any(reading.blocks > 1 for _, reading in self.readings)
+    def _together_or_apart(self) -> Fit:
+        """The better of one fit, and one for a single block and one for several."""
+        fits: list[Fit] = []
+        refusals: list[FitRefused] = []
+        for sides in ([CapacitySide()], [CapacitySide(several=False), CapacitySide(several=True)]):
+            try:
+                fits.append(self._pieces(sides))
+            except FitRefused as refusal:
+                refusals.append(refusal)
+        if not fits:
+            raise refusals[0]
+        return min(fits, key=lambda fit: fit.worst)
 
     def _grow(self, capacities: Sequence[Capacity]) -> bool:
         """Reads further capacities; returns whether any was read."""
+        known = {capacity for capacity, _ in self.readings}
+        capacities = [c for c in dict.fromkeys(capacities) if c not in known]
         if not capacities or self.note:
             return False
         further, self.note = self.read(capacities)
         self.readings = [*self.readings, *further]
         return bool(further)
 
-    def _sides(self) -> tuple[Regime, ...]:
-        """The sides of every floor, each with enough readings."""
-        floors = floors_of(self.readings)
-        if self._grow(beyond(floors, self.readings)):
-            floors = floors_of(self.readings)
-        sides = sides_of(floors)
-        self._grow([c for side in sides for c in wanted(side, self._capacities)])
-        return sides
-
-    def _tried(self, regimes: Sequence[Regime]) -> Fit | FitRefused:
-        try:
-            return self._of(regimes)
-        except FitRefused as refusal:
-            return refusal
-
-    def _of(self, regimes: Sequence[Regime]) -> Fit:
-        """One fit of all readings, or a separate one for each regime."""
-        if not regimes:
-            return self._one(self.readings, self.checked)
-        fits = []
-        for regime in regimes:
-            own = [(c, reading) for c, reading in self.readings if regime.holds(c)]
-            checked = self.checked
-            held = checked if checked is not None and regime.holds(checked[0]) else None
+    def _pieces(self, sides: Sequence[CapacitySide]) -> Fit:
+        """One fit for the capacities of each side."""
+        fits: list[Fit] = []
+        for side in sides:
+            readings = [(c, reading) for c, reading in self.readings if side.holds(c)]
+            held = (
+                self.checked if self.checked is not None and side.holds(self.checked[0]) else None
+            )
             try:
-                quick = self._in_turn(own, held) if regime == SEVERAL else None
-                fitted = quick or self._one(own, held)
+                fitted = self._fit(readings, held)
             except FitRefused as refusal:
-                raise FitRefused(f"of {regime}: {refusal}") from None
-            if regime == ONE and "auto" in LAYOUTS_OF[fitted.form]:
-                fitted = fitted._replace(layout="auto")  # equal for one block, and now known
-            fits.append((regime, fitted))
-        # The fit for the first capacity applies to all that no other piece holds.
-        first = self.readings[0][0]
-        whole = next(fitted for regime, fitted in fits if regime.holds(first))
-        return whole._replace(pieces=tuple(pair for pair in fits if pair[1] is not whole))
+                if len(sides) == 1:
+                    raise
+                raise FitRefused(f"{side}: {refusal}") from None
+            fits.append(fitted._replace(layout="auto") if side.several is False else fitted)
+        pieces = zip(sides[1:], fits[1:], strict=True)
+        return fits[0]._replace(
+            pieces=tuple(FitPiece(side.above, bool(side.several), fit) for side, fit in pieces)
+        )
 
-    def _one(self, readings: Sequence[Measured], checked: Measured | None) -> Fit:
-        return self._fit(points_of(readings), checked, self.form)
-
-    def _in_turn(self, readings: Sequence[Measured], checked: Measured | None) -> Fit | None:
-        """The fit of blocks in turn; None where it does not hold or another form is requested."""
-        points = points_of(readings)
-        if self.form != "auto" or any(point.turns is None for point in points):
-            return None
-        try:
-            return self._fit(points, checked, "series")
-        except FitRefused:
-            return None
-
-    def _fit(
-        self, points: Sequence[FitPoint], checked: Measured | None, form: Form | Literal["auto"]
-    ) -> Fit:
+    def _fit(self, readings: Sequence[Measured], checked: Measured | None) -> Fit:
+        moments = match_moments([reading for _, reading in readings])
+        points = [
+            FitPoint(capacity, reading.step, live)
+            for (capacity, reading), live in zip(readings, moments, strict=True)
+        ]
         held = None if checked is None else FitPoint(checked[0], checked[1].step)
-        return fit(points, form, held, typed=self.typed, counted=self.counted)
+        return fit(points, self.form, held, typed=self.typed, counted=self.counted)
 
 
-def _worst(found: Fit | FitRefused) -> float:
-    return found.worst if isinstance(found, Fit) else float("inf")
+class CapacitySide(NamedTuple):
+    """Capacities whose largest graph has more than ``above`` and at most ``upto`` nodes, and whose
+    attention has ``several`` blocks or one (either where None)."""
+
+    above: int = 0
+    upto: int | None = None
+    several: bool | None = None
+
+    def holds(self, capacity: Capacity) -> bool:
+        """Whether a capacity is on this side."""
+        width = capacity.max_graph_nodes
+        if width <= self.above or (self.upto is not None and width > self.upto):
+            return False
+        return self.several is None or self.several == has_several_blocks(capacity)
+
+    def __str__(self) -> str:
+        if self.several is not None:
+            return "with several blocks by size" if self.several else "with one block"
+        return f"with more than {how_many(self.above, 'node')} in the largest graph"
 
 
-def points_of(readings: Sequence[Measured]) -> list[FitPoint]:
-    """The points to fit for some readings, with their moments matched where possible."""
-    steps = [reading for _, reading in readings]
-    moments, turns = aligned(steps), parts_of(steps) or [None] * len(steps)
+def ascending(capacities: Iterable[Capacity]) -> list[Capacity]:
+    """Distinct capacities, each costlier than the one before, so that growth can stop in time."""
+
+    def cost(c: Capacity) -> tuple[int, Capacity]:
+        """The approximate cost of a step at a capacity, in rows; the capacity breaks ties."""
+        extra = sum(rows for _, rows in c.extra)
+        return c.nodes + c.edges + extra + c.graphs * c.max_graph_nodes, c
+
+    return sorted(set(capacities), key=cost)
+
+
+def floors_of(readings: Sequence[Measured]) -> tuple[int, ...]:
+    """The floors that all readings agree on, including those that no largest graph exceeds."""
+    requested = [(capacity.max_graph_nodes, reading.widths) for capacity, reading in readings]
+    wider = {width for largest, widths in requested for width in widths if width > largest}
+    return tuple(
+        k for k in sorted(wider) if all(max(largest, k) in widths for largest, widths in requested)
+    )
+
+
+def match_moments(readings: Sequence[Reading]) -> list[FloatArray | None]:
+    """``[moments]`` of each reading, equally many; None for all where they cannot be matched.
+
+    Usually a step runs the same operations at every capacity, and its moments match one by one.
+    Where it does not (attention in more blocks at one capacity than at another), operations that
+    occur equally often in all steps are landmarks, and only the largest moment between two
+    landmarks counts.
+    """
+    nothing: list[FloatArray | None] = [None] * len(readings)
+    known = [(r.moments, r.operations) for r in readings]
+    steps = [(m, o) for m, o in known if m is not None and o is not None]
+    if len(steps) < len(readings):
+        return nothing
+    if all(np.array_equal(operations, steps[0][1]) for _, operations in steps):
+        return [moments for moments, _ in steps]
+    counts = [dict(zip(*np.unique(o, return_counts=True), strict=True)) for _, o in steps]
+    common = [op for op in counts[0] if all(c.get(op) == counts[0][op] for c in counts)]
+    marks = [np.isin(operations, common) for _, operations in steps]
+    orders = [operations[mark] for (_, operations), mark in zip(steps, marks, strict=True)]
+    if not len(orders[0]) or not all(np.array_equal(order, orders[0]) for order in orders):
+        return nothing
+    starts = [np.flatnonzero(mark) for mark in marks]
+    if any(start[0] for start in starts):  # what comes before the first landmark
+        apart = all(start[0] for start in starts)  # a part of its own, where every step has one
+        starts = [np.append(0, start if apart else start[1:]) for start in starts]
     return [
-        FitPoint(capacity, reading.step, seen, taken)
-        for (capacity, reading), seen, taken in zip(readings, moments, turns, strict=True)
+        np.maximum.reduceat(moments, start)
+        for (moments, _), start in zip(steps, starts, strict=True)
     ]
+
+
+def _counts_blocks(fitted: Fit, capacity: Capacity) -> bool:
+    """Whether blocks of attention take more than a thousandth of any moment at a capacity."""
+    counts = counts_of(capacity, fitted.layout, fitted.counted)
+    for plane in fitted.planes:
+        shares = {t: value * counts[t] for t, value in zip(fitted.terms, plane, strict=True)}
+        if sum(shares.get(term, 0.0) for term in BLOCKS) > 1e-3 * sum(shares.values()):
+            return True
+    return False
+
+
+def _between(capacities: Sequence[Capacity], above: int, upto: int | None) -> list[Capacity]:
+    """The capacities with largest graphs of more than ``above`` and at most ``upto`` nodes, in the
+    same proportions to each other."""
+    widest = 4 * (above + 1) if upto is None else upto
+    most = max(capacity.max_graph_nodes for capacity in capacities)
+    return [
+        _with_width(c, max(above + 1, round(widest * c.max_graph_nodes / most))) for c in capacities
+    ]
+
+
+def _with_width(capacity: Capacity, width: int) -> Capacity:
+    """A capacity with another largest graph; with fewer graphs where it is wider, so that blocks
+    take about as much."""
+    share = min(1.0, capacity.max_graph_nodes / width)
+    return _times(capacity, 1, 1, share, width / capacity.max_graph_nodes)
+
+
+def _times(capacity: Capacity, n: float, e: float, g: float, m: float) -> Capacity:
+    """A capacity with multiples of the nodes, edges, graphs and largest graph."""
+    largest = max(1, round(capacity.max_graph_nodes * m))
+    grown = Capacity.distinct(
+        max(round(capacity.nodes * n), largest + capacity.node_reserve),
+        round(capacity.edges * e),
+        max(2, round(capacity.graphs * g)),
+        largest,
+        [(name, max(2, round(rows * max(n, e)))) for name, rows in capacity.extra],
+        capacity.edge_reserve,
+        capacity.node_reserve,
+    )
+    return replace(grown, order_statistics=())

@@ -27,7 +27,6 @@ from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.internals.fakes import ask_device
 from staticgraph.internals.operators import read_number, to_copy
 from staticgraph.internals.trees import tree_leaves
-from staticgraph.nn.context.turns import Turn
 from staticgraph.probing.caching_pool import CachingPool
 from staticgraph.text.how_many import how_many
 
@@ -45,8 +44,6 @@ class LiveStorages(TorchDispatchMode):
         peak_bytes: the maximum since :meth:`reset_peak`.
         moments: ``live_bytes`` at every operation since :meth:`reset_peak`, including its casts.
         operations: a hash per moment, the same for the same operation.
-        turns: the block that each of them belongs to, inside a loop over blocks.
-        turn: the current one.
         reads_allowed: return 1.0 where an operation reads a number from a fake tensor. Only set
             while an optimizer steps, whose step count is such a number; anywhere else a read of
             data is an error and remains one.
@@ -71,8 +68,6 @@ class LiveStorages(TorchDispatchMode):
         self.peak_bytes: int = 0
         self.moments: list[int] = []
         self.operations: list[int] = []
-        self.turns: list[Turn | None] = []
-        self.turn: Turn | None = None
         self.reads_allowed = False
         self.limit_bytes = limit_bytes
         self._block = block
@@ -102,13 +97,8 @@ class LiveStorages(TorchDispatchMode):
             now += sum(rule(args) for rule in _rules_of(func))
         self.moments.append(now)
         self.operations.append(hash(func))
-        self.turns.append(self.turn)
         self.peak_bytes = max(self.peak_bytes, now)
         return out
-
-    def take(self, turn: Turn | None) -> None:
-        """Sets the block that the following operations belong to."""
-        self.turn = turn
 
     def watch(self, tensors: Iterable[Tensor]) -> None:
         """Counts tensors that were created before the mode was entered."""
@@ -136,10 +126,10 @@ class LiveStorages(TorchDispatchMode):
                 f"{self.limit_bytes}"
             )
 
-    def reset_peak(self) -> tuple[list[int], list[int], list[Turn | None]]:
-        """Returns moments, operations and turns so far; resets them, and the peak to live bytes."""
-        seen = self.moments, self.operations, self.turns
-        self.moments, self.operations, self.turns, self.turn = [], [], [], None
+    def reset_peak(self) -> tuple[list[int], list[int]]:
+        """Returns moments and operations so far; resets them, and the peak to live bytes."""
+        seen = self.moments, self.operations
+        self.moments, self.operations = [], []
         self.peak_bytes = self.live_bytes
         return seen
 

@@ -17,7 +17,7 @@ in a recording. ``path="counted"`` reads the other path, at full counts.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -37,7 +37,7 @@ from staticgraph.nn.convert import convert
 from staticgraph.plans.plan import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.fitting import Fitting
+from staticgraph.probing.fitting import Fitting, ascending
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
 from staticgraph.probing.resident import resident_bytes
@@ -223,17 +223,6 @@ def probe_capacities(
     ), capacity_at(HELD_OUT)
 
 
-def ascending(capacities: Iterable[Capacity]) -> list[Capacity]:
-    """Distinct capacities, each costlier than the one before, so that growth can stop in time."""
-
-    def cost(c: Capacity) -> tuple[int, Capacity]:
-        """The approximate cost of a step at a capacity, in rows; the capacity breaks ties."""
-        own = sum(rows for _, rows in c.extra)
-        return c.nodes + c.edges + own + c.graphs * c.max_graph_nodes, c
-
-    return sorted(set(capacities), key=cost)
-
-
 def _grow(
     read: Read, sizes: IntArray, schema: Schema
 ) -> tuple[list[tuple[Capacity, Reading]], tuple[Capacity, Reading] | None, str]:
@@ -257,46 +246,37 @@ def _read_all(
     read: Read, capacities: Sequence[Capacity], held_out: Capacity | None
 ) -> tuple[list[tuple[Capacity, Reading]], tuple[Capacity, Reading] | None, str]:
     """Reads in order until memory runs out; where it does, no point is held out."""
-    readings: list[tuple[Capacity, Reading]] = []
-    for capacity in [*capacities, *([held_out] if held_out else [])]:
-        reading, reason = _read_or_none(read, capacity)
-        if reading is None:
-            note = f"memory ran out at {capacity}: {reason}"
-            if not readings:
-                raise ProbeFailed(
-                    f"not even the smallest probe fits. {note}. Free the device, use a smaller "
-                    "model, or plan with reader='fake', which takes no memory"
-                )
-            return readings, None, note
-        if capacity is held_out:
-            return readings, (capacity, reading), ""
-        readings.append((capacity, reading))
-    return readings, None, ""
+    readings, note = _further(read, capacities)
+    if not readings:
+        raise ProbeFailed(
+            f"not even the smallest probe fits. {note}. Free the device, use a smaller "
+            "model, or plan with reader='fake', which takes no memory"
+        )
+    if held_out is None or note:
+        return readings, None, note
+    checked, note = _further(read, [held_out])
+    return readings, checked[0] if checked else None, note
 
 
 def _further(
     read: Read, capacities: Sequence[Capacity]
 ) -> tuple[list[tuple[Capacity, Reading]], str]:
-    """Reads in order until memory runs out; the second value then says where."""
+    """Reads in order until memory runs out; the second value then says where.
+
+    Other errors pass unchanged.
+    """
     readings: list[tuple[Capacity, Reading]] = []
     for capacity in capacities:
-        reading, reason = _read_or_none(read, capacity)
-        if reading is None:
-            return readings, f"memory ran out at {capacity}: {reason}"
-        readings.append((capacity, reading))
+        try:
+            readings.append((capacity, read(capacity)))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            note = f"memory ran out at {capacity}: {reason}"
+            forget(error)
+            return readings, note
     return readings, ""
-
-
-def _read_or_none(read: Read, capacity: Capacity) -> tuple[Reading | None, str]:
-    """A reading, or None and the reason where memory ran out; other errors pass unchanged."""
-    try:
-        return read(capacity), ""
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        reason = str(error).partition("\n")[0]
-        forget(error)
-        return None, reason
 
 
 def forget(error: BaseException) -> None:
@@ -312,7 +292,7 @@ def forget(error: BaseException) -> None:
 
 def _model_of(fitting: Fitting, probed: Probed, reader: str) -> MemoryModel:
     try:
-        found = fitting.found()
+        fit = fitting.run()
     except FitRefused as refusal:
         if fitting.note:
             raise ProbeFailed(f"{fitting.note}; with the points before it: {refusal}") from None
@@ -320,7 +300,7 @@ def _model_of(fitting: Fitting, probed: Probed, reader: str) -> MemoryModel:
     readings, checked = fitting.readings, fitting.checked
     every = [reading for _, reading in [*readings, *([checked] if checked else [])]]
     return MemoryModel(
-        fit=found,
+        fit=fit,
         resident=resident_bytes(probed.subject),
         batch=batch_bytes(probed.schema, probed.subject.pointers),
         update_bytes=max(reading.update for reading in every),

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.nn.context.turns import Turn
+from staticgraph.nn.context.choosing import choosing
+from staticgraph.nn.context.present import present
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_state import evaluating
 
 # Steps before the one that is read: the first creates the optimizer's state, the second shows the
 # allocator (and cuBLAS, which allocates its workspace at first use) the whole cycle.
@@ -57,6 +62,62 @@ class Probed:
         return RealCounts(nodes, edges, capacity.graph_limit, capacity.max_graph_nodes, own)
 
 
+class ProbeStep:
+    """One step of a subject: forward, backward and update, or an evaluation.
+
+    Gradients are freed, then forward and backward run ``accumulate`` times, then the optimizer.
+    Without a loss, it is one evaluation without gradients. Attention paths are
+    chosen for ``device`` where the tensors stand in for those of another device.
+
+    Attributes:
+        widths: of the dense blocks that layers requested in the last forward.
+    """
+
+    def __init__(self, subject: Subject, accumulate: int, device: str | None = None) -> None:
+        self._device = device
+        self._model, self._optimizer = subject.model, subject.optimizer
+        self._accumulate = accumulate
+        self._trains = subject.loss is not None
+        self._computation = Computation(subject)
+        self._computation.assume_rows()  # only the step itself is measured
+        self.widths: tuple[int, ...] = ()
+
+    def free_gradients(self) -> None:
+        """Sets every parameter's gradient to None."""
+        for parameter in self._model.parameters():
+            parameter.grad = None
+
+    def _loss(self, batch: StaticBatch) -> torch.Tensor:
+        with self._computation.active():
+            return self._run_forward("step", batch)
+
+    def _run_forward(self, work: str, batch: StaticBatch) -> torch.Tensor:
+        result = self._computation.run(work, batch, keep=True)
+        binding = present()
+        assert binding is not None
+        self.widths = tuple(sorted({width for _, width in binding.blocks}))
+        return result
+
+    def __call__(self, batch: StaticBatch, between: Callable[[], Any] | None = None) -> Any:
+        """Runs the step; calls ``between`` after the backward and returns its result."""
+        with choosing(self._device):
+            return self._run(batch, between)
+
+    def _run(self, batch: StaticBatch, between: Callable[[], Any] | None) -> Any:
+        if not self._trains:
+            with evaluating(self._model), self._computation.active():
+                self._run_forward("forward", batch)
+            return None
+        self._model.train()
+        self.free_gradients()
+        for _ in range(self._accumulate):
+            self._loss(batch).backward()  # not bound to a name, so it is freed before the update
+        marked = between() if between is not None else None
+        if self._optimizer is not None:
+            self._optimizer.step()
+        return marked
+
+
 class Reading(NamedTuple):
     """The memory of one warm step, in bytes.
 
@@ -69,9 +130,6 @@ class Reading(NamedTuple):
         operations: a number for each of them, the same for the same operation.
         widths: places per graph of the dense blocks that its layers requested, where the reader
             knows them.
-        turns: the block that each of the operations belongs to, inside loops over blocks; empty
-            where the reader does not know.
-        blocks: how many blocks the longest loop goes through, where the reader knows it.
     """
 
     step: int
@@ -81,13 +139,6 @@ class Reading(NamedTuple):
     moments: NDArray[np.float64] | None = None
     operations: NDArray[np.int64] | None = None
     widths: tuple[int, ...] = ()
-    turns: tuple[Turn | None, ...] = ()
-    blocks: int = 1
-
-
-def blocks_of(turns: Iterable[Turn | None]) -> int:
-    """How many blocks the longest loop goes through, from the operations' turns; 1 without one."""
-    return max((turn.block for turn in turns if turn is not None), default=0) + 1
 
 
 Read = Callable[[Capacity], Reading]

@@ -25,9 +25,9 @@ def for_serving(plan: BucketPlan) -> BucketPlan:
     The guarantees of buckets about training batches (``order_statistics``) are dropped. No buckets
     are added to a plan without the size of its largest graph, or whose graphs have axes.
     """
-    found = set()
+    buckets = set()
     for capacity in plan.capacities:
-        found.add(replace(capacity, order_statistics=()))
+        buckets.add(replace(capacity, order_statistics=()))
         if capacity.extra or len(plan.maxima) < 2:
             continue
         for share in SHARES:
@@ -43,6 +43,6 @@ def for_serving(plan: BucketPlan) -> BucketPlan:
                 node_reserve=capacity.node_reserve,
             )
             if small.nodes < capacity.nodes and small.edges < capacity.edges:
-                found.add(with_pairs(small, plan.schema))
-    capacities = tuple(sorted(found))
+                buckets.add(with_pairs(small, plan.schema))
+    capacities = tuple(sorted(buckets))
     return replace(plan, capacities=capacities, digest=None, batch_size=None, efficiency=())

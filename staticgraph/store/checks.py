@@ -64,24 +64,6 @@ class Checks:
         self._columns: set[str] = set()
         self.complete: bool = False
 
-    @property
-    def done(self) -> NDArray[np.bool_]:
-        """``[b]`` which blocks were checked, as a copy."""
-        return self._done.copy()
-
-    @property
-    def marks(self) -> tuple[IntArray, NDArray[np.bool_]]:
-        """``[b + 1]`` the first graph of each block and ``[b]`` whether it was checked.
-
-        These are the arrays themselves, not copies: the second changes as blocks are checked.
-        """
-        return self._blocks, self._done
-
-    def resume(self, done: NDArray[np.bool_]) -> None:
-        """Marks the blocks as checked that were checked when the same store was open before."""
-        self._done |= done
-        self.complete = bool(self._done.all())
-
     def touch(self, ids: IntArray) -> None:
         """Checks the blocks that contain these graphs.
 

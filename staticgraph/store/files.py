@@ -22,10 +22,10 @@ from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_file
 from staticgraph.files.folder import Kind, repair, replacing
 from staticgraph.schema import Schema
+from staticgraph.store import MANIFEST as MANIFEST
 from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns, Kept
-from staticgraph.store.manifest import MANIFEST as MANIFEST
 from staticgraph.store.objects import ObjectColumn
 from staticgraph.store.structure import STRUCTURE, Damage, check_forms, check_manifest
 from staticgraph.text.how_many import how_many
@@ -165,6 +165,7 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
         checks.everything()
     kinds = ("column", "split", "offsets", "origins", "objects", "object_ends")
     picked: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    structure: dict[str, Any] = {name: arrays[name] for name in STRUCTURE}
     for name, array in arrays.items():
         what, _, key = name.partition(".")
         if key:
@@ -181,7 +182,7 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
             name: ObjectColumn(text, picked["object_ends"][name])
             for name, text in picked["objects"].items()
         },
-        **{name: arrays[name] for name in STRUCTURE},
+        **structure,
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any, Self, SupportsIndex, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes.capacity import GraphSize
 from staticgraph.sizes.histogram import SizeHistogram
@@ -82,6 +83,7 @@ class GraphColumns:
         checks: which blocks of a large store on disk are still unchecked. Reading a batch or a
             graph checks its blocks; reading ``columns`` directly does not (see :meth:`column`).
         objects: strings and other small objects, one per graph, which stay on the host.
+        by_rank: whether a loader gives each rank a range of the graphs of its own.
     """
 
     schema: Schema
@@ -99,6 +101,7 @@ class GraphColumns:
     origins: Mapping[str, Array] = field(default_factory=dict)
     checks: Checks | None = field(default=None, repr=False)
     objects: Mapping[str, ObjectColumn] = field(default_factory=dict)
+    by_rank: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "splits", Splits(self.splits))
@@ -427,11 +430,27 @@ class GraphColumns:
         offsets = self.offsets_of(item.level)
         return slice(int(offsets[graph]), int(offsets[graph + 1]))
 
+    def bounds_of_ranks(self, world_size: int) -> IntArray:
+        """Returns ``[world_size + 1]``: where each rank's graphs begin, divided evenly.
+
+        Raises:
+            BadGraph: if there are fewer graphs than ranks.
+        """
+        if len(self) < world_size:
+            raise BadGraph(
+                f"{self.name} has {how_many(len(self), 'graph')} for "
+                f"{how_many(world_size, 'rank')}, each of which needs one: use fewer processes"
+            )
+        return np.arange(world_size + 1) * len(self) // world_size
+
+    def _size_in_words(self) -> str:
+        return how_many(len(self), "graph")
+
     def __repr__(self) -> str:
         described = [f"{item.name}: {item.describe()}" for item in self.schema]
         fields = ", ".join([*described, *(f"{name}: on the host" for name in self.objects)])
+        nodes, edges = (self.narrow_sizes[:, c].sum(dtype=np.int64) for c in (0, 1))
         return (
-            f"GraphStore({self.name}: {how_many(len(self), 'graph')}, "
-            f"{how_many(self.node_offsets[-1], 'node')}, "
-            f"{how_many(self.edge_offsets[-1], 'edge')}, {self.nbytes / 2**20:.1f} MiB; {fields})"
+            f"GraphStore({self.name}: {self._size_in_words()}, {how_many(nodes, 'node')}, "
+            f"{how_many(edges, 'edge')}, {self.nbytes / 2**20:.1f} MiB; {fields})"
         )

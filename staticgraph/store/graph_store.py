@@ -6,7 +6,7 @@ The columns themselves, and how they are read, are in :mod:`staticgraph.store.gr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -14,8 +14,8 @@ from staticgraph.files.folder import repair
 from staticgraph.schema import Level, Schema
 from staticgraph.store import files
 from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.shard_list import listed
 from staticgraph.store.sharded import Sharded
+from staticgraph.store.shards import list_shards
 
 if TYPE_CHECKING:
     import torch
@@ -110,9 +110,9 @@ class GraphStore(GraphColumns):
                 several stores, to be read as one, which has the splits that all of them have.
             verify: True checks every byte now, False each block when it is first read, and None
                 chooses True up to 64 MiB. ``store.verify()`` checks the rest.
-            shards: ``"by-rank"``: each rank of a job reads its own whole shards, and the others
-                need not be on its host; plans still cover all. Requires a folder with a list of
-                shards, as written by ``StoreWriter(...).finish(merged=False)``.
+            shards: ``"by-rank"``: each rank of a job reads a range of the graphs of its own: an
+                equal share of a store in one folder, whole shards of a store in shards, whose other
+                shards need not be on its host. Plans cover all graphs.
 
         Raises:
             FileNotFoundError: if there is no store.
@@ -120,8 +120,11 @@ class GraphStore(GraphColumns):
                 checksum, or arrays that do not fit together; the message names the shard, file,
                 array and graph.
             BadGraph: if a shard's fields differ from those of the first.
-            ValueError: if ``shards`` is given for a folder without a list of shards.
+            ValueError: if ``shards`` is another word, or is given for a list of stores or an
+                unfinished store.
         """
+        if shards not in (None, "by-rank"):
+            raise ValueError(f"shards={shards!r}; choose 'by-rank', or leave it out")
         place = (
             Path(folder).expanduser()
             if isinstance(folder, str | Path)
@@ -129,17 +132,17 @@ class GraphStore(GraphColumns):
         )
         if isinstance(place, Path):
             repair(place)
-        found = listed(place)
-        whole = isinstance(place, Path) and (place / files.MANIFEST).exists()
-        if found is not None and (shards is None or whole):
-            return ShardedStore(found, verify=verify, by_rank=shards is not None)
-        if shards is not None:
+        by_rank = shards is not None
+        if by_rank and not (isinstance(place, Path) and (place / files.MANIFEST).exists()):
             raise ValueError(
-                f"shards={shards!r} needs a folder with a list of its shards, and {folder} is "
-                "none: write one with StoreWriter(...).finish(merged=False)"
+                f"shards={shards!r} needs one finished store, and {folder} is none: finish it with "
+                "StoreWriter(...).finish(), or join several with GraphStore.load([...]).save(...)"
             )
+        listed = list_shards(place)
+        if listed is not None:
+            return ShardedStore(listed, verify=verify, by_rank=by_rank)
         assert isinstance(place, Path)
-        return files.load(cls, place, verify=verify)
+        return replace(files.load(cls, place, verify=verify), by_rank=by_rank)
 
     def to(
         self,

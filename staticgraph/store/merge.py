@@ -1,9 +1,11 @@
-"""Concatenates several stores into one store on disk, with the memory needed for one of them.
+"""Concatenates several stores: schema and dtypes of the whole, and the pieces of each array.
 
-Arrays of features, edges and permutations are concatenated; offsets and row pointers continue from
-part to part. Each part keeps an array in the narrowest dtype for its own values; it is widened to
-the dtype that all parts need. Invariant: the folder is what ``GraphStore.from_pyg`` of all graphs
-would have saved, array by array, and it appears whole or not at all.
+Features, edges and permutations are concatenated; offsets and row pointers continue from part to
+part. Each part keeps an array in the narrowest dtype for its own values; it is widened to the dtype
+that all parts need. The sizes of all parts are known before a value is read, so :func:`merge`
+allocates every array of the final folder and copies each part into its slice of the memory maps.
+Invariant: the folder is what ``GraphStore.from_pyg`` of all graphs would have saved, array by
+array, and it appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -51,12 +52,17 @@ def merge(
         FileExistsError: see :func:`staticgraph.store.files.save`.
     """
     survey = Survey(parts)
-    own = checked_splits(splits or {}, survey.graphs, name)
+    checked = checked_splits(splits or {}, survey.graphs, name)
     with replacing(folder, files.KIND, overwrite) as scratch:
         arrays: dict[str, Array] = {}
         for key in survey.names:
-            arrays[key] = _written(scratch, key, survey.dtype(key), survey.pieces(key))
-        for key, split in own.items():
+            path, shape = scratch / files.file_of(key), survey.shape(key)
+            mapped = np.lib.format.open_memmap(path, "w+", survey.dtype(key), shape)
+            for first, piece in survey.pieces(key):
+                mapped[first : first + len(piece)] = piece
+            mapped.flush()
+            arrays[key] = mapped
+        for key, split in checked.items():
             arrays[f"split.{key}"] = split
             np.save(scratch / files.file_of(f"split.{key}"), split, allow_pickle=False)
         counted = ["node_offsets", "edge_offsets", *(n for n in arrays if n.startswith(OFFSETS))]
@@ -66,12 +72,12 @@ def merge(
 
 
 OFFSETS = "offsets."
-# Offsets, one more entry than rows: these continue from part to part.
-_COUNTED_ON = ("node_offsets", "edge_offsets", "row_ptr", OFFSETS, "object_ends.")
+# Arrays with one more entry than rows, whose values continue from part to part.
+CONTINUED = ("node_offsets", "edge_offsets", "row_ptr", OFFSETS, "object_ends.")
 
 
 class Survey:
-    """The schema, length and dtypes of the concatenation of several parts.
+    """The schema, lengths and dtypes of the concatenation of several parts.
 
     Args:
         parts: the parts in order; at least one.
@@ -85,35 +91,36 @@ class Survey:
         BadGraph: if a part's fields or host objects differ from those of the first.
     """
 
-    graphs: int
-
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
         self._dtypes: dict[str, set[np.dtype]] = {}
         self._lengths: dict[str, int] = {}
-        self.graphs = edges = 0
+        self._row_shapes: dict[str, tuple[int, ...]] = {}
+        self.graphs: int = 0
+        edges = 0
         schema: Schema | None = None
-        kept: list[str] | None = None
+        objects: list[str] = []
         for number, part in enumerate(parts):
             store = part()
-            schema = store.schema if schema is None else _joined(schema, store.schema, number)
-            kept = sorted(store.objects) if kept is None else kept
-            if kept != sorted(store.objects):
+            objects = objects if number else sorted(store.objects)
+            schema = store.schema if schema is None else _join_schemas(schema, store.schema, number)
+            if objects != sorted(store.objects):
                 raise BadGraph(
                     f"part {number} of the store has the objects {sorted(store.objects)} on the "
-                    f"host, part 0 has {kept}: give every graph the same fields, or leave "
+                    f"host, part 0 has {objects}: give every graph the same fields, or leave "
                     "one out with exclude=[...]"
                 )
             self.graphs += len(store)
             edges += int(store.edge_offsets[-1])
-            for name, array in self._arrays(store).items():
-                self._lengths[name] = self._lengths.get(name, 0) + len(array)
+            for name, array in _arrays_of(store).items():
+                if len(array) and not self._lengths.get(name):
+                    self._dtypes[name] = set()  # the arrays before, if any, were empty
                 if len(array) or name not in self._dtypes:
                     self._dtypes.setdefault(name, set()).add(array.dtype)
-                    if len(array) and self._lengths[name] == len(array):
-                        self._dtypes[name] = {array.dtype}  # those before were empty
+                self._row_shapes[name] = array.shape[1:]
+                self._lengths[name] = self._lengths.get(name, 0) + len(array)
         assert schema is not None, "a store needs at least one graph"
-        self.schema = schema
+        self.schema: Schema = schema
         self.names: list[str] = [
             name
             for name in self._dtypes
@@ -122,11 +129,14 @@ class Survey:
         if self._lengths["row_ptr"]:
             self._dtypes["row_ptr"] = {np.dtype(pointer_dtype(edges))}
 
-    def _arrays(self, store: GraphColumns) -> dict[str, Array]:
-        found = {k: v for k, v in store.arrays().items() if not k.startswith("split.")}
-        for axis in store.schema.edge_axes:
-            found.setdefault(f"origins.{axis.name}", np.empty(0, np.uint8))
-        return found
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of an array over all parts."""
+        rows = self._lengths[name]
+        if name.startswith(CONTINUED) and rows:
+            rows -= len(self._parts) - 1
+        elif rows and (level := _level_of_origin(name)) is not None:
+            rows = sum(int(part().offsets_of(level)[-1]) for part in self._parts)
+        return (rows, *self._row_shapes[name])
 
     def widest(self, name: str) -> np.dtype:
         """Returns a dtype that holds every part's dtype, without reading values."""
@@ -135,38 +145,52 @@ class Survey:
     def dtype(self, name: str) -> np.dtype:
         """Returns the smallest dtype that holds every part's values."""
         dtypes = self._dtypes[name]
-        if {np.dtype(np.int16), np.dtype(np.uint16)} <= dtypes and not self._negative(name):
-            dtypes = dtypes - {np.dtype(np.int16)}
+        int16 = np.dtype(np.int16)
+        if {int16, np.dtype(np.uint16)} <= dtypes:
+            arrays = (_arrays_of(part())[name] for part in self._parts)
+            if not any(a.dtype == int16 and len(a) and a.min() < 0 for a in arrays):
+                dtypes = dtypes - {int16}
         return _common(dtypes)
 
-    def _negative(self, name: str) -> bool:
-        return any(
-            array.dtype == np.int16 and len(array) and array.min() < 0
-            for part in self._parts
-            for array in [self._arrays(part())[name]]
-        )
-
-    def pieces(self, name: str) -> Iterator[Array]:
-        """Yields the concatenated array, one part at a time."""
-        base, last = 0, len(self._parts) - 1
-        origin = name == "edge_origin" or name.startswith("origins.")
-        for number, part in enumerate(self._parts):
+    def pieces(self, name: str) -> Iterator[tuple[int, Array]]:
+        """Yields the concatenated array, one part at a time, each with its first row."""
+        first, base = 0, 0
+        level = _level_of_origin(name)
+        for part in self._parts:
             store = part()
-            array = self._arrays(store)[name]
-            if name.startswith(_COUNTED_ON):
-                if not len(array):
-                    continue  # heterogeneous data has no row pointers
-                step = int(array[-1])
-                counted = array.astype(np.int64) + base
-                yield counted if number == last else counted[:-1]
-                base += step
-            elif origin and not len(array) and self._lengths[name]:
-                level = "edge" if name == "edge_origin" else name.partition(".")[2]
-                offsets = store.offsets_of(level)
-                rows = np.arange(int(offsets[-1]))
-                yield rows - np.repeat(np.asarray(offsets)[:-1], np.diff(offsets))
-            else:
-                yield array
+            piece = _arrays_of(store)[name]
+            if name.startswith(CONTINUED) and len(piece):
+                piece = piece.astype(np.int64) + base
+                base = int(piece[-1])
+                yield first, piece
+                first += len(piece) - 1
+                continue
+            if level is not None and self._lengths[name] and not len(piece):  # it was sorted
+                offsets = np.asarray(store.offsets_of(level))
+                piece = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1], np.diff(offsets))
+            yield first, piece
+            first += len(piece)
+
+    def joined(self, name: str) -> Array:
+        """Returns an array over all parts, in main memory."""
+        array = np.empty(self.shape(name), self.dtype(name))
+        for first, piece in self.pieces(name):
+            array[first : first + len(piece)] = piece
+        return array
+
+
+def _arrays_of(store: GraphColumns) -> dict[str, Array]:
+    """Returns the arrays that are concatenated; origins of sorted edges are empty."""
+    arrays = {k: v for k, v in store.arrays().items() if not k.startswith("split.")}
+    for axis in store.schema.edge_axes:
+        arrays.setdefault(f"origins.{axis.name}", np.empty(0, np.uint8))
+    return arrays
+
+
+def _level_of_origin(name: str) -> str | None:
+    """Returns the level of edges whose original positions an array holds, else None."""
+    kind, _, axis = name.partition(".")
+    return "edge" if name == "edge_origin" else axis if kind == "origins" else None
 
 
 def _common(dtypes: set[np.dtype]) -> np.dtype:
@@ -178,7 +202,7 @@ def _common(dtypes: set[np.dtype]) -> np.dtype:
     return np.dtype(np.uint64) if np.dtype(np.uint64) in dtypes else np.result_type(*dtypes)
 
 
-def _joined(first: Schema, other: Schema, number: int) -> Schema:
+def _join_schemas(first: Schema, other: Schema, number: int) -> Schema:
     """Joins two schemas, which must have the same fields.
 
     Raises:
@@ -198,10 +222,10 @@ def _joined(first: Schema, other: Schema, number: int) -> Schema:
         if name not in ours or name not in theirs or _meaning(ours[name]) != _meaning(theirs[name])
     )
     if differing or axes[0] != axes[1]:
-        said = [_said(name, ours.get(name), theirs.get(name)) for name in differing]
+        fields = [_describe_pair(name, ours.get(name), theirs.get(name)) for name in differing]
         raise BadGraph(
             f"part {number} of the store has other fields than part 0: "
-            f"{'; '.join(said) or 'other axes'}; give every graph the same fields, or leave one "
+            f"{'; '.join(fields) or 'other axes'}; give every graph the same fields, or leave one "
             "out with exclude=[...]"
         )
     return replace(
@@ -218,31 +242,6 @@ def _meaning(field: Field) -> tuple[object, ...]:
     return *field.layout, field.classes
 
 
-def _said(name: str, ours: Field | None, theirs: Field | None) -> str:
+def _describe_pair(name: str, ours: Field | None, theirs: Field | None) -> str:
     forms = ["nothing" if field is None else field.describe() for field in (theirs, ours)]
     return f"{name!r} is {forms[0]}, was {forms[1]}"
-
-
-def _written(scratch: Path, name: str, dtype: np.dtype, pieces: Iterator[Array]) -> Array:
-    """Writes all pieces to an ``.npy`` file, whose length is known only at the end, and maps it."""
-    path = scratch / files.file_of(name)
-    rows, shape = 0, ()
-    with path.open("w+b") as file:
-        begin = _head(file, dtype, (0,))
-        for piece in pieces:
-            if not rows:
-                shape = piece.shape[1:]
-                begin = _head(file, dtype, (0, *shape))
-            rows += len(piece)
-            np.ascontiguousarray(piece, dtype=dtype).tofile(file)
-        # NumPy leaves room in the header for a growing first dimension.
-        assert _head(file, dtype, (rows, *shape)) == begin, "the header has outgrown its place"
-    return np.load(path, mmap_mode="r", allow_pickle=False)
-
-
-def _head(file: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> int:
-    """Writes the header at the start of the file and returns where it ends."""
-    file.seek(0)
-    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
-    return file.tell()

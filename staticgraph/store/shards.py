@@ -1,36 +1,307 @@
-"""Opens the shards of a store when they are read.
+"""The folders (shards) that make up one store: their list, and opening them when they are read.
 
-A *shard* is a complete store, with its own manifest and checksums;
-:mod:`staticgraph.store.shard_list` lists them. Invariant: a shard is complete and is the one that
-was listed, or it is rejected with an error that names it. The number of shards open at a time is
-limited by the number of file descriptors.
+A shard is a complete store, with its own manifest and checksums. The list comes from a sequence of
+folders, from the parts of an unfinished writer, or from a folder with a list of its own
+(``manifest.json`` with format :data:`FORMAT`), which also holds the sizes of all graphs, so that it
+opens at once. Invariant: a shard is complete and is the one that was listed, or it is rejected with
+an error that names it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from staticgraph.errors import StoreCorrupt
+from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.files import document
+from staticgraph.files.atomic import sync_file
+from staticgraph.files.checksum import crc32_of_array
+from staticgraph.files.document import NOT_THERE
 from staticgraph.files.folder import repair
 from staticgraph.schema import Schema
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store import files
-from staticgraph.store.addresses import Opened
+from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.shard_list import REMEDY, Shard, ShardList
+from staticgraph.store.merge import Survey
 from staticgraph.text.how_many import how_many
 
+FORMAT = "staticgraph.shards"
+VERSION = 1
+SIZES = "sizes"
+REMEDY = "copy it again from where it is whole, or write it again"
+# The folder of a part: the number of its shard, and its number in the shard.
+PART = re.compile(r"(\d{5})-(\d{7})")
 # File descriptors left for everything else; each array of an open shard holds one.
 SPARE_DESCRIPTORS = 256
+
+
+class Shard(NamedTuple):
+    """One shard: a folder with a store, which may be missing on this machine.
+
+    Attributes:
+        folder: its path.
+        graphs: the number of graphs in it.
+        nbytes: the bytes of all of its files except the manifest.
+        digest: the digest of its manifest.
+    """
+
+    folder: Path
+    graphs: int
+    nbytes: int
+    digest: str
+
+
+@dataclass(frozen=True, eq=False)
+class ShardList:
+    """What is known about all shards without opening any of them.
+
+    Attributes:
+        shards: the shards in order.
+        schema: the schema of all graphs.
+        name: the store's name in messages.
+        sizes: ``[n, C]`` in a narrow dtype: nodes, edges and the rows of each axis.
+        dtypes: for each array, a dtype that holds the values of every shard.
+        objects: the names of the host objects.
+        splits: named lists of graph indices over all shards.
+    """
+
+    shards: tuple[Shard, ...]
+    schema: Schema
+    name: str
+    sizes: Array
+    dtypes: Mapping[str, np.dtype]
+    objects: tuple[str, ...]
+    splits: Mapping[str, IntArray]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards on disk, without their manifests."""
+        return sum(shard.nbytes for shard in self.shards)
+
+    def save(self, folder: Path, splits: Mapping[str, Array]) -> None:
+        """Adds the list to the folder that holds the shards: sizes, splits and, last, a manifest.
+
+        Raises:
+            BadGraph: if a split is neither a list of existing graphs nor a mask.
+        """
+        arrays: dict[str, Array] = {SIZES: self.sizes}
+        for name, split in checked_splits(splits, len(self.sizes), self.name).items():
+            arrays[f"split.{name}"] = split
+        described = {}
+        for name, array in arrays.items():
+            path = folder / files.file_of(name)
+            np.save(path, array, allow_pickle=False)
+            sync_file(path)
+            described[name] = {
+                "crc32": crc32_of_array(array),
+                "dtype": array.dtype.str,
+                "shape": list(array.shape),
+            }
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "schema": self.schema.to_dict(),
+            "dtypes": {name: dtype.str for name, dtype in self.dtypes.items()},
+            "objects": list(self.objects),
+            "shards": [
+                {"folder": folder.name, "graphs": graphs, "bytes": nbytes, "digest": digest}
+                for folder, graphs, nbytes, digest in self.shards
+            ],
+            "files": described,
+        }
+        document.save(folder / files.MANIFEST, manifest)
+
+
+def list_shards(place: Path | Sequence[Path]) -> ShardList | None:
+    """Returns the shards at a path; None if it holds a single store, or nothing.
+
+    Args:
+        place: a folder with a list, a writer's ``.parts`` folder, or a sequence of store folders.
+
+    Raises:
+        StoreCorrupt: if the list is not what was written.
+        BadGraph: if a shard's fields differ from those of the first, or the sequence is empty.
+    """
+    if not isinstance(place, Path):
+        return survey_shards(list(place), "shards")
+    if (place / files.MANIFEST).is_file():
+        try:
+            manifest = document.read(place / files.MANIFEST)
+        except NOT_THERE:
+            return None
+        is_list = isinstance(manifest, dict) and manifest.get("format") == FORMAT
+        return _read_list(place) if is_list else None
+    if place.suffix == ".parts" and (paths := parts_in(place)):
+        check_shards(place, paths)
+        return survey_shards(paths, place.stem)
+    return None
+
+
+def survey_shards(folders: list[Path], name: str) -> ShardList:
+    """Builds the list from the folders alone, opening each of them.
+
+    Raises:
+        BadGraph: if there is no folder, or a shard's fields differ from those of the first.
+        StoreCorrupt: if a shard is damaged.
+    """
+    if not folders:
+        raise BadGraph("no shard was given; a store needs at least one")
+    sizes: dict[Path, Array] = {}
+    splits: dict[Path, Mapping[str, Array]] = {}
+
+    def open_shard(folder: Path) -> GraphColumns:
+        """Opens the store in a folder, unverified, and records its sizes and splits."""
+        repair(folder)
+        store = files.load(GraphColumns, folder, verify=False)
+        sizes[folder], splits[folder] = store.narrow_sizes, store.splits
+        return store
+
+    survey = Survey([partial(open_shard, folder) for folder in folders])
+    shards = []
+    for folder in folders:
+        manifest = files.read_manifest(folder)
+        nbytes = sum(file["bytes"] for file in manifest["files"].values())
+        shards.append(Shard(folder, len(sizes[folder]), nbytes, document.digest(manifest)))
+    firsts = np.cumsum([0, *(shard.graphs for shard in shards[:-1])])
+    return ShardList(
+        shards=tuple(shards),
+        schema=survey.schema,
+        name=name,
+        sizes=np.concatenate([sizes[folder] for folder in folders]),
+        dtypes={array: survey.widest(array) for array in survey.names},
+        objects=tuple(n.partition(".")[2] for n in survey.names if n.startswith("objects.")),
+        splits={
+            split: np.concatenate(
+                [
+                    np.asarray(splits[folder][split], np.int64) + first
+                    for folder, first in zip(folders, firsts, strict=True)
+                ]
+            )
+            for split in splits[folders[0]]
+            if all(split in splits[folder] for folder in folders)
+        },
+    )
+
+
+def _read_list(root: Path) -> ShardList:
+    path = root / files.MANIFEST
+
+    def build(values: dict[str, Any]) -> ShardList:
+        """Builds the list from the values of a manifest."""
+        if values["version"] != VERSION:
+            raise StoreCorrupt(
+                f"{path} says version {values['version']}; this library reads {FORMAT} version "
+                f"{VERSION}: write the store again"
+            )
+        arrays = {name: _read_array(root, name, file) for name, file in values["files"].items()}
+        shards = []
+        for shard in values["shards"]:
+            if not PART.fullmatch(shard["folder"]):
+                raise StoreCorrupt(f"{path} lists {shard['folder']!r}, which is not a shard's name")
+            folder, digest = root / shard["folder"], str(shard["digest"])
+            shards.append(Shard(folder, int(shard["graphs"]), int(shard["bytes"]), digest))
+        schema, sizes = Schema.from_dict(values["schema"]), arrays.pop(SIZES)
+        graphs = sum(shard.graphs for shard in shards)
+        if sizes.shape != (graphs, len(schema.components)) or sizes.dtype.kind != "i":
+            raise StoreCorrupt(
+                f"{path}: {SIZES} has shape {sizes.shape} and dtype {sizes.dtype} for "
+                f"{how_many(graphs, 'graph')} of {how_many(len(shards), 'shard')}; write the store "
+                "again"
+            )
+        splits = {name.partition(".")[2]: array for name, array in arrays.items()}
+        return ShardList(
+            shards=tuple(shards),
+            schema=schema,
+            name=str(values["name"]),
+            sizes=sizes,
+            dtypes={name: np.dtype(dtype) for name, dtype in values["dtypes"].items()},
+            objects=tuple(map(str, values["objects"])),
+            splits=checked_splits(splits, graphs, str(root)),
+        )
+
+    return document.read_document(path, "a list of shards", build, StoreCorrupt)
+
+
+def _read_array(root: Path, name: str, file: Mapping[str, Any]) -> Array:
+    path = root / files.file_of(name)
+    try:
+        array = np.load(path, allow_pickle=False)
+    except Exception as error:  # the exception depends on the bytes
+        raise StoreCorrupt(f"{path} is not an array ({error}); {REMEDY}") from None
+    same = array.dtype.str == file["dtype"] and list(array.shape) == file["shape"]
+    if not same or crc32_of_array(array) != file["crc32"]:
+        raise StoreCorrupt(f"{path} is not what was written (checksum differs); {REMEDY}")
+    return array
+
+
+# ---------------------------------------------------------------------- the parts of a writer
+
+
+def parts_in(folder: Path) -> list[Path]:
+    """Returns the parts that a writer committed, ordered by shard and number.
+
+    Raises:
+        BadGraph: if a part is missing between others.
+    """
+    if not folder.is_dir():
+        return []
+    paths = sorted(path for path in folder.iterdir() if PART.fullmatch(path.name))
+    numbers: dict[int, list[int]] = {}
+    for path in paths:
+        repair(path)
+        shard, number = numbers_of(path)
+        numbers.setdefault(shard, []).append(number)
+    for shard, present in numbers.items():
+        if absent := sorted(set(range(len(present))) - set(present)):
+            raise BadGraph(
+                f"{folder} lacks part {absent[0]} of shard {shard}, of which there are "
+                "later ones: remove the folder and write the store again"
+            )
+    return paths
+
+
+def numbers_of(path: Path) -> tuple[int, int]:
+    """Returns the shard and the number of a part."""
+    match = PART.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2])
+
+
+def check_shards(folder: Path, paths: Sequence[Path], count: int | None = None) -> None:
+    """Checks that a folder of parts has a part of every shard.
+
+    Args:
+        folder, paths: the folder and its parts, as in :func:`parts_in`.
+        count: the number of shards that were written; None if the last one that is there is last.
+
+    Raises:
+        BadGraph: a shard has no part, or there are more shards than were written.
+    """
+    present = {numbers_of(path)[0] for path in paths}
+    expected = set(range(max(present, default=0) + 1 if count is None else count))
+    if differing := sorted(present ^ expected):
+        numbers = ", ".join(map(str, differing))
+        why = f"shard {numbers} {'is missing' if expected - present else 'was not expected'}"
+        raise BadGraph(
+            f"{folder} has parts of {how_many(len(present), 'shard')}, of {len(expected)}: {why}. "
+            f"Write it with StoreWriter(..., shard={differing[0]}); or read what is there, as a "
+            "list of folders: GraphStore.load(sorted(parts.glob('*-*')))"
+        )
+
+
+# ---------------------------------------------------------------------- opening
 
 
 class OpenShards:
@@ -38,22 +309,18 @@ class OpenShards:
 
     Args:
         shards: the list of shards.
-        name: the store's name, for messages.
-        schema: the schema of all shards.
-        arrays: the number of arrays per shard; each holds a file descriptor.
     """
 
-    def __init__(self, shards: Sequence[Shard], name: str, schema: Schema, arrays: int) -> None:
-        self._shards, self._name = shards, name
-        self._fields = _layout(schema)
+    def __init__(self, shards: ShardList) -> None:
+        self._list = shards
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self.most: int = max(4, (descriptors - SPARE_DESCRIPTORS) // max(1, arrays))
-        self._open: OrderedDict[int, Opened] = OrderedDict()
-        self._checked: dict[int, NDArray[np.bool_] | None] = {}
+        arrays = max(1, len(shards.dtypes))
+        self.most: int = max(4, (descriptors - SPARE_DESCRIPTORS) // arrays)
+        self._open: OrderedDict[int, GraphColumns] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._shards)
+        return len(self._list.shards)
 
     def __getitem__(self, number: int) -> GraphColumns:
         """Returns one shard, with its columns mapped.
@@ -61,110 +328,70 @@ class OpenShards:
         Raises:
             StoreCorrupt: if it is not what was listed, or not on this machine.
         """
-        return self.several((number,))[0].store
-
-    def several(self, numbers: Sequence[int]) -> list[Opened]:
-        """Returns some shards, each of which stays open as long as the result is referenced.
-
-        Raises:
-            StoreCorrupt: if one is not what was listed, or not on this machine.
-        """
         with self._lock:
-            found = [self._open.get(number) for number in numbers]
-            for number, opened in zip(numbers, found, strict=True):
-                if opened is not None:
-                    self._open.move_to_end(number)
-        return [
-            opened or self._kept(number, self._opened(number, False))
-            for number, opened in zip(numbers, found, strict=True)
-        ]
-
-    def compare(self, number: int) -> None:
-        """Checks every byte of a shard now.
-
-        Raises:
-            StoreCorrupt: if it is not what was listed.
-        """
-        self._kept(number, self._opened(number, True))
-
-    def _kept(self, number: int, store: GraphColumns) -> Opened:
-        """Keeps a shard open, and closes the least recently used ones beyond the limit."""
-        found = Opened.of(store)
-        with self._lock:
-            self._open[number] = found
+            if (store := self._open.get(number)) is None:
+                store = self._open[number] = self.load(number, verify=False)
             self._open.move_to_end(number)
-            while len(self._open) > self.most:
-                oldest, (closed, _, _) = self._open.popitem(last=False)
-                self._checked[oldest] = None if closed.checks is None else closed.checks.done
-        return found
+            if len(self._open) > self.most:
+                self._open.popitem(last=False)
+        return store
 
-    def named(self, number: int, error: BaseException) -> StoreCorrupt:
-        """Returns the error as a StoreCorrupt that names the shard."""
-        return StoreCorrupt(
-            f"shard {number} of the {len(self._shards)} of {self._name}: {error}. The others are "
-            f"as they were: {REMEDY}"
-        )
+    def load(self, number: int, verify: bool) -> GraphColumns:
+        """Opens a shard; if ``verify``, checks every byte of it now.
 
-    def _opened(self, number: int, verify: bool) -> GraphColumns:
-        shard = self._shards[number]
+        Raises:
+            StoreCorrupt: if it is not what was listed, or not on this machine.
+        """
+        shard, schema = self._list.shards[number], self._list.schema
         try:
             if document.digest(files.read_manifest(shard.folder)) != shard.digest:
                 raise StoreCorrupt(f"{shard.folder} is not the store that was listed")
             store = files.load(GraphColumns, shard.folder, verify=verify)
-            if (len(store), _layout(store.schema)) != (shard.graphs, self._fields):
+            if (len(store), _layout(store.schema)) != (shard.graphs, _layout(schema)):
                 raise StoreCorrupt(f"{shard.folder} has other graphs or fields than were listed")
         except FileNotFoundError:
-            raise self.named(number, FileNotFoundError(f"{shard.folder} is not here")) from None
+            raise self.named(number, f"{shard.folder} is not here") from None
         except StoreCorrupt as error:
             raise self.named(number, error) from None
-        if number in self._checked and store.checks is not None:
-            done = self._checked[number]
-            if done is None:
-                return replace(store, checks=None)
-            store.checks.resume(done)
         return store
 
-    def parts(self) -> list[Callable[[], GraphColumns]]:
-        """Returns a function per shard that opens it, for :func:`staticgraph.store.merge.merge`."""
-        return [partial(self.__getitem__, number) for number in range(len(self))]
+    def named(self, number: int, error: object) -> StoreCorrupt:
+        """Returns the error as a StoreCorrupt that names the shard."""
+        return StoreCorrupt(
+            f"shard {number} of the {len(self)} of {self._list.name}: {error}. The others are "
+            f"as they were: {REMEDY}"
+        )
+
+    def check_lengths(self, absent: bool) -> None:
+        """Compares the bytes of each shard with the list, to find truncation at once.
+
+        Args:
+            absent: whether shards may be missing on this machine.
+
+        Raises:
+            StoreCorrupt: if they differ, or a shard is missing; the message names the shard, and
+                the file if known.
+        """
+        for number, shard in enumerate(self._list.shards):
+            repair(shard.folder)
+            if not shard.folder.is_dir():
+                if absent:
+                    continue
+                raise self.named(
+                    number,
+                    f"{shard.folder} is not here (where each host has only its ranks' shards, "
+                    "load with shards='by-rank')",
+                )
+            with os.scandir(shard.folder) as entries:
+                nbytes = sum(e.stat().st_size for e in entries if e.name != files.MANIFEST)
+            if nbytes != shard.nbytes:
+                self[number]  # raises with the file's name, if one of the store's own is wrong
+                raise self.named(
+                    number,
+                    f"{shard.folder} has {how_many(nbytes, 'byte')}, listed are {shard.nbytes}",
+                )
 
 
 def _layout(schema: Schema) -> tuple[object, object]:
     """Returns the part of a schema that all shards must share."""
     return {field.layout for field in schema}, schema.axes
-
-
-def check_whole(shards: OpenShards, found: ShardList, absent: bool) -> None:
-    """Compares the size of each shard with the list, to find truncation at once.
-
-    Args:
-        shards: opens a shard whose size differs, to find the file's name for the message.
-        found: the list.
-        absent: whether shards may be missing.
-
-    Raises:
-        StoreCorrupt: if a size differs or a shard is missing; the message names the shard, and the
-            file if known.
-    """
-    for number, shard in enumerate(found.shards):
-        repair(shard.folder)
-        if not shard.folder.is_dir():
-            if absent:
-                continue
-            raise shards.named(
-                number,
-                FileNotFoundError(
-                    f"{shard.folder} is not here (where each host has only its ranks' shards, "
-                    "load with shards='by-rank')"
-                ),
-            )
-        with os.scandir(shard.folder) as entries:
-            there = sum(e.stat().st_size for e in entries if e.name != files.MANIFEST)
-        if there != shard.nbytes:
-            shards[number]  # raises with the file's name, if one of the store's own is wrong
-            raise shards.named(
-                number,
-                ValueError(
-                    f"{shard.folder} has {how_many(there, 'byte')}, listed are {shard.nbytes}"
-                ),
-            )

@@ -31,21 +31,15 @@ from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.merge import merge
 from staticgraph.store.runs import slices
-from staticgraph.store.shard_list import (
-    UNFINISHED,
-    check_ended,
-    check_shards,
-    numbers_of,
-    parts_in,
-    remove_list,
-    write_list,
-)
+from staticgraph.store.shards import check_shards, numbers_of, parts_in, survey_shards
 from staticgraph.text.numeric_options import whole_option
 
 # A part of molecules takes some 10 MB, and 100 million graphs take 5,000 folders.
 PART_GRAPHS = 20_000
 # The number of a shard has five digits in the names of its parts.
 MOST_SHARDS = 10**5
+# A file of this name beside the parts says that the writer of a shard has not ended.
+UNFINISHED = ".unfinished"
 
 
 class StoreWriter:
@@ -230,8 +224,8 @@ class StoreWriter:
             splits: named lists of graph indices over all shards.
             shards: how many shards were written; by default the last that is there is the last.
             merged: False keeps the parts and adds a list of them: no bytes are copied, and each
-                host may hold only some of the parts. Reading a graph then costs a little more
-                (:mod:`staticgraph.store.gather`).
+                host may hold only some of the parts. Reading a batch then takes longer
+                (:mod:`staticgraph.store.sharded`).
 
         Raises:
             BadGraph: if there are no graphs, the fields of two parts differ, a shard is missing, or
@@ -245,7 +239,7 @@ class StoreWriter:
         if not paths:
             raise BadGraph(f"{self.folder} has no graphs yet: append some before finish()")
         check_shards(parts_folder(self.folder), paths, shards)
-        check_ended(parts_folder(self.folder))
+        _check_ended(parts_folder(self.folder))
         for path in paths:
             GraphStore.load(path, verify=True)  # every byte, the headers of files included
         if not merged:
@@ -269,7 +263,7 @@ class StoreWriter:
         """
         parts, target = parts_folder(self.folder), Path(os.path.realpath(self.folder))
         require_replaceable(target, KIND, self._overwrite)
-        write_list(parts, self._name, splits)
+        survey_shards(parts_in(parts), self._name).save(parts, splits)
         exchange(parts, target)
         self._number = self.committed = 0
         return GraphStore.load(self.folder)
@@ -311,7 +305,10 @@ def _clean(folder: Path) -> None:
     """
     scratch.clean(parts_folder(folder))
     paths = parts_of(folder)
-    remove_list(parts_folder(folder))  # from an interrupted finish()
+    if (parts_folder(folder) / MANIFEST).exists():  # a list, from an interrupted finish()
+        (parts_folder(folder) / MANIFEST).unlink()
+        for array in parts_folder(folder).glob("*.npy"):
+            array.unlink()
     repair(folder)
     if not paths or not (folder / MANIFEST).exists():
         return
@@ -326,6 +323,21 @@ def _clean(folder: Path) -> None:
 def parts_of(folder: Path) -> list[Path]:
     """Returns the committed parts, ordered by shard and number.
 
-    See :func:`staticgraph.store.shard_list.parts_in`.
+    See :func:`staticgraph.store.shards.parts_in`.
     """
     return parts_in(parts_folder(folder))
+
+
+def _check_ended(folder: Path) -> None:
+    """Checks that no shard's writer ended in the middle.
+
+    Raises:
+        BadGraph: one did; the message names the shard.
+    """
+    for path in sorted(folder.glob(f"*{UNFINISHED}")):
+        number = int(path.stem)
+        raise BadGraph(
+            f"the writer of shard {number} did not reach its end, and {folder} has what it "
+            f"committed: go on from there with StoreWriter(..., shard={number}), or call its "
+            "commit() if that is all"
+        )

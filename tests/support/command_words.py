@@ -23,7 +23,7 @@ from staticgraph.cli.probe import ProbeOptions, StepOptions, make_probe
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import count_step
 from staticgraph.dryrun.report import PARTS
-from staticgraph.serving.from_run import service_of_run
+from staticgraph.serving.service import service_of_run
 from staticgraph.training.plots import map_around
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
@@ -157,10 +157,9 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
             services[asked] = service_of_run(*arguments, **options)
         return services[asked]
 
-    patch.setattr("staticgraph.serving.from_run.service_of_run", service_of)
+    patch.setattr("staticgraph.serving.service.service_of_run", service_of)
     patch.setattr("uvicorn.Server.run", served)
-    patch.setattr("staticgraph.serving.processes.worker_pool.Workers._start", nothing)
-    patch.setattr("staticgraph.serving.processes.worker_pool.Workers.wait", lambda workers: True)
+    patch.setattr("uvicorn.supervisors.Multiprocess.run", nothing)
     patch.setattr(Training, "run", trained)
     patch.setattr("staticgraph.probing.probe.probe", probed)
 

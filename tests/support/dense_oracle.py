@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from staticgraph.outofcore.disk.neighbours import Neighbours
+from staticgraph.outofcore.buffer.resident import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSample
 
 MASK = 2**64 - 1

@@ -1,11 +1,11 @@
-"""Small trainers of an encoder over a graph on disk, and access to all of their state."""
+"""Small trainers of embeddings over a graph on disk, and access to all of their state."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from staticgraph.outofcore import EncodedLinkTrainer, LinkConfig, SampledGNN
+from staticgraph.outofcore import LinkConfig, LinkTrainer, SampledGNN
 
 N, RELATIONS = 37, 3
 SMALL = LinkConfig(dimension=4, batch_size=20, chunks=2, negatives=6, seed=3, spread=0.5)
@@ -19,17 +19,29 @@ def generated(e: int = 240, seed: int = 0) -> np.ndarray:
     return np.concatenate([ends, rng.integers(0, RELATIONS, (1, ends.shape[1]))])
 
 
-def made(graph, policy, folder, kind="sage", fanouts=(3,), config=SMALL, **options):
+def plain(graph, policy, folder, config=SMALL) -> LinkTrainer:
+    return LinkTrainer(graph, policy, config, folder)
+
+
+def encoded(graph, policy, folder, config=SMALL, kind="sage", fanouts=(3,), **options):
     torch.manual_seed(0)
     encoder = SampledGNN(kind, config.dimension, 8, 6, len(fanouts), heads=2)
-    return EncodedLinkTrainer(graph, policy, config, encoder, fanouts, folder, **options)
+    return LinkTrainer(graph, policy, config, folder, encoder=encoder, fanouts=fanouts, **options)
+
+
+def table_of(trainer) -> np.ndarray:
+    """Returns all embeddings, by partition."""
+    return np.concatenate([record(trainer.file, k)[0] for k in range(trainer.file.num_partitions)])
+
+
+def record(file, partition: int) -> tuple[np.ndarray, np.ndarray]:
+    values, sums = np.empty((2, file.partition_size, file.dimension), np.float32)
+    file.read(partition, values, sums)
+    return values, sums
 
 
 def everything(trainer) -> list[np.ndarray]:
-    shape = (trainer.file.num_partitions, 2, trainer.file.partition_size, SMALL.dimension)
-    rows = np.empty(shape, np.float32)
-    for k, (values, sums) in enumerate(rows):
-        trainer.file.read(k, values, sums)
+    rows = [a for k in range(trainer.file.num_partitions) for a in record(trainer.file, k)]
     # The history contains seconds, which differ between runs.
     extras = {name: a for name, a in trainer.file.extras.items() if name != "history"}
-    return [rows, *(extras[name] for name in sorted(extras))]
+    return [*rows, *(extras[name] for name in sorted(extras))]

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 import staticgraph as sg
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.bodies.reader import Reader
-from staticgraph.serving.http.app import Application, make_app
-from staticgraph.serving.http.uvicorn_config import config_of
+from staticgraph.serving.http.app import config_of, make_app
+from staticgraph.serving.http.replies import reply
 from support.patience import patience
 from support.served_graphs import graph
 
@@ -33,7 +34,7 @@ class Nodes:
     async def open(self) -> None:
         self.loop = asyncio.get_running_loop()
 
-    def ask(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
+    def predict(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
         future = self.loop.create_future()
         if self.held is None:
             self._answer(graphs, future)
@@ -53,16 +54,13 @@ class Nodes:
     @staticmethod
     def _answer(graphs: FlatGraphs, future: asyncio.Future[Any]) -> None:
         if not future.done():
-            future.set_result([[n] for n in graphs.num_nodes.tolist()])
-
-    async def health(self) -> tuple[int, str]:
-        return 0, ""
+            future.set_result(reply([[n] for n in graphs.num_nodes.tolist()], None))
 
     async def close(self) -> None:
         pass
 
 
-def app_of(backend: Nodes) -> Application:
+def app_of(backend: Nodes) -> FastAPI:
     """Returns an application for the graphs of :mod:`support.served_graphs`."""
     schema = sg.GraphStore.from_pyg([graph(3)]).schema
     return make_app(backend, Reader(schema, {}, False, 20, MOST_BYTES).warm(), "test")

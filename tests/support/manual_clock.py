@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from staticgraph.serving.engine.clock import Clock
+from staticgraph.serving.engine.server import Clock
 
 
 class ManualClock(Clock):

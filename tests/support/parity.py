@@ -152,26 +152,77 @@ class Result:
                 continue
             self.values[f"buffer {name}"] = buffer.detach().clone()
 
+    def apart(self, other: Result) -> float:
+        """Returns the largest difference, relative to the largest value of its kind."""
+        return max(
+            float((value - other.values[name]).abs().nan_to_num().max())
+            / max(self.largest(name.split()[0]), 1e-30)
+            for name, value in self.values.items()
+            if value.numel()
+        )
+
     def largest(self, kind: str) -> float:
-        found = [v.abs().max() for k, v in self.values.items() if k.startswith(kind) and v.numel()]
-        return max([float(f) for f in found], default=0.0)
+        values = [v for k, v in self.values.items() if k.startswith(kind) and v.numel()]
+        return max([float(value.abs().nan_to_num().max()) for value in values], default=0.0)
 
 
-def plain_step(model: nn.Module, forward: Callable[..., Any], batch: sg.StaticBatch) -> Result:
-    """Runs plain PyG on the unpadded batch."""
+def backward(mean: Any, models: Sequence[nn.Module], twice: bool) -> None:
+    """Takes the gradients of a loss, or of the sum of their squares (a gradient penalty)."""
+    if twice:
+        parameters = [p for model in models for p in model.parameters()]
+        slopes = torch.autograd.grad(mean, parameters, create_graph=True, allow_unused=True)
+        mean = sum(slope.square().sum() for slope in slopes if slope is not None)
+    mean.backward()
+
+
+def plain_step(
+    model: nn.Module,
+    forward: Callable[..., Any],
+    batch: sg.StaticBatch,
+    twice: bool = False,
+    rounding: float = 0.0,
+) -> Result:
+    """Runs plain PyG on the unpadded batch.
+
+    ``rounding`` changes parameters by about this share, for what plain PyG differs from itself.
+    """
     model = copy.deepcopy(model)
+    if rounding:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + rounding * torch.randn_like(parameter))
     data = Batch.from_data_list(batch.to_data_list())
     out = forward(model, data)
     mean = loss(out, data).mean()
-    mean.backward()
+    backward(mean, [model], twice)
     return Result(model, out, mean)
 
 
+def allowed_difference(
+    model: nn.Module,
+    forward: Callable[..., Any],
+    batch: sg.StaticBatch,
+    plain: Result,
+    twice: bool,
+    least: float,
+) -> float:
+    """Returns eight times what plain PyG differs from itself when its parameters change by rounding
+    alone; in float64 at least ``least``, in other dtypes some units of the last place."""
+    eps = torch.finfo(batch.x.dtype).eps
+    least = least if batch.x.dtype == torch.float64 else 16 * eps
+    runs = [plain_step(model, forward, batch, twice, rounding=4 * eps) for _ in range(3)]
+    return max([least, *(8 * plain.apart(other) for other in runs)])
+
+
 def static_step(
-    model: nn.Module, forward: Callable[..., Any], batch: sg.StaticBatch, trace: bool = False
+    model: nn.Module,
+    forward: Callable[..., Any],
+    batch: sg.StaticBatch,
+    trace: bool = False,
+    twice: bool = False,
 ) -> tuple[Result | None, Trace | None]:
     """Runs the same with the static forms, eagerly or through the captured graph."""
-    found, traced = static_steps([model], forward, batch, trace)
+    found, traced = static_steps([model], forward, batch, trace, twice)
     return found[0] if found else None, traced
 
 
@@ -180,6 +231,7 @@ def static_steps(
     forward: Callable[..., Any],
     batch: sg.StaticBatch,
     trace: bool = False,
+    twice: bool = False,
 ) -> tuple[list[Result], Trace | None]:
     """Runs the steps of several models at once, optionally through one captured graph.
 
@@ -188,7 +240,7 @@ def static_steps(
     """
     models = [copy.deepcopy(model) for model in models]
     contexts = [context_of(model) for model in models]
-    real = BATCH.real.graphs
+    real = int(batch.graph_mask.sum())
 
     def compute(given: sg.StaticBatch) -> list[tuple[Tensor, Tensor]]:
         steps = []
@@ -209,7 +261,7 @@ def static_steps(
             steps = found.result
         else:
             steps = compute(batch)
-        sum(mean for _, mean in steps).backward()
+        backward(sum(mean for _, mean in steps), models, twice)
     results = [Result(m, out[:real], mean) for m, (out, mean) in zip(models, steps, strict=True)]
     return results, found
 
@@ -229,7 +281,8 @@ def differences(plain: Result, static: Result, tolerance: float = TOLERANCE) -> 
             wrong.append(f"{name}: {list(a.shape)} and {list(b.shape)}")
             continue
         scale = max(plain.largest(kind), 1e-30)
-        off = float((a - b).abs().max()) / scale if a.numel() else 0.0
+        apart = (a - b).abs().masked_fill(a.isnan() & b.isnan(), 0)
+        off = float(apart.max()) / scale if a.numel() else 0.0
         if not off <= tolerance:
             wrong.append(f"{name}: off by {off:.1e}")
     return wrong

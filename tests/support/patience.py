@@ -18,26 +18,11 @@ RESERVE = 3.0
 MOST = 40.0
 
 
-def _work(rounds: int = 1_000_000) -> int:
+def _work() -> int:
     total = 0
-    for number in range(rounds):
+    for number in range(1_000_000):
         total += number & 7
     return total
-
-
-def slowness_now(share: int = 10) -> float:
-    """Returns how much processor time the same work takes at this moment, in that of a quiet
-    machine.
-
-    Args:
-        share: the part of the work that is done, of which the quickest of three tries counts.
-    """
-    tries = []
-    for _ in range(3):
-        began = time.process_time()
-        _work(1_000_000 // share)
-        tries.append(time.process_time() - began)
-    return min(tries) * share / QUIET_S
 
 
 @functools.cache

@@ -163,7 +163,12 @@ def program(seed: int, length: int = 14) -> list[tuple[str, bool]]:
             name = f"{'h' if made == 'n' else 'e'}{number}"
             values[made].append(name)
             text = f"{name} = {text}"
-        steps.append((text, draw.random() < 0.06))
+        without = draw.random() < 0.06
+        if later and kind == "change":
+            # torch 2.13 ends with a segmentation fault in register_hook of a view, after another
+            # view of the same tensor was changed under no_grad.
+            without = False
+        steps.append((text, without))
         if later and kind in ("unary", "nodes") and draw.random() < 0.2:
             again = draw.choice(LATER_CHANGES).format(a=name)
             steps += [(again, False), (text.replace(name, f"{name}0", 1), False)]

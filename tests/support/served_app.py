@@ -7,21 +7,16 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from staticgraph.serving.from_run import service_of_run
-from staticgraph.serving.http.app import make_app
-from staticgraph.serving.http.backend import LocalBackend
-from staticgraph.serving.service import Service
+from staticgraph.serving.http.app import LocalServer, make_app
+from staticgraph.serving.service import Limits, Service, service_of_run
 
 
 def app_of(service: Service) -> FastAPI:
-    """Returns the application; closes the service's server if it cannot be made."""
-    try:
-        return make_app(LocalBackend(service.server), *service[1:])
-    except BaseException:
-        service.server.close()
-        raise
+    """Returns the application of a service."""
+    server, reader, title, task = service
+    return make_app(LocalServer(server, task, service.classes), reader, title)
 
 
-def app_of_run(folder: Path, **options: Any) -> FastAPI:
-    """Takes the arguments of :func:`staticgraph.serving.from_run.service_of_run`."""
-    return app_of(service_of_run(folder, **options))
+def app_of_run(folder: Path, mode: str = "eager", **limits: Any) -> FastAPI:
+    """Takes the limits of :class:`staticgraph.serving.service.Limits`."""
+    return app_of(service_of_run(folder, mode=mode, limits=Limits(**limits)))

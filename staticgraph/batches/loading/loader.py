@@ -41,7 +41,6 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.device_there import require_there
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
-from staticgraph.store.sharded import Sharded
 from staticgraph.text.numeric_options import whole_option
 
 # The batch's ids, the slot that it was copied into, and its real counts.
@@ -231,8 +230,7 @@ class StaticLoader:
         """A digest of the fields and some graphs; none by rank, where some graphs are not here."""
         ids = self._batcher.indices
         store = self.store.host if isinstance(self.store, DeviceStore) else self.store
-        by_rank = isinstance(store, Sharded) and store.by_rank
-        if self._batcher.world_size == 1 or by_rank or not len(ids):
+        if self._batcher.world_size == 1 or store.by_rank or not len(ids):
             return ""
         ids = ids[:: max(1, len(ids) // DIGEST_GRAPHS)].astype(np.int64)
         store.verify(ids)
@@ -291,8 +289,7 @@ class StaticLoader:
             return iter(batches)
         assert isinstance(self.store, GraphStore)
         ends = batcher.windows(self.epoch) - batcher.position
-        own_shards = isinstance(self.store, Sharded) and self.store.by_rank
-        ranks = 1 if own_shards else batcher.world_size
+        ranks = 1 if self.store.by_rank else batcher.world_size
         return announced(batches, self.store, blocks, ends[ends > 0].tolist(), ranks)
 
     # ------------------------------------------------------------------ filling
@@ -395,8 +392,8 @@ def _device_of(store: GraphStore | DeviceStore, wanted: str | torch.device | Non
 
 
 def _bounds_of_ranks(store: GraphStore | DeviceStore, world_size: int) -> np.ndarray | None:
-    """Returns where each rank's graphs begin, if a rank reads only its own shards; else None."""
-    if isinstance(store, Sharded) and store.by_rank and world_size > 1:
+    """Returns where each rank's graphs begin, if each reads a range of its own; else None."""
+    if isinstance(store, GraphStore) and store.by_rank and world_size > 1:
         return store.bounds_of_ranks(world_size)
     return None
 

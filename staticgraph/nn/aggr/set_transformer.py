@@ -20,7 +20,6 @@ from torch_geometric.nn.aggr import GraphMultisetTransformer, SetTransformerAggr
 
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.size_classes import ClassedLayout
-from staticgraph.nn.context.turns import in_turn
 from staticgraph.sizes.attention import AttentionPath, AttentionSetting, attention_path
 from staticgraph.sizes.capacity import Capacity
 
@@ -74,7 +73,7 @@ class _ByBlocks:
         if layout is None:
             return pool(x, index, ptr, dim_size, dim, max_num_elements)
         blocks = zip(layout.to_blocks(x), layout.attendable, strict=True)
-        return layout.to_graphs(in_turn(pool, blocks))
+        return layout.to_graphs([pool(rows, mask) for rows, mask in blocks])
 
 
 class StaticSetTransformerAggregation(_ByBlocks, SetTransformerAggregation):

@@ -20,7 +20,6 @@ from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.choosing import device_type
 from staticgraph.nn.context.leaf import leaf, leaves
 from staticgraph.nn.context.size_classes import ClassedLayout
-from staticgraph.nn.context.turns import in_turn
 from staticgraph.sizes.attention import AttentionSetting
 
 
@@ -124,7 +123,7 @@ def attend_blocks(
         """``[graphs, heads, width, D]`` each, through torch's attention with dropout."""
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
-    outs = in_turn(weighed, ((*qkv, mask) for qkv, mask in zip(blocks, masks, strict=True)))
+    outs = [weighed(*qkv, mask) for qkv, mask in zip(blocks, masks, strict=True)]
     return nodes_of_blocks(outs, place_of_node, node_of_place)
 
 
@@ -160,7 +159,7 @@ def _blocked(
         return out.transpose(1, 2)
 
     blocks = zip(layout.to_blocks(qkv), layout.attendable, strict=True)
-    return layout.to_nodes(in_turn(attended, blocks))
+    return layout.to_nodes([attended(rows, mask) for rows, mask in blocks])
 
 
 def _more(rows: Tensor, bias: Tensor | None) -> Tensor:

@@ -113,6 +113,14 @@ class BatchContext:
             made[key] = make()
         return made[key]
 
+    @property
+    def overflows(self) -> list[Tensor]:
+        """0-dim bools of the running forward: whether a layer had no room for all that it found.
+
+        A layer appends its flag, and the step's outputs are NaN if any is set.
+        """
+        return self._made.setdefault("overflows", [])
+
     # ------------------------------------------------------------------ rows
 
     def register(self, size: int, rows: RowKind) -> None:

@@ -1,13 +1,13 @@
-"""The fixed buffer for partitions of embeddings, with one background thread for all disk access.
+"""Fixed buffers for partitions, each with one background thread for all disk access.
 
-Problem: a swap writes partitions back and reads others, and training should wait for neither. Idea:
+Problem: a swap reads partitions and writes others back, and training should wait for neither. Idea:
 one thread does all reading and writing, in the order of requests. While a state trains, the
-partitions that only the next state needs are read into spare slots; when the state ends, the
-partitions that leave are written while the next state already trains. Since there is a single
-queue, a partition that leaves and soon returns is read after it was written, without further
-locking. Invariant: memory is ``slots + 2 * group`` records, allocated once (one record per
-partition if all fit); a row's values are accessed only by the trainer while it is resident, and
-only by the thread otherwise, so no gradient is ever stale.
+partitions that only the next state needs are read into spare slots, and the graph of the next state
+is built; when the state ends, the partitions that leave are written while the next state already
+trains. Since there is a single queue, a partition that leaves and soon returns is read after it was
+written, without further locking. Invariant: memory is allocated once; a row's values are accessed
+only by the trainer while it is resident, and only by the thread otherwise, so no gradient is ever
+stale.
 """
 
 from __future__ import annotations
@@ -23,83 +23,185 @@ from numpy.typing import NDArray
 from staticgraph.outofcore.buffer.resident import ResidentGraph
 from staticgraph.outofcore.buffer.timeline import StateTime
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile, FloatArray
-from staticgraph.outofcore.disk.graph import PartitionedGraph
-from staticgraph.outofcore.disk.neighbours import Direction
-from staticgraph.outofcore.policies.schedule import Schedule, State
+from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
+from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule, State
 from staticgraph.text.how_many import how_many
 
 
-class ResidentState:
-    """One state of the buffer, as training sees it.
+class PartitionBuffer:
+    """Slots for partitions that are only read; the base of all buffers.
+
+    Args:
+        graph: the graph whose edges are read.
+        values: ``[rows, F]``; the row is ``slot * partition_size + offset``.
+        direction: the direction of the neighbours to sample; None if nothing is sampled.
 
     Attributes:
-        number: the state's number.
-        partitions: the resident partitions, ascending.
-        edges: ``[n, 2 or 3]`` edges of the cells to train on, as node numbers of the graph, or as
-            rows of the buffer if ``around`` is not None.
-        slot_of: ``[p]``; the slot of each partition, -1 if it is not resident.
-        around: the resident graph for sampling, if the buffer has a direction; None otherwise.
+        waited_s: seconds that training waited for the thread.
+        partitions_read: the number of partitions read so far.
+        times: the times of the states of the last run.
     """
 
-    around: ResidentGraph | None
-    graph: PartitionedGraph
-    number: int
-    partitions: tuple[int, ...]
-    slot_of: NDArray[np.int64]
-    edges: NDArray[Any]
-
-    __slots__ = (
-        "_first", "_total", "around", "edges", "graph", "number", "partitions", "slot_of",
-    )  # fmt: skip
+    # Whether training changes the values, so that a batch's must be read when its turn comes.
+    mutable = False
 
     def __init__(
-        self,
-        number: int,
-        partitions: tuple[int, ...],
-        edges: NDArray[Any],
-        slot_of: NDArray[np.int64],
-        graph: PartitionedGraph,
-        around: ResidentGraph | None = None,
+        self, graph: PartitionedGraph, values: NDArray[Any], direction: Direction | None
     ) -> None:
-        self.number, self.partitions, self.edges = number, partitions, edges
-        self.slot_of, self.graph, self.around = slot_of, graph, around
-        counts = np.array([graph.nodes_of(partition) for partition in partitions])
-        self._first = np.concatenate([[0], np.cumsum(counts)])
-        self._total = int(counts.sum())
+        self._graph, self._size, self.values = graph, graph.partition_size, values
+        self._direction: Direction | None = direction
+        self._slot_of = np.full(graph.num_partitions, -1, dtype=np.int64)
+        self._free: list[int] = []
+        # Slots that are being written, and become free when that is done.
+        self._writing: list[tuple[int, Future[None]]] = []
+        self._thread = ThreadPoolExecutor(1, "staticgraph-partitions")
+        self.waited_s: float = 0.0
+        self.partitions_read: int = 0
+        self.times: list[StateTime] = []
 
-    def rows(self, nodes: NDArray[Any]) -> NDArray[np.int64]:
-        """Returns the rows of the buffer that hold these nodes' values."""
-        size = self.graph.partition_size
-        partitions, inside = np.divmod(nodes, size)
-        return self.slot_of[partitions] * size + inside
+    @property
+    def width(self) -> int:
+        """Values per row."""
+        return self.values.shape[1]
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """Draws resident nodes uniformly; the result does not depend on their slots."""
-        drawn = rng.integers(self._total, size=shape)
-        which = np.searchsorted(self._first, drawn, side="right") - 1
-        nodes = np.asarray(self.partitions)[which] * self.graph.partition_size
-        return nodes + drawn - self._first[which]
+    def run(self, schedule: Schedule | NodeSchedule) -> Iterator[ResidentGraph]:
+        """Loads the states of a schedule and yields them one by one; the caller trains on each.
+
+        What training changed is written when the last state ends; nothing is committed.
+        """
+        self.abandon()
+        entering, states = schedule.entering(), schedule.states
+        reads = self._request(entering[0])
+        coming = self._prepare(0, states[0], reads)
+        started, self.times = time.perf_counter(), []
+        for number, state in enumerate(states):
+            requested_s = time.perf_counter() - started
+            resident = self._wait(coming)
+            for slot, partition, read in reads:
+                self._wait(read)
+                self._slot_of[partition] = slot
+            following = states[number + 1 : number + 2]
+            for next_state in following:
+                reads = self._request(entering[number + 1])
+                coming = self._prepare(number + 1, next_state, reads)
+            began_s = time.perf_counter() - started
+            self.partitions_read += len(entering[number])
+            yield resident
+            times = requested_s, began_s, time.perf_counter() - started
+            self.times.append(StateTime(state.partitions, entering[number], *times))
+            staying = {k for next_state in following for k in next_state.partitions}
+            self._release([k for k in state.partitions if k not in staying])
+        while self._writing:
+            self._drain()
+
+    def abandon(self) -> None:
+        """Discards all resident partitions, after waiting for pending reads and writes."""
+        self._thread.submit(lambda: None).result()
+        self._writing.clear()
+        self._slot_of[:] = -1
+        self._free = list(range(len(self.values) // self._size))
+
+    def close(self) -> None:
+        """Waits for pending reads and writes and ends the thread."""
+        self._thread.shutdown(wait=True)
+
+    def _read(self, partition: int, rows: slice) -> None:
+        """Reads a partition's values, in the thread."""
+        raise NotImplementedError
+
+    def _release(self, partitions: Sequence[int]) -> None:
+        """Gives the slots of partitions back."""
+        for partition in partitions:
+            self._free.append(int(self._slot_of[partition]))
+            self._slot_of[partition] = -1
+
+    def _request(self, partitions: Sequence[int]) -> list[tuple[int, int, Future[None]]]:
+        """Requests that partitions are read into free slots."""
+        reads = []
+        for partition in partitions:
+            if not self._free:
+                self._drain()
+            slot = self._free.pop(0)
+            read = self._thread.submit(self._read, partition, self._rows_of(slot))
+            reads.append((slot, partition, read))
+        return reads
+
+    def _prepare(
+        self, number: int, state: State | NodeState, reads: list[tuple[int, int, Future[None]]]
+    ) -> Future[ResidentGraph]:
+        """Requests the graph of a state, given the slots that its new partitions are read into."""
+        slot_of = self._slot_of.copy()
+        for slot, partition, _ in reads:
+            slot_of[partition] = slot
+        return self._thread.submit(
+            ResidentGraph, self._graph, number, state, slot_of, self.values, self._direction
+        )
+
+    def _rows_of(self, slot: int) -> slice:
+        return slice(slot * self._size, (slot + 1) * self._size)
+
+    def _drain(self) -> None:
+        """Frees the slot of the first pending write, waiting for it."""
+        slot, write = self._writing.pop(0)
+        self._wait(write)
+        self._free.append(slot)
+
+    def _wait(self, future: Future[Any]) -> Any:
+        started = time.perf_counter()
+        try:
+            return future.result()
+        finally:
+            self.waited_s += time.perf_counter() - started
 
 
-class EmbeddingBuffer:
+class FeatureBuffer(PartitionBuffer):
+    """The features of the resident partitions, which never change; as large as schedules need.
+
+    Args:
+        graph: the graph, with or without features.
+        direction: the direction of the neighbours.
+        features: read the features, if the graph has any.
+    """
+
+    def __init__(
+        self, graph: PartitionedGraph, direction: Direction = "in", *, features: bool = True
+    ) -> None:
+        dtype, width = (graph.manifest.features if features else None) or ("float32", 0)
+        super().__init__(graph, np.empty((0, width), dtype), direction)
+
+    def run(self, schedule: Schedule | NodeSchedule) -> Iterator[ResidentGraph]:
+        """As :meth:`PartitionBuffer.run`."""
+        spare = max((len(partitions) for partitions in schedule.entering()[1:]), default=0)
+        slots = max(len(state.partitions) for state in schedule.states) + spare
+        if len(self.values) < slots * self._size:
+            # Rows are needed even without features: they are the places of the buffer.
+            self.values = np.zeros((slots * self._size, self.width), self.values.dtype)
+        return super().run(schedule)
+
+    def _read(self, partition: int, rows: slice) -> None:
+        if self.width:
+            self._graph.read_features(partition, self.values[rows])
+
+
+class EmbeddingBuffer(PartitionBuffer):
     """The values and Adagrad sums of the resident partitions.
 
     Args:
         graph: the graph whose edges are read.
         file: the embeddings whose partitions pass through the buffer.
         slots: partitions per state.
-        group: partitions that are swapped together; the buffer has spare slots for two groups.
+        group: partitions that are swapped together; the buffer has spare slots for two groups,
+            unless all partitions fit.
         direction: the direction of the neighbours to sample; None if nothing is sampled.
 
     Attributes:
-        values: ``[rows, D]``; the row is ``slot * partition_size + offset``.
-        sums: ``[rows, D]`` Adagrad sums.
-        waited_s: seconds that training waited for the thread.
-        times: the times of the states of the last run.
+        sums: ``[rows, D]`` Adagrad sums of the values.
 
     Raises:
         ValueError: if the graph and the file are partitioned differently.
     """
+
+    mutable = True
 
     def __init__(
         self,
@@ -116,118 +218,31 @@ class EmbeddingBuffer:
                 f"{how_many(file.partition_size, 'node')}, {graph.folder} has {p} of {size}: they "
                 "belong to different graphs"
             )
-        self._graph, self._file, self._size = graph, file, size
-        self._direction: Direction | None = direction
         count = slots if slots >= p else slots + 2 * group
-        self.values: FloatArray = np.zeros((count * size, file.dimension), np.float32)
+        super().__init__(graph, np.zeros((count * size, file.dimension), np.float32), direction)
+        self._file = file
         self.sums: FloatArray = np.zeros_like(self.values)
-        self._free = list(range(count))
-        self._slot_of = np.full(p, -1, dtype=np.int64)
-        self._writing: list[tuple[int, Future[None]]] = []
-        self._thread = ThreadPoolExecutor(1, "staticgraph-partitions")
-        self.waited_s: float = 0.0
-        self.times: list[StateTime] = []
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all slots."""
-        return self.values.nbytes + self.sums.nbytes
+    def run(self, schedule: Schedule | NodeSchedule) -> Iterator[ResidentGraph]:
+        """As :meth:`PartitionBuffer.run`.
 
-    def run(self, schedule: Schedule) -> Iterator[ResidentState]:
-        """Loads the states of a schedule and yields them one by one; the caller trains on each.
-
-        All partitions are written when the last state ends; nothing is committed.
+        Raises:
+            ValueError: if the schedule is one of nodes, since embeddings are trained on edges.
         """
-        entering = schedule.entering()
-        states = schedule.states
-        reads = self._request(entering[0])
-        edges = self._ask(0, states[0], reads)
-        started, self.times = time.perf_counter(), []
-        for number, state in enumerate(states):
-            asked = time.perf_counter() - started
-            rows, around = self._wait(edges)
-            for slot, partition, read in reads:
-                self._wait(read)
-                self._slot_of[partition] = slot
-            last = number + 1 == len(states)
-            if not last:
-                reads = self._request(entering[number + 1])
-                edges = self._ask(number + 1, states[number + 1], reads)
-            began = time.perf_counter() - started
-            yield ResidentState(number, state.partitions, rows, self._slot_of, self._graph, around)
-            ended = time.perf_counter() - started
-            self.times.append(StateTime(state.partitions, entering[number], asked, began, ended))
-            kept = set() if last else set(states[number + 1].partitions)
-            self._release([k for k in state.partitions if k not in kept])
-        self._drain(everything=True)
-        self._free.sort()
+        if isinstance(schedule, NodeSchedule):
+            raise ValueError("embeddings are trained along edges: give the loader task='link'")
+        return super().run(schedule)
 
-    def abandon(self) -> None:
-        """Discards all resident partitions, after waiting for pending reads and writes."""
-        self._thread.submit(lambda: None).result()
-        self._writing.clear()
-        self._slot_of[:] = -1
-        self._free = list(range(len(self.values) // self._size))
-
-    def close(self) -> None:
-        """Waits for pending reads and writes and ends the thread."""
-        self._thread.shutdown(wait=True)
-
-    def _request(self, partitions: Sequence[int]) -> list[tuple[int, int, Future[None]]]:
-        """Requests that partitions are read into free slots."""
-        reads = []
-        for partition in partitions:
-            if not self._free:
-                self._drain(everything=False)
-            slot = self._free.pop(0)
-            rows = slice(slot * self._size, (slot + 1) * self._size)
-            read = self._thread.submit(
-                self._file.read, partition, self.values[rows], self.sums[rows]
-            )
-            reads.append((slot, partition, read))
-        return reads
-
-    def _ask(
-        self, number: int, state: State, reads: list[tuple[int, int, Future[None]]]
-    ) -> Future[tuple[NDArray[Any], ResidentGraph | None]]:
-        """Requests the edges of a state, given the slots that its new partitions are read into."""
-        slot_of = self._slot_of.copy()
-        for slot, partition, _ in reads:
-            slot_of[partition] = slot
-
-        def prepare() -> tuple[NDArray[Any], ResidentGraph | None]:
-            """Reads the edges of a state's cells, and builds the resident graph for sampling."""
-            if self._direction is None:
-                return self._graph.read_cells(state.cells), None
-            nothing = np.empty((len(self.values), 0), np.float32)
-            around = ResidentGraph(self._graph, number, state, slot_of, nothing, self._direction)
-            return around.edges, around
-
-        return self._thread.submit(prepare)
+    def _read(self, partition: int, rows: slice) -> None:
+        self._file.read(partition, self.values[rows], self.sums[rows])
 
     def _release(self, partitions: Sequence[int]) -> None:
         """Requests that partitions are written; their slots become free when that is done."""
         for partition in partitions:
             slot = int(self._slot_of[partition])
             self._slot_of[partition] = -1
-            rows = slice(slot * self._size, (slot + 1) * self._size)
+            rows = self._rows_of(slot)
             write = self._thread.submit(
                 self._file.write, partition, self.values[rows], self.sums[rows]
             )
             self._writing.append((slot, write))
-
-    def _drain(self, everything: bool) -> None:
-        """Frees the slots of finished writes, waiting for one write or for all."""
-        while self._writing:
-            slot, write = self._writing.pop(0)
-            self._wait(write)
-            self._free.append(slot)
-            if not everything:
-                return
-
-    def _wait(self, future: Future[Any]) -> Any:
-        started = time.perf_counter()
-        try:
-            return future.result()
-        finally:
-            self.waited_s += time.perf_counter() - started

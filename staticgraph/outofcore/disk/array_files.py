@@ -1,21 +1,25 @@
-"""Reads arrays from ``.npy`` and ``.npz`` files, with one error that names an unreadable file.
+"""Arrays as callers give them: files, features of nodes, numbers of nodes, classes.
 
-The exception that NumPy raises depends on the bytes that happen to be in the file: an end of file,
-a bad archive, a request to unpickle. For the user who named the wrong file, they all mean the same.
+The exception that NumPy raises for a bad file depends on the bytes that happen to be in it: an end
+of file, a bad archive, a request to unpickle. For the user who named the wrong file, they all mean
+the same. A mask of nodes must be recognised before it is converted to integers, when it would
+select nodes 0 and 1.
 """
 
 from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph, UnknownDataset
 from staticgraph.files.numpy_file import why_unreadable
+from staticgraph.text.how_many import how_many
 
 UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
@@ -28,15 +32,15 @@ def open_array(path: str | Path) -> NDArray[Any]:
         BadGraph: if the file is not an ``.npy`` file.
     """
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except UNREADABLE as error:
         raise BadGraph(
             f"{path} is not a .npy file of plain numbers: {why_unreadable(path)}"
         ) from error
-    if not isinstance(found, np.ndarray):
-        found.close()
+    if not isinstance(array, np.ndarray):
+        array.close()
         raise BadGraph(f"{path} is an archive of arrays; give an .npy, which holds one")
-    return found
+    return array
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -52,3 +56,125 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise UnknownDataset(
             f"{path} is not an .npz file of plain arrays: {why_unreadable(path)}"
         ) from error
+
+
+def array_of(values: ArrayLike | str | Path, name: str) -> NDArray[Any]:
+    """Returns an array, a host tensor or lists as an array; a path as a memory-mapped array.
+
+    Raises:
+        BadGraph: if they are not numbers of one shape.
+    """
+    if isinstance(values, str | Path):
+        return open_array(values)
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise BadGraph(f"{name} is not an array of numbers ({error})") from error
+
+
+# torch and NumPy share no real dtype wider than 8 bytes.
+WIDEST_BYTES = 8
+
+
+class FeatureRows:
+    """``[N, F]`` features, read by rows.
+
+    Args:
+        features: an array, memory-mapped or not, a host tensor, lists, or the path of an ``.npy``,
+            which is memory-mapped.
+        num_nodes: N.
+
+    Attributes:
+        dtype: the dtype in which rows are written.
+        width: F.
+
+    Raises:
+        BadGraph: if the shape is another one, or the dtype is not one that torch and NumPy share.
+    """
+
+    dtype: np.dtype[Any]
+    width: int
+
+    def __init__(self, features: ArrayLike | str | Path, num_nodes: int) -> None:
+        self._rows: NDArray[Any] = array_of(features, "features")
+        shape, dtype = self._rows.shape, self._rows.dtype
+        if len(shape) != 2 or shape[0] != num_nodes:
+            raise BadGraph(f"features has shape {shape}; give [{num_nodes}, F], a row per node")
+        if dtype.kind not in "biuf" or dtype.itemsize > WIDEST_BYTES:
+            raise BadGraph(
+                f"features has dtype {dtype}; give numbers, such as float32, float16 or int64"
+            )
+        self.dtype, self.width = dtype.newbyteorder("="), shape[1]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes per node."""
+        return self.width * self.dtype.itemsize
+
+    def blocks(self, nodes: NDArray[np.int64], size: int) -> Iterator[NDArray[Any]]:
+        """Yields the rows of these nodes in blocks ``[size, F]``; the last may be smaller."""
+        for low in range(0, len(nodes), size):
+            yield np.ascontiguousarray(self._rows[nodes[low : low + size]], self.dtype)
+
+
+def node_numbers(nodes: ArrayLike, num_nodes: int, name: str) -> NDArray[np.int64]:
+    """Returns ``[n]`` int64, in the caller's order; for a mask, the nodes where it is true.
+
+    Args:
+        nodes: ``[n]`` integers or ``[N]`` bool.
+        num_nodes: N.
+        name: the name of the nodes in error messages.
+
+    Raises:
+        BadGraph: if a number is outside ``[0, N)``, a mask has another length, or the values are
+            not integers.
+    """
+    numbers = np.asarray(nodes)
+    if numbers.dtype == bool:
+        if numbers.shape != (num_nodes,):
+            raise BadGraph(
+                f"{name} is a mask of shape {numbers.shape}, the graph has "
+                f"{how_many(num_nodes, 'node')}: give [{num_nodes}], or the nodes' numbers"
+            )
+        return np.flatnonzero(numbers)
+    if not numbers.size:
+        return np.empty(0, np.int64)
+    if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+        raise BadGraph(
+            f"{name} has shape {numbers.shape} and dtype {numbers.dtype}: give [n] integers, the "
+            "nodes' numbers, or a mask of all nodes"
+        )
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < 0 or high >= num_nodes:
+        raise BadGraph(f"{name} names {[low, high]}; there are {how_many(num_nodes, 'node')}")
+    return numbers.astype(np.int64)
+
+
+def class_labels(labels: ArrayLike, num_nodes: int) -> NDArray[np.int64]:
+    """Returns ``[N]`` int64: the class of each node, -1 for a node without one.
+
+    Raises:
+        ValueError: if the shape is another one, or a value is not a whole number of at least -1.
+    """
+    values = np.asarray(labels)
+    if values.shape[:1] != (num_nodes,):
+        raise ValueError(
+            f"labels has {how_many(values.shape[0] if values.ndim else 1, 'entry')}, the graph "
+            f"{how_many(num_nodes, 'node')}"
+        )
+    if values.shape == (num_nodes, 1):
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise ValueError(
+            f"labels has shape {values.shape}: give a class for each node, [{num_nodes}]"
+        )
+    with np.errstate(invalid="ignore"):
+        whole = values.astype(np.int64)
+    wrong = (whole != values) | (whole < -1)
+    if wrong.any():
+        node = int(wrong.argmax())
+        raise ValueError(
+            f"labels has {values[node]} for node {node}: give classes, whole numbers from 0 on, "
+            "and -1 for a node without one"
+        )
+    return whole

@@ -210,13 +210,13 @@ def _ends(
     path: Path, file: Mapping[str, NDArray[Any]], name: str, nodes: int, rows: int
 ) -> IntArray:
     """Returns ``[rows, E]`` int64, after checking that the first and last rows are nodes."""
-    found = file[name]
-    if found.ndim != 2 or len(found) != rows or found.dtype.kind not in "iu":
+    array = file[name]
+    if array.ndim != 2 or len(array) != rows or array.dtype.kind not in "iu":
         raise UnknownDataset(
-            f"{path}: {name} has shape {found.shape} and dtype {found.dtype}; integers "
+            f"{path}: {name} has shape {array.shape} and dtype {array.dtype}; integers "
             f"[{rows}, E] are needed"
         )
-    edges = found.astype(np.int64)
+    edges = array.astype(np.int64)
     ends = edges[[0, -1]]
     outside = (ends < 0) | (ends >= nodes)
     if outside.any():

@@ -78,10 +78,10 @@ class EmbeddingFile:
         self.not_finite: set[int] = set()
         self._file = BlockFile(self.folder / DATA, writable=True, cached=cached)
         expected = 2 * self.num_partitions * self.record_bytes
-        if (found := (self.folder / DATA).stat().st_size) != expected:
+        if (length := (self.folder / DATA).stat().st_size) != expected:
             raise StoreCorrupt(
-                f"{self.folder / DATA} has {how_many(found, 'byte')} instead of {expected}: it was "
-                "cut or belongs to other embeddings; start training again in an empty folder"
+                f"{self.folder / DATA} has {how_many(length, 'byte')} instead of {expected}: it "
+                "was cut or belongs to other embeddings; start training again in an empty folder"
             )
 
     @classmethod
@@ -146,11 +146,11 @@ class EmbeddingFile:
         """
         offset = self._offset(partition)
         self._file.read(offset, [values, sums])
-        found = _checksum(values, sums)
-        if found != self._crc[partition]:
+        checksum = _checksum(values, sums)
+        if checksum != self._crc[partition]:
             raise StoreCorrupt(
                 f"{self.folder / DATA}: partition {partition} at byte {offset} has CRC-32 "
-                f"{found:08x}, but {int(self._crc[partition]):08x} was written: the file was "
+                f"{checksum:08x}, but {int(self._crc[partition]):08x} was written: the file was "
                 "changed; start training again or put back a copy"
             )
 
@@ -193,12 +193,12 @@ class EmbeddingFile:
         """
         self.require_latest()
         self.sync()
-        kept = self.extras if extras is None else dict(extras)
+        arrays = self.extras if extras is None else dict(extras)
         shape = np.array([self.num_partitions, self.partition_size, self.dimension])
-        _write_commit(self.folder, self.epoch + 1, shape, self._place, self._crc, kept)
+        _write_commit(self.folder, self.epoch + 1, shape, self._place, self._crc, arrays)
         self._read_or_written = _head(self.folder)
         self.epoch += 1
-        self.extras = kept
+        self.extras = arrays
         self._committed, self._committed_crc = self._place.copy(), self._crc.copy()
 
     def rollback(self) -> None:

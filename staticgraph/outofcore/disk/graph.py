@@ -15,7 +15,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,11 @@ from staticgraph.errors import StoreCorrupt
 from staticgraph.files.checksum import crc32_of_array
 from staticgraph.jit import loop
 from staticgraph.outofcore.disk.manifest import EDGES, FEATURES, NODE_IDS, OFFSETS, SUMS, Manifest
-from staticgraph.outofcore.disk.neighbours import Direction
 from staticgraph.outofcore.disk.reading import BlockFile
 from staticgraph.outofcore.policies.schedule import Cell
+
+# Of sampling: the sources of incoming edges, the destinations of outgoing ones, or either.
+Direction = Literal["in", "out", "both"]
 
 
 class PartitionedGraph:
@@ -94,6 +96,13 @@ class PartitionedGraph:
             )
         return ids
 
+    @cached_property
+    def numbers(self) -> NDArray[np.int64]:
+        """``[N]`` the number of each of the caller's nodes: the inverse of ``node_ids``."""
+        numbers = np.empty(self.num_nodes, np.int64)
+        numbers[self.node_ids] = np.arange(self.num_nodes)
+        return numbers
+
     @property
     def cell_sizes(self) -> NDArray[np.int64]:
         """``[p, p]`` edges of each cell."""
@@ -106,10 +115,10 @@ class PartitionedGraph:
         Computed as SHA-256 of the files' checksums.
         """
         files = self.manifest.files
-        said = [self.num_nodes, self.num_partitions, self.partition_size]
+        numbers = [self.num_nodes, self.num_partitions, self.partition_size]
         for name in ("node_ids.npy", "offsets.npy", "edges.bin"):
-            said += [files[name].bytes, *files[name].blocks, *files[name].crc32]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+            numbers += [files[name].bytes, *files[name].blocks, *files[name].crc32]
+        return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
 
     def nodes_of(self, partition: int) -> int:
         """Returns the number of nodes in a partition; the last may have fewer."""

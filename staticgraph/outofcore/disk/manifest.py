@@ -55,20 +55,20 @@ class FileRecord:
 
     def check(self, path: Path, contents: bool) -> None:
         """Raises StoreCorrupt if the file is missing, or its length or contents differ."""
-        found = path.stat().st_size if path.exists() else None
-        if found != self.bytes:
+        length = path.stat().st_size if path.exists() else None
+        if length != self.bytes:
             raise StoreCorrupt(
-                f"{path} has {'no' if found is None else found} bytes, the manifest says "
+                f"{path} has {'no' if length is None else length} bytes, the manifest says "
                 f"{self.bytes}: the graph is incomplete; partition it again"
             )
         if not contents:
             return
         now = FileRecord.of(path, self.blocks)
-        for at, then, found in zip(self.blocks, self.crc32, now.crc32, strict=True):
-            if then != found:
+        for start, then, checksum in zip(self.blocks, self.crc32, now.crc32, strict=True):
+            if then != checksum:
                 raise StoreCorrupt(
-                    f"{path} is not what was written in the block from byte {at} on "
-                    f"(CRC-32 {found:08x}, was {then:08x}): partition the graph again"
+                    f"{path} is not what was written in the block from byte {start} on "
+                    f"(CRC-32 {checksum:08x}, was {then:08x}): partition the graph again"
                 )
 
 

@@ -6,6 +6,12 @@ a node's partition is its new number divided by ceil(N / p), rounded down. The f
 edges by cell, the features in the new order, the caller's number of each node, and a manifest. The
 only arrays with one entry per node are two of integers, and five more with ``near``. Source:
 MariusGNN, EuroSys 2023, section 3.
+
+Training nodes are few, so the nodes within reach of a model's hops often fit in the buffer. With
+``near``, the other nodes are numbered by how often random walks from the training nodes visit them,
+so that the partitions right after those of the training nodes hold their neighbourhoods. Related:
+PaGraph (Lin et al., SoCC 2020), which caches by degree, and GNNLab (Yang et al., EuroSys 2022),
+which caches by how often a node was sampled.
 """
 
 from __future__ import annotations
@@ -20,9 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.files.folder import replacing
-from staticgraph.outofcore.disk.edge_source import Edges, EdgeSource
-from staticgraph.outofcore.disk.external_sort import Progress, sort_edges
-from staticgraph.outofcore.disk.feature_rows import FeatureRows
+from staticgraph.outofcore.disk.array_files import FeatureRows, node_numbers
+from staticgraph.outofcore.disk.external_sort import Edges, EdgeSource, Progress, sort_edges
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.manifest import (
     EDGES,
@@ -34,8 +39,6 @@ from staticgraph.outofcore.disk.manifest import (
     FileRecord,
     Manifest,
 )
-from staticgraph.outofcore.disk.nearness import visits
-from staticgraph.outofcore.disk.node_choice import chosen_nodes
 from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES
 from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
@@ -166,7 +169,7 @@ def _auto(num_nodes: int, row_bytes: int) -> int:
 
 
 def _training(nodes: ArrayLike | None, num_nodes: int) -> NDArray[np.int64]:
-    return np.unique(chosen_nodes([] if nodes is None else nodes, num_nodes, "training_nodes"))
+    return np.unique(node_numbers([] if nodes is None else nodes, num_nodes, "training_nodes"))
 
 
 def _order(num_nodes: int, first: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
@@ -184,6 +187,35 @@ def _nearest_first(node_ids: NDArray[np.int64], begin: int, reached: NDArray[np.
     # In float32, so that ties keep their random order and are not decided by rounding per chunk.
     often, rest = reached.astype(np.float32), node_ids[begin:]
     node_ids[begin:] = rest[np.argsort(-often[rest], kind="stable")]
+
+
+def visits(
+    source: EdgeSource, training: NDArray[np.int64], num_nodes: int, hops: int
+) -> NDArray[np.float64]:
+    """Returns ``[N]``: the expected visits to each node by one random walk from each training node.
+
+    A walk moves from a node to the source of a uniformly chosen incoming edge, as sampling does.
+
+    Args:
+        source: the edges, read ``hops + 1`` times.
+        training: distinct training nodes.
+        num_nodes: N.
+        hops: steps per walk.
+    """
+    degrees = np.zeros(num_nodes, np.int64)
+    for rows in source:
+        degrees += np.bincount(rows[1], minlength=num_nodes)
+    here = np.zeros(num_nodes)
+    here[training] = 1.0
+    total = here.copy()
+    for _ in range(hops):
+        there = np.zeros(num_nodes)
+        here /= np.maximum(1, degrees)
+        for rows in source:
+            there += np.bincount(rows[0], here[rows[1]], num_nodes)
+        here = there
+        total += here
+    return total
 
 
 def _write_tables(

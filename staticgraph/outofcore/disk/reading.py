@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
-from staticgraph.outofcore.disk.external_sort import write_all
 from staticgraph.text.how_many import how_many
 
 
@@ -95,3 +95,11 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
         count -= views[0].nbytes
         views = views[1:]
     return [views[0][count:], *views[1:]] if views and count else views
+
+
+def write_all(file: int, array: NDArray[np.generic], offset: int) -> None:
+    """Calls ``pwrite`` until everything is written, since one call may write less."""
+    data = np.ascontiguousarray(array).data.cast("B")
+    while data:
+        written = os.pwrite(file, data, offset)
+        data, offset = data[written:], offset + written

@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from staticgraph.outofcore.policies.schedule import Cell, Schedule, State
+from staticgraph.outofcore.policies.schedule import Cell, NodeSchedule, NodeState, Schedule, State
 from staticgraph.text.how_many import how_many
 
 Assignment = Literal["greedy", "random"]
@@ -45,8 +45,20 @@ class InMemory:
         return num_partitions
 
 
+class _Buffered:
+    """What policies with a buffer of fewer partitions than the graph share."""
+
+    __slots__ = ()
+
+    buffer: int
+
+    def slots(self, num_partitions: int) -> int:
+        """Returns the number of partitions resident at once."""
+        return min(self.buffer, num_partitions)
+
+
 @dataclass(frozen=True, slots=True)
-class Beta:
+class Beta(_Buffered):
     """BETA: one partition moves at a time. Source: Marius, OSDI 2021, section 4.
 
     Args:
@@ -75,17 +87,13 @@ class Beta:
             num_partitions, _assign(states, num_partitions, self.assignment, rng), group=1
         )
 
-    def slots(self, num_partitions: int) -> int:
-        """Returns the number of partitions resident at once."""
-        return min(self.buffer, num_partitions)
-
     def group(self, num_partitions: int) -> int:
         """Returns the number of partitions swapped together."""
         return 1
 
 
 @dataclass(frozen=True, slots=True)
-class Comet:
+class Comet(_Buffered):
     """COMET: BETA over random groups of partitions. Source: MariusGNN, EuroSys 2023, section 5.
 
     Args:
@@ -139,10 +147,6 @@ class Comet:
             )
         return size
 
-    def slots(self, num_partitions: int) -> int:
-        """Returns the number of partitions resident at once."""
-        return min(self.buffer, num_partitions)
-
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
         """Returns the states of one epoch, with new random groups, order and assignment."""
         if self.buffer >= num_partitions:
@@ -156,6 +160,90 @@ class Comet:
 
 
 EdgePolicy = InMemory | Beta | Comet
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCache(_Buffered):
+    """Keeps the training partitions resident and fills the other places at random each epoch.
+
+    Args:
+        buffer: the number of partitions that fit, at least 2.
+        near: the number of other places reserved in every epoch for the partitions right after the
+            training ones; all other places if there are fewer. For graphs from
+            ``partition(near=)``.
+
+    Raises:
+        ValueError: if ``near`` is negative, or ``buffer`` is below 2.
+    """
+
+    buffer: int
+    near: int = 0
+
+    def __post_init__(self) -> None:
+        _check_buffer(self.buffer)
+        if self.near < 0:
+            raise ValueError(f"near={self.near} places; give 0 or more")
+
+    def epoch(
+        self, num_partitions: int, training: tuple[int, ...], rng: np.random.Generator
+    ) -> NodeSchedule:
+        """Returns a schedule of one state.
+
+        Raises:
+            ValueError: if the training partitions leave no place for another.
+        """
+        others = np.setdiff1d(np.arange(num_partitions), training)
+        places = min(self.buffer, num_partitions) - len(training)
+        if places < min(1, len(others)):
+            raise ValueError(
+                f"training nodes fill {how_many(len(training), 'partition')}, and a buffer of "
+                f"{self.buffer} leaves no place for another: raise the buffer, partition with "
+                "training_nodes=, or use Dispersed"
+            )
+        kept = min(self.near, places)
+        drawn = rng.choice(others[kept:], places - kept, replace=False) if places > kept else []
+        resident = tuple(sorted([*training, *others[:kept].tolist(), *np.asarray(drawn).tolist()]))
+        return NodeSchedule(num_partitions, (NodeState(resident, tuple(sorted(training))),))
+
+
+@dataclass(frozen=True, slots=True)
+class Dispersed(_Buffered):
+    """Passes all partitions through the buffer; training nodes are used while resident.
+
+    Args:
+        buffer: the number of partitions that fit, at least 2.
+        step: the number of partitions replaced between states; half of the buffer if None.
+
+    Raises:
+        ValueError: if ``step`` is not from 1 to the buffer, or ``buffer`` is below 2.
+    """
+
+    buffer: int
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_buffer(self.buffer)
+        if self.step is not None and not 1 <= self.step <= self.buffer:
+            raise ValueError(f"step={self.step} must be from 1 to the buffer of {self.buffer}")
+
+    def epoch(
+        self, num_partitions: int, training: tuple[int, ...], rng: np.random.Generator
+    ) -> NodeSchedule:
+        """Returns states that together hold all partitions; each trains once, in a random state."""
+        order = rng.permutation(num_partitions).tolist()
+        buffer = min(self.buffer, num_partitions)
+        step = self.step or max(1, buffer // 2)
+        starts = [*range(0, num_partitions - buffer, step), num_partitions - buffer]
+        held = [tuple(sorted(order[start : start + buffer])) for start in starts]
+        train: list[list[int]] = [[] for _ in held]
+        for partition in sorted(training):
+            holding = [number for number, state in enumerate(held) if partition in state]
+            train[holding[int(rng.integers(len(holding)))]].append(partition)
+        states = zip(held, train, strict=True)
+        return NodeSchedule(num_partitions, tuple(NodeState(h, tuple(t)) for h, t in states))
+
+
+NodePolicy = NodeCache | Dispersed
 
 
 def beta_states(
@@ -207,7 +295,7 @@ def _assign(
 def _check_buffer(buffer: int) -> None:
     if buffer < 2:
         raise ValueError(
-            f"buffer={buffer}: an edge between two partitions needs both resident; give at least 2"
+            f"buffer={buffer}: edges cross partitions, and both must be resident; give at least 2"
         )
 
 

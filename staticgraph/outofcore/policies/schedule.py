@@ -3,12 +3,23 @@
 A schedule consists of plain numbers; a policy makes it before an epoch, and the code that reads
 from disk follows it. Everything that a policy guarantees (each cell once, both endpoints resident,
 few swaps) can be derived from it and is checked here, without a disk.
+
+So is how far a schedule is from training on the edges in random order: after each state, each
+partition has processed some share of the edges that touch it. In random order all shares would be
+equal; the bias is the largest difference between any two, over all states: 0 is random, 1 means
+that one partition had finished before another began. MariusGNN takes the shares per node; on graphs
+with nodes of degree one, that bias is 1 for every policy, because such a node goes from none to all
+of its edges at once. Shares are therefore taken per partition, which weighs nodes by their edges.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 # A cell is the edges from one partition to another: (source partition, destination partition).
 Cell = tuple[int, int]
@@ -27,8 +38,26 @@ class State:
     cells: tuple[Cell, ...]
 
 
+class _States:
+    """What schedules of edges and of nodes share."""
+
+    __slots__ = ()
+
+    states: tuple[Any, ...]
+
+    @property
+    def reads(self) -> int:
+        """Partitions read in the epoch, including those of the first state."""
+        return sum(len(partitions) for partitions in self.entering())
+
+    def entering(self) -> list[tuple[int, ...]]:
+        """Returns, for each state, the partitions that the one before did not hold."""
+        held = [set(), *(set(state.partitions) for state in self.states)]
+        return [tuple(sorted(now - before)) for before, now in pairwise(held)]
+
+
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(_States):
     """The states of one epoch of training on edges.
 
     Attributes:
@@ -45,15 +74,6 @@ class Schedule:
     def swaps(self) -> int:
         """Number of groups of partitions read into the buffer after the first state."""
         return self.reads // self.group - len(self.states[0].partitions) // self.group
-
-    @property
-    def reads(self) -> int:
-        """Partitions read in the epoch, including those of the first state."""
-        return sum(len(entering) for entering in self.entering())
-
-    def entering(self) -> list[tuple[int, ...]]:
-        """Returns, for each state, the partitions that must be read for it."""
-        return entering([state.partitions for state in self.states])
 
     def check(self) -> None:
         """Raises ValueError unless every cell is trained on once with both ends resident."""
@@ -88,7 +108,7 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSchedule:
+class NodeSchedule(_States):
     """The states of one epoch of training on nodes."""
 
     num_partitions: int
@@ -98,15 +118,6 @@ class NodeSchedule:
     def swaps(self) -> int:
         """Partitions read after the first state."""
         return self.reads - len(self.states[0].partitions)
-
-    @property
-    def reads(self) -> int:
-        """Partitions read in the epoch, including those of the first state."""
-        return sum(len(entering) for entering in self.entering())
-
-    def entering(self) -> list[tuple[int, ...]]:
-        """Returns, for each state, the partitions that must be read for it."""
-        return entering([state.partitions for state in self.states])
 
     def check(self, training: tuple[int, ...]) -> None:
         """Raises ValueError unless each partition of ``training`` is used once, while resident."""
@@ -122,7 +133,39 @@ class NodeSchedule:
                 raise ValueError(f"state {number} trains on partitions {absent} without them")
 
 
-def entering(states: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Returns, for each state, the partitions that the one before did not hold."""
-    rest = [tuple(sorted(set(now) - set(before))) for before, now in pairwise(states)]
-    return [tuple(sorted(states[0])), *rest]
+def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = None) -> float:
+    """Returns the largest difference in progress between two partitions, from 0 to 1.
+
+    Partitions that no edge touches are ignored.
+
+    Args:
+        schedule: the schedule of one epoch.
+        cell_sizes: ``[p, p]`` edges per cell; all equal if None.
+    """
+    progress = progress_by_partition(schedule, cell_sizes)
+    if not progress.shape[1]:
+        return 0.0
+    return float((progress.max(axis=1) - progress.min(axis=1)).max())
+
+
+def progress_by_partition(
+    schedule: Schedule, cell_sizes: ArrayLike | None = None
+) -> NDArray[np.float64]:
+    """Returns ``[states, touched partitions]``: shares of edges processed after each state.
+
+    Raises:
+        ValueError: if ``cell_sizes`` does not have the schedule's number of partitions.
+    """
+    p = schedule.num_partitions
+    sizes = np.ones((p, p)) if cell_sizes is None else np.asarray(cell_sizes, np.float64)
+    if sizes.shape != (p, p):
+        raise ValueError(f"cell_sizes has shape {sizes.shape}; the schedule has p={p}")
+    met = np.zeros((len(schedule.states), p))
+    for number, state in enumerate(schedule.states):
+        for i, j in state.cells:
+            met[number, i] += sizes[i, j]
+            if i != j:
+                met[number, j] += sizes[i, j]
+    total = met.sum(axis=0)
+    touched = total > 0
+    return np.cumsum(met[:, touched], axis=0) / total[touched]

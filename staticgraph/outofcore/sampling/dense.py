@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.jit import loop
-from staticgraph.outofcore.disk.neighbours import Neighbours
+from staticgraph.outofcore.buffer.resident import Neighbours
 from staticgraph.packing.random import STEP, mix
 from staticgraph.text.how_many import how_many
 

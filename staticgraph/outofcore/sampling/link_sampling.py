@@ -5,102 +5,130 @@ up instead of predicting it. Every sampled entry that joins the endpoints of an 
 therefore removed, in both directions. Both endpoints are seeds, and a node's neighbours are sampled
 once, when it is first reached, so that only hop 0 has to be searched.
 
-Invariant: every edge is in exactly one batch, or in one of its halves if the seeds fit no rung.
+Invariant: every edge is in exactly one batch, or in one of its halves if no bucket holds its
+sample.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from staticgraph.jit import loop
 from staticgraph.outofcore.buffer.resident import ResidentGraph
-from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
-from staticgraph.outofcore.sampling.hop_profile import profile_of
-from staticgraph.outofcore.sampling.hops import HopLadder
-from staticgraph.outofcore.sampling.sampled_batch import LinkEnds
+from staticgraph.outofcore.sampling.dense import DenseSample
+
+IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class LinkSampler:
-    """Samples the neighbourhoods of the edges of one state.
+class LinkEnds:
+    """A batch of edges, padded to whole chunks; positions are indices into the batch's seeds.
 
-    Args:
-        resident: the state.
-        sampler: the sampler over its neighbours.
-        batch_size: B; edges are padded to it.
-        negatives: resident nodes drawn for each batch.
-        degree_fraction: share of them drawn as endpoints of the state's edges.
-        exclude: remove the batch's own edges from the samples.
+    The last batch of a state may have fewer chunks than the others: padding it to B would waste a
+    quarter of the rows with a policy of forty states.
+
+    Attributes:
+        source, destination: ``[B]`` positions, 0 in the padding.
+        relation: ``[B]`` relations, 0 in the padding.
+        negatives: ``[K]`` positions of drawn resident nodes.
+        mask: ``[B]`` float, 0 for padding.
     """
 
-    resident: ResidentGraph
-    sampler: DenseSampler
-    batch_size: int
-    negatives: int
-    degree_fraction: float = 0.0
-    exclude: bool = False
+    source: Tensor
+    destination: Tensor
+    relation: Tensor
+    negatives: Tensor
+    mask: Tensor
 
-    def seeds(
-        self, edges: NDArray[Any], rng: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns distinct rows, and positions of sources, destinations and negatives in them."""
-        drawn = rng.choice(np.flatnonzero(self.resident.node_of >= 0), self.negatives)
-        by_degree = round(self.degree_fraction * self.negatives)
+    def to(self, device: torch.device) -> LinkEnds:
+        """Returns the same ends on a device."""
+        return LinkEnds(*(getattr(self, each.name).to(device) for each in fields(self)))
+
+
+class LinkSeeds:
+    """Draws the seeds of the batches of edges of a loader.
+
+    Args:
+        batch_size: B.
+        chunks: C, which divides the batch.
+        negatives: resident nodes drawn for a full batch; a multiple of C.
+        degree_fraction: share of them drawn as endpoints of the state's edges.
+    """
+
+    def __init__(
+        self, batch_size: int, chunks: int, negatives: int, degree_fraction: float
+    ) -> None:
+        self._chunks, self._chunk_edges = chunks, batch_size // chunks
+        self._negatives, self._degree_fraction = negatives // chunks, degree_fraction
+        self._place = np.empty(0, np.int32)
+
+    def draw(
+        self, edges: NDArray[Any], resident: ResidentGraph, rng: np.random.Generator
+    ) -> tuple[IntArray, LinkEnds]:
+        """Returns the distinct rows of the ends of ``[n, 2 or 3]`` edges and of their negatives."""
+        n, chunks = len(edges), -(-len(edges) // self._chunk_edges)
+        padded, count = chunks * self._chunk_edges, chunks * self._negatives
+        negatives = resident.draw(rng, count)
+        by_degree = round(self._degree_fraction * count)
         if by_degree:
-            pool = self.resident.edges
+            pool = resident.edges
             picked = rng.integers(len(pool), size=by_degree)
             ends = np.where(rng.integers(2, size=by_degree), 0, pool.shape[1] - 1)
-            drawn[rng.permutation(self.negatives)[:by_degree]] = pool[picked, ends]
-        nodes = np.concatenate([edges[:, 0], edges[:, -1], drawn]).astype(np.int64)
-        seeds, local = np.unique(nodes, return_inverse=True)
-        return seeds, local.ravel()
-
-    def fit(
-        self, edges: NDArray[Any], rng: np.random.Generator, draw: int, ladder: HopLadder
-    ) -> list[tuple[DenseSample, int | None, LinkEnds]]:
-        """Returns samples with their rungs: usually one, or halves if the seeds fit no rung."""
-        seeds, local = self.seeds(edges, rng)
-        sample = self.sampler.sample(seeds, draw)
-        rung = ladder.rung_for(sample.counts)
-        if rung is None and len(edges) > 1:
-            ladder.statistics.splits += 1
-            middle = len(edges) // 2
-            return [
-                *self.fit(edges[:middle], rng, draw, ladder),
-                *self.fit(edges[middle:], rng, draw, ladder),
-            ]
-        ladder.count(sample, rung)
-        if self.exclude:
-            n = len(edges)
-            take_out(sample, local[:n], local[n : 2 * n])
-        return [(sample, rung, LinkEnds(edges, local, self.batch_size))]
-
-    def profile(self, seed: int) -> HopLadder | None:
-        """Returns a ladder for batches of the state's edges; None if it has no edges."""
-        edges = self.resident.edges
-        if not len(edges):
-            return None
-        size = min(self.batch_size, len(edges))
-        most = min(2 * self.batch_size + self.negatives, int((self.resident.node_of >= 0).sum()))
-
-        def draw(rng: np.random.Generator) -> NDArray[np.int64]:
-            """Returns the seeds of a batch of random edges."""
-            return self.seeds(edges[rng.choice(len(edges), size, replace=False)], rng)[0]
-
-        return profile_of(self.sampler, draw, most, seed)
+            negatives[rng.permutation(count)[:by_degree]] = pool[picked, ends]
+        rows = np.concatenate([edges[:, 0], edges[:, -1], negatives]).astype(np.int64)
+        seeds, local = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        if len(self._place) != len(resident.values):
+            self._place = np.full(len(resident.values), -1, np.int32)
+        seeds = seeds[: number_distinct(rows, self._place, seeds, local)]
+        positions = torch.from_numpy(local)
+        source, destination, relation = torch.zeros(3, padded, dtype=torch.int64)
+        source[:n], destination[:n] = positions[:n], positions[n : 2 * n]
+        if edges.shape[1] == 3:
+            relation[:n] = torch.from_numpy(edges[:, 1].astype(np.int64))
+        mask = (torch.arange(padded) < n).float()
+        return seeds, LinkEnds(source, destination, relation, positions[2 * n :], mask)
 
 
-def take_out(
-    sample: DenseSample, source: NDArray[np.int64], destination: NDArray[np.int64]
-) -> None:
-    """Removes draws that join the endpoints of these edges (``[n]`` positions among seeds)."""
-    seeds = sample.counts[0]
+def take_out(sample: DenseSample, ends: LinkEnds) -> None:
+    """Removes the draws of a sample that join the ends of an edge of the batch."""
+    real, seeds = ends.mask.bool(), sample.counts[0]
+    source, destination = ends.source[real].numpy(), ends.destination[real].numpy()
     both = np.concatenate([source * seeds + destination, destination * seeds + source])
     _empty(sample.draws[0], np.unique(both), seeds)
+
+
+@loop
+def number_distinct(
+    rows: IntArray, place: NDArray[np.int32], distinct_rows: IntArray, local: IntArray
+) -> int:
+    """Finds the distinct entries of ``rows``, and the position of each entry among them.
+
+    Args:
+        rows: ``[n]`` row numbers.
+        place: ``[number of rows]`` int32 scratch space, all -1; all -1 again afterwards.
+        distinct_rows: ``[n]``; its beginning is filled, in order of first appearance.
+        local: ``[n]``; filled so that ``distinct_rows[local] == rows``.
+
+    Returns:
+        The number of distinct entries.
+    """
+    count = 0
+    for i in range(len(rows)):
+        row = rows[i]
+        if place[row] < 0:
+            place[row] = count
+            distinct_rows[count] = row
+            count += 1
+        local[i] = place[row]
+    for k in range(count):
+        place[distinct_rows[k]] = -1
+    return count
 
 
 @loop

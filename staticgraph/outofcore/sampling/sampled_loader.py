@@ -1,83 +1,127 @@
 """Sampled mini-batches of a partitioned graph, in a few static shapes.
 
-There are three stages with bounded queues between them: a thread reads the next state's partitions,
-a thread samples and fills slots, and the caller trains. A batch owns its slot until the next batch
-is requested; on a machine with CUDA the slots are pinned, so that a copy can overlap with a step.
-
-Every seed of a task (a training node, or an edge) occurs exactly once per epoch. Random draws
-depend only on (seed, epoch, state, batch), not on threads.
+While the current state of the buffer is used, a thread reads the partitions of the next one and
+another samples the coming batches. Every seed of a task (a training node, or an edge) occurs
+exactly once per epoch. Random draws depend only on (seed, epoch, state, batch), not on threads.
 """
 
 from __future__ import annotations
 
-import queue
 import time
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
-from staticgraph.outofcore.buffer.resident import ResidentGraph, ResidentGraphs
-from staticgraph.outofcore.buffer.resident_embeddings import ResidentEmbeddings
-from staticgraph.outofcore.disk.graph import PartitionedGraph
-from staticgraph.outofcore.disk.neighbours import Direction
-from staticgraph.outofcore.disk.node_choice import chosen_nodes, class_labels
-from staticgraph.outofcore.policies.node_policy import NodePolicy
-from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.outofcore.buffer.buffer import FeatureBuffer, PartitionBuffer
+from staticgraph.outofcore.buffer.resident import ResidentGraph
+from staticgraph.outofcore.disk.array_files import class_labels, node_numbers
+from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
+from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory, NodePolicy
 from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule
 from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
-from staticgraph.outofcore.sampling.hop_profile import profile
-from staticgraph.outofcore.sampling.hops import HopBatch, HopLadder, exact_capacity
-from staticgraph.outofcore.sampling.link_sampling import LinkSampler
-from staticgraph.outofcore.sampling.loader_options import hop_fanouts, require_of_task
-from staticgraph.outofcore.sampling.running_epoch import RunningEpoch
-from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
+from staticgraph.outofcore.sampling.link_sampling import LinkEnds, LinkSeeds, take_out
+from staticgraph.outofcore.sampling.sampled_graph import (
+    SampledGraphs,
+    SampleStatistics,
+    most_of_one,
+    plan_of,
+    schema_of,
+    size_of,
+)
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.text.how_many import how_many
 from staticgraph.text.numeric_options import whole_option
 
-# The number of states of the first epoch that a profile samples.
-PROFILE_STATES = 4
+IntArray = NDArray[np.int64]
+
+# The states of the first epoch that buckets are estimated from, and the samples of each.
+TRIAL_STATES, TRIAL_SAMPLES = 4, 24
+# Batches sampled ahead.
+AHEAD = 4
+# Why an option of the other task is refused.
+OTHER_TASK = {
+    "node": "they are of edges, and task='node' has none to predict: leave them out",
+    "link": "they are of nodes, and task='link' trains on every edge of the graph: leave them out, "
+    "and partition the edges to train on alone",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBatch:
+    """A batch of a sampled loader.
+
+    Attributes:
+        graph: the sampled neighbourhood, whose first ``len(seeds)`` nodes are the seeds; None if
+            nothing is sampled.
+        seeds: ``[n]`` the graph's numbers of the seeds.
+        nodes: ``[n]`` the caller's numbers of the seeds, which index the caller's arrays.
+        rows: ``[m]`` the rows of the buffer that hold the values of the sampled nodes.
+        state: the number of the state of the buffer in which it was sampled.
+        ends: for links, the positions of the edges' endpoints among the seeds; None for nodes.
+    """
+
+    graph: StaticBatch | None
+    seeds: IntArray
+    nodes: IntArray
+    rows: IntArray
+    state: int
+    ends: LinkEnds | None = None
 
 
 class SampledLoader:
     """Iterates over sampled batches, one epoch per iteration.
+
+    Each batch has its own memory. ``batch.graph`` has the fields ``x`` (``[N, F]`` float32), ``y``
+    (``[N]``, -1 for nodes that are no seeds or have no label) and ``edge_weight`` (``[E]``), each
+    if there is something to put into it.
 
     Args:
         graph: the partitioned graph, with features if the model needs them.
         policy: for nodes ``NodeCache`` or ``Dispersed``, for edges ``Beta`` or ``Comet``;
             ``InMemory`` for both.
         fanouts: neighbours per node and direction, hop by hop, at least 1 each; a fan-out of the
-            largest degree takes all neighbours.
+            largest degree takes all neighbours. Links may have none: nothing is sampled then.
         batch_size: seed nodes per batch, or edges per batch for links.
         task: ``node`` or ``link``.
         seeds: the caller's numbers of the nodes to train on, or a mask; None for all. Nodes only.
         labels: ``[N]`` classes in the caller's order, -1 for none; nodes only.
         negatives: resident nodes drawn for each batch of edges; links only.
+        chunks: parts of a batch, to a whole number of which its edges are padded, and its negatives
+            cut; divides ``batch_size`` and ``negatives``. Links only.
         degree_fraction: share of the negatives drawn as endpoints of the state's edges, so by
             degree; links only.
         exclude: remove a batch's own edges from its samples, so that the model does not see what it
             should predict; links only.
+        gcn_norm: give each node one self-loop, and the edges GCN's weights by degrees of the whole
+            graph, for ``GCNConv(normalize=False)``.
         direction: the direction of sampling.
-        ladder: the static shapes; if None, they are profiled in the first epoch.
+        plan: the buckets; if None, they are estimated from the first states of an epoch.
         shuffle: use the seeds in random order; otherwise in the graph's order.
         seed: the seed of all random draws.
         states: the source of the buffer's states; None for the graph's features.
 
+    Attributes:
+        epoch: the number of complete iterations.
+        waited_s: seconds that the consumer waited for batches.
+
     Raises:
         ValueError: for a policy or an option of the other task, labels of another length or that
-            are not classes, a fan-out or batch size below 1, or a ladder of other fan-outs.
+            are not classes, or a fan-out or batch size below 1.
         BadGraph: if a seed is not a node of the graph.
     """
 
     graph: PartitionedGraph
     policy: NodePolicy | EdgePolicy
-    fanouts: list[int]
-    batch_size: int
-    negatives: int
-    degree_fraction: float
-    exclude: bool
     direction: Direction
+    gcn_norm: bool
     shuffle: bool
     seed: int
     epoch: int
@@ -93,17 +137,19 @@ class SampledLoader:
         seeds: ArrayLike | None = None,
         labels: ArrayLike | None = None,
         negatives: int = 0,
+        chunks: int = 1,
         degree_fraction: float = 0.0,
         exclude: bool = False,
+        gcn_norm: bool = False,
         direction: Direction = "in",
-        ladder: HopLadder | None = None,
+        plan: BucketPlan | None = None,
         shuffle: bool = True,
         seed: int = 0,
-        states: ResidentGraphs | ResidentEmbeddings | None = None,
+        states: PartitionBuffer | None = None,
     ) -> None:
         if task not in ("node", "link"):
             raise ValueError(f"task={task!r}; choose 'node' or 'link'")
-        require_of_task(
+        _refuse_options_of_other_task(
             task,
             {"seeds": seeds is not None, "labels": labels is not None},
             {"negatives": negatives, "degree_fraction": degree_fraction, "exclude": exclude},
@@ -111,37 +157,36 @@ class SampledLoader:
         classes = None if labels is None else class_labels(labels, graph.num_nodes)
         _check_policy(task, policy)
         _check_negatives(negatives, degree_fraction)
-        batch_size = whole_option("batch_size", batch_size)
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}; give at least 1")
+        self.batch_size: int = whole_option("batch_size", batch_size, 1)
+        self.fanouts: tuple[int, ...] = _checked_fanouts(fanouts, task)
         self.graph, self.policy, self.task = graph, policy, task
-        self.fanouts, self.batch_size, self.negatives = hop_fanouts(fanouts), batch_size, negatives
-        self.degree_fraction, self.exclude = degree_fraction, exclude
-        self.ladder, self.shuffle, self.seed, self.epoch = ladder, shuffle, seed, 0
+        self.gcn_norm, self.direction = gcn_norm, direction
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
         self.waited_s: float = 0.0
-        self.direction = direction
-        self._shapes_of = tuple(self.fanouts), batch_size
-        self._running: RunningEpoch | None = None
-        self._last: SampledBatch | None = None
-        self._new = np.empty(graph.num_nodes, np.int64)
-        self._new[graph.node_ids] = np.arange(graph.num_nodes)
+        self._negatives = negatives, chunks, degree_fraction, exclude
+        self._plan, self._iteration = plan, 0
         self._seeds = np.sort(
             np.arange(graph.num_nodes)
             if seeds is None
-            else self._new[np.unique(chosen_nodes(seeds, graph.num_nodes, "seeds"))]
+            else graph.numbers[np.unique(node_numbers(seeds, graph.num_nodes, "seeds"))]
         )
         self._labels = None if classes is None else classes[graph.node_ids]
-        self.states: ResidentGraphs | ResidentEmbeddings = states or ResidentGraphs(
-            graph, direction
-        )
-        self._pinned = torch.cuda.is_available()
-        self._free: dict[int, queue.SimpleQueue[HopBatch]] = {}
-        self._require_shapes()
+        self.states: PartitionBuffer = states or FeatureBuffer(graph, direction)
 
     @property
     def classes(self) -> int:
         """One more than the largest label; 0 without labels."""
         return 0 if self._labels is None else int(self._labels.max(initial=-1)) + 1
+
+    @property
+    def plan(self) -> BucketPlan:
+        """The buckets of the batches, for a :class:`staticgraph.StaticGraphRunner`."""
+        return self._graphs.plan
+
+    @property
+    def statistics(self) -> SampleStatistics:
+        """How the buckets were used."""
+        return self._graphs.statistics
 
     def schedule(self, epoch: int) -> Schedule | NodeSchedule:
         """Returns the schedule of the buffer for an epoch."""
@@ -157,160 +202,214 @@ class SampledLoader:
     def __iter__(self) -> Iterator[SampledBatch]:
         """Yields the batches of one epoch.
 
-        The hops of a batch are valid until the next batch is requested, those of the last batch
-        until another epoch; reading them later raises :class:`staticgraph.errors.StaleBatch`. The
-        loader has one buffer, so another iteration ends this one.
+        The loader has one buffer, so another iteration ends this one.
 
         Raises:
             RuntimeError: if another iteration of this loader has begun.
-            ValueError: if the fan-outs or the batch size are no longer those of the static shapes.
         """
-        schedule = self.schedule(self.epoch)
-        if self.ladder is None:
-            self.ladder = self._profile(schedule)
-        self._require_shapes()
-        if self._running is not None:
-            self._running.end()
-        running = self._running = RunningEpoch(
-            lambda: map(self._batches, self.states.run(schedule)), self.states.mutable
-        )
-        self._lend(None)
-        try:
+        self._iteration += 1
+        number = self._iteration
+        with (
+            ThreadPoolExecutor(1, "staticgraph-sampler") as thread,
+            closing(self._all_batches(thread)) as batches,
+        ):
             while True:
                 started = time.perf_counter()
-                batch = running.next()
+                batch = next(batches, None)
                 self.waited_s += time.perf_counter() - started
                 if batch is None:
                     break
-                self._lend(batch)
                 yield batch
-                if running.ended:
+                if self._iteration != number:
                     raise RuntimeError(
                         "another iteration of this loader began before this one was done, and they "
                         "share one buffer: make a SampledLoader for each"
                     )
-                if batch.hops.rung is not None:
-                    self._free[batch.hops.rung].put(batch.hops)
-                running.used()
-        finally:
-            running.end()
         self.epoch += 1
-
-    def _lend(self, batch: SampledBatch | None) -> None:
-        if self._last is not None:
-            self._last.expire()
-        self._last = batch
 
     def close(self) -> None:
         """Ends the threads."""
-        if self._running is not None:
-            self._running.end()
         self.states.close()
 
-    # ------------------------------------------------------------------ the sampling thread
+    def _all_batches(self, thread: ThreadPoolExecutor) -> Generator[SampledBatch, None, None]:
+        """Yields the batches of an epoch; those of a state are sampled ahead in the thread."""
+        for resident in self.states.run(self.schedule(self.epoch)):
+            batches = self._batches(resident)
+            ahead: deque[Future[SampledBatch | None]] = deque()
+            try:
+                while True:
+                    while len(ahead) < AHEAD:
+                        ahead.append(thread.submit(next, batches, None))
+                    batch = ahead.popleft().result()
+                    if batch is None:
+                        break
+                    yield batch
+            finally:
+                for future in ahead:
+                    future.cancel()
+
+    # ------------------------------------------------------------------ sampling
 
     def _batches(self, resident: ResidentGraph) -> Iterator[SampledBatch]:
-        assert self.ladder is not None
-        sampler = DenseSampler(resident.neighbours, self.fanouts)
-        links = self._link_sampler(resident, sampler)
         rng = np.random.default_rng([self.seed, self.epoch, 2, resident.number])
         items = resident.edges if self.task == "link" else self._seed_rows(resident)
         if self.shuffle:
             items = items[rng.permutation(len(items))]
+        links, sampler = self._links(), None
+        if self.fanouts:
+            sampler = DenseSampler(resident.neighbours, self.fanouts)
         for low in range(0, len(items), self.batch_size):
-            draw = int(rng.integers(2**62))
             batch = items[low : low + self.batch_size]
-            if self.task == "link":
-                found = links.fit(batch, rng, draw, self.ladder)
+            if sampler is None:
+                seeds, ends = links.draw(batch, resident, rng)
+                yield self._batch(resident, seeds, len(seeds), None, ends)
             else:
-                parts = self.ladder.fit(sampler, batch, draw)
-                found = [(sample, rung, None) for _, sample, rung in parts]
-            for sample, rung, ends in found:
-                hops = self._slot(resident, sample, rung)
-                seeds = resident.node_of[sample.nodes[: sample.counts[0]]]
-                nodes = np.asarray(self.graph.node_ids[seeds])
-                yield SampledBatch(hops, seeds, nodes, resident.number, ends)
+                draw = int(rng.integers(2**62))
+                yield from self._fit(batch, resident, sampler, links, rng, draw)
 
-    def _link_sampler(self, resident: ResidentGraph, sampler: DenseSampler) -> LinkSampler:
-        return LinkSampler(
-            resident, sampler, self.batch_size, self.negatives, self.degree_fraction, self.exclude
-        )
-
-    def _slot(self, resident: ResidentGraph, sample: DenseSample, rung: int | None) -> HopBatch:
-        """Fills a batch in a free slot."""
-        assert self.ladder is not None
-        hops = None
-        if rung is not None:
-            try:
-                hops = self._free.setdefault(rung, queue.SimpleQueue()).get_nowait()
-            except queue.Empty:
-                hops = HopBatch(self.ladder.rungs[rung], rung, self._pinned)
-        if hops is None:
-            hops = HopBatch(exact_capacity(sample), None)
-        if hops.copied is not None:
-            hops.copied.synchronize()
-        hops.fill(sample, resident.degrees, resident.whole_degrees)
-        width = resident.features.shape[1]
-        if width:
-            if hops.x is None:
-                dtype = torch.from_numpy(resident.features[:0]).dtype
-                hops.x = torch.zeros(
-                    hops.capacity.rows, width, dtype=dtype, pin_memory=self._pinned
+    def _fit(
+        self,
+        items: NDArray[Any],
+        resident: ResidentGraph,
+        sampler: DenseSampler,
+        links: LinkSeeds,
+        rng: np.random.Generator,
+        draw: int,
+    ) -> Iterator[SampledBatch]:
+        """Yields a batch of these seeds or edges, or two of their halves if no bucket holds it."""
+        seeds, ends = self._seeds_of(items, resident, links, rng)
+        sample = sampler.sample(seeds, draw)
+        bucket = self._graphs.bucket_of(sample)
+        if bucket is None:
+            if len(items) == 1:
+                nodes, edges = size_of(sample, self.gcn_norm)
+                raise ValueError(
+                    f"one seed reaches {how_many(nodes, 'node')} and {how_many(edges, 'edge')}, "
+                    f"and the plan's largest bucket is {self.plan.capacities[-1]}: give a larger "
+                    "one, or no plan"
                 )
-            # Every row is in range; with bounds checks NumPy would copy twice.
-            np.take(resident.features, hops.rows.numpy(), axis=0, out=hops.x.numpy(), mode="clip")
-            # With NumPy, since torch cannot mask uint16 and wider unsigned dtypes.
-            hops.x.numpy()[~hops.mask.numpy()] = 0
+            self.statistics.splits += 1
+            middle = len(items) // 2
+            yield from self._fit(items[:middle], resident, sampler, links, rng, draw)
+            yield from self._fit(items[middle:], resident, sampler, links, rng, draw)
+            return
+        self._graphs.count(sample, bucket)
+        if ends is not None and self._negatives[-1]:
+            take_out(sample, ends)
+        graph = self._graph_of(sample, bucket, resident)
+        yield self._batch(resident, sample.nodes, sample.counts[0], graph, ends)
+
+    def _batch(
+        self,
+        resident: ResidentGraph,
+        rows: IntArray,
+        seeds: int,
+        graph: StaticBatch | None,
+        ends: LinkEnds | None,
+    ) -> SampledBatch:
+        numbers = resident.node_of[rows[:seeds]]
+        nodes = np.asarray(self.graph.node_ids[numbers])
+        return SampledBatch(graph, numbers, nodes, rows, resident.number, ends)
+
+    def _seeds_of(
+        self,
+        items: NDArray[Any],
+        resident: ResidentGraph,
+        links: LinkSeeds,
+        rng: np.random.Generator,
+    ) -> tuple[IntArray, LinkEnds | None]:
+        """Returns the seeds of a batch of nodes or edges, as rows."""
+        return (items, None) if self.task == "node" else links.draw(items, resident, rng)
+
+    def _links(self) -> LinkSeeds:
+        negatives, chunks, degree_fraction, _ = self._negatives
+        return LinkSeeds(self.batch_size, chunks, negatives, degree_fraction)
+
+    def _graph_of(self, sample: DenseSample, bucket: int, resident: ResidentGraph) -> StaticBatch:
+        rows, seeds = sample.nodes, sample.counts[0]
+        nodes: dict[str, NDArray[Any]] = {}
+        if self.states.width:
+            # What training changes is read when the batch's turn comes.
+            shape = len(rows), self.states.width
+            nodes["x"] = np.zeros(shape, np.float32)
+            if not self.states.mutable:
+                nodes["x"] = resident.values[rows].astype(np.float32, copy=False)
         if self._labels is not None:
-            hops.y = torch.full((hops.capacity.nodes[0],), -1)
-            seeds = resident.node_of[sample.nodes[: sample.counts[0]]]
-            hops.y[: len(seeds)] = torch.from_numpy(self._labels[seeds])
-        return hops
+            nodes["y"] = np.full(len(rows), -1)
+            nodes["y"][:seeds] = self._labels[resident.node_of[rows[:seeds]]]
+        degrees, whole_degrees = resident.degrees[rows], resident.whole_degrees[rows]
+        return self._graphs.batch(sample, bucket, nodes, degrees, whole_degrees)
 
-    # ------------------------------------------------------------------ static shapes
-
-    def _require_shapes(self) -> None:
-        """Rejects fan-outs or a batch size that the static shapes were not made for."""
-        asked = tuple(self.fanouts), self.batch_size
-        if asked != self._shapes_of:
-            raise ValueError(
-                f"fanouts and batch_size are {asked}, and the static shapes were made for "
-                f"{self._shapes_of}: make another SampledLoader"
-            )
-        ways = 2 if self.direction == "both" else 1
-        widths = tuple(ways * fanout for fanout in self.fanouts)
-        if self.ladder is not None and self.ladder.rungs[0].widths != widths:
-            raise ValueError(
-                f"the ladder has widths {self.ladder.rungs[0].widths}, and fanouts={self.fanouts} "
-                f"with direction={self.direction!r} have {widths}: give the ladder of these"
-            )
-
-    def _seed_rows(self, resident: ResidentGraph) -> NDArray[np.int64]:
+    def _seed_rows(self, resident: ResidentGraph) -> IntArray:
         inside = np.isin(self._seeds // self.graph.partition_size, resident.train)
         return resident.rows(self._seeds[inside])
 
-    def _profile(self, schedule: Schedule | NodeSchedule) -> HopLadder:
-        """Returns a ladder for the batches of a few states; only their edges are read."""
-        ladder: HopLadder | None = None
-        looked_at = 0
-        states = ResidentGraphs(self.graph, self.direction, features=False)
-        for resident in states.run(schedule):
+    # ------------------------------------------------------------------ static shapes
+
+    @cached_property
+    def _graphs(self) -> SampledGraphs:
+        schema = schema_of(
+            self.states.width, labels=self._labels is not None, weights=self.gcn_norm
+        )
+        plan = self._plan
+        if plan is None:
+            ways = 2 if self.direction == "both" else 1
+            negatives, chunks, *_ = self._negatives
+            bound = most_of_one(
+                1 if self.task == "node" else 2 + negatives // chunks,
+                [ways * fanout for fanout in self.fanouts],
+                self.policy.slots(self.graph.num_partitions) * self.graph.partition_size,
+                ways * self.graph.num_edges,
+                closed=self.gcn_norm,
+            )
+            plan = plan_of(self._trials(), bound, schema)
+        return SampledGraphs(plan, schema, self.gcn_norm)
+
+    def _trials(self) -> list[IntArray]:
+        """Returns nodes and edges of trial samples of a few states; only their edges are read."""
+        trials: list[IntArray] = []
+        states = FeatureBuffer(self.graph, self.direction, features=False)
+        links, rng = self._links(), np.random.default_rng(self.seed)
+        for resident in states.run(self.schedule(0)):
             sampler = DenseSampler(resident.neighbours, self.fanouts)
-            if self.task == "link":
-                found = self._link_sampler(resident, sampler).profile(self.seed)
-            else:
-                seeds = self._seed_rows(resident)
-                found = profile(sampler, seeds, self.batch_size, self.seed) if len(seeds) else None
-            if found is None:
-                continue
-            ladder = found if ladder is None else ladder.union(found)
-            looked_at += 1
-            if looked_at == PROFILE_STATES:
+            items = resident.edges if self.task == "link" else self._seed_rows(resident)
+            sizes = []
+            for _ in range(TRIAL_SAMPLES if len(items) else 0):
+                size = min(self.batch_size, len(items))
+                batch = items[rng.choice(len(items), size, replace=False)]
+                seeds, _ = self._seeds_of(batch, resident, links, rng)
+                sample = sampler.sample(seeds, int(rng.integers(2**62)))
+                sizes.append(size_of(sample, self.gcn_norm))
+            trials += [np.array(sizes)] if sizes else []
+            if len(trials) == TRIAL_STATES:
                 break
         states.close()
-        if ladder is None:
+        if not trials:
             raise ValueError("there is nothing to train on: no seeds in any state")
-        return ladder
+        return trials
+
+
+def _refuse_options_of_other_task(
+    task: str, of_nodes: Mapping[str, Any], of_links: Mapping[str, Any]
+) -> None:
+    """Rejects options that would be ignored."""
+    set_here = [name for name, value in (of_nodes if task == "link" else of_links).items() if value]
+    if set_here:
+        names = ", ".join(f"{name}=" for name in set_here)
+        raise ValueError(f"task={task!r} with {names}: {OTHER_TASK[task]}")
+
+
+def _checked_fanouts(fanouts: Sequence[int], task: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(whole_option("fanouts", fanout) for fanout in fanouts)
+    except TypeError:
+        raise ValueError(f"fanouts={fanouts!r}: give a list, one for each hop") from None
+    if min(numbers, default=0 if task == "node" else 1) < 1:
+        raise ValueError(
+            f"fanouts={list(numbers)}: give at least one hop, each at least 1; for all neighbours "
+            "the largest degree, such as int(graph.degrees().max())"
+        )
+    return numbers
 
 
 def _check_policy(task: str, policy: NodePolicy | EdgePolicy) -> None:

@@ -4,31 +4,54 @@ Embeddings that are not finite are useless, and so is everything trained from th
 loss, embeddings or parameters are not finite is therefore not committed: the disk keeps the last
 good epoch, and the error names the one that diverged. The loss is checked when a state ends, which
 costs nothing compared with a state; embeddings are checked as they are written.
+
+A folder records how its embeddings were trained, and over which partitioned graph: row i is the
+embedding of node i in the numbering of this graph only. Training further with another configuration
+would mix two runs, and with another numbering would assign embeddings to wrong nodes: both are
+rejected.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import Diverged
-from staticgraph.outofcore.policies.bias import edge_permutation_bias
-from staticgraph.outofcore.training import link_epoch
-from staticgraph.outofcore.training.link_epoch import LinkEpoch
+from staticgraph.outofcore.disk.embeddings import EmbeddingFile, FloatArray
+from staticgraph.outofcore.policies.schedule import edge_permutation_bias
+from staticgraph.outofcore.training.link_step import LinkConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
-    from staticgraph.outofcore.disk.embeddings import EmbeddingFile
     from staticgraph.outofcore.disk.graph import PartitionedGraph
     from staticgraph.outofcore.policies.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEpoch:
+    """The results of one epoch; ``seconds`` includes ``waited_s``."""
+
+    epoch: int
+    loss: float
+    edges: int
+    batches: int
+    states: int
+    swaps: int
+    partitions_read: int
+    bytes_read: int
+    bias: float
+    seconds: float
+    waited_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +84,8 @@ class CommittedEpochs:
     @property
     def history(self) -> tuple[LinkEpoch, ...]:
         """The results of all committed epochs, including those of earlier runs."""
-        return link_epoch.from_bytes(self.file.extras["history"])
+        text = self.file.extras["history"].tobytes()
+        return tuple(LinkEpoch(**values) for values in json.loads(text))
 
     def train_epoch(self, on_state: Callable[[int, int], None] | None = None) -> LinkEpoch:
         """Trains one pass over all edges and commits it.
@@ -83,7 +107,7 @@ class CommittedEpochs:
             self._refuse_divergence(passed.loss, parameters)
             # Durable before the clock is read, since the epoch's figures are part of the commit.
             self.file.sync()
-            done = LinkEpoch(
+            result = LinkEpoch(
                 epoch=self.epoch + 1,
                 loss=float(passed.loss) / max(1, passed.edges),
                 edges=passed.edges,
@@ -96,9 +120,9 @@ class CommittedEpochs:
                 seconds=time.perf_counter() - started,
                 waited_s=self.buffer.waited_s - waited,
             )
-            kept = {name: self.file.extras[name] for name in ("identity", "partition")}
-            history = link_epoch.to_bytes((*self.history, done))
-            self.file.commit({**kept, "history": history, **parameters})
+            unchanged = {name: self.file.extras[name] for name in ("identity", "partition")}
+            history = _bytes_of((*self.history, result))
+            self.file.commit({**unchanged, "history": history, **parameters})
         except BaseException:
             # Also after an interrupt: the next epoch must start from the same state as this one.
             self.buffer.abandon()
@@ -107,7 +131,7 @@ class CommittedEpochs:
             raise
         finally:
             self._in_epoch = False
-        return done
+        return result
 
     def _require_between_epochs(self) -> None:
         """Rejects reads during an epoch, when only some partitions on disk have been updated."""
@@ -121,18 +145,18 @@ class CommittedEpochs:
         self, loss: Tensor, parameters: Mapping[str, NDArray[Any]] | None = None
     ) -> None:
         """Raises Diverged if the loss, embeddings or parameters are not finite."""
-        found = ""
+        reason = ""
         if not math.isfinite(value := float(loss)):
-            found = f"the loss is {value}"
+            reason = f"the loss is {value}"
         elif self.file.not_finite:
-            found = f"embeddings of partition {min(self.file.not_finite)} are not finite"
+            reason = f"embeddings of partition {min(self.file.not_finite)} are not finite"
         for name, array in (parameters or {}).items():
-            if not found and not np.isfinite(array).all():
-                found = f"{name} is not finite"
-        if found:
+            if not reason and not np.isfinite(array).all():
+                reason = f"{name} is not finite"
+        if reason:
             number = self.epoch + 1
             raise Diverged(
-                f"the training diverged in epoch {number}: {found}; epoch {self.epoch} is what "
+                f"the training diverged in epoch {number}: {reason}; epoch {self.epoch} is what "
                 f"{self.file.folder} holds. Train again with a lower rate",
                 number,
             )
@@ -148,3 +172,64 @@ class CommittedEpochs:
     def _restore(self) -> None:
         """Restores the parameters that :meth:`_parameters` returned at the last commit."""
         raise NotImplementedError
+
+
+def open_embeddings(
+    folder: Path,
+    graph: PartitionedGraph,
+    config: LinkConfig,
+    description: str,
+    extras: Mapping[str, NDArray[Any]],
+) -> EmbeddingFile:
+    """Opens or creates the embeddings of a run.
+
+    Args:
+        folder: their folder.
+        graph: the graph, for its partitions.
+        config: the configuration, for dimension, spread and seed.
+        description: of further options that must be unchanged to continue.
+        extras: arrays committed with the initial values.
+
+    Raises:
+        ValueError: if the folder holds embeddings of another partitioning or configuration.
+    """
+    text = f"{config} {graph.num_nodes} {graph.num_edges} {description}"
+    identity = np.frombuffer(text.encode(), np.uint8)
+    digest = np.frombuffer(graph.digest.encode(), np.uint8)
+    try:
+        file = EmbeddingFile(folder, cached=graph.cached)
+    except FileNotFoundError:
+        shape = (graph.partition_size, config.dimension)
+
+        def initial(partition: int) -> FloatArray:
+            """Returns ``[rows, D]`` float32, which depends only on the seed and the partition."""
+            rng = np.random.default_rng([config.seed, 0, partition])
+            return config.spread * rng.standard_normal(shape, np.float32)
+
+        return EmbeddingFile.create(
+            folder, graph.num_partitions, graph.partition_size, config.dimension, initial,
+            {"identity": identity, "partition": digest, "history": _bytes_of(()), **extras},
+            cached=graph.cached,
+        )  # fmt: skip
+    recorded = file.extras.get("partition", np.empty(0, np.uint8)).tobytes().decode()
+    if recorded != graph.digest:
+        file.close()
+        raise ValueError(
+            f"{folder} holds embeddings of the partitioned graph "
+            f"{recorded or '(of an older version)'}; {graph.folder} is {graph.digest}, whose nodes "
+            "have other numbers: partition with the same seed over the same edges to go on, or "
+            "choose another folder"
+        )
+    if not np.array_equal(file.extras["identity"], identity):
+        file.close()
+        raise ValueError(
+            f"{folder} holds embeddings trained as {bytes(file.extras['identity']).decode()}; "
+            f"this is {text}: go on with the same, or choose another folder"
+        )
+    return file
+
+
+def _bytes_of(history: Sequence[LinkEpoch]) -> NDArray[np.uint8]:
+    """Encodes epochs as an array that a commit can contain."""
+    text = json.dumps([asdict(epoch) for epoch in history], allow_nan=False)
+    return np.frombuffer(text.encode(), np.uint8)

@@ -1,54 +1,86 @@
 """Link prediction: trains embeddings of all nodes of a graph that does not fit in memory.
 
 An epoch follows a policy's schedule: the buffer loads the states, and the edges of a state's cells
-are shuffled and trained on in batches (:mod:`staticgraph.outofcore.training.link_step`). The
-touched rows get Adagrad's update at once, so staleness is 0, and the end of the epoch is a commit.
+are shuffled and trained on in batches. A decoder scores an edge from the embeddings of its ends or,
+with an encoder, from the output of a graph network over their sampled neighbourhoods. The touched
+rows get Adagrad's update at once, so staleness is 0, and the end of the epoch is a commit. A thread
+samples the neighbourhoods of a state's batches ahead, since they do not depend on values; values
+are gathered just before a batch's step, after all earlier updates.
 
 Random draws depend only on (seed, epoch, state), so an interrupted epoch runs again exactly as it
-would have. Source: Marius, OSDI 2021, sections 2 and 3.
+would have. The encoder sees only which nodes are neighbours; the decoder sees relations. Sources:
+Marius, OSDI 2021, sections 2 and 3; MariusGNN, EuroSys 2023, sections 4 and 7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer, ResidentState
+from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
-from staticgraph.outofcore.disk.graph import PartitionedGraph
+from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy
-from staticgraph.outofcore.training.adagrad import adagrad_rows
-from staticgraph.outofcore.training.committed_epochs import CommittedEpochs, Pass
-from staticgraph.outofcore.training.decoders import DECODERS, Decoder
-from staticgraph.outofcore.training.first_embeddings import open_for
-from staticgraph.outofcore.training.link_epoch import LinkEpoch
-from staticgraph.outofcore.training.link_step import LinkConfig, LinkStep
+from staticgraph.outofcore.sampling.link_sampling import LinkEnds
+from staticgraph.outofcore.sampling.sampled_graph import graph_of_edges, whole_graph
+from staticgraph.outofcore.sampling.sampled_loader import SampledBatch, SampledLoader
+from staticgraph.outofcore.training.committed_epochs import (
+    CommittedEpochs,
+    LinkEpoch,
+    Pass,
+    open_embeddings,
+)
+from staticgraph.outofcore.training.gnn import reads_gcn_weights, run_whole
+from staticgraph.outofcore.training.link_step import (
+    DECODERS,
+    EPSILON,
+    Decoder,
+    LinkConfig,
+    adagrad_rows,
+    link_loss,
+)
+from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.computation.model_setup import Subject
 
 __all__ = ["LinkEpoch", "LinkTrainer"]
 
 
 class LinkTrainer(CommittedEpochs):
-    """Trains embeddings of a partitioned graph.
+    """Trains embeddings of a partitioned graph and, if there is one, an encoder over them.
 
     Args:
         graph: the partitioned graph, with or without relations.
         policy: decides which partitions are resident.
-        config: the training configuration.
+        config: the training configuration; with an encoder, ``negatives`` are seeds of a sample, so
+            fewer chunks are cheaper.
         folder: the folder of the embeddings; training continues from the last commit there.
+        encoder: any PyG model from ``x [N, config.dimension]`` and ``edge_index`` to a row per
+            node; its parameters are committed with the embeddings.
+        fanouts: for the encoder: neighbours per node and direction, hop by hop; one per layer.
+        direction: the direction of sampling.
+        encoder_rate: the Adagrad learning rate of the encoder; relations use ``config.rate``.
+        exclude: remove a batch's own edges from its samples.
+        mode: of the encoder, as for :class:`staticgraph.StaticGraphRunner`.
+        **options: others of the runner.
+
+    Attributes:
+        runner: runs the encoder; None without one.
 
     Raises:
-        ValueError: if the folder holds embeddings of another partitioning or configuration.
+        ValueError: if there are fan-outs without an encoder or the reverse, or the folder holds
+            embeddings of another partitioning or configuration.
     """
 
     policy: EdgePolicy
     config: LinkConfig
     graph: PartitionedGraph
+    encoder: nn.Module | None
 
     def __init__(
         self,
@@ -56,74 +88,181 @@ class LinkTrainer(CommittedEpochs):
         policy: EdgePolicy,
         config: LinkConfig,
         folder: str | Path,
+        *,
+        encoder: nn.Module | None = None,
+        fanouts: Sequence[int] = (),
+        direction: Direction = "both",
+        encoder_rate: float = 0.01,
+        exclude: bool = True,
+        mode: str = "auto",
+        **options: Any,
     ) -> None:
-        self.graph, self.policy, self.config = graph, policy, config
+        if (encoder is None) != (not len(fanouts)):
+            raise ValueError(
+                f"encoder={encoder} with fanouts={list(fanouts)}: an encoder runs over sampled "
+                "neighbourhoods; give both or neither"
+            )
+        self.graph, self.policy, self.config, self.encoder = graph, policy, config, encoder
         self.decoder: Decoder = DECODERS[config.decoder]()
-        p = graph.num_partitions
-        slots, group = policy.slots(p), policy.group(p)
-        relations = self.decoder.initial(max(1, graph.num_relations), config.dimension).numpy()
-        extras = {"relations": relations, "relation_sums": np.zeros_like(relations)}
-        self.file: EmbeddingFile = open_for(Path(folder), graph, config, "", extras)
+        device = next((p.device for p in encoder.parameters()), None) if encoder else None
+        self._device = device or torch.device("cpu")
+        options_text = f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
+        width = config.dimension if encoder is None else self._output_width(encoder)
+        relations = self.decoder.initial(max(1, graph.num_relations), width).to(self._device)
+        # Without relations, a decoder's are those of one fixed relation.
+        self._relations = nn.Parameter(relations, requires_grad=graph.num_relations > 0)
+        groups: list[dict[str, Any]] = [{"params": [self._relations], "lr": config.rate}]
+        if encoder is not None:
+            groups.append({"params": list(encoder.parameters()), "lr": encoder_rate})
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adagrad(groups, eps=float(EPSILON))
+        self.file: EmbeddingFile = open_embeddings(
+            Path(folder), graph, config, "" if encoder is None else options_text, self._parameters()
+        )
         self._restore()
-        self.buffer: EmbeddingBuffer = EmbeddingBuffer(graph, self.file, slots, group)
-        self.step: LinkStep = LinkStep(config, self.decoder, whole=False)
-        self._place = np.full(len(self.buffer.values), -1, np.int32)
+        p, ways = graph.num_partitions, direction if encoder is not None else None
+        self.buffer: EmbeddingBuffer = EmbeddingBuffer(
+            graph, self.file, policy.slots(p), policy.group(p), ways
+        )
+        self._direction: Direction = direction
+        self._weights = reads_gcn_weights(encoder)
+        self.loader: SampledLoader = SampledLoader(
+            graph,
+            policy,
+            fanouts,
+            config.batch_size,
+            "link",
+            negatives=2 * config.chunks * config.negatives,
+            chunks=config.chunks,
+            degree_fraction=config.degree_fraction,
+            exclude=exclude,
+            gcn_norm=self._weights,
+            direction=direction,
+            seed=config.seed,
+            states=self.buffer,
+        )
+        self.runner: StaticGraphRunner | None = None
+        if encoder is not None:
+            subject = Subject(encoder, differentiable=("x",), check_finite=0)
+            self.runner = StaticGraphRunner(
+                subject, self.loader.plan, mode, distributed="off", **options
+            )
+        self._encoded: tuple[int, Tensor] | None = None
+
+    @property
+    def relations(self) -> Tensor:
+        """``[2, R, D]`` relation parameters, as a copy on the CPU."""
+        return self._relations.detach().cpu().clone()
 
     def close(self) -> None:
-        """Ends the thread and closes the file."""
-        self.buffer.close()
+        """Ends the threads and closes the file."""
+        self.loader.close()
+        if self.runner is not None:
+            self.runner.close()
         self.file.close()
 
     def rows(self, partition: int) -> Tensor:
-        """Returns committed embeddings ``[nodes of the partition, D]``; only between epochs."""
+        """Returns committed rows ``[nodes of the partition, D]``; only between epochs.
+
+        They are the embeddings or, with an encoder, its output on full neighbourhoods: computed
+        once per epoch, with the whole graph and all embeddings in memory.
+        """
         self._require_between_epochs()
-        shape = (2, self.graph.partition_size, self.config.dimension)
-        values, sums = np.empty(shape, np.float32)
-        self.file.read(partition, values, sums)
-        return torch.from_numpy(values[: self.graph.nodes_of(partition)])
+        size, count = self.graph.partition_size, self.graph.nodes_of(partition)
+        if self.encoder is None:
+            values, sums = np.empty((2, size, self.config.dimension), np.float32)
+            self.file.read(partition, values, sums)
+            return torch.from_numpy(values[:count])
+        if self._encoded is None or self._encoded[0] != self.epoch:
+            self._encoded = self.epoch, self._encode(self._embeddings())
+        return self._encoded[1][partition * size : partition * size + count]
 
     def _pass(self, on_state: Callable[[int, int], None] | None) -> Pass:
-        seed, epoch = self.config.seed, self.epoch
+        self.loader.epoch = self.epoch
         schedule = self.policy.epoch(
-            self.graph.num_partitions, np.random.default_rng([seed, epoch, 1])
+            self.graph.num_partitions, np.random.default_rng([self.config.seed, self.epoch, 1])
         )
-        loss = torch.zeros((), dtype=torch.float64)
+        if self.encoder is not None:
+            self.encoder.train()
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
         edges = batches = 0
-        for resident in self.buffer.run(schedule):
-            if on_state is not None:
-                on_state(resident.number, len(schedule.states))
-            rng = np.random.default_rng([seed, epoch, 2, resident.number])
-            order = rng.permutation(len(resident.edges))
-            for low in range(0, len(order), self.config.batch_size):
-                rows = resident.edges[order[low : low + self.config.batch_size]]
-                loss += self._train_batch(rows, resident, rng)
-                edges, batches = edges + len(rows), batches + 1
-            self._refuse_divergence(loss)
+        state = -1
+        for batch in self.loader:
+            if batch.state != state:
+                self._refuse_divergence(loss)
+                state = batch.state
+                if on_state is not None:
+                    on_state(state, len(schedule.states))
+            assert batch.ends is not None
+            loss += self._train_batch(batch, batch.ends)
+            edges, batches = edges + int(batch.ends.mask.sum()), batches + 1
         return Pass(loss, edges, batches, schedule)
 
-    def _restore(self) -> None:
-        """Restores the committed relation parameters."""
-        self.relations: Tensor = torch.from_numpy(self.file.extras["relations"].copy())
-        self.relation_sums: Tensor = torch.from_numpy(self.file.extras["relation_sums"].copy())
+    def _train_batch(self, batch: SampledBatch, ends: LinkEnds) -> Tensor:
+        """Takes one step; returns the loss, summed over the edges."""
+        config, rows = self.config, batch.rows
+        taken = rows
+        if batch.graph is not None:  # padding rows repeat a real one
+            taken = np.resize(rows, batch.graph.num_nodes)
+            taken[len(rows) :] = rows[-1]
+        x = torch.from_numpy(self.buffer.values).index_select(0, torch.from_numpy(taken))
+        x = x.to(self._device).requires_grad_()
+        out = x
+        if self.runner is not None and batch.graph is not None:
+            out = self.runner(batch.graph.to(self._device).replace(x=x))
+        loss = link_loss(
+            self.decoder, out, self._relations, ends.to(self._device),
+            len(ends.mask) * config.chunks // config.batch_size,
+        )  # fmt: skip
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        assert x.grad is not None
+        gradient = x.grad[: len(rows)].cpu().numpy()
+        rate = np.float32(config.rate)
+        adagrad_rows(self.buffer.values, self.buffer.sums, rows, gradient, rate)
+        return loss.detach()
 
-    def _train_batch(
-        self, edges: NDArray[Any], resident: ResidentState, rng: np.random.Generator
-    ) -> Tensor:
-        batch = self.step.fill(edges, resident, rng, self._place)
-        values = torch.from_numpy(self.buffer.values)
-        touched = values.index_select(0, batch.gather)
-        loss, gradient, relation_gradient = self.step(touched, self.relations, batch)
-        rate = np.float32(self.config.rate)
-        adagrad_rows(self.buffer.values, self.buffer.sums, batch.rows, gradient.numpy(), rate)
-        if self.graph.num_relations:
-            self.relation_sums.addcmul_(relation_gradient, relation_gradient)
-            self.relations.addcdiv_(
-                relation_gradient, self.relation_sums.sqrt() + 1e-10, value=-self.config.rate
-            )
-        return loss
+    # ------------------------------------------------------------------ what is committed
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """Returns what the optimizer trains, by name."""
+        named = [] if self.encoder is None else self.encoder.named_parameters()
+        return {"relations": self._relations, **{f"encoder.{name}": p for name, p in named}}
 
     def _parameters(self) -> dict[str, NDArray[Any]]:
-        return {
-            "relations": self.relations.numpy().copy(),
-            "relation_sums": self.relation_sums.numpy().copy(),
-        }
+        """Returns the parameters and their Adagrad sums, by name."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, parameter in self._trained().items():
+            arrays[f"parameter.{name}"] = parameter.detach().cpu().numpy().copy()
+            arrays[f"sum.{name}"] = self.optimizer.state[parameter]["sum"].cpu().numpy().copy()
+        return arrays
+
+    def _restore(self) -> None:
+        """Restores the committed parameters and sums."""
+        with torch.no_grad():
+            for name, parameter in self._trained().items():
+                parameter.copy_(torch.from_numpy(self.file.extras[f"parameter.{name}"]))
+                total = self.optimizer.state[parameter]["sum"]
+                total.copy_(torch.from_numpy(self.file.extras[f"sum.{name}"]))
+
+    # ------------------------------------------------------------------ the encoder
+
+    def _embeddings(self) -> NDArray[np.float32]:
+        """Returns ``[N, D]``: all embeddings, in the graph's order."""
+        p, size = self.graph.num_partitions, self.graph.partition_size
+        values, sums = np.empty((2, p * size, self.config.dimension), np.float32)
+        for k in range(p):
+            self.file.read(k, values[k * size : (k + 1) * size], sums[k * size : (k + 1) * size])
+        return values[: self.graph.num_nodes]
+
+    def _encode(self, x: NDArray[np.float32]) -> Tensor:
+        """Returns ``[N, D']``: the encoder's output on full neighbourhoods."""
+        assert self.encoder is not None
+        graph = whole_graph(self.graph, self._direction, x, weights=self._weights)
+        return run_whole(self.encoder, graph)
+
+    def _output_width(self, encoder: nn.Module) -> int:
+        """Returns the width of the encoder's rows, from a run on two nodes without edges."""
+        nothing, x = np.empty(0, np.int64), np.zeros((2, self.config.dimension), np.float32)
+        graph = graph_of_edges(nothing, nothing, x, weights=reads_gcn_weights(encoder))
+        return run_whole(encoder, graph).size(1)

@@ -1,31 +1,129 @@
-"""One step of link prediction in static shapes: loss and gradients of a batch of edges.
+"""One step of link prediction: decoders, configuration, loss, and the update of embeddings.
 
 A batch is B edges, divided into C chunks; the edges of a chunk share K negatives per side, drawn
 from the resident nodes. Both directions are trained: the destination against negatives given source
 and relation, and the source given destination and the reverse relation. The loss is the sum of
-softmax cross-entropies. The rows that a batch touches, at most 2B + 2CK, are gathered into one
-array; only it and the relations need a gradient. The last batch of a state is padded and masked,
-either to B, so that all batches have the same shapes, or to the next whole chunk: in eager mode
-another shape costs nothing, while padding to B would waste a quarter of the rows with a policy of
-forty states. Source: Marius, OSDI 2021, sections 2 and 3.
+softmax cross-entropies. Source: Marius, OSDI 2021, sections 2 and 3.
+
+A decoder turns the known endpoint and the relation into a query, and scores candidates against it:
+DistMult and ComplEx by a product, TransE by a distance. One query thus serves many candidates at
+once, as training against shared negatives and ranking require. Every relation has a second set of
+parameters for the reverse direction (destination to source), as in Marius. Sources: Yang et al.,
+ICLR 2015; Trouillon et al., ICML 2016; Bordes et al., NeurIPS 2013.
+
+Only the rows that a batch touched are updated, by Adagrad: a row's squared gradients are added to
+its sums, and its values change by ``-rate * g / (sqrt(sum) + eps)``. Rows are distinct, so the loop
+has no conflicts and the result does not depend on their order. Source: Duchi et al., JMLR 2011.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staticgraph.outofcore.buffer.buffer import ResidentState
-from staticgraph.outofcore.training.adagrad import distinct
-from staticgraph.outofcore.training.decoders import DECODERS, Decoder
+from staticgraph.jit import loop
+from staticgraph.outofcore.sampling.link_sampling import LinkEnds
 from staticgraph.text.numeric_options import whole_option
+
+EPSILON = np.float32(1e-10)
+Rows = NDArray[np.float32]
+# Added to squares: keeps the gradient of the root finite if a query equals its candidate.
+FLOOR = 1e-12
+
+
+class DistMult:
+    """<source, relation, destination>; relations are initialised to one."""
+
+    def initial(self, num_relations: int, dimension: int) -> Tensor:
+        """Returns ones, so that training begins with plain dot products."""
+        return torch.ones(2, num_relations, dimension)
+
+    def query(self, known: Tensor, relation: Tensor) -> Tensor:
+        """Returns the elementwise product of the known endpoint and the relation, ``[..., D]``."""
+        return known * relation
+
+    def score(self, query: Tensor, candidate: Tensor) -> Tensor:
+        """Returns the dot product."""
+        return (query * candidate).sum(-1)
+
+    def scores(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Returns ``[..., n, m]`` for queries ``[..., n, D]`` and candidates ``[..., m, D]``."""
+        return query @ candidates.transpose(-1, -2)
+
+    def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Returns the same scores, computed in float64 and rounded to float32.
+
+        Equal candidates get equal scores, wherever they are in the tensor, and near ones keep their
+        order.
+        """
+        return self.scores(query.double(), candidates.double()).float()
+
+
+class ComplEx(DistMult):
+    """Re<source, relation, conj(destination)>; half of a row is real, the other half imaginary."""
+
+    def initial(self, num_relations: int, dimension: int) -> Tensor:
+        """Returns the complex number one.
+
+        Raises:
+            ValueError: if the dimension is odd.
+        """
+        if dimension % 2:
+            raise ValueError(f"ComplEx needs an even dimension; {dimension} has no two halves")
+        parameters = torch.zeros(2, num_relations, dimension)
+        parameters[..., : dimension // 2] = 1.0
+        return parameters
+
+    def query(self, known: Tensor, relation: Tensor) -> Tensor:
+        """Returns the elementwise complex product."""
+        (a, b), (c, d) = known.chunk(2, -1), relation.chunk(2, -1)
+        return torch.cat([a * c - b * d, a * d + b * c], -1)
+
+
+class TransE(DistMult):
+    """-|source + relation - destination|; relations are initialised to zero."""
+
+    def initial(self, num_relations: int, dimension: int) -> Tensor:
+        """Returns zeros."""
+        return torch.zeros(2, num_relations, dimension)
+
+    def query(self, known: Tensor, relation: Tensor) -> Tensor:
+        """Returns the sum."""
+        return known + relation
+
+    def score(self, query: Tensor, candidate: Tensor) -> Tensor:
+        """Returns the negative Euclidean distance."""
+        return -((query - candidate).square().sum(-1) + FLOOR).sqrt()
+
+    def scores(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Returns all negative distances: squares minus products.
+
+        One matrix product instead of the differences of all pairs, which would need memory for
+        pairs times columns. In float64, and rounded once: if a query and its candidate are near,
+        cancellation would leave only rounding errors in float32, which the gradient of the root
+        amplifies.
+        """
+        q, c = query.double(), candidates.double()
+        products = 2.0 * (q @ c.transpose(-1, -2))
+        squares = q.square().sum(-1).unsqueeze(-1) + c.square().sum(-1).unsqueeze(-2) - products
+        return -(squares.clamp(min=0.0) + FLOOR).sqrt().to(query.dtype)
+
+    def ranked(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Returns the same distances, which :meth:`scores` computes in float64 already."""
+        return self.scores(query, candidates).float()
+
+
+Decoder = DistMult | ComplEx | TransE
+DECODERS: dict[str, type[DistMult] | type[ComplEx] | type[TransE]] = {
+    "distmult": DistMult,
+    "complex": ComplEx,
+    "transe": TransE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,137 +183,44 @@ class LinkConfig:
             raise ValueError(f"degree_fraction={self.degree_fraction} is a share, 0 to 1")
 
 
-@dataclass(slots=True)
-class LinkBatch:
-    """One padded batch; positions are indices into the touched rows.
-
-    The last batch of a state may have fewer chunks, so that C and B here are smaller than in the
-    configuration.
-
-    Attributes:
-        gather: ``[2B + 2CK]`` rows of the buffer: the touched ones, then row 0 as padding.
-        rows: only the touched rows.
-        source, destination: ``[B]`` positions.
-        relation: ``[B]`` relations.
-        negatives: ``[2, C, K]`` positions, for the destination side and the source side.
-        mask: ``[B]`` float, 0 for padding.
-    """
-
-    gather: Tensor
-    rows: NDArray[np.int64]
-    source: Tensor
-    destination: Tensor
-    relation: Tensor
-    negatives: Tensor
-    mask: Tensor
-
-
-class LinkStep:
-    """Computes loss and gradients of a batch, in static shapes.
+def link_loss(
+    decoder: Decoder, rows: Tensor, relations: Tensor, ends: LinkEnds, chunks: int
+) -> Tensor:
+    """Returns the softmax cross-entropy, summed over real edges and both directions.
 
     Args:
-        config: the configuration, which determines the shapes.
-        decoder: the decoder.
-        compile: options for ``torch.compile``; None runs eagerly, which is as fast on a CPU.
-        whole: pad every batch to B, not just to the end of its last chunk.
+        decoder: scores an edge.
+        rows: ``[seeds or more, D]``, the embeddings of the batch's seeds, or their encoding.
+        relations: ``[2, R, D]``.
+        ends: the edges, on the device of the rows.
+        chunks: the chunks of the batch, each with its own negatives.
     """
+    nodes = rows[ends.source], rows[ends.destination]
+    negatives = ends.negatives.view(2, chunks, -1)
+    total = rows.new_zeros(())
+    for way in (0, 1):
+        query = decoder.query(nodes[way], relations[way, ends.relation])
+        positive = decoder.score(query, nodes[1 - way])
+        others = decoder.scores(
+            query.view(chunks, -1, query.size(-1)), rows[negatives[way]]
+        ).flatten(0, 1)
+        against = torch.logaddexp(others.logsumexp(-1), positive)
+        total = total + ((against - positive) * ends.mask).sum()
+    return total
 
-    config: LinkConfig
-    decoder: Decoder
 
-    def __init__(
-        self,
-        config: LinkConfig,
-        decoder: Decoder,
-        compile: dict[str, Any] | None = None,
-        *,
-        whole: bool = True,
-    ) -> None:
-        self.config, self.decoder = config, decoder
-        self._whole = whole
-        self._loss: Callable[..., Tensor] = self.loss
-        if compile is not None:
-            self._loss = torch.compile(self.loss, fullgraph=True, dynamic=False, **compile)
+@loop
+def adagrad_rows(
+    values: Rows, sums: Rows, rows: NDArray[np.int64], gradient: Rows, rate: np.float32 | float
+) -> None:
+    """Updates ``values[rows]`` and ``sums[rows]`` in place with the first n rows of ``gradient``.
 
-    def fill(
-        self,
-        edges: NDArray[Any],
-        resident: ResidentState,
-        rng: np.random.Generator,
-        place: NDArray[np.int32],
-    ) -> LinkBatch:
-        """Draws the negatives and indexes the touched rows; ``edges`` is ``[n <= B, 2 or 3]``."""
-        c, k = self.config.chunks, self.config.negatives
-        negatives = resident.draw(rng, (2, c, k))
-        by_degree = round(self.config.degree_fraction * k)
-        if by_degree:
-            pool = resident.edges
-            picked = rng.integers(len(pool), size=(2, c, by_degree))
-            ends = np.where(rng.integers(2, size=picked.shape), 0, pool.shape[1] - 1)
-            negatives[..., :by_degree] = pool[picked, ends]
-        n, c = len(edges), self.chunks_of(len(edges))
-        b = c * (self.config.batch_size // self.config.chunks)
-        negatives = negatives[:, :c]
-        nodes = np.full(2 * b + 2 * c * k, edges[0, 0], np.int64)
-        nodes[:n], nodes[b : b + n] = edges[:, 0], edges[:, -1]
-        nodes[2 * b :] = negatives.ravel()
-        rows = resident.rows(nodes)
-        gather, local = np.zeros(len(rows), np.int64), np.empty(len(rows), np.int64)
-        count = distinct(rows, place, gather, local)
-        relation = np.zeros(b, np.int64)
-        if edges.shape[1] == 3:
-            relation[:n] = edges[:, 1]
-        mask = np.zeros(b, np.float32)
-        mask[:n] = 1.0
-        positions = torch.from_numpy(local)
-        return LinkBatch(
-            gather=torch.from_numpy(gather),
-            rows=gather[:count],
-            source=positions[:b],
-            destination=positions[b : 2 * b],
-            relation=torch.from_numpy(relation),
-            negatives=positions[2 * b :].view(2, c, k),
-            mask=torch.from_numpy(mask),
-        )
-
-    def chunks_of(self, edges: int) -> int:
-        """Returns how many chunks a batch of this many edges, at least one, is padded to."""
-        if self._whole:
-            return self.config.chunks
-        return -(-edges * self.config.chunks // self.config.batch_size)
-
-    def loss(
-        self,
-        touched: Tensor,
-        relations: Tensor,
-        source: Tensor,
-        destination: Tensor,
-        relation: Tensor,
-        negatives: Tensor,
-        mask: Tensor,
-    ) -> Tensor:
-        """Returns the softmax cross-entropy, summed over real edges and both directions."""
-        c = negatives.size(1)
-        ends = touched[source], touched[destination]
-        total = touched.new_zeros(())
-        for way in (0, 1):
-            query = self.decoder.query(ends[way], relations[way, relation])
-            positive = self.decoder.score(query, ends[1 - way])
-            others = self.decoder.scores(
-                query.view(c, -1, query.size(-1)), touched[negatives[way]]
-            ).flatten(0, 1)
-            against = torch.logaddexp(others.logsumexp(-1), positive)
-            total = total + ((against - positive) * mask).sum()
-        return total
-
-    def __call__(
-        self, touched: Tensor, relations: Tensor, batch: LinkBatch
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns loss and gradients for the touched rows ``[2B + 2CK, D]`` and the relations."""
-        touched, relations = touched.requires_grad_(), relations.detach().requires_grad_()
-        loss = self._loss(
-            touched, relations, batch.source, batch.destination, batch.relation,
-            batch.negatives, batch.mask,
-        )  # fmt: skip
-        gradient, relation_gradient = torch.autograd.grad(loss, [touched, relations])
-        return loss.detach(), gradient, relation_gradient
+    Each is ``[n, D]`` float32.
+    """
+    for i in range(len(rows)):
+        row = rows[i]
+        for d in range(values.shape[1]):
+            g = gradient[i, d]
+            total = sums[row, d] + g * g
+            sums[row, d] = total
+            values[row, d] -= rate * g / (np.sqrt(total) + EPSILON)

@@ -1,8 +1,7 @@
-"""Node classification on sampled static batches.
+"""Node classification on sampled static batches, by a :class:`staticgraph.StaticGraphRunner`.
 
 A step consists of the forward pass, the mean loss over the seeds with a label, the backward pass
-and the optimizer. Evaluation uses full neighbourhoods, with PyG's layers over the whole graph in
-memory.
+and the optimizer. Evaluation uses full neighbourhoods, with the whole graph in memory.
 """
 
 from __future__ import annotations
@@ -14,17 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
+from torch_geometric.nn import GCNConv
 
+from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import Diverged
-from staticgraph.outofcore.buffer.resident import ResidentGraphs
-from staticgraph.outofcore.disk.node_choice import chosen_nodes, class_labels
-from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState
-from staticgraph.outofcore.sampling.hops import HopBatch
+from staticgraph.outofcore.disk.array_files import class_labels, node_numbers
+from staticgraph.outofcore.sampling.sampled_graph import whole_graph
 from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
-from staticgraph.outofcore.training.hop_runner import HopRunner
-from staticgraph.outofcore.training.layers import SampledGNN
+from staticgraph.outofcore.training.gnn import reads_gcn_weights, run_whole
+from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.computation.model_arguments import Forward
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.how_many import how_many
 
 
@@ -42,66 +43,98 @@ class NodeEpoch:
     waited_s: float
 
 
+class SeedLoss(nn.Module):
+    """Cross-entropy of the seeds with a label, which are also counted if classified correctly."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self._classes = classes
+        self.correct: Tensor
+        self.register_buffer("correct", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, out: Tensor, batch: StaticBatch) -> tuple[Tensor, Tensor]:
+        """Returns values and weights, ``[N]``.
+
+        Raises:
+            ValueError: if a label is none of the model's classes.
+        """
+        if out.size(1) < self._classes:
+            raise ValueError(
+                f"labels go up to class {self._classes - 1}, the model gives {out.size(1)}: make "
+                f"it with out_channels={self._classes} at least"
+            )
+        y, labelled = batch.y, (batch.y >= 0) & batch.node_mask
+        with torch.no_grad():
+            self.correct.add_((correct_rows(out, y) & labelled).sum())
+        values = nn.functional.cross_entropy(out, y, ignore_index=-1, reduction="none")
+        return values, labelled
+
+
 class NodeTrainer:
     """Trains a model on the seeds of a loader.
 
     Args:
-        model: a :class:`SampledGNN`.
+        model: any PyG model from ``x`` and ``edge_index`` to a row of classes per node.
         loader: a loader of nodes, with labels.
         rate: the learning rate of Adam.
         decay: the L2 penalty, as Adam's ``weight_decay``.
-        mode: as for :class:`HopRunner`.
+        mode: as for :class:`staticgraph.StaticGraphRunner`.
+        forward: ``forward(model, batch)``, as for the runner.
+        **options: others of the runner.
+
+    Attributes:
+        runner: the runner of the loader's buckets.
 
     Raises:
-        ValueError: if the loader is not one of nodes, or the model does not fit its hops, features
-            or classes.
+        ValueError: if the loader is not one of nodes, lacks features or labels, or has not the edge
+            weights that the model's GCN layers need.
     """
-
-    model: SampledGNN
-    loader: SampledLoader
 
     def __init__(
         self,
-        model: SampledGNN,
+        model: nn.Module,
         loader: SampledLoader,
         *,
         rate: float = 0.01,
         decay: float = 5e-4,
         mode: str = "auto",
+        forward: Forward | None = None,
+        **options: Any,
     ) -> None:
         _require_fit(model, loader)
         self.model, self.loader = model, loader
+        self._weights = reads_gcn_weights(model)
+        self._forward = forward
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             model.parameters(), rate, weight_decay=decay
         )
-        self.runner: HopRunner = HopRunner(model, mode)
+        self._loss = SeedLoss(loader.classes).to(next(model.parameters()).device)
+        subject = Subject(model, self._loss, self.optimizer, forward, check_finite=0)
+        self.runner: StaticGraphRunner = StaticGraphRunner(
+            subject, loader.plan, mode, distributed="off", **options
+        )
 
     def train_epoch(self) -> NodeEpoch:
         """Trains one pass over the loader's seeds; a batch without labels is skipped.
 
         Raises:
             Diverged: if the loss of the epoch is not finite.
-            ValueError: if no seed has a label, or the loader has no labels or features.
+            ValueError: if no seed has a label.
         """
         started, waited = time.perf_counter(), self.loader.waited_s
         read = self.loader.states.partitions_read
-        self.model.train()
         # Kept on the device: reading a number at each step would synchronise with every batch.
-        loss_sum, right = torch.zeros(2, dtype=torch.float64, device=self.runner.device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.runner.device)
+        self._loss.correct.zero_()
         seeds = batches = labelled = 0
         for batch in self.loader:
+            assert batch.graph is not None
             seeds, batches = seeds + len(batch.seeds), batches + 1
-            x, y = self._inputs(batch.hops)
             # Counted on the host; the mean over no labels and its gradients would be NaN.
-            n = 0 if batch.hops.y is None else int((batch.hops.y >= 0).sum())
-            if not n:
-                continue
-            inputs = self.runner.on_device(batch.hops, x)
-            loss, out = self.runner.step(batch.hops, inputs, _loss, [y])
-            self.optimizer.step()
-            loss_sum += loss * n
-            right += _right(out, y).sum()
-            labelled += n
+            n = int((batch.graph.y[: len(batch.seeds)] >= 0).sum())
+            if n:
+                loss_sum += self.runner.step(batch.graph.to(self.runner.device)) * n
+                labelled += n
         if not labelled:
             raise ValueError(
                 f"none of the {how_many(seeds, 'seed')} has a label (all are -1): give seeds= that "
@@ -117,7 +150,7 @@ class NodeTrainer:
         return NodeEpoch(
             epoch=self.loader.epoch,
             loss=loss,
-            accuracy=float(right) / labelled,
+            accuracy=int(self._loss.correct) / labelled,
             seeds=seeds,
             batches=batches,
             partitions_read=self.loader.states.partitions_read - read,
@@ -139,70 +172,48 @@ class NodeTrainer:
                 classes.
         """
         graph = self.loader.graph
-        asked = chosen_nodes(nodes, graph.num_nodes, "nodes")
+        numbers = node_numbers(nodes, graph.num_nodes, "nodes")
         classes = class_labels(labels, graph.num_nodes)
-        if not (known := classes[asked] >= 0).any():
+        if not (known := classes[numbers] >= 0).any():
             raise ValueError(
-                f"of {how_many(len(asked), 'node')} to evaluate on none has a label: give others"
+                f"of {how_many(len(numbers), 'node')} to evaluate on none has a label: give others"
             )
-        asked = asked[known]
-        everything = tuple(range(graph.num_partitions))
-        states = ResidentGraphs(graph, self.loader.direction)
-        schedule = NodeSchedule(graph.num_partitions, (NodeState(everything, everything),))
-        (resident,) = states.run(schedule)
-        states.close()
-        near = resident.neighbours
-        source = torch.from_numpy(np.concatenate(near.indices).astype(np.int64))
-        degrees = torch.from_numpy(np.concatenate([np.diff(ways) for ways in near.pointers]))
-        rows_of_ways = torch.arange(near.rows).repeat(len(near.pointers))
-        target = torch.repeat_interleave(rows_of_ways, degrees)
-        new = np.empty(graph.num_nodes, np.int64)
-        new[graph.node_ids] = np.arange(graph.num_nodes)
-        rows = torch.from_numpy(resident.rows(new[asked]))
-        x = torch.from_numpy(resident.features).float().to(self.runner.device)
-        edges = torch.stack([source, target]).to(self.runner.device)
-        self.model.eval()
-        with torch.no_grad():
-            out = self.model.whole(x, edges).cpu()[rows]
-        y = torch.from_numpy(classes[asked])
-        return float(_right(out, y).float().mean())
+        numbers = numbers[known]
+        batch = whole_graph(graph, self.loader.direction, self._features(), weights=self._weights)
+        out = run_whole(self.model, batch, self._forward)[torch.from_numpy(graph.numbers[numbers])]
+        return float(correct_rows(out, torch.from_numpy(classes[numbers])).float().mean())
 
-    def _inputs(self, hops: HopBatch) -> tuple[Tensor, Tensor]:
-        if hops.x is None:
-            raise ValueError("the batch has no features: pass features= to outofcore.partition")
-        if hops.y is None:
-            raise ValueError("the loader has no labels: pass labels= to SampledLoader")
-        return hops.x.float(), hops.y.to(self.runner.device, non_blocking=True)
+    def _features(self) -> NDArray[np.float32]:
+        """Returns ``[N, F]``: the features of all nodes, in the graph's order."""
+        graph, size = self.loader.graph, self.loader.graph.partition_size
+        assert graph.manifest.features is not None
+        dtype, width = graph.manifest.features
+        block = np.empty((size, width), dtype)
+        x = np.empty((graph.num_nodes, width), np.float32)
+        for partition in range(graph.num_partitions):
+            graph.read_features(partition, block)
+            here = x[partition * size : (partition + 1) * size]
+            here[:] = block[: len(here)]
+        return x
 
 
-def _require_fit(model: SampledGNN, loader: SampledLoader) -> None:
-    """Rejects a model that does not fit the loader's batches."""
+def _require_fit(model: nn.Module, loader: SampledLoader) -> None:
+    """Rejects a loader whose batches lack what training, or the model, reads."""
     if loader.task != "node":
         raise ValueError(f"the loader is of task={loader.task!r}: nodes need task='node'")
-    if not isinstance(model, SampledGNN):
-        return
-    if len(loader.fanouts) != len(model.layers):
+    if not loader.states.width:
+        raise ValueError("the batches have no features: pass features= to outofcore.partition")
+    if not loader.classes:
+        raise ValueError("the loader has no labels: pass labels= to SampledLoader")
+    gcn = any(isinstance(each, GCNConv) for each in model.modules())
+    if gcn and reads_gcn_weights(model) != loader.gcn_norm:
         raise ValueError(
-            f"fanouts={loader.fanouts} for a model of {how_many(len(model.layers), 'layer')}: give "
-            "one per layer"
-        )
-    features = loader.graph.manifest.features
-    if features is not None and features[1] != model.in_channels:
-        raise ValueError(
-            f"the model takes {model.in_channels} features, the graph has {features[1]}: make the "
-            f"model with in_channels={features[1]}"
-        )
-    if loader.classes > model.out_channels:
-        raise ValueError(
-            f"labels go up to class {loader.classes - 1}, the model gives {model.out_channels}: "
-            f"make it with out_channels={loader.classes} at least"
+            f"the model's GCN layers normalise: {not reads_gcn_weights(model)}, and the loader has "
+            f"gcn_norm={loader.gcn_norm}: give GCNConv(normalize=False) and SampledLoader(gcn_norm="
+            "True), whose weights count degrees in the whole graph, or neither"
         )
 
 
-def _loss(out: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(out, y, ignore_index=-1)
-
-
-def _right(out: Tensor, y: Tensor) -> Tensor:
-    """Returns ``[S]``: whether the largest output is the class; False for rows not finite."""
+def correct_rows(out: Tensor, y: Tensor) -> Tensor:
+    """Returns ``[n]``: whether the largest output is the class; False for rows not finite."""
     return (out.argmax(1) == y) & out.isfinite().all(1)

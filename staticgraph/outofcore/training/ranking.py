@@ -21,11 +21,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.jit import loop
-from staticgraph.outofcore.disk.edge_choice import chosen_edges, require_trained
-from staticgraph.outofcore.training.encoded_link import EncodedLinkTrainer
+from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.training.link import LinkTrainer
-
-Trainer = LinkTrainer | EncodedLinkTrainer
+from staticgraph.text.how_many import how_many
 
 # Queries scored at once: with partitions of 16,384 nodes, a block of scores takes 32 MiB.
 QUERIES = 512
@@ -46,7 +44,7 @@ class LinkScore:
 
 
 def evaluate_links(
-    trainer: Trainer,
+    trainer: LinkTrainer,
     edges: ArrayLike,
     known: ArrayLike,
     hits: Sequence[int] = (1, 3, 10),
@@ -76,7 +74,7 @@ def evaluate_links(
 
 
 def filtered_places(
-    trainer: Trainer, edges: ArrayLike, known: ArrayLike
+    trainer: LinkTrainer, edges: ArrayLike, known: ArrayLike
 ) -> tuple[NDArray[np.float64], int]:
     """Returns filtered ranks ``[2, T]`` of destinations and sources, and a count.
 
@@ -85,14 +83,12 @@ def filtered_places(
     Raises:
         BadGraph: as :func:`evaluate_links`.
     """
-    graph = trainer.graph
-    new = np.empty(graph.num_nodes, np.int64)
-    new[graph.node_ids] = np.arange(graph.num_nodes)
-    asked, true = chosen_edges(edges, graph, "edges"), chosen_edges(known, graph, "known")
-    require_trained(asked[2], graph.num_relations, "edges")
-    if not asked.shape[1]:
+    graph, new = trainer.graph, trainer.graph.numbers
+    wanted, true = triples_of(edges, graph, "edges"), triples_of(known, graph, "known")
+    require_trained(wanted[2], graph.num_relations, "edges")
+    if not wanted.shape[1]:
         raise BadGraph(f"edges has shape {np.shape(edges)}: there is nothing to rank")
-    tested = np.concatenate([new[asked[:2]], asked[2:]])
+    tested = np.concatenate([new[wanted[:2]], wanted[2:]])
     # An edge may be listed twice in known; it is excluded once.
     true = np.unique(np.concatenate([new[true[:2]], true[2:]]), axis=1)
     values = _rows_of(trainer, tested[:2])
@@ -120,7 +116,65 @@ def filtered_places(
     return places, not_finite
 
 
-def _rows_of(trainer: Trainer, nodes: NDArray[np.int64]) -> torch.Tensor:
+def triples_of(edges: ArrayLike, graph: PartitionedGraph, name: str) -> NDArray[np.int64]:
+    """Returns ``[3, n]`` int64 in the caller's numbering; relation 0 if the graph has none.
+
+    Tables of triples have one row per edge in many libraries but one column per edge here, and
+    NumPy and torch accept negative indices: both mistakes are refused.
+
+    Args:
+        edges: ``[3, n]`` integers (source, destination, relation), or ``[2, n]`` for a graph
+            without relations; a NumPy array, a tensor or lists.
+        graph: the graph, for its number of nodes and whether it has relations.
+        name: the name of the edges in error messages.
+
+    Raises:
+        BadGraph: for another shape or dtype, nodes that do not exist, or relations that are
+            negative or of a graph without relations.
+    """
+    array = np.asarray(edges)
+    rows = 3 if graph.columns == 3 else 2
+    wanted = "[3, n] integers: source, destination, relation" if rows == 3 else "[2, n] integers"
+    if array.ndim != 2 or len(array) not in (rows, 3) or array.dtype.kind not in "iu":
+        turned = array.ndim == 2 and array.shape[1] == rows
+        raise BadGraph(
+            f"{name} has shape {array.shape} and dtype {array.dtype}; give {wanted}"
+            + (f", such as {name}.T" if turned else "")
+        )
+    triples = np.zeros((3, array.shape[1]), np.int64)
+    triples[: len(array)] = array
+    ends, relation = triples[:2], triples[2]
+    outside = ((ends < 0) | (ends >= graph.num_nodes)).any(axis=0)
+    if outside.any():
+        edge = int(outside.argmax())
+        raise BadGraph(
+            f"{name}: edge {edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
+            f"{how_many(graph.num_nodes, 'node')}"
+        )
+    if rows == 2 and relation.any():
+        raise BadGraph(f"{name} has relations, and {graph.folder} was partitioned without any")
+    if (relation < 0).any():
+        edge = int((relation < 0).argmax())
+        raise BadGraph(f"{name}: edge {edge} has relation {relation[edge]}; count from 0")
+    return triples
+
+
+def require_trained(relation: NDArray[np.int64], num_relations: int, name: str) -> None:
+    """Rejects relations beyond those of the training edges, for which nothing was learned.
+
+    Raises:
+        BadGraph: if there is one; the message names it, and the remedy.
+    """
+    unknown = relation >= max(1, num_relations)
+    if unknown.any():
+        raise BadGraph(
+            f"{name}: edge {int(unknown.argmax())} has relation {relation[unknown.argmax()]}, and "
+            f"the edges of training have {how_many(num_relations, 'relation')}: leave out "
+            f"{how_many(int(unknown.sum()), 'edge')} with relations from {num_relations} on"
+        )
+
+
+def _rows_of(trainer: LinkTrainer, nodes: NDArray[np.int64]) -> torch.Tensor:
     """Returns embeddings ``[*nodes.shape, D]``, gathered partition by partition."""
     out = torch.empty(*nodes.shape, trainer.rows(0).size(-1))
     partitions, inside = np.divmod(nodes, trainer.graph.partition_size)
@@ -139,8 +193,8 @@ def _true_ends(
     code = true[way] * relations + true[2]
     order = np.argsort(code, kind="stable")
     code, ends = code[order], true[1 - way][order]
-    asked = keys * relations + relation
-    low, high = np.searchsorted(code, asked), np.searchsorted(code, asked, side="right")
+    codes = keys * relations + relation
+    low, high = np.searchsorted(code, codes), np.searchsorted(code, codes, side="right")
     pointers = np.concatenate([[0], np.cumsum(high - low)])
     taken = np.arange(pointers[-1]) - np.repeat(pointers[:-1] - low, high - low)
     return pointers, ends[taken]
@@ -156,9 +210,9 @@ def _count(scores, positive, low, ends, pointers, others, counts):
     for q in range(scores.shape[0]):
         last = not np.isfinite(positive[q])
         better, equal = 0, 0
-        own = ends[q] - low
+        true_end = ends[q] - low
         for v in range(scores.shape[1]):
-            if v == own:
+            if v == true_end:
                 continue
             if last or positive[q] < scores[q, v] < np.inf:
                 better += 1
@@ -166,7 +220,7 @@ def _count(scores, positive, low, ends, pointers, others, counts):
                 equal += 1
         for k in range(pointers[q], pointers[q + 1]):
             v = others[k] - low
-            if 0 <= v < scores.shape[1] and v != own:
+            if 0 <= v < scores.shape[1] and v != true_end:
                 if last or positive[q] < scores[q, v] < np.inf:
                     better -= 1
                 elif scores[q, v] == positive[q]:

@@ -2,13 +2,10 @@
 
 The problem: one ``Data`` per graph, its tensors and a store of them cost a third of a millisecond
 per request, more than the model takes for a molecule in a full batch. The idea: a body is converted
-directly to one array per field, requests are spans of these arrays, and a batch is sorted and
-padded from all of them at once.
+directly to one array per field, and a batch is sorted and padded from all of them at once.
 
 The invariant: arrays have the dtypes that a model sees (the loops that fill a batch are compiled
 for each combination of dtypes), and edges keep the given order, numbered within their graph.
-
-Without torch, which a process that reads bodies does not import.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +25,7 @@ from staticgraph.store.columns import (
     row_pointers,
     sort_by_destination,
 )
+from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.indices import renumbered
 
@@ -63,8 +60,8 @@ class FlatGraphs:
             item.name: np.zeros((rows.get(item.level, item.rows), *item.shape), item.dtype)
             for item in fields_of(schema)
         }
-        one = np.ones(1, np.int64)
-        return cls(one, 0 * one, np.zeros((2, 0), np.int64), columns)
+        counts = np.ones(1, np.int64), np.zeros(1, np.int64)
+        return cls(*counts, np.zeros((2, 0), np.int64), columns)
 
     def __len__(self) -> int:
         return len(self.num_nodes)
@@ -78,66 +75,54 @@ class FlatGraphs:
     def offsets(self) -> dict[Level, IntArray]:
         """Level -> ``[n + 1]`` offsets of each graph's rows."""
         counts = {"node": self.num_nodes, "edge": self.num_edges}
-        found = {level: np.concatenate([[0], np.cumsum(n)]) for level, n in counts.items()}
-        return {**found, "graph": np.arange(len(self) + 1)}
-
-    def rows(self, level: Level, first: int, last: int) -> slice:
-        """The slice of the rows of graphs ``first`` to ``last - 1``."""
-        offsets = self.offsets[level]
-        return slice(int(offsets[first]), int(offsets[last]))
+        offsets = {level: np.concatenate([[0], np.cumsum(n)]) for level, n in counts.items()}
+        return {**offsets, "graph": np.arange(len(self) + 1)}
 
 
-class FlatSpan(NamedTuple):
-    """Graphs ``first`` to ``last - 1``."""
+class Span(NamedTuple):
+    """Graphs ``first`` to ``last - 1`` of a store or of flat graphs."""
 
-    graphs: FlatGraphs
+    graphs: GraphColumns | FlatGraphs
     first: int
     last: int
 
 
-def whole(graphs: FlatGraphs) -> FlatSpan:
-    """The span of all graphs."""
-    return FlatSpan(graphs, 0, len(graphs))
-
-
-def together(spans: Sequence[FlatSpan], schema: Schema) -> FlatGraphs:
-    """The graphs of all spans in one set of arrays, in the order given."""
-    if len(spans) == 1 and _is_whole(spans[0]):
-        return spans[0].graphs
-    all_of = [span.graphs if _is_whole(span) else cut_out(span, schema) for span in spans]
+def together(spans: Sequence[Span], schema: Schema) -> FlatGraphs:
+    """The graphs of all spans, which are of flat graphs, in one set of arrays and in order."""
+    parts = [
+        graphs if last - first == len(graphs) else _cut_out(graphs, first, last, schema)
+        for graphs, first, last in spans
+        if isinstance(graphs, FlatGraphs)
+    ]
     return FlatGraphs(
-        np.concatenate([graphs.num_nodes for graphs in all_of]),
-        np.concatenate([graphs.num_edges for graphs in all_of]),
-        np.concatenate([graphs.edge_index for graphs in all_of], axis=1),
+        np.concatenate([graphs.num_nodes for graphs in parts]),
+        np.concatenate([graphs.num_edges for graphs in parts]),
+        np.concatenate([graphs.edge_index for graphs in parts], axis=1),
         {
-            item.name: np.concatenate([graphs.columns[item.name] for graphs in all_of])
+            item.name: np.concatenate([graphs.columns[item.name] for graphs in parts])
             for item in fields_of(schema)
         },
     )
 
 
-def _is_whole(span: FlatSpan) -> bool:
-    return span.last - span.first == len(span.graphs)
-
-
-def cut_out(span: FlatSpan, schema: Schema) -> FlatGraphs:
-    """The graphs of a span, as views of the same memory."""
-    graphs, first, last = span
+def _cut_out(graphs: FlatGraphs, first: int, last: int, schema: Schema) -> FlatGraphs:
+    """Graphs ``first`` to ``last - 1``, as views of the same memory."""
     rows = {
-        "node": graphs.rows("node", first, last),
-        "edge": graphs.rows("edge", first, last),
+        level: slice(int(offsets[first]), int(offsets[last]))
+        for level, offsets in graphs.offsets.items()
     }
-    columns = {
-        item.name: graphs.columns[item.name][
-            rows.get(item.level, slice(first * item.rows, last * item.rows))
+    columns = {}
+    for item in fields_of(schema):
+        per_graph = item.rows if item.level == "graph" else 1
+        here = rows[item.level]
+        columns[item.name] = graphs.columns[item.name][
+            here.start * per_graph : here.stop * per_graph
         ]
-        for item in fields_of(schema)
-    }
     index = graphs.edge_index[:, rows["edge"]]
     return FlatGraphs(graphs.num_nodes[first:last], graphs.num_edges[first:last], index, columns)
 
 
-def store_of(spans: Sequence[FlatSpan], schema: Schema) -> GraphStore:
+def store_of(spans: Sequence[Span], schema: Schema) -> GraphStore:
     """A store of the graphs, sorted unless the schema keeps their order; targets are zero.
 
     The graphs are not checked here: they were checked when the arrays were made."""
@@ -167,9 +152,3 @@ def store_of(spans: Sequence[FlatSpan], schema: Schema) -> GraphStore:
         columns={item.name: columns[item.name] for item in schema},
         name="requests",
     )
-
-
-def split(graphs: FlatGraphs, counts: Sequence[int]) -> list[FlatSpan]:
-    """Consecutive spans with ``counts`` graphs each."""
-    bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
-    return [FlatSpan(graphs, first, last) for first, last in pairwise(bounds)]

@@ -1,38 +1,36 @@
 """The body of a request -> graphs, or a one-line error.
 
-Anyone who can reach the port can send anything. So nothing here is unpickled, every declared size
-is checked against the actual bytes before it is used, and a value that the model cannot handle (a
-category without an embedding row, a number that is not finite) is refused with a message that names
-it, before it can fail a batch with other requests.
+Anyone who can reach the port can send anything. So nothing here is unpickled, JSON is read into the
+types that the model's fields have (``msgspec``: an error names the path of the value), arrays are
+read by ``safetensors``, which checks every declared size against the actual bytes, and a value that
+the model cannot handle (a category without an embedding row, a number that is not finite) is
+refused before it can fail a batch with other requests.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NoReturn
+from functools import cached_property, reduce
+from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
+from safetensors.numpy import load
 
 from staticgraph.datasets.smiles import molecule_of
 from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, Field, Schema
-from staticgraph.serving.bodies import compact_format
-from staticgraph.serving.bodies.bad_body import BadBody
-from staticgraph.serving.bodies.checked_graphs import cast, checked
+from staticgraph.serving.bodies.checked_graphs import BadBody, cast, checked
 from staticgraph.serving.bodies.flat_graphs import TARGET, FlatGraphs, fields_of
-from staticgraph.serving.bodies.npz import arrays_of
-from staticgraph.serving.bodies.plain_json import plain_graphs
 from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
 
 # The most characters of a SMILES; the longest of ogbg-molhiv has 529.
 LONGEST_SMILES = 4000
-# An npz may inflate to this many times the limit on a body, and a body may declare this many rows
-# per byte.
-MOST_INFLATED = 8
+# A body may declare this many rows per byte of the limit.
+MOST_ROWS = 8
 
 Arrays = dict[str, Array]
 
@@ -65,103 +63,101 @@ class Reader:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of the arrays of flat graphs, in order."""
-        return compact_format.names(self.schema)
+        """The names of the arrays of flat graphs."""
+        return ["num_nodes", "num_edges", EDGE_INDEX, *(item.name for item in self.fields)]
 
     @cached_property
-    def _known(self) -> set[str]:
-        return {EDGE_INDEX, "num_nodes", TARGET, *(item.name for item in self.fields)}
-
-    @cached_property
-    def _counting(self) -> str | None:
-        """The name of a node field, whose number of rows is the number of nodes."""
+    def counting(self) -> str | None:
+        """The name of a node field, whose number of rows is the number of nodes; None if there is
+        none, so that a graph must say its ``num_nodes``."""
         return next((item.name for item in self.fields if item.level == "node"), None)
 
-    @property
-    def counts_nodes(self) -> bool:
-        """Whether a field determines the number of nodes of a graph."""
-        return self._counting is not None
+    @cached_property
+    def body(self) -> type[msgspec.Struct]:
+        """The type of a JSON body: ``{"graphs": [{...}, ...]}`` or ``{"smiles": [...]}``."""
+        ends = tuple[list[int], list[int]]
+        members: list[Any] = [
+            ("edge_index", ends) if self.edges else ("edge_index", ends, ([], [])),
+            ("num_nodes", int) if self.counting is None else ("num_nodes", int | None, None),
+            ("target", Any, None),
+        ]
+        members[:0] = [(f"field{k}", _type_of(item)) for k, item in enumerate(self.fields)]
+        names = {f"field{k}": item.name for k, item in enumerate(self.fields)}
+        graph = msgspec.defstruct(
+            "Graph", members, rename={**names, "target": TARGET}, forbid_unknown_fields=True,
+            kw_only=True, gc=False,
+        )  # fmt: skip
+        kinds = {"graphs": list[graph], "smiles": list[str]}
+        members = [(name, kind | UnsetType, UNSET) for name, kind in kinds.items()]
+        return msgspec.defstruct("Body", members, forbid_unknown_fields=True)
 
     def warm(self) -> Reader:
-        """Compiles the loops that read bodies, and returns the reader."""
-        plain_graphs(b'{"graphs": [{"x": [[1], [2.5]]}]}')
-        one = FlatGraphs.zeros(self.schema)
-        counts = {"num_nodes": one.num_nodes, "num_edges": one.num_edges}
-        checked({**counts, EDGE_INDEX: one.edge_index, **one.columns}, self.fields, self.categories)
+        """Compiles the loops that check bodies, and returns the reader."""
+        graph = FlatGraphs.zeros(self.schema)
+        counts = {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges}
+        checked(
+            {**counts, EDGE_INDEX: graph.edge_index, **graph.columns}, self.fields, self.categories
+        )
         return self
+
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[Any]:
+        return msgspec.json.Decoder(self.body)
 
     def json(self, body: bytes) -> FlatGraphs:
         """Reads ``{"graphs": [{"x": ..., "edge_index": ..., ...}]}`` or ``{"smiles": [...]}``.
 
-        In UTF-8, UTF-16 or UTF-32, which its first bytes tell apart, with a byte order mark or not.
-
         Raises:
             BadBody: the body is neither.
         """
-        values: Any = plain_graphs(body)
-        if values is None:
-            values = _python_json(body)
-        if not isinstance(values, dict) or len(values) != 1 or not {"graphs", "smiles"} & {*values}:
+        try:
+            values = self._decoder.decode(body)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise BadBody(f"the body is not of this model's form: {error}") from None
+        except ValueError as error:
+            raise BadBody(f"the body is no JSON in UTF-8: {error}", 400) from None
+        if (values.graphs is UNSET) == (values.smiles is UNSET):
             raise BadBody('the body must be {"graphs": [...]} or {"smiles": [...]}')
-        (what, items), *_ = values.items()
-        if not isinstance(items, list):
-            raise BadBody(f"{what!r} must be a list")
-        self._check_number(len(items))
-        read = self._molecule if what == "smiles" else self._graph
-        return self._together([read(item, number) for number, item in enumerate(items)])
+        if values.smiles is not UNSET:
+            self._check_number(len(values.smiles))
+            graphs = [self._molecule(smiles, k) for k, smiles in enumerate(values.smiles)]
+        else:
+            self._check_number(len(values.graphs))
+            graphs = [self._graph(graph, k) for k, graph in enumerate(values.graphs)]
+        if len(graphs) == 1:
+            return checked(graphs[0], self.fields, self.categories)
+        arrays = {
+            name: np.concatenate([each[name] for each in graphs], axis=int(name == EDGE_INDEX))
+            for name in self.names
+        }
+        return checked(arrays, self.fields, self.categories)
 
-    def npz(self, body: bytes) -> FlatGraphs:
-        """Reads an npz, as ``numpy.savez`` writes it.
+    def arrays(self, body: bytes) -> FlatGraphs:
+        """Reads what ``safetensors.numpy.save`` writes.
 
         Its arrays are ``num_nodes`` and ``num_edges`` ``[n]``, ``edge_index`` ``[2, sum e]``
-        numbered within each graph, and one per field with the rows of all graphs.
+        numbered within each graph, and one per field with the rows of all graphs. Any dtype that
+        holds the numbers will do.
 
         Raises:
-            BadBody: the body is not such an npz.
-        """
-        arrays = arrays_of(body, self.most_bytes * MOST_INFLATED)
-        if missing := {*self.names} - {*arrays}:
-            raise BadBody(f"the npz lacks {', '.join(sorted(missing))}")
-        for item in self.fields:
-            if arrays[item.name].ndim > 1:
-                arrays[item.name] = _rows_first(arrays[item.name], item)
-        return self._flat(arrays, len(body))
-
-    def compact(self, body: bytes) -> FlatGraphs:
-        """Reads the output of :func:`staticgraph.serving.bodies.compact_format.encode`.
-
-        Raises:
-            BadBody: the body is not in this format.
+            BadBody: the body is not of this form.
         """
         try:
-            arrays = compact_format.decode(body, self.names)
-        except ValueError as error:
-            raise BadBody(f"the body is no {compact_format.CONTENT_TYPE}: {error}", 400) from None
-        return self._flat(arrays, len(body))
-
-    def _flat(self, arrays: Arrays, nbytes: int) -> FlatGraphs:
-        """Checks graphs that were sent as flat arrays."""
-        counts = {}
-        graphs = len(arrays["num_nodes"]) if arrays["num_nodes"].ndim else 0
-        self._check_number(graphs)
+            arrays = load(body)
+        except Exception as error:  # its own error, and KeyError for a dtype that NumPy lacks
+            raise BadBody(f"the body is no safetensors: {error}", 400) from None
+        if missing := {*self.names} - {*arrays}:
+            raise BadBody(f"the safetensors lack {', '.join(sorted(missing))}")
+        self._check_number(len(arrays["num_nodes"]) if arrays["num_nodes"].ndim == 1 else 0)
         for name in ("num_nodes", "num_edges"):
             count = arrays[name]
-            if count.shape != (graphs,) or count.dtype.kind not in "iu":
+            if count.shape != arrays["num_nodes"].shape or count.dtype.kind not in "iu":
                 raise BadBody(f"{name} must be whole numbers [n], alike for nodes and edges")
-            if count.min() < 0 or int(count.max()) > nbytes * MOST_INFLATED:
+            if count.min() < 0 or int(count.max()) > len(body) * MOST_ROWS:
                 raise BadBody(f"{name} has numbers that cannot be")
-            counts[name] = count.astype(np.int64)
-        return checked({**arrays, **counts}, self.fields, self.categories)
-
-    def _together(self, graphs: list[Arrays]) -> FlatGraphs:
-        """Concatenates and checks graphs that were read one by one."""
-        if len(graphs) == 1:
-            arrays = graphs[0]
-        else:
-            arrays = {
-                name: np.concatenate([each[name] for each in graphs], axis=int(name == EDGE_INDEX))
-                for name in self.names
-            }
+            arrays[name] = count.astype(np.int64)
+        for item in self.fields:
+            arrays[item.name] = _rows_first(arrays[item.name], item)
         return checked(arrays, self.fields, self.categories)
 
     def _check_number(self, graphs: int) -> None:
@@ -172,89 +168,67 @@ class Reader:
                 f"{how_many(graphs, 'graph')}; a request has at most {self.most_graphs}", 413
             )
 
-    def _molecule(self, smiles: object, number: int) -> Arrays:
+    def _molecule(self, smiles: str, number: int) -> Arrays:
         if not self.smiles:
             raise BadBody("this model was not trained on SMILES: send graphs")
-        if not isinstance(smiles, str) or len(smiles) > LONGEST_SMILES:
-            raise BadBody(f"SMILES {number} is no text of at most {LONGEST_SMILES} characters")
+        if len(smiles) > LONGEST_SMILES:
+            raise BadBody(f"SMILES {number} has more than {LONGEST_SMILES} characters")
         try:
             atoms, edges, bonds = molecule_of(smiles)
-        except (BadGraph, ValueError, UnicodeError) as error:
+        except (BadGraph, ValueError) as error:
             raise BadBody(f"SMILES {number}: {error}") from None
-        return self._graph({"x": atoms, EDGE_INDEX: edges, "edge_attr": bonds}, number)
+        counts = {"num_nodes": np.array([len(atoms)]), "num_edges": np.array([len(bonds)])}
+        return {**counts, "x": atoms, EDGE_INDEX: edges, "edge_attr": bonds}
 
-    def _graph(self, values: object, number: int) -> Arrays:
+    def _graph(self, graph: Any, number: int) -> Arrays:
         """One graph's arrays, with row counts that match its nodes and edges."""
-        if not isinstance(values, dict):
-            raise BadBody(f"graph {number} is no object with {self._named()}")
-        if unknown := values.keys() - self._known:
-            raise BadBody(f"graph {number} has {sorted(unknown)[0]!r}; known are {self._named()}")
         try:
-            return self._arrays(values)
+            return self._arrays(graph)
         except BadBody as error:
             raise BadBody(f"graph {number}: {error}", error.status) from None
 
-    def _arrays(self, values: Mapping[str, Any]) -> Arrays:
-        index = _array(values.get(EDGE_INDEX, [[], []]), EDGE_INDEX, "int64")
-        if index.ndim != 2 or len(index) != 2:
-            raise BadBody(
-                f"edge_index has shape {list(index.shape)}, and it is [2, edges]: the edges' "
-                "sources and their destinations, [[], []] where there are none"
-            )
-        made: Arrays = {EDGE_INDEX: index}
-        for item in self.fields:
-            if item.name not in values:
-                raise BadBody(f"it lacks {item.name!r}, {item.describe()}")
-            found = _array(values[item.name], item.name, item.dtype)
-            made[item.name] = _rows_of(found, item)
-        if self.edges and EDGE_INDEX not in values:
-            raise BadBody("it lacks 'edge_index', [2, edges]; of a graph without edges, [[], []]")
-        if self._counting is None and "num_nodes" not in values:
-            raise BadBody("it lacks 'num_nodes', which no field tells: none has a row per node")
-        nodes = values.get("num_nodes", len(made[self._counting]) if self._counting else 0)
-        if not isinstance(nodes, int | np.integer) or isinstance(nodes, bool) or nodes < 0:
-            raise BadBody("num_nodes must be a whole number")
-        rows = {"node": int(nodes), "edge": index.shape[1]}
+    def _arrays(self, graph: Any) -> Arrays:
+        arrays = {EDGE_INDEX: _array(graph.edge_index, EDGE_INDEX, "int64")}
+        for k, item in enumerate(self.fields):
+            array = _array(getattr(graph, f"field{k}"), item.name, item.dtype)
+            arrays[item.name] = _rows_of(array, item)
+        nodes = graph.num_nodes
+        if nodes is None:
+            nodes = len(arrays[self.counting or ""])
+        if not 0 <= nodes <= self.most_bytes * MOST_ROWS:
+            raise BadBody(f"num_nodes is {nodes}, which cannot be")
+        rows = {"node": nodes, "edge": arrays[EDGE_INDEX].shape[1]}
         for item in self.fields:
             expected = rows.get(item.level, item.rows)
-            if len(made[item.name]) != expected:
+            if len(arrays[item.name]) != expected:
                 raise BadBody(
-                    f"{item.name!r} has {how_many(len(made[item.name]), 'row')}, and the graph has "
-                    f"{expected} ({item.describe()})"
+                    f"{item.name!r} has {how_many(len(arrays[item.name]), 'row')}, and the graph "
+                    f"has {expected} ({item.describe()})"
                 )
-        if rows["node"] > self.most_bytes * MOST_INFLATED:
-            raise BadBody("num_nodes is a number that cannot be")
-        made["num_nodes"] = np.array([rows["node"]], np.int64)
-        made["num_edges"] = np.array([rows["edge"]], np.int64)
-        return made
-
-    def _named(self) -> str:
-        return ", ".join(["edge_index", *(f"{i.name} ({i.describe()})" for i in self.fields)])
+        arrays["num_nodes"] = np.array([rows["node"]], np.int64)
+        arrays["num_edges"] = np.array([rows["edge"]], np.int64)
+        return arrays
 
 
-def _python_json(body: bytes) -> Any:
+def _type_of(item: Field) -> Any:
+    """The type of a field's values in JSON: lists of numbers as deep as its tensor in PyG."""
+    number: Any = {"f": float, "b": bool | int}.get(np.dtype(item.dtype).kind, int)
+    depth = len(item.shape) + (item.cat_dim is not None)
+    lists = reduce(lambda inner, _: list[inner], range(depth), number)
+    return lists | number if (item.level, item.rows, item.shape) == ("graph", 1, ()) else lists
+
+
+def _array(values: Any, name: str, dtype: str) -> Array:
+    """The values as an array of the given dtype, which must hold them."""
     try:
-        return json.loads(body, parse_constant=_no_number, object_pairs_hook=_each_once)
-    except UnicodeDecodeError as error:
-        raise BadBody(f"the body is no JSON in UTF-8, UTF-16 or UTF-32: {error}", 400) from None
-    except (ValueError, RecursionError) as error:
-        raise BadBody(f"the body is no JSON: {error}", 400) from None
+        return cast(np.array(values, float if np.dtype(dtype).kind == "f" else None), name, dtype)
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, BadBody):
+            raise
+        raise BadBody(f"{name!r} is no array of numbers with rows alike") from None
 
 
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as a dict; a duplicate key is an error, since one value would be lost."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key in found if [name for name, _ in pairs].count(key) > 1)
-        raise ValueError(f"{twice[:100]!r} stands in it twice")
-    return found
-
-
-def _rows_of(found: Array, item: Field) -> Array:
+def _rows_of(array: Array, item: Field) -> Array:
     """Converts one graph's field from PyG's layout to ``[rows, *shape]``.
 
     In PyG's layout, rows are in dimension ``__cat_dim__``, a field that PyG stacks has no row
@@ -263,44 +237,20 @@ def _rows_of(found: Array, item: Field) -> Array:
     Raises:
         BadBody: the field has another shape.
     """
-    shape = found.shape
-    if not found.size and found.ndim <= 1:
-        return found.reshape(0, *item.shape)
+    shape = array.shape
+    if not array.size and array.ndim <= 1:
+        return array.reshape(0, *item.shape)
     whole = item.cat_dim is None or (item.level, item.rows, shape) == ("graph", 1, ())
     if whole and shape == item.shape:
-        return found[None]
-    found = _rows_first(found, item)
-    if found.ndim != 1 + len(item.shape) or found.shape[1:] != item.shape:
-        beside = f", side by side in dimension {item.cat_dim}" if item.cat_dim else ""
-        raise BadBody(f"{item.name!r} has shape {list(shape)}, and it is {item.describe()}{beside}")
-    return found
+        return array[None]
+    array = _rows_first(array, item)
+    if array.ndim != 1 + len(item.shape) or array.shape[1:] != item.shape:
+        where = f", next to each other in dimension {item.cat_dim}" if item.cat_dim else ""
+        raise BadBody(f"{item.name!r} has shape {list(shape)}, and it is {item.describe()}{where}")
+    return array
 
 
-def _rows_first(found: Array, item: Field) -> Array:
+def _rows_first(array: Array, item: Field) -> Array:
     """The array with its rows, which PyG may have in another dimension, in the first dimension."""
-    at = item.cat_dim
-    return np.moveaxis(found, at, 0) if at and found.ndim > at else found
-
-
-def _array(values: object, name: str, dtype: str) -> Array:
-    """The values as an array of the given dtype, which must hold them."""
-    try:
-        found = np.asarray(values if (numbers := _only_numbers(values)) else None)
-        if numbers and found.dtype.hasobject:  # beyond 64 bits, as JavaScript writes 1e20
-            found = np.asarray(values, np.float64)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        found = np.asarray(None)
-    if found.dtype == np.dtype(dtype):
-        return found
-    return cast(found, name, dtype)
-
-
-def _only_numbers(values: object) -> bool:
-    """Whether a value is a number, an array, or nested lists of numbers only.
-
-    An array of strings would reserve the length of the longest one for each: gigabytes for a body
-    of a few kilobytes."""
-    if isinstance(values, list):
-        kinds = {*map(type, values)}
-        return kinds <= {bool, int, float} or (kinds == {list} and all(map(_only_numbers, values)))
-    return isinstance(values, int | float | np.ndarray)
+    place = item.cat_dim
+    return np.moveaxis(array, place, 0) if place and array.ndim > place else array

@@ -15,18 +15,17 @@ from torch import Tensor
 from staticgraph.batches.batch.containers import parts_of, with_parts
 from staticgraph.batches.batch.predictions import Predictions
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.serving.engine.plain_values import plain
 from staticgraph.store.graph_columns import GraphColumns
 
 
 class OutputRows(NamedTuple):
     """One output of some graphs: ``[n, ...]`` if each has one row, else a list with one tensor per
-    graph; after :func:`listed`, lists of numbers in place of tensors."""
+    graph."""
 
-    rows: Tensor | list[Any]
+    rows: Tensor | list[Tensor]
 
 
-class Plain(NamedTuple):
+class PlainOutput(NamedTuple):
     """A value without rows of graphs: None, a number, a string."""
 
     value: Any
@@ -39,7 +38,7 @@ class NestedOutputs(NamedTuple):
     container: Any
 
 
-Output = OutputRows | Plain | NestedOutputs
+Output = OutputRows | PlainOutput | NestedOutputs
 
 
 def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "") -> Output:
@@ -61,19 +60,8 @@ def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "")
         return OutputRows(out[: len(store)].detach().to("cpu", copy=True))
     predictions = Predictions(store)
     predictions.add(batch, out)
-    found = predictions.in_order()
-    return OutputRows(found) if isinstance(out, Tensor) else Plain(found)
-
-
-def listed(output: Output) -> Output:
-    """The output with lists of numbers, which can be split without one tensor per caller."""
-    match output:
-        case OutputRows(rows):
-            return OutputRows(plain(rows))
-        case Plain():
-            return output
-        case NestedOutputs(parts, container):
-            return NestedOutputs({key: listed(part) for key, part in parts.items()}, container)
+    values = predictions.in_order()
+    return OutputRows(values) if isinstance(out, Tensor) else PlainOutput(values)
 
 
 def cut(output: Output, first: int, last: int) -> Output:
@@ -81,7 +69,7 @@ def cut(output: Output, first: int, last: int) -> Output:
     match output:
         case OutputRows(rows):
             return OutputRows(rows[first:last])
-        case Plain():
+        case PlainOutput():
             return output
         case NestedOutputs(parts, container):
             return NestedOutputs(
@@ -93,32 +81,16 @@ def answer(pieces: Sequence[Output]) -> Any:
     """A caller's answer: the pieces concatenated in order, in the structure that the model
     returns."""
     match pieces[0]:
-        case Plain(value):
+        case PlainOutput(value):
             return value
         case NestedOutputs(parts, container):
-            found = [
+            values = [
                 answer([piece.parts[key] for piece in pieces])  # type: ignore[union-attr]
                 for key in parts
             ]
-            return with_parts(container, found)
+            return with_parts(container, values)
         case OutputRows(rows):
-            if len(pieces) == 1:
-                return rows
             all_rows = [piece.rows for piece in pieces if isinstance(piece, OutputRows)]
             if isinstance(rows, Tensor):
-                return torch.cat(all_rows)  # type: ignore[arg-type]
+                return rows if len(pieces) == 1 else torch.cat(all_rows)  # type: ignore[arg-type]
             return [row for each in all_rows for row in each]
-
-
-def plain_of(output: Output) -> Any:
-    """A :func:`listed` output as plain values, for a caller that takes no tensors."""
-    match output:
-        case OutputRows(rows):
-            return rows
-        case Plain(value):
-            return plain(value)
-        case NestedOutputs(parts, container):
-            found = [plain_of(part) for part in parts.values()]
-            if isinstance(container, dict):
-                return dict(zip(map(str, parts), found, strict=True))
-            return found if isinstance(container, list | tuple) else with_parts(container, found)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from staticgraph.errors import BatchFailed
+from staticgraph.serving.bodies.checked_graphs import first_line
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
-from staticgraph.serving.engine.completion_queue import CompletionQueue, Ticket
-from staticgraph.serving.engine.error_words import words_of
-from staticgraph.serving.engine.outputs import Output, answer, plain_of
-from staticgraph.serving.engine.plain_values import plain
-from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.serving.engine.outputs import Output, answer
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.how_many import how_many
 
@@ -25,58 +22,39 @@ class Request:
     """The graphs of one ``submit`` call; they may run in several batches and are answered together.
 
     Args:
-        store: the arrays with the graphs, which no caller holds.
+        graphs: the arrays with the graphs, which no caller holds.
         arrived: the time of arrival by the server's clock, in seconds.
         first, last: the request has graphs ``first`` to ``last - 1``; to the end if ``last`` is
             None.
-        due: receives the answer: a future, with tensors (a new one if None), or a ticket, with
-            plain values.
 
     Attributes:
-        future: the future or ticket that receives the answer.
-        completions: the queue for its answer, if it has a ticket.
-        listed: whether its output is taken as lists.
+        future: the future that receives the answer.
         over: whether it is answered, failed or cancelled; its remaining graphs need not run.
     """
 
     arrived: float
-    store: GraphColumns | FlatGraphs
+    graphs: GraphColumns | FlatGraphs
     first: int
     last: int
 
-    __slots__ = (
-        "_begun", "_found", "_lock", "_missing", "arrived", "completions", "first", "future",
-        "last", "listed", "over", "store",
-    )  # fmt: skip
-
     def __init__(
         self,
-        store: GraphColumns | FlatGraphs,
+        graphs: GraphColumns | FlatGraphs,
         arrived: float,
         first: int = 0,
         last: int | None = None,
-        due: Future[Any] | Ticket | None = None,
     ) -> None:
-        self.store, self.arrived = store, arrived
-        self.first, self.last = first, len(store) if last is None else last
-        self.future: Future[Any] | Ticket = Future() if due is None else due
-        self.completions: CompletionQueue | None = (
-            due.completions if isinstance(due, Ticket) else None
-        )
-        self.listed: bool = False
+        self.graphs, self.arrived = graphs, arrived
+        self.first, self.last = first, len(graphs) if last is None else last
+        self.future: Future[Any] = Future()
         self.over: bool = False
         self._lock = threading.Lock()
         self._begun = False
-        self._found: list[tuple[int, Output]] = []
+        self._outputs: list[tuple[int, Output]] = []
         self._missing = len(self)
 
     def __len__(self) -> int:
         return self.last - self.first
-
-    @property
-    def sizes(self) -> IntArray:
-        """``[n, C]`` sizes of its graphs."""
-        return self.store.sizes[self.first : self.last]
 
     def begin(self) -> bool:
         """Marks the request as running, after which it cannot be cancelled; returns False if it is
@@ -98,60 +76,38 @@ class Request:
             first, self.over = not self.over, True
         return first
 
-    def wants_list(self, count: int) -> bool:
-        """Whether it takes the output of ``count`` graphs as lists: if it has a ticket and these
-        are all its graphs. Pieces from several batches are concatenated as tensors, whose shapes
-        can be checked."""
-        self.listed = self.completions is not None and count == len(self)
-        return self.listed
-
     def take(self, graph: int, count: int, output: Output) -> bool:
-        """Takes the output of consecutive graphs; True once all graphs have theirs.
-
-        Args:
-            graph: the position of the first graph in the request.
-            count: the number of graphs.
-            output: their output.
-        """
-        self._found.append((graph, output))
+        """Takes the output of ``count`` consecutive graphs, of which ``graph`` is the first; True
+        once all graphs have theirs."""
+        self._outputs.append((graph, output))
         self._missing -= count
         return self._missing == 0
 
     def outcome(self) -> Any:
         """The answer for the outputs taken, or a :class:`BatchFailed` if the outputs of several
         batches cannot be combined (different keys or shapes)."""
-        self._found.sort(key=lambda item: item[0])
+        self._outputs.sort(key=lambda item: item[0])
         try:
-            if self.completions is None:
-                return answer([output for _, output in self._found])
-            if self.listed:
-                return plain_of(self._found[0][1])
-            return plain(answer([output for _, output in self._found]))
+            return answer([output for _, output in self._outputs])
         except BaseException as error:  # a container of the model's own class may do anything
-            words = f"{type(error).__name__}: {words_of(error)}"
             failed = BatchFailed(
                 f"a request of {how_many(len(self), 'graph')} ran in "
-                f"{how_many(len(self._found), 'batch')}, whose outputs do not go together "
-                f"({words}): ask for fewer at a time, or give outputs of the same form and width "
-                "from every batch"
+                f"{how_many(len(self._outputs), 'batch')}, whose outputs do not go together "
+                f"({type(error).__name__}: {first_line(error)}): ask for fewer at a time, or give "
+                "outputs of the same form and width from every batch"
             )
             failed.__cause__ = error
             return failed
 
     def answer(self, outcome: Any) -> None:
-        """Gives the caller the answer; once, after :meth:`end`."""
-        self._give(self.future.set_result, outcome)
-
-    def fail(self, error: BaseException) -> None:
-        """Gives the caller an error that no other request shares; once, after :meth:`end`."""
-        self._give(self.future.set_exception, error)
-
-    def _give(self, give: Callable[[Any], None], what: Any) -> None:
-        """Sets the result. The caller's callbacks run here and may raise anything (``SystemExit``,
-        say); other callers of the same batch must still be answered."""
+        """Gives the caller the answer, or an error that no other request shares; once, after
+        :meth:`end`."""
         try:
-            give(what)
-        except BaseException:
+            if isinstance(outcome, BaseException):
+                self.future.set_exception(outcome)
+            else:
+                self.future.set_result(outcome)
+        except BaseException:  # of the caller's callbacks, which run here: SystemExit, say
             log.exception("a callback of a caller's future failed")
 
 

@@ -17,31 +17,54 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
-from staticgraph.runner.execution.prediction import Predictor, listed
+from staticgraph.nn.context.present import Restored
+from staticgraph.runner.execution.prediction import Predictor, listed, new_graphs
 from staticgraph.schema import Schema
-from staticgraph.serving.bodies.flat_graphs import FlatGraphs, split
-from staticgraph.serving.engine.admission import Admission
-from staticgraph.serving.engine.batch_spans import handed_out
-from staticgraph.serving.engine.clock import Clock
-from staticgraph.serving.engine.completion_queue import CompletionQueue, Ticket
-from staticgraph.serving.engine.error_words import batch_failed
-from staticgraph.serving.engine.outputs import Output
+from staticgraph.serving.bodies.checked_graphs import BadBody, first_line
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span
+from staticgraph.serving.engine.batches import ServedBatches, concatenated
 from staticgraph.serving.engine.request import Piece, Request, requests_of
-from staticgraph.serving.engine.served_batches import ServedBatches
 from staticgraph.serving.engine.statistics import Counts, ServerStats
 from staticgraph.serving.engine.waiting import TakenBatch, Waiting
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.how_many import how_many, how_many_of
 from staticgraph.text.numeric_options import real_option, whole_option
 
+# A retry sooner than this would find the same queue.
+SOONEST_RETRY_S = 0.001
+
+ENDED = "the server's thread has ended, by an error that is in the log"
+
 log: logging.Logger = logging.getLogger("staticgraph.serving")
+
+
+class Clock:
+    """The monotonic clock of the machine; a test can replace it."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary fixed time."""
+        return time.monotonic()
+
+    def wait(self, changed: threading.Condition, seconds: float | None) -> None:
+        """Waits until the condition is notified or the time is up; the caller holds its lock.
+
+        Args:
+            changed: the condition to wait for.
+            seconds: the most seconds to wait; None for no limit.
+        """
+        changed.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
 
 
 class Server:
@@ -92,7 +115,6 @@ class Server:
         self._closed = False
         self._changed = threading.Condition()  # guards the three above
         self._process = os.getpid()
-        self._admission = Admission(known, runner.plan, self._waiting.unfit, max_queue)
         self._batches = ServedBatches(runner, known)
         self._batches.warm()
         self._waiting.warm()
@@ -119,32 +141,73 @@ class Server:
         Raises:
             ServerBusy: the queue is full.
             ServerClosed: the server accepts no more requests.
-            ValueError: there are more graphs than the queue holds. For ``FlatGraphs``, the future
-                raises these three instead.
+            ValueError: there are more graphs than the queue holds.
         """
         self._check_process()
         graphs = listed(graphs)
+        future: Future[Any] = Future()
         if len(graphs) == 0:
-            return _done([])
-        if isinstance(graphs, FlatGraphs):
-            return self.submit_split(graphs, [len(graphs)])[0]
-        self._admission.check_size(len(graphs))
+            future.set_result([])
+            return future
         with self._changed:
             self._check_room(len(graphs))  # first, since reading the graphs takes longer
+        if isinstance(graphs, FlatGraphs):
+            return self.submit_split(graphs, [len(graphs)])[0]
         try:
-            columns = self._admission.columns(graphs)
+            columns = self._columns(graphs)
+            if len(unfit := self._waiting.unfit(columns.sizes)):
+                raise self._too_large(int(unfit[0]), columns.sizes[unfit[0]])
         except (BadGraph, GraphTooLarge) as error:
             with self._changed:
                 self._counts.failed += 1
-            return _done(error=error)
-        future = Future[Any]()
-        future.add_done_callback(self._note_cancelled)
-        request = Request(columns, self._clock.now(), due=future)
+            future.set_exception(error)
+            return future
+        request = Request(columns, self._clock.now())
+        request.future.add_done_callback(self._note_cancelled)
         with self._changed:
             self._check_room(len(graphs))
             self._waiting.add(request)
             self._changed.notify_all()
-        return future
+        return request.future
+
+    def submit_split(self, graphs: FlatGraphs, counts: Sequence[int]) -> list[Future[Any]]:
+        """Submits many requests at once, whose graphs are consecutive in the same arrays.
+
+        Args:
+            graphs: the graphs of all requests; checked, and not modified afterwards.
+            counts: the number of graphs of each request, at least 1.
+
+        Returns:
+            One future per request, as from :meth:`submit`; it also raises what :meth:`submit`
+            raises directly, since the other requests continue.
+        """
+        self._check_process()
+        unfit, now = self._waiting.unfit(graphs.sizes), self._clock.now()
+        bounds = pairwise(accumulate(counts, initial=0))
+        requests = [Request(graphs, now, first, last) for first, last in bounds]
+        accepted, refused = list[Request](), list[tuple[Request, Exception]]()
+        with self._changed:
+            for request in requests:
+                inside = unfit[(unfit >= request.first) & (unfit < request.last)]
+                try:
+                    self._check_room(len(request), sum(map(len, accepted)))
+                    if len(inside):
+                        self._counts.failed += 1
+                        sizes = graphs.sizes[inside[0]]
+                        raise self._too_large(int(inside[0]) - request.first, sizes)
+                except (ServerBusy, ServerClosed, ValueError) as error:
+                    refused.append((request, error))
+                else:
+                    accepted.append(request)
+            if accepted:
+                self._waiting.add(*accepted)
+                self._changed.notify_all()
+        for request, error in refused:
+            request.over = True
+            request.answer(error)
+        for request in accepted:
+            request.future.add_done_callback(self._note_cancelled)
+        return [request.future for request in requests]
 
     def submit_each(self, graphs: Sequence[Any]) -> list[Future[Any]]:
         """Submits one request per graph, so that an invalid graph fails alone; returns one future
@@ -157,64 +220,6 @@ class Server:
             for future in futures:
                 future.cancel()
             raise
-        return futures
-
-    def submit_split(
-        self,
-        graphs: FlatGraphs,
-        counts: Sequence[int],
-        tickets: tuple[CompletionQueue, int] | None = None,
-    ) -> list[Future[Any]]:
-        """Submits many requests at once, whose graphs are consecutive in the same arrays.
-
-        Args:
-            graphs: the graphs of all requests; checked, and not modified afterwards.
-            counts: the number of graphs of each request.
-            tickets: a queue and a number: the answers are put into the queue as plain values,
-                numbered consecutively from this number, and no futures are made.
-
-        Returns:
-            One future per request, as from :meth:`submit`; it also raises what :meth:`submit`
-            raises directly, since the other requests continue. Empty if there are tickets.
-        """
-        self._check_process()
-        unfit = self._waiting.unfit(graphs.sizes)
-        now, futures = self._clock.now(), list[Future[Any]]()
-        accepted, refused, room_for = list[Request](), list[tuple[Request, Exception]](), 0
-        with self._changed:
-            for place, (_, first, last) in enumerate(split(graphs, counts)):
-                if tickets is None:
-                    futures.append(Future())
-                due = Ticket(tickets[0], tickets[1] + place) if tickets else futures[-1]
-                request = Request(graphs, now, first, last, due)
-                inside = unfit[(unfit >= first) & (unfit < last)] if len(unfit) else unfit
-                try:
-                    self._admission.check_size(last - first)
-                    self._check_room(last - first, room_for)
-                    if len(inside):
-                        self._counts.failed += 1
-                        raise self._admission.too_large(
-                            int(inside[0]) - first, graphs.sizes[inside[0]]
-                        )
-                except (ServerBusy, ServerClosed, ValueError) as error:
-                    refused.append((request, error))
-                else:
-                    accepted.append(request)
-                    room_for += len(request)
-            accepted, empty = [r for r in accepted if len(r)], [r for r in accepted if not len(r)]
-            if accepted:
-                self._waiting.add(*accepted)
-                self._changed.notify_all()
-        for request, error in refused:
-            request.over = True
-            request.fail(error)
-        for request in empty:
-            request.over = True
-            request.answer([])
-        if tickets is not None:
-            tickets[0].notify()
-        for future in futures:
-            future.add_done_callback(self._note_cancelled)
         return futures
 
     async def ask(self, graphs: Any) -> Any:
@@ -239,7 +244,7 @@ class Server:
             self._closed = True
             left = [] if drain else self._waiting.clear()
             self._changed.notify_all()
-        self._fail(left, lambda: ServerClosed("the server was closed before it came to this"))
+        self._fail(left, ServerClosed, "the server was closed before it came to this")
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -264,14 +269,59 @@ class Server:
     def _check_room(self, graphs: int, accepted: int = 0) -> None:
         """Refuses a request for which there is no room, in addition to ``accepted`` graphs that are
         not in the queue yet; the caller holds the lock."""
+        if graphs > self.max_queue:
+            raise BadBody(
+                f"{how_many(graphs, 'graph')} in one request, and the queue holds "
+                f"{self.max_queue}: ask for fewer at a time, or raise max_queue",
+                413,
+            )
         if self._closed:
             raise ServerClosed("the server was closed and takes no requests: make another one")
         waiting = len(self._waiting) + accepted
-        over = self._admission.over(graphs, waiting)
-        if over:
+        over = waiting + graphs - self.max_queue
+        if over > 0:
             self._counts.refused += 1
-            retry_s = max(self._max_wait_s, self._counts.seconds_for(over))
-            raise self._admission.busy(graphs, waiting, retry_s)
+            retry_s = max(SOONEST_RETRY_S, self._max_wait_s, self._counts.seconds_for(over))
+            raise ServerBusy(
+                f"{how_many(waiting, 'graph')} {'waits' if waiting == 1 else 'wait'}, and with "
+                f"{graphs:,} more they pass max_queue={self.max_queue}: ask again in "
+                f"{retry_s:.3f} s",
+                retry_s,
+            )
+
+    def _columns(self, graphs: Any) -> GraphColumns:
+        """The graphs as columns of the plan's fields, which the caller does not hold.
+
+        Raises:
+            BadGraph: a graph lacks a field, or a store's fields differ from the plan's.
+        """
+        if not isinstance(graphs, GraphStore):
+            with Restored(nothing=True):  # a store is built with PyG's original functions
+                return new_graphs(graphs, self.runner.plan, self.schema)
+        if {f.layout for f in graphs.schema} == {f.layout for f in self.schema}:
+            return concatenated([Span(graphs, 0, len(graphs))])
+        wanted, present = (
+            {f"{f.name} {f.describe()}" for f in schema} for schema in (self.schema, graphs.schema)
+        )
+        lacks, has = ", ".join(sorted(wanted - present)), ", ".join(sorted(present - wanted))
+        raise BadGraph(
+            f"{graphs.name} has {has or 'nothing'} where the plan has {lacks or 'nothing'}: make "
+            "the store as that of the training data was made"
+            if lacks or has
+            else f"{graphs.name} has indices that count other rows than the plan's"
+        )
+
+    def _too_large(self, graph: int, sizes: IntArray) -> GraphTooLarge:
+        """The error for one graph, given its number in the request and its sizes ``[C]``."""
+        capacities = self.runner.plan.capacities
+        size = dict(zip(self.schema.components, sizes.tolist(), strict=True))
+        has = " and ".join(how_many_of(n, what) for what, n in size.items())
+        return GraphTooLarge(
+            f"graph {graph} has {has} and fits no bucket; they are "
+            f"{', '.join(map(str, capacities))}, for single graphs of at most "
+            f"{how_many(max(c.max_graph_nodes for c in capacities), 'node')}: make a plan "
+            "whose data has graphs as large, or leave it out"
+        )
 
     def _note_cancelled(self, future: Future[Any]) -> None:
         if future.cancelled():
@@ -290,14 +340,14 @@ class Server:
                         self._answer(taken)
                     except BaseException:  # the taken graphs are in no queue any more
                         log.exception("the server's thread failed")
-                        self._fail(requests_of(taken.pieces), self._ended)
+                        self._fail(requests_of(taken.pieces), ServerClosed, ENDED)
                         raise
                     after_batch = True
         finally:
             with self._changed:  # if this thread fails, no caller may wait forever
                 self._closed = True
                 left = self._waiting.clear()
-            self._fail(left, self._ended)
+            self._fail(left, ServerClosed, ENDED)
 
     def _next(self, after_batch: bool) -> TakenBatch | None:
         """Waits for the next batch; None if the server is closed and its queue is empty.
@@ -324,25 +374,26 @@ class Server:
             return
         requests = requests_of(pieces)
         try:
-            out = self._run(pieces, taken.bucket, [began - r.arrived for r in requests])
-            whole_ones = handed_out(pieces, out)
+            complete = self._run(pieces, taken.bucket, [began - r.arrived for r in requests])
         except BaseException as error:  # even a model that calls sys.exit must not end the server
             with self._changed:
                 self._counts.failing += 1
-            self._fail(requests, partial(batch_failed, error, len(pieces), len(requests)))
+            log.error("a batch failed", exc_info=error)
+            words = (
+                f"the model failed on a batch of {how_many(len(pieces), 'graph')} of "
+                f"{how_many(len(requests), 'request')}: {type(error).__name__}: "
+                f"{first_line(error) or 'no message'}"
+            )
+            self._fail(requests, BatchFailed, words, error)
             return
         ended = self._clock.now()
-        outcomes = [(request, request.outcome()) for request in whole_ones]
+        outcomes = [(request, request.outcome()) for request in complete]
         done = [(request, outcome) for request, outcome in outcomes if request.end()]
         try:
             self._count(done, len(pieces), began, ended)
         finally:  # ended requests must be answered even if this thread fails
             for request, outcome in done:
-                if isinstance(outcome, BatchFailed):
-                    request.fail(outcome)
-                else:
-                    request.answer(outcome)
-            _notify(requests)
+                request.answer(outcome)
 
     def _count(
         self, done: list[tuple[Request, Any]], graphs: int, began: float, ended: float
@@ -357,39 +408,26 @@ class Server:
                 else:
                     self._counts.answer(len(request), ended - request.arrived)
 
-    def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Output:
-        served = self._batches.of(pieces, bucket)
-        with self._changed:
-            self._counts.batch(bucket, served.real, waits)
-        return self._batches.run(served)
+    def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> list[Request]:
+        def count(real: tuple[int, int, int]) -> None:
+            """Counts the batch that begins."""
+            with self._changed:
+                self._counts.batch(bucket, real, waits)
 
-    def _fail(self, requests: list[Request], error: Any) -> None:
+        return self._batches.run(pieces, bucket, count)
+
+    def _fail(
+        self,
+        requests: list[Request],
+        kind: type[Exception],
+        words: str,
+        cause: BaseException | None = None,
+    ) -> None:
         """Fails requests, each with a separate error object, since raising an error modifies it."""
         for request in requests:
             if request.end():
                 with self._changed:
                     self._counts.failed += 1
-                request.fail(error())
-        _notify(requests)
-
-    @staticmethod
-    def _ended() -> ServerClosed:
-        return ServerClosed("the server's thread has ended, by an error that is in the log")
-
-
-def _notify(requests: list[Request]) -> None:
-    """Wakes the threads that fetch answers, once for all of these requests."""
-    for completions in {
-        request.completions for request in requests if request.completions is not None
-    }:
-        completions.notify()
-
-
-def _done(result: Any = None, error: BaseException | None = None) -> Future[Any]:
-    """A future that is already done."""
-    future: Future[Any] = Future()
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
-    return future
+                error = kind(words)
+                error.__cause__ = cause
+                request.answer(error)

@@ -70,7 +70,7 @@ class Waiting:
 
     def add(self, *requests: Request) -> None:
         """Adds the graphs of requests; each graph must fit a bucket."""
-        sizes = np.concatenate([self._sizes, *(request.sizes for request in requests)])
+        sizes = np.concatenate([self._sizes, *(r.graphs.sizes[r.first : r.last] for r in requests)])
         self._sizes = sizes  # nothing below fails, so the three stay consistent
         for request in requests:
             self._pieces += [Piece(request, graph) for graph in range(len(request))]
@@ -107,10 +107,10 @@ class Waiting:
 
     def warm(self) -> None:
         """Compiles the loops that :meth:`take` runs."""
-        kept = self._sizes
-        self._sizes = np.zeros((1, kept.shape[1]), np.int64)
+        before = self._sizes
+        self._sizes = np.zeros((1, before.shape[1]), np.int64)
         self._chosen(due=True)
-        self._sizes = kept
+        self._sizes = before
 
     def _drop_those_over(self) -> None:
         """Removes graphs of requests that failed with another batch, or were cancelled."""
@@ -156,18 +156,18 @@ class Waiting:
         allowed[self._limits[:, 3] > self._limits[largest, 3]] = -1
         bounds = np.array([0, len(ids)])
         bucket = int(place_batches(self._sizes, ids, bounds, allowed)[0])
-        kept, _, _ = keep_order_statistics([(bucket, ids)], self._sizes, self._capacities)
-        return kept[0]
+        batches, _, _ = keep_order_statistics([(bucket, ids)], self._sizes, self._capacities)
+        return batches[0]
 
 
 def _largest_of_lines(limits: IntArray) -> list[int]:
     """The largest bucket of each line: a line has buckets for the same size of the largest graph,
     each with at least the capacity of the one before in every component."""
-    found: list[int] = []
+    largest: list[int] = []
     for bucket in sorted(range(len(limits)), key=lambda k: (limits[k, 3], k)):
-        last = limits[found[-1]] if found else None
+        last = limits[largest[-1]] if largest else None
         if last is not None and last[3] == limits[bucket, 3] and (last <= limits[bucket]).all():
-            found[-1] = bucket
+            largest[-1] = bucket
         else:
-            found.append(bucket)
-    return found
+            largest.append(bucket)
+    return largest

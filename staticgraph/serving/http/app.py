@@ -2,94 +2,113 @@
 
 The problem: anyone who can reach the port can send anything, in any amount. So a body is read only
 up to a limit and parsed only by :mod:`staticgraph.serving.bodies`, and every error is one line with
-a status (:mod:`.refusal`).
+a status (:mod:`.replies`). The heads of requests are uvicorn's business: with ``httptools`` it
+bounds neither their length nor their time.
 
 There is no authentication and no encryption: to serve other machines, put a proxy in front of it
-that provides them.
+that provides them, and limits on heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import asyncio
+import atexit
+import gc
+import sys
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fastapi import FastAPI, Response
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+import msgspec
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse
+from starlette.requests import ClientDisconnect
 
-from staticgraph.schema import EDGE_INDEX
-from staticgraph.serving.bodies import compact_format
+from staticgraph.serving.bodies.checked_graphs import BadBody
+from staticgraph.serving.bodies.flat_graphs import FlatGraphs
 from staticgraph.serving.bodies.reader import Reader
-from staticgraph.serving.http.backend import Backend
-from staticgraph.serving.http.home_page import POLICY, page
-from staticgraph.serving.http.metrics import CONTENT_TYPE
-from staticgraph.serving.http.predict_route import JSON, NPZ, PATH, PredictRoute
+from staticgraph.serving.http.page import POLICY, page
+from staticgraph.serving.http.remote import RemoteServer
+from staticgraph.serving.http.replies import Reply, refusal, reply_of, status_reply
+from staticgraph.text.how_many import how_many
 
-# The number of consecutive failed batches after which the device is considered broken.
-BROKEN_AFTER = 3
+if TYPE_CHECKING:
+    from staticgraph.serving.engine.server import Server
+
+JSON, ARRAYS = "application/json", "application/octet-stream"
+# Larger bodies are read in another thread, so that they do not delay other requests.
+INLINE_BYTES = 1 << 16
+# Reading a SMILES takes a hundred times as long as reading as many bytes of numbers.
+INLINE_SMILES = 1 << 9
+# The most seconds to wait for a body.
+BODY_S = 60.0
+# The most seconds that a client with an unfinished request can delay the shutdown of a server.
+LAST_S = 20
+# How long a thread keeps the GIL while another thread waits for it. A model in eager mode releases
+# the GIL at every operation, and would wait 5 ms (Python's default) each time while requests are
+# read.
+SWITCH_S = 1e-4
 
 
-class Application(FastAPI):
-    """A FastAPI application with one route that bypasses the framework."""
+class Backend(Protocol):
+    """Replies to graphs: a server in this process, or in another one (:mod:`.remote`)."""
 
-    predict: PredictRoute
+    async def open(self) -> None:
+        """Called before the first request, in the event loop that serves the requests."""
+        ...
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Handles a request or a lifespan event."""
-        if PredictRoute.takes(scope):
-            await self.predict(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+    def predict(self, graphs: FlatGraphs) -> Awaitable[Reply]:
+        """The reply for graphs."""
+        ...
+
+    def get(self, path: str) -> Awaitable[Reply]:
+        """The reply for ``health`` or ``metrics``."""
+        ...
+
+    async def close(self) -> None:
+        """Called after the last request."""
+        ...
 
 
-def make_app(backend: Backend, reader: Reader, title: str, task: str | None = None) -> Application:
+class LocalServer:
+    """A server in this process, which is closed with the application.
+
+    Args:
+        server: the server.
+        task, classes: arguments of :func:`staticgraph.serving.http.replies.reply`.
+    """
+
+    def __init__(self, server: Server, task: str | None, classes: Sequence[str]) -> None:
+        self._server, self._task, self._classes = server, task, classes
+
+    async def open(self) -> None:
+        """Does nothing."""
+
+    async def predict(self, graphs: FlatGraphs) -> Reply:
+        """The reply for graphs."""
+        future = self._server.submit(graphs)
+        await asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)
+        return reply_of(future, self._task, self._classes)
+
+    async def get(self, path: str) -> Reply:
+        """The reply for ``health`` or ``metrics``."""
+        return status_reply(self._server, path)
+
+    async def close(self) -> None:
+        """Closes the server after it has answered the waiting requests."""
+        await asyncio.to_thread(self._server.close)
+
+
+def make_app(backend: Backend, reader: Reader, title: str) -> FastAPI:
     """Makes the application; when it stops it closes the backend, which answers waiting requests.
 
     Args:
-        backend: answers the requests.
+        backend: replies to graphs.
         reader: reads the bodies.
         title: the title of the page and of the API description.
-        task: the task of :class:`staticgraph.training.trained.Trained`: for ``binary`` and
-            ``classes``, probabilities are added to the outputs.
-
-    Raises:
-        ValueError: the graphs have types or axes, which a body cannot express.
     """
-    if reader.schema.axes or reader.schema.two_sided:
-        raise ValueError(
-            "these graphs have types, or rows that belong to neither nodes, edges nor graphs, "
-            "which a request cannot say: serve them from Python, with sg.Server(runner)"
-        )
-
-    app = Application(title=title, lifespan=_lifespan_of(backend))
-    app.predict = PredictRoute(backend, reader, task)
-
-    # For the API description, and for an application that mounts this one under another path.
-    @app.post(PATH, openapi_extra={"requestBody": _described(reader)})
-    async def predict() -> Response:
-        """The outputs of the graphs in the body."""
-        return _Handed(app.predict)
-
-    @app.get("/health")
-    async def health() -> Response:
-        """The health of the server: 503 after several consecutive failed batches."""
-        failing, _ = await backend.health()
-        broken = failing >= BROKEN_AFTER
-        return JSONResponse({"status": "failing" if broken else "ok"}, 503 if broken else 200)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Counters and latencies, for Prometheus."""
-        _, text = await backend.health()
-        return PlainTextResponse(text, media_type=CONTENT_TYPE)
-
-    _add_page(app, reader)
-    return app
-
-
-def _lifespan_of(backend: Backend) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """The lifespan of an application, which opens and closes the backend."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -98,55 +117,125 @@ def _lifespan_of(backend: Backend) -> Callable[[FastAPI], AbstractAsyncContextMa
         yield
         await backend.close()
 
-    return lifespan
+    async def predict(request: Request) -> Response:
+        """The outputs of the graphs in the body."""
+        try:
+            return _response(await backend.predict(await read_graphs(request, reader)))
+        except Exception as error:
+            return _response(refusal(error))
 
+    async def status(request: Request) -> Response:
+        """The health of the server, or its metrics for Prometheus."""
+        try:
+            return _response(await backend.get(request.url.path.rpartition("/")[2]))
+        except Exception as error:
+            return _response(refusal(error))
 
-def _add_page(app: FastAPI, reader: Reader) -> None:
-    """Adds the page at ``/``."""
-
-    @app.get("/", response_class=HTMLResponse)
     async def home() -> Response:
         """The page that predicts a molecule."""
-        text = page(escape(app.title), reader.smiles)
+        text = page(escape(title), reader.smiles)
         return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
 
+    app = FastAPI(title=title, lifespan=lifespan)
+    extra = {"requestBody": _described(reader)}
+    # FastAPI's own routes cost a quarter of a request; this one is only described by one.
+    app.add_route("/predict", predict, methods=["POST"])
+    app.post("/predict", response_model=None, openapi_extra=extra)(predict)
+    app.get("/health", response_model=None)(status)
+    app.get("/metrics", response_model=None)(status)
+    app.get("/", response_class=HTMLResponse)(home)
+    return app
 
-class _Handed(Response):
-    """A response that is sent by another ASGI application."""
 
-    def __init__(self, route: PredictRoute) -> None:
-        super().__init__()
-        self._route = route
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._route(scope, receive, send)
+def _response(reply: Reply) -> Response:
+    return Response(reply.body, reply.status, reply.headers)
 
 
 def _described(reader: Reader) -> dict[str, Any]:
     """The OpenAPI description of a body."""
-    rows = {item.name: {"description": item.describe(), "type": "array"} for item in reader.fields}
-    graph = {
-        "type": "object",
-        "required": [
-            *([EDGE_INDEX] if reader.edges else []),
-            *([] if reader.counts_nodes else ["num_nodes"]),
-            *rows,
-        ],
-        "properties": {
-            EDGE_INDEX: {"type": "array", "description": "[2, edges], nodes from 0"},
-            "num_nodes": {"type": "integer", "description": "where no field has a row per node"},
-            **rows,
-        },
-    }
-    lists = {"graphs": {"type": "array", "items": graph, "maxItems": reader.most_graphs}}
-    if reader.smiles:
-        lists["smiles"] = {"type": "array", "items": {"type": "string"}}
-    binary = {"schema": {"type": "string", "format": "binary"}}
+    schema = msgspec.json.schema(reader.body)
+    graph, body = (schema["$defs"][name] for name in ("Graph", "Body"))
+    for item in reader.fields:
+        graph["properties"][item.name]["description"] = item.describe()
+    lists = {**body["properties"], "graphs": {"type": "array", "items": graph}}
+    if not reader.smiles:
+        del lists["smiles"]
     return {
         "required": True,
         "content": {
             JSON: {"schema": {"type": "object", "properties": lists}},
-            NPZ[0]: binary,
-            compact_format.CONTENT_TYPE: binary,
+            ARRAYS: {"schema": {"type": "string", "format": "binary"}},
         },
     }
+
+
+async def read_graphs(request: Request, reader: Reader) -> FlatGraphs:
+    """The graphs of a request; a body is read only up to the limit, and a large one in a thread.
+
+    Raises:
+        BadBody: the body is too large, too slow, or not of a form that the reader reads.
+    """
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise BadBody(
+            f"the body is compressed (Content-Encoding: {coding[:100]}): send it as it is", 415
+        )
+    kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    if kind not in (JSON, ARRAYS):
+        raise BadBody(f"the body is {kind}; send {JSON} or {ARRAYS}", 415)
+    pieces, length = list[bytes](), 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for piece in request.stream():
+                length += len(piece)
+                if length > reader.most_bytes:
+                    most = how_many(reader.most_bytes, "byte")
+                    raise BadBody(f"the body has more than {most}", 413)
+                pieces.append(piece)
+    except TimeoutError:
+        raise BadBody(f"the body did not come within {BODY_S:.0f} s", 408) from None
+    except ClientDisconnect:
+        raise BadBody("the connection ended before the body did", 400) from None
+    body = b"".join(pieces)
+    read = reader.json if kind == JSON else reader.arrays
+    return read(body) if reads_inline(body) else await asyncio.to_thread(read, body)
+
+
+def reads_inline(body: bytes) -> bool:
+    """Whether a body is small enough to be read in the event loop, not in another thread."""
+    return len(body) <= (INLINE_SMILES if b'"smiles"' in body[:100] else INLINE_BYTES)
+
+
+def config_of(app: Any, **options: Any) -> uvicorn.Config:
+    """Uvicorn's configuration: no access log, and a bounded shutdown.
+
+    Args:
+        app: the application, or what makes it.
+        options: further arguments of ``uvicorn.Config``.
+    """
+    return uvicorn.Config(
+        app, access_log=False, proxy_headers=False, timeout_graceful_shutdown=LAST_S, **options
+    )
+
+
+def reader_app(reader: Reader, title: str, address: Any, key: bytes) -> FastAPI:
+    """The application of a process that reads bodies for the process with the model.
+
+    Args:
+        reader, title: arguments of :func:`make_app`.
+        address, key: arguments of :class:`staticgraph.serving.http.remote.RemoteServer`.
+    """
+    settle()
+    return make_app(RemoteServer(address, key, reader.schema), reader.warm(), title)
+
+
+def settle() -> None:
+    """Tunes the interpreter for serving, after everything is loaded.
+
+    Existing objects are frozen, so that the garbage collector does not traverse them again after
+    every hundred thousand new ones, which takes a third of a second with torch and PyG. They are
+    unfrozen at exit, or Triton 3.9 would report all its types as leaks."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)

@@ -186,6 +186,7 @@ class CompiledFunction:
         return self._backend.guards
 
     def __call__(self, *tensors: Tensor) -> Any:
+        """Runs the compiled function; the first call compiles it."""
         if self._recording:
             torch.compiler.cudagraph_mark_step_begin()
         if self._warm:

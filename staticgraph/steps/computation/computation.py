@@ -188,6 +188,7 @@ class Computation:
         with self.precision():
             batch, result, seen = self._forward_of(batch, leaves)
             out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
+            out = _refused(out, self._context.overflows)
             shared = self.shared and work == "step"
             result = out if work == "forward" else self._mean_loss(out, seen, batch, known, shared)
             if work == "both":
@@ -286,6 +287,18 @@ class Computation:
         if known.loss is None:
             _refuse(LossTerms.of(self._loss(out, batch)).values, batch)
         return (share_of_loss if shared else mean_loss)(self._loss, out, batch, given)
+
+
+def _refused(out: Any, overflows: list[Tensor]) -> Any:
+    """Makes an output NaN if a layer had no room for all that it found, such as edges."""
+    if not overflows:
+        return out
+    refused = torch.stack(overflows).any()
+
+    def fill(value: Tensor) -> Tensor:
+        return value.masked_fill(refused, torch.nan) if value.is_floating_point() else value
+
+    return mapped(fill, out)
 
 
 class _Running(Restored):

@@ -1,0 +1,38 @@
+"""Atoms: neighbours that are found at every step, in shapes that do not change.
+
+``Calculator`` needs ASE, and cell lists vesin: ``pip install 'staticgraph[atoms]'``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from staticgraph.atoms.neighbours import NeighbourList, Neighbours, images_within, neighbours
+from staticgraph.atoms.stream import Finished, Stream, stream
+from staticgraph.atoms.structures import edges_per_atom, sizes_within, to_data
+
+if TYPE_CHECKING:
+    from staticgraph.atoms.calculator import Calculator
+
+__all__ = [
+    "Calculator",
+    "Finished",
+    "NeighbourList",
+    "Neighbours",
+    "Stream",
+    "edges_per_atom",
+    "images_within",
+    "neighbours",
+    "sizes_within",
+    "stream",
+    "to_data",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports ``Calculator`` at its first use."""
+    if name == "Calculator":
+        from staticgraph.atoms.calculator import Calculator
+
+        return Calculator
+    raise AttributeError(f"module 'staticgraph.atoms' has no attribute {name!r}")

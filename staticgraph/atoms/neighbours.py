@@ -1,0 +1,395 @@
+"""Neighbours of atoms in fixed shape: edges that are found from positions at every step.
+
+The problem: the number of pairs within a cutoff changes with every step, and a shape that changes
+can be neither compiled once nor recorded. The idea: edges have a fixed number of rows, real ones
+first and in order of destination, padding after them; whether there were more than fit is a flag on
+the device, which no step reads. The invariant: an overflow never passes in silence. Inside a
+runner's step it makes the outputs NaN, so that the step is refused, and outside it is an error.
+
+Two ways find the same edges. A cell list (vesin, on the host) takes time in proportion to the
+atoms. Pairs within each graph, tried over a fixed block of images, have a shape that depends on
+nothing but the bucket, and so can be compiled and recorded; they suit molecules and small cells.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from staticgraph.errors import GraphTooLarge, MissingPackage
+from staticgraph.internals.dispatch import traced_here
+from staticgraph.nn.context.present import present
+from staticgraph.nn.context.rows import RowKind
+from staticgraph.nn.pool.neighbours import padding_ends
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourList:
+    """Edges between atoms, in order of destination; ``E`` rows, of which ``count`` are real.
+
+    Attributes:
+        edge_index: ``[2, E]`` int64, source and destination, as PyG has them; padding edges join
+            padding atoms.
+        shift: ``[E, 3]`` of the positions' dtype: the periodic image of the source, in cells.
+        mask: ``[E]`` bool, True on real edges.
+        count: 0-dim int64, the number of edges within the cutoff, whether they fit or not.
+        overflow: 0-dim bool, whether some did not fit: more edges than rows, or images farther away
+            than were tried.
+    """
+
+    edge_index: Tensor
+    shift: Tensor
+    mask: Tensor
+    count: Tensor
+    overflow: Tensor
+
+    def vectors(
+        self, pos: Tensor, cell: Tensor | None = None, graph: Tensor | None = None
+    ) -> Tensor:
+        """``[E, 3]``: from the destination to the source's image, with derivatives.
+
+        Args:
+            pos: ``[N, 3]``.
+            cell: ``[G, 3, 3]``, rows are the cell's vectors; not needed without periodic axes.
+            graph: ``[N]`` int64, the graph of each atom; needed with ``cell``.
+        """
+        source, target = self.edge_index
+        apart = pos[source] - pos[target]
+        if cell is None:
+            return apart
+        assert graph is not None, "vectors(pos, cell) needs graph, the graph of each atom"
+        return apart + torch.einsum("ei,eij->ej", self.shift, cell[graph[target]])
+
+
+def neighbours(
+    pos: Tensor,
+    cell: Tensor | None = None,
+    pbc: Tensor | None = None,
+    graph: Tensor | None = None,
+    *,
+    cutoff: float,
+    capacity: int,
+    mask: Tensor | None = None,
+    largest: int | None = None,
+    images: tuple[int, int, int] | None = None,
+) -> NeighbourList:
+    """Finds all pairs of atoms of one graph that are closer than ``cutoff``, periodic images too.
+
+    Args:
+        pos: ``[N, 3]``; positions may be outside their cell.
+        cell: ``[G, 3, 3]``, rows are the vectors of the cell; None without periodic axes. Vectors
+            of axes that are not periodic are not read.
+        pbc: ``[G, 3]`` bool, which axes are periodic; None is all of them where there is a cell.
+        graph: ``[N]`` int64, ascending: the graph of each atom; None is one graph.
+        cutoff: in the unit of ``pos``.
+        capacity: rows of edges, ``E``; in a runner's forward some more, if rows of another kind
+            have the same number.
+        mask: ``[N]`` bool, True on real atoms; in a runner's forward the batch's own. Without it
+            all are real, and the last row of padding has nowhere to go: one atom must be padding
+            unless ``capacity`` is filled exactly.
+        largest: the most atoms of a graph; in a runner's forward the bucket's.
+        images: how many images are tried along each axis in either direction, as
+            :func:`images_within` counts them: pairs within each graph are then compared, in shapes
+            that do not depend on data. None takes a cell list, except in a step that is compiled or
+            recorded, where there must be no periodic axis.
+
+    Raises:
+        GraphTooLarge: outside a runner's forward, if more edges than ``capacity`` were found.
+        ValueError: a shape is wrong, or a periodic search without ``images`` is traced.
+    """
+    binding = present()
+    batch = None if binding is None else binding.batch
+    if batch is not None and len(pos) == batch.num_nodes:
+        mask = batch.node_mask if mask is None else mask
+        largest = batch.capacity.max_graph_nodes if largest is None else largest
+        graph = batch.batch if graph is None else graph
+    _check_shapes(pos, cell, pbc, graph, mask)
+    if graph is None:
+        graph = torch.zeros(len(pos), dtype=torch.int64, device=pos.device)
+    if mask is None:
+        mask = torch.ones(len(pos), dtype=torch.bool, device=pos.device)
+    if cell is not None and pbc is None:
+        pbc = torch.ones(len(cell), 3, dtype=torch.bool, device=pos.device)
+    if binding is not None:
+        # Layers tell rows apart by their number.
+        capacity = binding.context.free_size(capacity, neighbours)
+    if images is None and (traced_here() or _is_capturing(pos)):
+        if cell is not None:
+            raise ValueError(
+                "neighbours() of periodic cells in a compiled or recorded step compares pairs over "
+                "a fixed number of images: pass images=sg.atoms.images_within(cell, pbc, cutoff)"
+            )
+        images = (0, 0, 0)
+    with torch.no_grad():
+        if images is None:
+            found = _by_cell_list(pos, cell, pbc, graph, mask, cutoff, capacity)
+        else:
+            width = largest or len(pos)
+            found = _by_pairs(pos, cell, pbc, graph, mask, cutoff, capacity, width, images)
+    if binding is not None:
+        binding.context.overflows.append(found.overflow)
+        rows = RowKind("edges of a search for neighbours", found.mask, len(pos))
+        binding.context.register(capacity, rows)
+    elif not traced_here() and bool(found.overflow):
+        raise GraphTooLarge(
+            f"{int(found.count)} pairs of atoms are within {cutoff:g}, and capacity={capacity} "
+            "rows hold fewer, or images= is too small: raise it"
+        )
+    return found
+
+
+class Neighbours(nn.Module):
+    """:func:`neighbours` as a layer, with a capacity that follows the bucket's number of atoms.
+
+    Args:
+        cutoff: in the unit of the positions.
+        per_atom: rows of edges per row of atoms, as :func:`~staticgraph.atoms.plan_neighbours`
+            plans it.
+        images: see :func:`neighbours`; None for molecules, and for eager mode.
+    """
+
+    def __init__(
+        self, cutoff: float, per_atom: float, images: tuple[int, int, int] | None = None
+    ) -> None:
+        super().__init__()
+        self.cutoff = cutoff
+        self.per_atom = per_atom
+        self.images = images
+
+    def forward(
+        self,
+        pos: Tensor,
+        cell: Tensor | None = None,
+        pbc: Tensor | None = None,
+        graph: Tensor | None = None,
+    ) -> NeighbourList:
+        """Finds the neighbours of ``pos`` ``[N, 3]`` in ``ceil(per_atom * N)`` rows of edges."""
+        capacity = self.capacity(len(pos))
+        options = {"cutoff": self.cutoff, "capacity": capacity, "images": self.images}
+        return neighbours(pos, cell, pbc, graph, **options)
+
+    def capacity(self, atoms: int) -> int:
+        """Rows of edges for so many rows of atoms."""
+        return max(8, -int(-self.per_atom * atoms // 1))
+
+    def grow(self, factor: float = 1.25) -> None:
+        """Makes more room after an overflow; a runner is then warmed up again."""
+        self.per_atom *= factor
+
+    def extra_repr(self) -> str:
+        return f"cutoff={self.cutoff:g}, per_atom={self.per_atom:.3g}, images={self.images}"
+
+
+def images_within(
+    cell: Any, pbc: Any = (True, True, True), cutoff: float = 5.0
+) -> tuple[int, int, int]:
+    """Returns how many images along each axis can hold an atom within the cutoff, for the thinnest
+    of some cells.
+
+    Args:
+        cell: ``[3, 3]`` or ``[G, 3, 3]``, rows are the vectors.
+        pbc: ``[3]`` or ``[G, 3]`` bool.
+        cutoff: in the unit of the cell.
+    """
+    cells = torch.as_tensor(np.asarray(cell), dtype=torch.float64).reshape(-1, 3, 3)
+    periodic = torch.as_tensor(np.asarray(pbc)).bool().reshape(-1, 3).expand(len(cells), 3)
+    reach = _reach(torch.linalg.inv(_completed(cells, periodic)), periodic, cutoff)
+    a, b, c = reach.amax(0).tolist()
+    return a, b, c
+
+
+def _is_capturing(pos: Tensor) -> bool:
+    return pos.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _check_shapes(
+    pos: Tensor,
+    cell: Tensor | None,
+    pbc: Tensor | None,
+    graph: Tensor | None,
+    mask: Tensor | None,
+) -> None:
+    if pos.dim() != 2 or pos.size(1) != 3:
+        raise ValueError(f"pos has shape {list(pos.shape)}: expected [N, 3]")
+    for name, value, rest in (("cell", cell, (3, 3)), ("pbc", pbc, (3,))):
+        if value is not None and tuple(value.shape[1:]) != rest:
+            expected = ", ".join(str(size) for size in rest)
+            raise ValueError(f"{name} has shape {list(value.shape)}: expected [G, {expected}]")
+    for name, value in (("graph", graph), ("mask", mask)):
+        if value is not None and len(value) != len(pos):
+            raise ValueError(f"{name} has {len(value)} rows, and pos has {len(pos)}")
+    if cell is None and pbc is not None and not traced_here() and bool(pbc.any()):
+        raise ValueError("pbc has periodic axes, but there is no cell: pass cell [G, 3, 3]")
+
+
+# ---------------------------------------------------------------- pairs, over a block of images
+
+
+def _by_pairs(
+    pos: Tensor,
+    cell: Tensor | None,
+    pbc: Tensor | None,
+    graph: Tensor,
+    mask: Tensor,
+    cutoff: float,
+    capacity: int,
+    largest: int,
+    images: tuple[int, int, int],
+) -> NeighbourList:
+    """Compares every atom with those of its graph in each image: ``[N, largest, images]``."""
+    atoms, graphs = len(pos), len(pos) if cell is None else len(cell)
+    counts = graph.new_zeros(graphs).scatter_add(0, graph, mask.long())
+    everyone = graph.new_zeros(graphs).scatter_add(0, graph, torch.ones_like(graph))
+    starts = everyone.cumsum(0) - everyone
+    place = torch.arange(largest, device=pos.device)
+    source = (starts[graph, None] + place).clamp(max=atoms - 1)  # [N, M]
+    real = (place < counts[graph, None]) & mask[:, None] & mask[source]
+    itself = source == torch.arange(atoms, device=pos.device)[:, None]
+    outside = mask.new_zeros(())
+    if cell is None or pbc is None:
+        steps = pos.new_zeros(1, 3)
+        apart = (pos[source] - pos[:, None])[:, :, None]
+        shifts = None
+        real = (real & ~itself)[:, :, None]
+    else:
+        ranges = [torch.arange(-each, each + 1) for each in images]
+        steps = torch.cartesian_prod(*ranges).to(pos)  # [I, 3]
+        inverse = torch.linalg.inv(_completed(cell, pbc))
+        outside = ((_reach(inverse, pbc, cutoff) > steps.new_tensor(images)) & pbc).any()
+        # Whole cells that each atom is away from its own.
+        home = torch.where(pbc[graph], torch.einsum("ni,nij->nj", pos, inverse[graph]).floor(), 0)
+        periodic = torch.where(pbc[:, :, None], cell, 0)
+        inside = pos - torch.einsum("ni,nij->nj", home, periodic[graph])
+        offsets = torch.einsum("si,gij->gsj", steps, periodic)  # [G, I, 3]
+        apart = (inside[source] - inside[:, None])[:, :, None] + offsets[graph][:, None]
+        shifts = steps + (home[:, None] - home[source])[:, :, None]
+        moves = (steps != 0).any(-1)
+        allowed = ((steps == 0) | pbc[:, None]).all(-1)[graph]  # [N, I]
+        real = real[:, :, None] & allowed[:, None] & (~itself[:, :, None] | moves)
+    near = (real & (apart.square().sum(-1) < cutoff * cutoff)).reshape(-1)
+    rank = near.cumsum(0) - 1
+    row = torch.where(near & (rank < capacity), rank, capacity)
+    each = len(steps)
+    target = torch.arange(atoms, device=pos.device)[:, None, None].expand(atoms, largest, each)
+    source = source[:, :, None].expand(atoms, largest, each)
+    first, second = padding_ends(mask)
+    ends = torch.stack(
+        [_placed(source, row, capacity, first), _placed(target, row, capacity, second)]
+    )
+    shift = pos.new_zeros(capacity, 3)
+    if shifts is not None:
+        index = row[:, None].expand(-1, 3)
+        shift = pos.new_zeros(capacity + 1, 3).scatter(0, index, shifts.reshape(-1, 3))[:capacity]
+    count = near.sum()
+    valid = torch.arange(capacity, device=pos.device) < count
+    return NeighbourList(ends, shift, valid, count, (count > capacity) | outside)
+
+
+def _placed(values: Tensor, row: Tensor, capacity: int, padding: Tensor | int) -> Tensor:
+    """Values at their rows, ``[capacity]``; padding elsewhere, and those of row ``capacity`` are
+    dropped."""
+    out = values.new_zeros(capacity + 1) + padding
+    return out.scatter(0, row, values.reshape(-1))[:capacity]
+
+
+def _completed(cell: Tensor, pbc: Tensor) -> Tensor:
+    """Cells whose axes that are not periodic have vectors of length one across the others."""
+    a, b, c = torch.where(pbc[:, :, None], cell, 0).unbind(1)
+    axes = torch.eye(3, dtype=cell.dtype, device=cell.device)
+
+    def across(vector: Tensor, other: Tensor) -> Tensor:
+        """A unit vector that is orthogonal to both; to one, where the other is zero."""
+        apart = torch.linalg.cross(vector, other)
+        # Any axis that is far from the direction will do where there is but one vector, or none.
+        direction = torch.where(vector.square().sum(-1, keepdim=True) > 0, vector, other)
+        helper = axes[direction.abs().argmin(-1)]
+        single = torch.linalg.cross(direction, helper)
+        none = direction.square().sum(-1, keepdim=True) == 0
+        single = torch.where(none, axes[0], single)
+        chosen = torch.where(apart.square().sum(-1, keepdim=True) > 0, apart, single)
+        return chosen / chosen.square().sum(-1, keepdim=True).sqrt()
+
+    a = torch.where(pbc[:, :1], a, across(b, c))
+    b = torch.where(pbc[:, 1:2], b, across(c, a))
+    c = torch.where(pbc[:, 2:], c, across(a, b))
+    return torch.stack([a, b, c], 1)
+
+
+def _reach(inverse: Tensor, pbc: Tensor, cutoff: float) -> Tensor:
+    """``[G, 3]`` int64: images along each axis within the cutoff, atoms being in their cell."""
+    heights = 1 / inverse.square().sum(1).sqrt()
+    return torch.where(pbc, (cutoff / heights).ceil(), 0).long()
+
+
+# ---------------------------------------------------------------- cell lists
+
+
+def _by_cell_list(
+    pos: Tensor,
+    cell: Tensor | None,
+    pbc: Tensor | None,
+    graph: Tensor,
+    mask: Tensor,
+    cutoff: float,
+    capacity: int,
+) -> NeighbourList:
+    """Finds each graph's edges by vesin, and pads them."""
+    atoms = mask.nonzero()[:, 0].cpu()
+    owner = graph.cpu()[atoms]
+    ends, shifts = [], []
+    bounds = np.flatnonzero(np.diff(owner.numpy(), prepend=-1, append=-1)).tolist()
+    for begin, end in itertools.pairwise(bounds):
+        which = int(owner[begin])
+        points = pos[atoms[begin:end]].detach().cpu().double().numpy()
+        box = np.zeros((3, 3)) if cell is None else cell[which].detach().cpu().double().numpy()
+        periodic = np.zeros(3, bool) if pbc is None else pbc[which].cpu().numpy()
+        target, source, shift = pairs_within(points, box, periodic, cutoff)
+        ends.append(atoms.numpy()[np.stack([source, target]) + begin])
+        shifts.append(shift)
+    edges = torch.from_numpy(np.concatenate(ends, 1) if ends else np.zeros((2, 0), np.int64))
+    shift = torch.from_numpy(np.concatenate(shifts) if shifts else np.zeros((0, 3)))
+    count = edges.size(1)
+    first, second = padding_ends(mask)
+    padded = torch.stack([torch.full((capacity,), int(first)), torch.full((capacity,), second)])
+    padded[:, : min(count, capacity)] = edges[:, :capacity]
+    moved = torch.zeros(capacity, 3, dtype=pos.dtype)
+    moved[: min(count, capacity)] = shift[:capacity].to(pos.dtype)
+    return NeighbourList(
+        padded.to(pos.device),
+        moved.to(pos.device),
+        torch.arange(capacity, device=pos.device) < count,
+        torch.tensor(count, device=pos.device),
+        torch.tensor(count > capacity, device=pos.device),
+    )
+
+
+def pairs_within(
+    points: np.ndarray, box: np.ndarray, periodic: np.ndarray, cutoff: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Finds the pairs of one structure by vesin's cell list, sorted by destination.
+
+    Returns:
+        destinations and sources, ``[E]`` int64, and shifts ``[E, 3]`` of the sources, in cells.
+
+    Raises:
+        MissingPackage: vesin is not installed.
+    """
+    try:
+        from vesin import NeighborList
+    except ImportError:
+        raise MissingPackage("a cell list needs vesin: pip install 'staticgraph[atoms]'") from None
+    if not len(points):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 3))
+    search = NeighborList(cutoff=cutoff, full_list=True)
+    target, source, shift = search.compute(points, box, periodic.tolist(), "ijS")
+    order = np.lexsort((*shift.T[::-1], source, target))
+    return (
+        target[order].astype(np.int64),
+        source[order].astype(np.int64),
+        shift[order].astype(np.float64),
+    )

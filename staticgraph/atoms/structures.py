@@ -1,0 +1,66 @@
+"""From ASE's structures to graphs, and how many edges they have within a cutoff."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from staticgraph.atoms.neighbours import pairs_within
+from staticgraph.plans.plan import BucketPlan
+
+
+def to_data(structure: Any, dtype: torch.dtype = torch.float32) -> Data:
+    """Returns a structure as a graph without edges.
+
+    Args:
+        structure: ``ase.Atoms``.
+        dtype: of ``pos`` and ``cell``.
+
+    Returns:
+        ``z [N]`` int64, ``pos [N, 3]``, ``cell [1, 3, 3]`` and ``pbc [1, 3]`` bool, in ASE's units.
+    """
+    return Data(
+        z=torch.tensor(structure.get_atomic_numbers(), dtype=torch.int64),
+        pos=torch.tensor(structure.get_positions(), dtype=dtype),
+        cell=torch.tensor(np.asarray(structure.get_cell()), dtype=dtype)[None],
+        pbc=torch.tensor(np.asarray(structure.get_pbc()))[None],
+        num_nodes=len(structure),
+    )
+
+
+def sizes_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, int]]:
+    """Counts atoms and edges within a cutoff, for ``plan_buckets`` and ``plan_stream``.
+
+    Args:
+        structures: graphs as :func:`to_data` makes them (``cell`` and ``pbc`` may be missing), or
+            ``ase.Atoms``; for atoms that move, also snapshots of a short run.
+        cutoff: in the unit of the positions.
+
+    Returns:
+        ``(atoms, edges)`` of each.
+    """
+    sizes = []
+    for structure in structures:
+        data = structure if isinstance(structure, Data) else to_data(structure, torch.float64)
+        points = data.pos.double().numpy()
+        cell = data.get("cell")
+        box = np.zeros((3, 3)) if cell is None else cell[0].double().numpy()
+        pbc = np.zeros(3, bool) if data.get("pbc") is None else data.pbc[0].numpy()
+        sizes.append((len(points), len(pairs_within(points, box, pbc, cutoff)[0])))
+    return sizes
+
+
+def edges_per_atom(plan: BucketPlan | Sequence[Any], room: float = 1.0) -> float:
+    """Returns the ``per_atom`` of :class:`~staticgraph.atoms.Neighbours` with which every bucket of
+    a plan over :func:`sizes_within` has room for its edges.
+
+    Args:
+        plan: made from sizes that count edges within the cutoff.
+        room: a factor, for atoms that come closer to each other than in those structures.
+    """
+    capacities = plan.capacities if isinstance(plan, BucketPlan) else plan
+    return room * max(capacity.edges / capacity.nodes for capacity in capacities)

@@ -1,0 +1,136 @@
+"""``radius_graph`` and ``knn_graph`` of fixed shape, for models that find edges in their forward.
+
+PyG finds as many edges as there are, so their number is data. Here each node has a fixed number of
+places for its neighbours, ``max_num_neighbors`` or ``k``, and a place without a neighbour holds a
+padding edge, which joins two padding nodes: nothing can overflow, and no number is read. Candidates
+are the nodes of the same graph alone, ``[N, M]`` pairs for a bucket whose largest graph has ``M``
+nodes.
+
+Where a node has more than ``max_num_neighbors`` within the radius, those that come first in the
+graph are taken, as pyg-lib does on a GPU; on a CPU, pyg-lib takes those that its tree finds first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import knn_graph, radius_graph
+
+from staticgraph.errors import NotStatic
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.rows import RowKind
+
+
+def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The searches among the nodes of each graph that have a form of fixed shape."""
+    return {radius_graph: static_radius_graph, knn_graph: static_knn_graph}
+
+
+def static_radius_graph(
+    context: BatchContext,
+    x: Tensor,
+    r: float,
+    batch: Tensor | None = None,
+    loop: bool = False,
+    max_num_neighbors: int = 32,
+    flow: str = "source_to_target",
+    num_workers: int = 1,
+    batch_size: int | None = None,
+) -> Tensor:
+    """``[N, D]`` to ``[2, E]`` int64 with ``E`` of at least ``N * max_num_neighbors``: pairs of
+    nodes of one graph that are closer than ``r``."""
+    candidates, squared = _pairs(context, x, batch, loop)
+    near = squared < r * r
+    rank = near.cumsum(1) - 1
+    place = torch.where(near & (rank < max_num_neighbors), rank, max_num_neighbors)
+    neighbours = candidates.new_full((len(x), max_num_neighbors + 1), -1)
+    neighbours = neighbours.scatter(1, place, candidates)[:, :max_num_neighbors]
+    return _edges(context, radius_graph, neighbours, flow)
+
+
+def static_knn_graph(
+    context: BatchContext,
+    x: Tensor,
+    k: int,
+    batch: Tensor | None = None,
+    loop: bool = False,
+    flow: str = "source_to_target",
+    cosine: bool = False,
+    num_workers: int = 1,
+    batch_size: int | None = None,
+) -> Tensor:
+    """``[N, D]`` to ``[2, E]`` int64 with ``E`` of at least ``N * k``: the nearest nodes of the
+    same graph, nearest first."""
+    if cosine:
+        x = torch.nn.functional.normalize(x, dim=-1)
+    candidates, squared = _pairs(context, x, batch, loop)
+    most = min(k, candidates.size(1))
+    squared, order = squared.topk(most, dim=1, largest=False)
+    neighbours = torch.where(squared < torch.inf, candidates.gather(1, order), -1)
+    neighbours = torch.nn.functional.pad(neighbours, (0, k - most), value=-1)
+    return _edges(context, knn_graph, neighbours, flow)
+
+
+def _pairs(
+    context: BatchContext, x: Tensor, batch: Tensor | None, loop: bool
+) -> tuple[Tensor, Tensor]:
+    """The nodes that a node may be joined to, and how far they are.
+
+    Returns:
+        ``[N, M]`` int64, nodes; and ``[N, M]``, squared distances without a derivative, infinite
+        where there is no node.
+
+    Raises:
+        NotStatic: ``x`` has no row per node of the batch, or ``batch`` is missing.
+    """
+    rows = context.rows_of(x)
+    if rows.counted != "node" or batch is None:
+        raise NotStatic(
+            "radius_graph and knn_graph search among the nodes of each graph of the batch: pass "
+            f"batch=batch and a row per node; these are {rows.what}"
+            + ("" if batch is not None else ", without batch")
+        )
+    place, nodes = context.dense(), len(x)
+    members = place.node_of_place.view(place.graphs, place.width)
+    owner = batch.clamp(max=place.graphs - 1)
+    candidates = members[owner]  # [N, M]
+    itself = torch.arange(nodes, device=x.device)[:, None]
+    possible = (candidates < nodes) & rows.mask[:, None]
+    if not loop:
+        possible = possible & (candidates != itself)
+    points = x.detach()
+    apart = points[candidates.clamp(max=nodes - 1)] - points[:, None]
+    squared = apart.view(*candidates.shape, -1).square().sum(-1)
+    return candidates, torch.where(possible, squared, torch.inf)
+
+
+def _edges(context: BatchContext, function: Any, neighbours: Tensor, flow: str) -> Tensor:
+    """Edges of ``[N, K]`` neighbours, -1 where there is none, in order of the searching node."""
+    nodes, most = neighbours.shape
+    edges = context.free_size(nodes * most, function)
+    centre = torch.arange(nodes, device=neighbours.device)[:, None].expand(nodes, most)
+    missing = edges - nodes * most
+    source = torch.nn.functional.pad(neighbours.reshape(-1), (0, missing), value=-1)
+    target = torch.nn.functional.pad(centre.reshape(-1), (0, missing), value=nodes - 1)
+    real = source >= 0
+    first, second = padding_ends(context.present.node_mask)
+    source, target = torch.where(real, source, first), torch.where(real, target, second)
+    context.register(edges, RowKind("edges of a search for neighbours", real, nodes))
+    if flow not in ("source_to_target", "target_to_source"):
+        raise ValueError(f"flow={flow!r}: expected 'source_to_target' or 'target_to_source'")
+    ends = (source, target) if flow == "source_to_target" else (target, source)
+    return torch.stack(ends)
+
+
+def padding_ends(mask: Tensor) -> tuple[Tensor | int, int]:
+    """The two nodes that padding edges join: the last two, if both are padding, since a distance of
+    zero has no second derivative; otherwise the last one with itself.
+
+    Args:
+        mask: ``[N]`` bool, True on real nodes.
+    """
+    last = len(mask) - 1
+    return torch.where(mask[last - 1], last, last - 1) if last else last, last

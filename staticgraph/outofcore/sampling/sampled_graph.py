@@ -1,0 +1,297 @@
+"""Sampled neighbourhoods as static batches: the draws are edges, the rung is a bucket.
+
+Problem: the sizes of a sample differ from batch to batch, and the worst case (batch size times all
+fan-outs) is several times the actual size. Idea: the numbers of nodes and edges vary by about one
+per cent, so a capacity a few per cent over the mean of trial samples holds nearly every batch; the
+others take the next bucket, and a batch that fits none is sampled again in two halves of its seeds.
+The last bucket holds whatever a single seed can reach. Invariant: no node or edge of a sample is
+ever dropped.
+
+A sample is one graph of a batch, whose first nodes are the seeds. Any PyG model runs on it: with as
+many layers as hops, the rows of the seeds are those of the model on the sampled neighbourhood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.batches.batch.static_batch import StaticBatch, filled
+from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.outofcore.disk.graph import Direction, PartitionedGraph
+from staticgraph.outofcore.sampling.dense import DenseSample
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.schema import Field, Schema
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.store.graph_columns import GraphColumns
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+
+# Relative to the mean of the trial; the first held all of 400 batches on the graphs tried.
+MARGINS = (0.05, 0.3)
+# The least margin in standard deviations: small batches vary by more than the relative margin.
+DEVIATIONS = 5.0
+# Rows are a multiple of this, which suits vector units and matrix products.
+ALIGNMENT = 8
+
+
+@dataclass(slots=True)
+class SampleStatistics:
+    """Counts of how the buckets of a loader were used.
+
+    Attributes:
+        batches: the number of batches of each bucket.
+        splits: how often the seeds of a batch were halved, since no bucket held their sample.
+        real_rows, padded_rows: nodes of the samples, and of their buckets.
+    """
+
+    batches: list[int]
+    splits: int = 0
+    real_rows: int = 0
+    padded_rows: int = 0
+
+    @property
+    def efficiency(self) -> float:
+        """Real rows divided by padded rows."""
+        return self.real_rows / self.padded_rows if self.padded_rows else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampledGraphs:
+    """Makes static batches of samples.
+
+    Args:
+        plan: the buckets.
+        schema: the fields of a batch, among ``x``, ``y`` and ``edge_weight``.
+        closed: each node has exactly one self-loop, as GCN's normalisation needs.
+    """
+
+    plan: BucketPlan
+    schema: Schema
+    closed: bool = False
+    statistics: SampleStatistics = field(init=False, compare=False)
+    _layouts: tuple[SlotLayout, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        buckets = enumerate(self.plan.capacities)
+        layouts = tuple(SlotLayout(number, capacity, self.schema) for number, capacity in buckets)
+        object.__setattr__(self, "_layouts", layouts)
+        object.__setattr__(self, "statistics", SampleStatistics([0] * len(layouts)))
+
+    def bucket_of(self, sample: DenseSample) -> int | None:
+        """Returns the first bucket that holds a sample, or None."""
+        nodes, edges = size_of(sample, self.closed)
+        for number, capacity in enumerate(self.plan.capacities):
+            if nodes <= capacity.node_limit and edges <= capacity.edge_limit:
+                return number
+        return None
+
+    def count(self, sample: DenseSample, bucket: int) -> None:
+        """Counts a sample in the statistics."""
+        self.statistics.batches[bucket] += 1
+        self.statistics.real_rows += len(sample.nodes)
+        self.statistics.padded_rows += self.plan.capacities[bucket].nodes
+
+    def batch(
+        self,
+        sample: DenseSample,
+        bucket: int,
+        nodes: dict[str, NDArray[np.generic]],
+        degrees: IntArray,
+        whole_degrees: IntArray,
+    ) -> StaticBatch:
+        """Pads a sample.
+
+        Args:
+            sample: the sample.
+            bucket: one that holds it.
+            nodes: ``[n, ...]`` fields of its nodes.
+            degrees: ``[n]`` neighbours that could be drawn, without self-loops.
+            whole_degrees: ``[n]`` the same in the whole graph.
+        """
+        source, destination = sampled_edges(sample, closed=self.closed)
+        columns = dict(nodes)
+        if "edge_weight" in self.schema:
+            columns["edge_weight"] = gcn_weights(source, destination, degrees, whole_degrees)
+        return padded_graph(self._layouts[bucket], len(sample.nodes), source, destination, columns)
+
+
+def schema_of(width: int, *, labels: bool, weights: bool) -> Schema:
+    """Returns the schema of sampled batches: ``x`` of this width if any, ``y``, edge weights."""
+    fields = [Field("x", "node", (width,), "float32")] if width else []
+    fields += [Field("y", "node", (), "int64")] if labels else []
+    fields += [Field("edge_weight", "edge", (), "float32")] if weights else []
+    return Schema(tuple(fields))
+
+
+def plan_of(
+    trials: Sequence[NDArray[np.int64]], bound: tuple[int, int], schema: Schema
+) -> BucketPlan:
+    """Returns buckets for samples as in a trial.
+
+    Args:
+        trials: for each state of the buffer ``[n, 2]``, the nodes and edges of n samples.
+        bound: the most nodes and edges of a batch of one seed.
+        schema: the fields of the batches.
+    """
+    limits = [np.zeros(2, np.int64)]
+    for number, margin in enumerate(MARGINS, 1):
+        for sizes in trials:
+            mean, spread = sizes.mean(axis=0), DEVIATIONS * number * sizes.std(axis=0)
+            enough = np.ceil(np.maximum(mean * (1.0 + margin), mean + spread)).astype(np.int64)
+            limits[-1] = np.maximum(limits[-1], enough)
+        limits.append(limits[-1])
+    limits[-1] = np.maximum(limits[-1], bound)
+    capacities = []
+    for largest in limits:
+        nodes, edges = (-(-largest // ALIGNMENT) * ALIGNMENT).tolist()
+        # A node and a graph are padding.
+        capacities.append(Capacity.distinct(nodes + ALIGNMENT, max(ALIGNMENT, edges), 2))
+    return replace(BucketPlan.of(capacities), schema=schema)
+
+
+def most_of_one(
+    seeds: int, widths: Sequence[int], rows: int, edges: int, *, closed: bool
+) -> tuple[int, int]:
+    """Returns the most nodes and edges that these many seeds can reach.
+
+    Args:
+        seeds: the number of seeds.
+        widths: draws per node, hop by hop.
+        rows: the nodes that are resident at once.
+        edges: the edges of the graph, of a direction each.
+        closed: each node has a self-loop.
+    """
+    hop = min(seeds, rows)
+    nodes, drawn = hop, 0
+    for width in widths:
+        drawn += hop * width
+        hop = min(hop * width, rows)
+        nodes = min(nodes + hop, rows)
+    return nodes, min(drawn, edges) + closed * nodes
+
+
+def size_of(sample: DenseSample, closed: bool) -> tuple[int, int]:
+    """Returns the nodes of a sample, and how many edges it has at most."""
+    return len(sample.nodes), sample.num_edges + closed * len(sample.nodes)
+
+
+def sampled_edges(
+    sample: DenseSample, *, closed: bool = False
+) -> tuple[NDArray[np.int32], IntArray]:
+    """Returns source and destination of each draw, ``[e]`` positions in ``sample.nodes``.
+
+    Destinations ascend. If ``closed``, each node has one self-loop, whatever loops were drawn.
+    """
+    sources, counts = [], []
+    last = np.empty((sample.counts[-1], 0), np.int32)
+    for first, drawn in zip(sample.hops, (*sample.draws, last), strict=False):
+        if closed:
+            loop = np.arange(first, first + len(drawn), dtype=np.int32)[:, None]
+            drawn = np.concatenate([loop, np.where(drawn == loop, -1, drawn)], axis=1)
+        real = drawn >= 0
+        sources.append(drawn[real])
+        counts.append(real.sum(axis=1))
+    return np.concatenate(sources), np.repeat(np.arange(len(sample.nodes)), np.concatenate(counts))
+
+
+def gcn_weights(
+    source: NDArray[np.integer],
+    destination: IntArray,
+    degrees: IntArray,
+    whole_degrees: IntArray,
+) -> FloatArray:
+    """Returns ``[e]``: GCN's normalisation of edges with one self-loop per node.
+
+    GCN is the mean over a node's closed neighbourhood of ``sqrt((1 + d_i) / (1 + d_j)) x_j``, with
+    the degrees d of the whole graph. Here it is the mean over the resident part of the
+    neighbourhood, estimated from the neighbours drawn from it, with the same d. Since the resident
+    part is random, this is the best available estimate, and it equals GCN if everything is resident
+    and drawn. With degrees counted in the resident part instead, the weights in training would
+    differ from those in evaluation on full neighbourhoods.
+
+    Args:
+        source, destination: ``[e]`` positions among the nodes.
+        degrees: ``[n]`` neighbours that could be drawn, without self-loops.
+        whole_degrees: ``[n]`` the same in the whole graph.
+    """
+    root = np.sqrt(1.0 + whole_degrees)
+    drawn = np.bincount(destination, minlength=len(root)) - 1
+    share = degrees / np.maximum(1, drawn) / (degrees + 1.0)
+    neighbour = (root * share)[destination] / root[source]
+    return np.where(source == destination, 1.0 / (degrees[destination] + 1.0), neighbour).astype(
+        np.float32
+    )
+
+
+def padded_graph(
+    layout: SlotLayout,
+    nodes: int,
+    source: NDArray[np.integer],
+    destination: NDArray[np.integer],
+    columns: dict[str, NDArray[np.generic]],
+) -> StaticBatch:
+    """Pads one graph, whose edges ascend by destination."""
+    nothing = np.empty(0, np.int64)
+    graph = GraphColumns(
+        schema=layout.schema,
+        node_offsets=np.array([0, nodes]),
+        edge_offsets=np.array([0, len(source)]),
+        edge_src=source,
+        edge_dst=destination,
+        row_ptr=nothing,  # the runner computes the pointers of a model that reads them
+        transpose=nothing,
+        edge_origin=nothing,
+        columns=columns,
+        name="sample",
+    )
+    return filled(layout, graph, [0])
+
+
+def whole_graph(
+    graph: PartitionedGraph, direction: Direction, x: FloatArray, *, weights: bool
+) -> StaticBatch:
+    """Returns all edges of a graph as a batch, its nodes in the graph's order, in memory.
+
+    Args:
+        graph: the graph.
+        direction: the direction of its edges, as in sampling.
+        x: ``[N, F]``.
+        weights: as for :func:`graph_of_edges`.
+    """
+    every = range(graph.num_partitions)
+    edges = graph.read_cells([(i, j) for i in every for j in every])
+    ends = np.stack([edges[:, 0], edges[:, -1]])
+    ways = {"in": [ends], "out": [ends[::-1]], "both": [ends, ends[::-1]]}
+    source, destination = np.concatenate(ways[direction], axis=1).astype(np.int64)
+    return graph_of_edges(source, destination, x, weights=weights)
+
+
+def graph_of_edges(
+    source: IntArray, destination: IntArray, x: FloatArray, *, weights: bool
+) -> StaticBatch:
+    """Returns edges in any order as a batch without more padding than every batch has.
+
+    Args:
+        source, destination: ``[E]`` nodes.
+        x: ``[N, F]``.
+        weights: give each node one self-loop, and the edges GCN's normalisation.
+    """
+    columns: dict[str, NDArray[np.generic]] = {"x": x}
+    n = len(x)
+    if weights:
+        others = source != destination
+        source = np.append(source[others], np.arange(n))
+        destination = np.append(destination[others], np.arange(n))
+    order = np.argsort(destination, kind="stable")
+    source, destination = source[order], destination[order]
+    if weights:
+        degrees = np.bincount(destination, minlength=n) - 1
+        columns["edge_weight"] = gcn_weights(source, destination, degrees, degrees)
+    schema = schema_of(x.shape[1], labels=False, weights=weights)
+    capacity = Capacity.distinct(n + 1, max(1, len(order)), 2)
+    return padded_graph(SlotLayout(0, capacity, schema), n, source, destination, columns)

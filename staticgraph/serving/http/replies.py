@@ -1,0 +1,210 @@
+"""What a server answers: outputs with their probabilities, an error as one line with a status, and
+its statistics as Prometheus reads them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from staticgraph.errors import (
+    BadGraph,
+    BatchFailed,
+    GraphTooLarge,
+    MissingPackage,
+    ServerBusy,
+    ServerClosed,
+)
+from staticgraph.serving.bodies.checked_graphs import BadBody, first_line
+
+if TYPE_CHECKING:
+    from staticgraph.serving.engine.server import Server
+
+# The number of consecutive failed batches after which the device is considered broken.
+BROKEN_AFTER = 3
+
+log: logging.Logger = logging.getLogger("staticgraph.serving")
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """An HTTP reply.
+
+    Attributes:
+        status: its status.
+        body: JSON, unless the headers have another content type.
+        headers: its headers.
+    """
+
+    status: int
+    body: bytes
+    headers: dict[str, str] = msgspec.field(
+        default_factory=lambda: {"Content-Type": "application/json"}
+    )
+
+
+def reply_of(future: Future[Any], task: str | None, classes: Sequence[str] = ()) -> Reply:
+    """The reply for a future of a server that is done."""
+    try:
+        return reply(plain(future.result()), task, classes)
+    except Exception as error:
+        return refusal(error)
+
+
+def plain(out: Any) -> Any:
+    """Replaces tensors by lists of numbers, including those in dicts, lists and tuples."""
+    if isinstance(out, dict):
+        return {str(key): plain(value) for key, value in out.items()}
+    if isinstance(out, list | tuple):
+        return [plain(piece) for piece in out]
+    return out.tolist() if hasattr(out, "tolist") else out
+
+
+def reply(outputs: Any, task: str | None, classes: Sequence[str] = ()) -> Reply:
+    """Plain outputs as JSON, with null for values that are not finite, with probabilities, and with
+    the most likely class of each row if classes have names."""
+    values: dict[str, Any] = {"outputs": outputs}
+    if task in ("binary", "classes"):
+        probabilities = _probabilities(outputs, task)
+        if probabilities is not None:
+            values["probabilities"] = probabilities
+        if classes and _is_table(outputs) and {*map(len, outputs)} == {len(classes)}:
+            values["classes"] = _likeliest(outputs, classes)
+    return Reply(200, msgspec.json.encode(values))
+
+
+def _is_table(outputs: Any) -> bool:
+    """Whether a value is a list of rows of numbers."""
+    return isinstance(outputs, list) and all(_is_row(row) for row in outputs)
+
+
+def _is_row(outputs: Any) -> bool:
+    """Whether a value is a list of numbers, with None for a number that is not finite."""
+    return isinstance(outputs, list) and all(
+        value is None or type(value) in (int, float) for value in outputs
+    )
+
+
+def _probabilities(outputs: Any, task: str) -> Any:
+    """The probabilities of rows of logits, one row per graph or, nested, per node or edge of each
+    graph; for ``binary`` also of a number in place of a row. None for any other structure."""
+    if _is_row(outputs) and outputs:
+        return _row_probabilities(outputs, task) if task == "binary" else None
+    if _is_table(outputs) and len({*map(len, outputs)}) <= 1:
+        return _row_probabilities(outputs, task) if outputs else []
+    if not isinstance(outputs, list):
+        return None
+    parts = [_probabilities(each, task) for each in outputs]
+    return None if None in parts else parts
+
+
+def _row_probabilities(outputs: Any, task: str) -> Any:
+    values = np.asarray(outputs, np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if task == "binary":
+            return (1 / (1 + np.exp(-values))).tolist()
+        raised = np.exp(values - values.max(axis=-1, keepdims=True, initial=-np.inf))
+        return (raised / raised.sum(axis=-1, keepdims=True)).tolist()
+
+
+def _likeliest(outputs: Any, classes: Sequence[str]) -> list[str | None]:
+    """The class name of each row's largest number; None for a row with a NaN."""
+    values = np.asarray(outputs, np.float64)
+    unknown = np.isnan(values.max(axis=1)).tolist()  # the maximum is NaN if any value is
+    places: list[int] = values.argmax(axis=1).tolist()
+    return [None if none else classes[n] for none, n in zip(unknown, places, strict=True)]
+
+
+def refusal(error: Exception) -> Reply:
+    """The reply for an error.
+
+    The status is 400 for an unreadable body, 408 for a slow one, 413 for one that is too large, 415
+    for an unknown type, 422 for graphs that the model cannot take, 501 for a missing package, 503
+    for a busy or closed server, and 500 (logged) if the model or the server failed. The connection
+    of a body that was not read to its end is closed.
+    """
+    headers = {"Content-Type": "application/json"}
+    text = first_line(error) or type(error).__name__
+    match error:
+        case BadBody():
+            status = error.status
+            if status in (408, 413):
+                headers["Connection"] = "close"
+        case GraphTooLarge():
+            status = 413
+        case BadGraph():
+            status = 422
+        case ServerBusy():
+            status = 503
+            headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        case ServerClosed():
+            status = 503
+        case MissingPackage():
+            status = 501
+        case BatchFailed():  # the server logged it, once for all requests of the batch
+            status, text = 500, "the model failed"
+        case _:
+            log.error("a request failed", exc_info=error)
+            status, text = 500, "the server failed"
+    return Reply(status, msgspec.json.encode({"detail": text}), headers)
+
+
+def status_reply(server: Server, path: str) -> Reply:
+    """The reply for ``/health``, 503 after several consecutive failed batches, or ``/metrics``."""
+    if path == "metrics":
+        registry = CollectorRegistry()
+        registry.register(ServerCollector(server))
+        return Reply(200, generate_latest(registry), {"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+    broken = server.stats().failing >= BROKEN_AFTER
+    status = "failing" if broken else "ok"
+    return Reply(503 if broken else 200, msgspec.json.encode({"status": status}))
+
+
+class ServerCollector(Collector):
+    """The statistics of a server as metrics.
+
+    Args:
+        server: the server.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields every metric with its present values."""
+        stats = self._server.stats()
+        family = _family(CounterMetricFamily, "requests", "Requests, by how they ended.", "end")
+        for end in ("answered", "failed", "refused", "cancelled"):
+            family.add_metric([end], getattr(stats, end))
+        yield family
+        yield CounterMetricFamily("staticgraph_graphs", "Graphs that were answered.", stats.graphs)
+        family = _family(CounterMetricFamily, "batches", "Batches that ran, by bucket.", "bucket")
+        for bucket, count in enumerate(stats.by_bucket):
+            family.add_metric([str(bucket)], count)
+        yield family
+        yield GaugeMetricFamily("staticgraph_queue_graphs", "Graphs that wait.", stats.queue)
+        family = _family(GaugeMetricFamily, "filling_ratio", "Real over physical rows.", "rows")
+        for rows, share in zip(("nodes", "edges", "graphs"), stats.filling, strict=True):
+            family.add_metric([rows], share)
+        yield family
+        for name, end, times in (
+            ("wait_seconds", "until a batch began", stats.wait_s),
+            ("latency_seconds", "to answer", stats.latency_s),
+        ):
+            about = f"Seconds from arrival {end}, of the last requests."
+            family = _family(GaugeMetricFamily, name, about, "quantile")
+            for quantile, seconds in (("0.5", times.p50), ("0.9", times.p90), ("0.99", times.p99)):
+                family.add_metric([quantile], seconds)
+            yield family
+
+
+def _family(kind: Any, name: str, about: str, label: str) -> Any:
+    return kind(f"staticgraph_{name}", about, labels=[label])

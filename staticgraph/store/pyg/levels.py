@@ -1,0 +1,106 @@
+"""The level of a field where its name or its numbers of rows decide, and errors where they do not.
+
+Edges are sorted and padded separately from nodes, so a wrong guess would put a field's rows in the
+wrong order. If every graph has as many nodes as edges, only names that PyG and its data sets use
+are recognised; for others an error requires ``levels=``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from staticgraph.errors import BadGraph
+from staticgraph.schema import Level
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.how_many import how_many
+
+# Substrings of a name; then whole names.
+OF_EDGES = ("edge", "bond")
+OF_NODES = ("node", "atom", "mask")
+NODE_NAMES = frozenset(
+    {"x", "y", "z", "h", "pos", "vel", "norm", "force", "forces", "charge", "charges", "mass"}
+) | {"n_id", "pe", "random_walk_pe", "laplacian_eigenvector_pe"}
+EDGE_NAMES = frozenset({"e_id"})
+# A field that matches a level in at least this share of graphs belongs to it; the others are
+# errors.
+MOST = 0.5
+
+
+def level_in(name: str) -> Level | None:
+    """Returns the level that a substring of the name indicates; None if there is none."""
+    if any(part in name for part in OF_EDGES):
+        return "edge"
+    if any(part in name for part in OF_NODES):
+        return "node"
+    return None
+
+
+def level_by_name(key: str, rows: int) -> Level:
+    """Returns the level of a field that has one row per node and also one row per edge.
+
+    Args:
+        key: its name.
+        rows: its rows over all graphs; if there are none, either level is correct.
+
+    Raises:
+        BadGraph: if the name does not indicate a level.
+    """
+    if level := level_in(key):
+        return level
+    if key in NODE_NAMES or not rows:
+        return "node"
+    if key in EDGE_NAMES:
+        return "edge"
+    raise BadGraph(
+        f"{key!r} has a row per node and one per edge, since every graph has as many of both, "
+        f"and its name does not tell: pass levels={{{key!r}: 'node'}} or "
+        f"levels={{{key!r}: 'edge'}}"
+    )
+
+
+def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str:
+    """Describes the graph, what was found and expected, and the fix.
+
+    Args:
+        key: the field.
+        lengths: its rows in each graph, not all equal.
+        levels: candidate levels, such as ``node``, with each graph's number of rows.
+    """
+    if not lengths.any():
+        return (
+            f"{key!r} has no row in any graph, so that nothing tells what its rows are: "
+            f"exclude=[{key!r}] in GraphStore.from_pyg(graphs, ...) leaves it out, "
+            f"levels={{{key!r}: 'rows'}} gives it rows of its own"
+        )
+    shares = {what: float((lengths == counts).mean()) for what, counts in levels.items()}
+    nearest = max(shares, key=lambda what: shares[what], default=None)
+    remedy = (
+        f"levels={{{key!r}: 'rows'}} in GraphStore.from_pyg(graphs, ...) gives it rows of its own, "
+        f"exclude=[{key!r}] leaves it out"
+    )
+    if nearest is not None and shares[nearest] >= MOST:
+        counts = levels[nearest]
+        odd = int((lengths != counts).argmax())
+        return (
+            f"{key!r} has {how_many(lengths[odd], 'row')} in graph {odd}, which has "
+            f"{_rows(levels, odd)}; expected were {counts[odd]}, one for each {nearest}, as in "
+            f"{int((lengths == counts).sum()):,} of the {how_many(len(lengths), 'graph')}: fix "
+            f"graph {odd}; or, if its rows are something else, {remedy}"
+        )
+    other = int((lengths != lengths[0]).argmax())
+    could = [f"{counts[0]} (one for each {what})" for what, counts in levels.items()]
+    expected = " or ".join([*could, "as many in every graph"])
+    return (
+        f"{key!r} has {how_many(lengths[0], 'row')} in graph 0, which has {_rows(levels, 0)}, but "
+        f"{how_many(lengths[other], 'row')} in graph {other}, which has {_rows(levels, other)}; "
+        f"expected were {expected}: {remedy}"
+    )
+
+
+def _rows(levels: Mapping[str, IntArray], graph: int) -> str:
+    """Describes how many rows of each level a graph has."""
+    rows = [
+        how_many(counts[graph], what) if what in ("node", "edge") else f"{counts[graph]} of {what}"
+        for what, counts in levels.items()
+    ]
+    return " and ".join(rows) or "none of a type of that name"

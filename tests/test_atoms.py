@@ -1,0 +1,398 @@
+"""Neighbours of atoms in fixed shape: compared with all pairs over all images."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import global_add_pool
+
+import staticgraph as sg
+from staticgraph import atoms
+
+pytest.importorskip("vesin")
+
+
+def brute_force(pos, cell, pbc, graph, cutoff):
+    """All edges as tuples of source, destination and image, by comparing all pairs of atoms."""
+    edges = set()
+    for which in range(len(cell)):
+        members = np.flatnonzero(graph == which)
+        spread = np.ptp(pos[members], axis=0).sum() + cutoff
+        reach = [0, 0, 0]
+        for axis in range(3):
+            if pbc[which][axis]:
+                # No image farther away than this along a vector can be within the cutoff.
+                full = np.where(pbc[which][:, None], cell[which], np.eye(3) * 1e3)
+                height = 1 / np.linalg.norm(np.linalg.inv(full)[:, axis])
+                reach[axis] = int(np.ceil(spread / height)) + 1
+        for image in itertools.product(*(range(-each, each + 1) for each in reach)):
+            moved = pos[members] + np.array(image) @ np.where(pbc[which][:, None], cell[which], 0)
+            apart = np.linalg.norm(moved[:, None] - pos[members][None], axis=-1)
+            for source, target in zip(*np.nonzero(apart < cutoff), strict=True):
+                if source != target or any(image):
+                    edges.add((members[source], members[target], image))
+    return edges
+
+
+def edges_of(near):
+    columns = (*near.edge_index[:, near.mask], *near.shift[near.mask].T)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    listed = [(a, b, tuple(int(s) for s in shift)) for a, b, *shift in rows]
+    assert len(set(listed)) == len(listed)
+    return set(listed)
+
+
+@st.composite
+def structures(draw):
+    """One to three structures of up to five atoms, cells skewed and thin, atoms outside of them."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    graph = np.repeat(np.arange(len(sizes)), sizes)
+    cell = random.normal(size=(len(sizes), 3, 3)) * 0.4 + 1.5 * np.eye(3)
+    cell[:, draw(st.integers(0, 2))] *= draw(st.sampled_from([0.5, 1.0, 3.0]))
+    pbc = random.random((len(sizes), 3)) < draw(st.sampled_from([0.0, 0.5, 1.0]))
+    pos = random.normal(size=(len(graph), 3)) * draw(st.sampled_from([0.3, 3.0]))
+    return pos, cell, pbc, graph, draw(st.sampled_from([0.4, 1.3, 2.5]))
+
+
+@settings(max_examples=60)
+@given(structures())
+def test_both_ways_find_the_pairs_of_all_images(structure):
+    pos, cell, pbc, graph, cutoff = structure
+    expected = brute_force(pos, cell, pbc, graph, cutoff)
+    padded = np.concatenate([pos, np.full((2, 3), 1e6)])
+    owner = torch.tensor(np.append(graph, [len(cell), len(cell)]))
+    cells = torch.tensor(np.concatenate([cell, np.zeros((1, 3, 3))]))
+    periodic = torch.tensor(np.concatenate([pbc, np.zeros((1, 3), bool)]))
+    mask = torch.arange(len(padded)) < len(pos)
+    images = atoms.images_within(cell, pbc, cutoff)
+    for block in (None, images):
+        near = atoms.neighbours(
+            torch.tensor(padded),
+            cells,
+            periodic,
+            owner,
+            cutoff=cutoff,
+            capacity=len(expected) + 3,
+            mask=mask,
+            images=block,
+        )
+        assert edges_of(near) == expected
+        assert int(near.count) == len(expected) == int(near.mask.sum())
+        assert near.edge_index[1, near.mask].diff().ge(0).all(), "in order of destination"
+        assert (near.edge_index[:, ~near.mask] >= len(pos)).all(), "padding joins padding"
+        length = near.vectors(torch.tensor(padded), cells, owner)[near.mask].norm(dim=1)
+        assert (length < cutoff).all()
+
+
+def test_too_many_pairs_are_an_error_and_too_few_images_as_well():
+    pos = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(6) < 5
+    with pytest.raises(sg.GraphTooLarge, match="20 pairs of atoms are within 9, and capacity=19"):
+        atoms.neighbours(pos, cutoff=9.0, capacity=19, mask=mask)
+    assert int(atoms.neighbours(pos, cutoff=9.0, capacity=20, mask=mask).count) == 20
+    cell, images = torch.eye(3)[None], (1, 1, 1)
+    with pytest.raises(sg.GraphTooLarge, match="images= is too small"):
+        atoms.neighbours(pos, cell, cutoff=1.5, capacity=999, mask=mask, images=images)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"pos": torch.rand(6, 2)}, r"pos has shape \[6, 2\]"),
+        ({"cell": torch.eye(3)}, r"cell has shape \[3, 3\]: expected \[G, 3, 3\]"),
+        ({"graph": torch.zeros(4, dtype=torch.long)}, "graph has 4 rows, and pos has 6"),
+        ({"pbc": torch.ones(1, 3, dtype=torch.bool)}, "there is no cell"),
+    ],
+)
+def test_a_wrong_shape_is_named(change, says):
+    given_ = {"pos": torch.rand(6, 3)} | change
+    with pytest.raises(ValueError, match=says):
+        atoms.neighbours(**given_, cutoff=1.0, capacity=9)
+
+
+# ---------------------------------------------------------------- in a runner's step
+
+
+class Potential(nn.Module):
+    """A SchNet-like model with its graph inside: energies, forces and stresses."""
+
+    def __init__(self, per_atom, images=None, cutoff=2.5):
+        super().__init__()
+        self.neighbours = atoms.Neighbours(cutoff, per_atom, images)
+        self.species = nn.Embedding(90, 8)
+        self.filter = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.mix = nn.Linear(8, 8)
+        self.energy = nn.Linear(8, 1)
+        self.register_buffer("centres", torch.linspace(0, cutoff, 6))
+
+    def forward(self, z, pos, cell, pbc, batch, num_graphs):
+        pos, cell = pos.requires_grad_(), cell.requires_grad_()
+        near = self.neighbours(pos, cell, pbc, batch)
+        length = (near.vectors(pos, cell, batch).square().sum(1) + 1e-12).sqrt()
+        source, target = near.edge_index
+        spread = torch.exp(-(length[:, None] - self.centres).square())
+        smooth = (1 + torch.cos(torch.pi * length / 2.5)) * near.mask
+        h = self.species(z)
+        message = self.mix(h)[source] * self.filter(spread) * smooth[:, None]
+        h = h + torch.zeros_like(h).index_add(0, target, message).tanh()
+        energy = global_add_pool(self.energy(h), batch, num_graphs)
+        by_pos, by_cell = torch.autograd.grad(energy.sum(), (pos, cell), create_graph=True)
+        # A strain moves atoms and the cell's vectors alike.
+        virial = torch.zeros_like(cell).index_add(0, batch, pos[:, :, None] * by_pos[:, None])
+        virial = virial + torch.einsum("gij,gik->gjk", cell, by_cell)
+        volume = torch.linalg.det(cell).abs()[:, None, None].clamp(min=1e-9)
+        return energy, -by_pos, virial / volume
+
+
+def crystals(seed=0):
+    """Salt, silicon and molecules: periodic along three axes, and along none."""
+    from ase.build import bulk, molecule
+
+    random = np.random.default_rng(seed)
+    structures = [
+        bulk("NaCl", "rocksalt", a=4.2),
+        bulk("Si", "diamond", a=3.4).repeat((1, 1, 2)),
+        molecule("H2O"),
+        molecule("CH3CH2OH"),
+    ]
+    for structure in structures:
+        structure.positions += random.normal(scale=0.05, size=structure.positions.shape)
+    return structures
+
+
+def energies_and_forces(out, batch):
+    energy, forces, _ = out
+    return forces.square().sum(1) + energy[batch.batch, 0].square()
+
+
+EVERY = pytest.mark.skipif("EVERY_CASE" not in os.environ, reason="minutes: make test-every")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["eager", pytest.param("default", marks=EVERY)])
+def test_a_step_with_neighbours_and_forces_equals_the_plain_model(mode):
+    torch.manual_seed(0)
+    graphs = [atoms.to_data(each, torch.float64) for each in crystals()]
+    sizes = atoms.sizes_within(graphs, 2.5)
+    images = atoms.images_within(
+        torch.cat([g.cell for g in graphs]), torch.cat([g.pbc for g in graphs]), 2.5
+    )
+    capacity = sg.Capacity(nodes=24, edges=4, graphs=6, max_graph_nodes=10)
+    per_atom = 1.2 * sum(size[1] for size in sizes) / 24
+    model = Potential(per_atom, None if mode == "eager" else images).double()
+    plain = copy.deepcopy(model)
+    plain.neighbours.images = None
+    plain.neighbours.capacity = lambda atoms: sum(size[1] for size in sizes)  # exactly
+    whole = Batch.from_data_list(graphs)
+    fields = (whole.z, whole.pos, whole.cell, whole.pbc, whole.batch, len(graphs))
+    energy, forces, stress = out = plain(*fields)
+    energies_and_forces(out, whole).mean().backward()
+    expected = [p.grad for p in plain.parameters()]
+
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    subject = sg.Subject(model, energies_and_forces, optimizer, differentiable=("pos", "cell"))
+    runner = sg.StaticGraphRunner(subject, [capacity], mode)
+    runner.step(next(iter(runner.loader(store, exact=False))))
+    actual = [p.grad for p in model.parameters()]
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+    out = runner.predict(graphs)
+    torch.testing.assert_close(out[0], energy.detach(), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(torch.cat(out[1]), forces.detach(), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(out[2], stress.detach(), rtol=1e-9, atol=1e-11)
+
+
+class LennardJones(nn.Module):
+    """Pairs of argon, as ASE's calculator computes them."""
+
+    def __init__(self, per_atom, images=None, cutoff=8.0):
+        super().__init__()
+        self.neighbours = atoms.Neighbours(cutoff, per_atom, images)
+        self.depth = nn.Parameter(torch.tensor(0.0104))
+        self.shift = (3.4 / cutoff) ** 12 - (3.4 / cutoff) ** 6
+
+    def forward(self, pos, cell, pbc, batch, num_graphs):
+        pos, cell = pos.requires_grad_(), cell.requires_grad_()
+        near = self.neighbours(pos, cell, pbc, batch)
+        squared = near.vectors(pos, cell, batch).square().sum(1)
+        sixth = (3.4**2 / torch.where(near.mask, squared, 1.0)) ** 3
+        pair = torch.where(near.mask, 2 * self.depth * (sixth.square() - sixth - self.shift), 0)
+        each = torch.zeros_like(pos[:, 0]).index_add(0, near.edge_index[1], pair)
+        energy = torch.zeros_like(cell[:, 0, 0]).index_add(0, batch, each)
+        by_pos, by_cell = torch.autograd.grad(energy.sum(), (pos, cell), create_graph=True)
+        virial = torch.zeros_like(cell).index_add(0, batch, pos[:, :, None] * by_pos[:, None])
+        virial = virial + torch.einsum("gij,gik->gjk", cell, by_cell)
+        volume = torch.linalg.det(cell).abs()[:, None, None].clamp(min=1e-9)
+        return {"energy": energy, "forces": -by_pos, "stress": virial / volume}
+
+
+def calculator_of(structures, room=1.0, nodes=40, **options):
+    model = LennardJones(0.0).double()
+    sizes = atoms.sizes_within(structures, 8.0)
+    model.neighbours.per_atom = room * max(edges / atoms for atoms, edges in sizes)
+    plan = [sg.Capacity(nodes=nodes, edges=4, graphs=max(5, nodes // 2), max_graph_nodes=nodes - 1)]
+    subject = sg.Subject(model, differentiable=("pos", "cell"))
+    runner = sg.StaticGraphRunner(subject, plan, "eager")
+    return atoms.Calculator(runner, torch.float64, **options)
+
+
+def argon():
+    from ase.build import bulk
+
+    crystal = bulk("Ar", "fcc", a=5.3, cubic=True)
+    crystal.rattle(0.1, seed=1)
+    return crystal
+
+
+def test_the_calculator_is_ases():
+    from ase.calculators.lj import LennardJones as Reference
+
+    gas = argon()
+    gas.pbc = False
+    structures = [argon(), gas, argon().repeat((2, 1, 1))]
+    results = calculator_of(structures).many(structures)
+    for structure, result in zip(structures, results, strict=True):
+        structure.calc = Reference(epsilon=0.0104, sigma=3.4, rc=8.0)
+        assert result["energy"] == pytest.approx(structure.get_potential_energy(), rel=1e-6)
+        np.testing.assert_allclose(result["forces"], structure.get_forces(), atol=1e-8)
+        if structure.pbc.all():
+            np.testing.assert_allclose(result["stress"], structure.get_stress(), atol=1e-9)
+
+
+@pytest.mark.slow
+def test_dynamics_and_a_relaxation_end_where_ases_do():
+    from ase import units
+    from ase.calculators.lj import LennardJones as Reference
+    from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+    from ase.md.verlet import VelocityVerlet
+    from ase.optimize import FIRE
+
+    ends = []
+    for calculator in (Reference(epsilon=0.0104, sigma=3.4, rc=8.0), calculator_of([argon()])):
+        crystal = argon()
+        crystal.calc = calculator
+        MaxwellBoltzmannDistribution(crystal, temperature_K=40, rng=np.random.default_rng(0))
+        energies = []
+        dynamics = VelocityVerlet(crystal, 5 * units.fs)
+        dynamics.attach(lambda: energies.append(crystal.get_total_energy()))  # noqa: B023
+        dynamics.run(20)
+        FIRE(crystal, logfile=None).run(fmax=0.002, steps=60)
+        ends.append((energies, crystal.get_potential_energy(), crystal.positions.copy()))
+    np.testing.assert_allclose(ends[0][0], ends[1][0], atol=1e-7)
+    assert ends[0][1] == pytest.approx(ends[1][1], abs=1e-7)
+    np.testing.assert_allclose(ends[0][2], ends[1][2], atol=1e-5)
+
+
+def test_a_calculator_makes_room_for_edges_and_says_when_it_does_not():
+    dense = argon()
+    expected = calculator_of([dense]).many([dense])[0]["energy"]
+    growing = calculator_of([dense], room=0.5, nodes=7)
+    assert growing.many([dense])[0]["energy"] == pytest.approx(expected, abs=1e-12)
+    assert growing.growths == 1
+    growing.many([dense])
+    assert growing.growths == 1
+    stuck = calculator_of([dense], room=0.5, nodes=7, max_growth=0)
+    with pytest.raises(ArithmeticError, match=r"structure 0 \(Ar4\) has an energy"):
+        stuck.many([dense])
+
+
+def test_a_training_step_without_room_for_edges_is_refused():
+    graphs = [atoms.to_data(argon(), torch.float64) for _ in range(2)]
+    for graph in graphs:
+        graph.energy = torch.zeros(1, dtype=torch.float64)
+    model = LennardJones(3.0).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def loss(out, batch):
+        return (out["energy"] - batch.energy).square()
+
+    subject = sg.Subject(model, loss, optimizer, differentiable=("pos", "cell"))
+    capacity = sg.Capacity(nodes=10, edges=4, graphs=5, max_graph_nodes=5)
+    runner = sg.StaticGraphRunner(subject, [capacity], "eager")
+    batch = next(iter(runner.loader(sg.GraphStore.from_pyg(graphs, progress=False), exact=False)))
+    with pytest.raises(sg.NonFiniteLoss):
+        runner.step(batch)
+    assert float(model.depth) == pytest.approx(0.0104), "no update"
+    model.neighbours.grow(100.0)
+    assert float(runner.step(batch)) > 0
+
+
+# ---------------------------------------------------------------- systems that leave and enter
+
+
+def relaxed(system, output):
+    """One step of steepest descent, at most 0.2 long for each atom."""
+    forces = output["forces"]
+    length = forces.norm(dim=1).max()
+    system.pos = system.pos + forces * min(4.0, 0.2 / float(length))
+    system.visits = int(system.visits) + 1
+    return bool(length < 0.02) or system.visits == 60
+
+
+def droplets(count):
+    """Drops of argon of two to nine atoms, nearly in place or far from it."""
+    random = np.random.default_rng(0)
+    grid = np.array(list(itertools.product(range(3), repeat=3))) * 3.8
+    drops = []
+    for number in range(count):
+        pos = grid[: random.integers(2, 10)]
+        pos = torch.tensor(pos + random.normal(scale=0.05 + number % 3 * 0.3, size=pos.shape))
+        cell, pbc = torch.zeros(1, 3, 3).double(), torch.zeros(1, 3, dtype=torch.bool)
+        drops.append(Data(pos=pos, cell=cell, pbc=pbc, num_nodes=len(pos), visits=0))
+    return drops
+
+
+@pytest.mark.slow
+def test_a_stream_gives_what_each_system_alone_gives_in_batches_that_stay_full():
+    runner = calculator_of([argon()], nodes=37).runner
+    alone = []
+    for drop in droplets(40):
+        while not relaxed(drop, {"forces": runner.predict([drop])["forces"][0]}):
+            pass
+        alone.append(drop)
+    streaming = atoms.stream(runner, droplets(40), relaxed, lookahead=16)
+    results = {each.number: each for each in streaming}
+    assert sorted(results) == list(range(40))
+    for number, expected in enumerate(alone):
+        assert results[number].error is None
+        assert results[number].steps == expected.visits
+        torch.testing.assert_close(results[number].system.pos, expected.pos, rtol=0, atol=1e-9)
+    waits = [max(each.visits for each in alone[i : i + 6]) for i in range(0, 40, 6)]
+    fixed = sum(len(d.pos) * d.visits for d in alone) / (37 * sum(waits))
+    assert streaming.share > 0.8 > fixed
+
+
+def test_a_system_that_fails_leaves_alone_and_is_named():
+    runner = calculator_of([argon()], nodes=37).runner
+    drops = droplets(5)
+    drops[3].pos = torch.zeros_like(drops[3].pos)  # all atoms at one place
+    seen = []
+
+    def once(system, output):
+        seen.append(len(system.pos))
+        if len(seen) == 1:
+            raise RuntimeError("the first step fails")
+        return True
+
+    errors = {each.number: each.error for each in atoms.stream(runner, drops, once)}
+    assert sorted(errors) == [0, 1, 2, 3, 4]
+    assert "system 3: the model's output is not finite" in str(errors.pop(3))
+    assert sorted(str(error) for error in errors.values()) == ["None"] * 3 + [
+        "the first step fails"
+    ]
+
+
+def test_a_system_that_no_bucket_takes_is_named():
+    runner = calculator_of([argon()], nodes=7).runner
+    with pytest.raises(sg.GraphTooLarge, match="system 0 has 8 nodes and 0 edges, and the runner"):
+        next(iter(atoms.stream(runner, [atoms.to_data(argon().repeat((2, 1, 1)))], relaxed)))

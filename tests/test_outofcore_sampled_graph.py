@@ -1,0 +1,179 @@
+"""A sample as a static batch: nothing lost, any model equal to PyG on the same sample, buckets."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.drawn import examples
+from support.sampled_graphs import edge_list, reference, sampled, simple_edges
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+
+from staticgraph import BucketPlan, Capacity, StaticGraphRunner, Subject
+from staticgraph.outofcore import SampledGNN
+from staticgraph.outofcore.buffer.resident import Neighbours
+from staticgraph.outofcore.sampling.dense import DenseSampler
+from staticgraph.outofcore.sampling.sampled_graph import (
+    SampledGraphs,
+    most_of_one,
+    plan_of,
+    schema_of,
+    size_of,
+)
+
+KINDS = ("sage", "gcn", "gat")
+
+
+def batch_of(sample, x, degrees, whole=None, *, closed=False, extra=5):
+    """Pads a sample whose nodes have rows ``x`` of the buffer."""
+    nodes, edges = size_of(sample, closed)
+    schema = schema_of(x.shape[1], labels=False, weights=closed)
+    plan = BucketPlan.of([Capacity.distinct(nodes + extra, edges + extra, 2)])
+    graphs = SampledGraphs(plan, schema, closed)
+    rows = sample.nodes
+    whole = degrees if whole is None else whole
+    return graphs.batch(sample, 0, {"x": x[rows]}, degrees[rows], whole[rows])
+
+
+def outputs(model, batch):
+    """Returns the rows of the real nodes, with gradients."""
+    runner = StaticGraphRunner(Subject(model, check_padding=False), [batch.capacity], "eager")
+    return runner(batch)[: batch.real_nodes]
+
+
+@examples(60)
+@given(
+    rows=st.integers(1, 30),
+    edges=st.integers(0, 90),
+    fanouts=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    closed=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_every_node_and_edge_of_a_sample_is_in_its_batch_once(rows, edges, fanouts, closed, seed):
+    ends = np.random.default_rng(seed).integers(0, rows, (2, edges))
+    sampler = DenseSampler(Neighbours.of(*ends, rows, "both"), fanouts)
+    sample = sampler.sample(np.random.default_rng(seed).permutation(rows)[: max(1, rows // 3)], 1)
+    x = np.arange(rows, dtype=np.float32)[:, None] + 1
+    batch = batch_of(sample, x, sampler.neighbours.degrees(loops=False), closed=closed)
+    n, e = batch.real_nodes, batch.real_edges
+    assert batch.x[:n, 0].tolist() == (sample.nodes + 1).tolist()
+    wanted = edge_list(sample)
+    if closed:
+        wanted = wanted[:, wanted[0] != wanted[1]]
+        wanted = torch.cat([wanted, torch.arange(n).repeat(2, 1)], 1)
+    real = batch.edge_index[:, :e]
+    assert sorted(real.T.tolist()) == sorted(wanted.T.tolist())
+    assert (real[1].diff() >= 0).all(), "the kernels need edges by destination"
+    assert (batch.edge_index[:, e:] >= n).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_equals_pyg_on_the_same_sample_forward_and_backward(kind):
+    sampler, seeds, sample = sampled(40, 300, (3, 4), 6)
+    degrees = sampler.neighbours.degrees(loops=False)
+    torch.manual_seed(0)
+    model = SampledGNN(kind, 4, 8, 3, 2)
+    plain = copy.deepcopy(model)
+    x = torch.randn(40, 4)
+    batch = batch_of(sample, x.numpy(), degrees, closed=kind == "gcn")
+    inputs = batch.x.clone().requires_grad_()
+    out = outputs(model, batch.replace(x=inputs))[: len(seeds)]
+    hidden = unpadded = x[sample.nodes].requires_grad_()
+    for number, layer in enumerate(plain.layers):
+        hidden = reference(layer, hidden.relu() if number else hidden, sample, degrees)
+    # float32 sums of a few terms of order one in another order.
+    torch.testing.assert_close(out, hidden[: len(seeds)], rtol=1e-4, atol=1e-5)
+    weights = torch.randn_like(out)
+    (out * weights).sum().backward()
+    (hidden[: len(seeds)] * weights).sum().backward()
+    torch.testing.assert_close(
+        inputs.grad[: len(sample.nodes)], unpadded.grad, rtol=1e-4, atol=1e-5
+    )
+    assert (inputs.grad[len(sample.nodes) :] == 0).all()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("direction", ["in", "both"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_full_fan_out_equals_the_whole_graph_with_loops_and_repeated_edges(kind, direction):
+    """Some nodes have two self-loops, some edges occur three times, node 24 has only a loop."""
+    rows = 25
+    ends = np.random.default_rng(2).integers(0, 24, (2, 90))
+    ends = np.concatenate([ends, ends[:, :20], ends[:, :9], [[0, 1, 1, 24]] * 2], axis=1)
+    neighbours = Neighbours.of(*ends, rows, direction)
+    sampler = DenseSampler(neighbours, [int(neighbours.degrees().max())])
+    sample = sampler.sample(np.arange(rows), 0)
+    conv = {"sage": SAGEConv(4, 8), "gcn": GCNConv(4, 8), "gat": GATConv(4, 2, heads=4)}[kind]
+    model = SampledGNN(kind, 4, 8, 8, 1)
+    if kind == "gat":
+        model.layers[0] = GATConv(4, 2, heads=4)
+    model.layers[0].load_state_dict(conv.state_dict())
+    x = torch.randn(rows, 4)
+    batch = batch_of(sample, x.numpy(), neighbours.degrees(loops=False), closed=kind == "gcn")
+    both = np.concatenate([ends, ends[::-1]], axis=1) if direction == "both" else ends
+    # float32 in another order of the edges.
+    torch.testing.assert_close(
+        outputs(model, batch), conv(x, torch.from_numpy(both.copy())), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_gcn_over_a_part_is_the_mean_of_what_is_resident_with_degrees_of_the_whole():
+    """By loops: mean of sqrt((1 + d_i) / (1 + d_j)) x_j over the resident closed neighbourhood."""
+    rows, resident = 30, 18
+    ends = simple_edges(rows, 140, 4)
+    whole = np.bincount(ends[1], minlength=rows)
+    inside = ends[:, (ends < resident).all(axis=0)]
+    neighbours = Neighbours.of(*inside, resident)
+    degrees = neighbours.degrees()
+    assert (degrees < whole[:resident]).any()
+    sample = DenseSampler(neighbours, [int(degrees.max())]).sample(np.arange(resident), 0)
+    x = torch.randn(resident, 4)
+    batch = batch_of(sample, x.numpy(), degrees, whole[:resident], closed=True)
+    model = SampledGNN("gcn", 4, 8, 3, 1)
+    layer = model.layers[0]
+    out = outputs(model, batch)
+    for i in range(resident):
+        closed = [i, *inside[0, inside[1] == i].tolist()]
+        parts = [np.sqrt((1 + whole[i]) / (1 + whole[j])) * layer.lin(x[j]) for j in closed]
+        expected = sum(parts) / len(parts) + layer.bias
+        torch.testing.assert_close(out[i], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_bucket_holds_400_batches_and_the_last_any_single_seed():
+    rows, fanouts = 20_000, (10, 5)
+    ends = np.random.default_rng(0).integers(0, rows, (2, 200_000))
+    sampler = DenseSampler(Neighbours.of(*ends, rows), fanouts)
+    rng = np.random.default_rng(1)
+
+    def draw(seeds, number):
+        return sampler.sample(rng.choice(rows, seeds, replace=False), number)
+
+    trial = np.array([size_of(draw(256, k), False) for k in range(24)])
+    schema = schema_of(0, labels=False, weights=False)
+    graphs = SampledGraphs(plan_of([trial], (1, 1), schema), schema)
+    for number in range(400):
+        sample = draw(256, number)
+        bucket = graphs.bucket_of(sample)
+        assert bucket == 0
+        graphs.count(sample, bucket)
+    assert graphs.statistics.efficiency > 0.93
+
+    tiny = np.array([[2, 1], [2, 1]])
+    bound = most_of_one(1, fanouts, rows, 200_000, closed=False)
+    graphs = SampledGraphs(plan_of([tiny], bound, schema), schema)
+    assert all(graphs.bucket_of(draw(1, number)) is not None for number in range(100))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("cheb", 2, 2, 2, 2), "choose one of sage, gcn, gat"),
+     (("gat", 2, 6, 2, 2, 0.0, 4), "multiple of heads")],
+)  # fmt: skip
+def test_models_that_do_not_exist_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SampledGNN(*arguments)

@@ -1,0 +1,142 @@
+"""Models that search for neighbours in their forward equal plain PyG over the same pairs."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch_geometric
+import torch_geometric.nn as pyg
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn.models import SchNet, ViSNet
+
+import staticgraph as sg
+
+
+def pairs(x, ptr, ignore_same):
+    """``[n, n]`` distances between points of one graph, infinite between others."""
+    graph = torch.repeat_interleave(ptr.diff())
+    apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    apart = apart.masked_fill(graph[:, None] != graph, torch.inf)
+    return apart.fill_diagonal_(torch.inf) if ignore_same else apart
+
+
+def radius(x, y, ptr_x, ptr_y, r, most, workers, ignore_same):
+    """pyg-lib's ``radius``, of one set of points with itself: those that come first."""
+    near = pairs(x.detach(), ptr_x, ignore_same) < r
+    return (near & (near.cumsum(1) <= most)).nonzero().t()
+
+
+def knn(x, y, ptr_x, ptr_y, k, cosine, workers):
+    x = nn.functional.normalize(x.detach()) if cosine else x.detach()
+    apart = pairs(x, ptr_x, False)
+    distance, index = apart.topk(min(k, len(x)), largest=False)
+    centre = torch.arange(len(x))[:, None].expand_as(index)
+    return torch.stack([centre[distance < torch.inf], index[distance < torch.inf]])
+
+
+@pytest.fixture(autouse=True)
+def searches(monkeypatch):
+    """pyg-lib's searches, for plain PyG: the package is on no index for current torch."""
+    monkeypatch.setattr(torch_geometric.typing, "WITH_RADIUS", True)
+    monkeypatch.setattr(torch_geometric.typing, "WITH_KNN", True, raising=False)
+    ops = SimpleNamespace(radius=radius, knn=knn)
+    monkeypatch.setattr(torch.ops, "pyg", ops, raising=False)
+
+
+def clusters():
+    random = torch.Generator().manual_seed(0)
+    return [
+        Data(
+            pos=1.5 * torch.rand(n, 3, generator=random, dtype=torch.float64) * n ** (1 / 3),
+            z=torch.randint(1, 9, (n,), generator=random),
+            y=torch.randn(1, 1, generator=random, dtype=torch.float64),
+        )
+        for n in (1, 2, 3, 5, 8, 13, 21)
+    ]
+
+
+class Searching(nn.Module):
+    """Two searches in one forward, the second among features."""
+
+    def __init__(self, loop, flow):
+        super().__init__()
+        self.loop, self.flow = loop, flow
+        self.first = pyg.GraphConv(3, 4, flow=flow)
+        self.second = pyg.EdgeConv(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), flow=flow)
+
+    def forward(self, z, pos, batch, batch_size):
+        options = {"loop": self.loop, "flow": self.flow}
+        near = pyg.radius_graph(pos, 1.2, batch, max_num_neighbors=4, **options)
+        h = self.first(pos, near).tanh()
+        nearest = pyg.knn_graph(h, 3, batch, **options)
+        return pyg.global_add_pool(self.second(h, nearest), batch, batch_size)
+
+
+MODELS = {
+    "radius and knn": lambda: Searching(False, "source_to_target"),
+    "loops, backwards": lambda: Searching(True, "target_to_source"),
+    "SchNet": lambda: SchNet(16, 8, 2, 10, cutoff=2.0, max_num_neighbors=6),
+}
+
+
+def call(model, data):
+    sized = {"batch_size": data.num_graphs} if isinstance(model, Searching) else {}
+    return model(data.z, data.pos, data.batch, **sized)
+
+
+def squared(out, batch):
+    return (out - batch.y).square()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_equals_plain_pygs(name, mode):
+    graphs = clusters()
+    torch.manual_seed(0)
+    model = MODELS[name]().double()
+    plain, whole = copy.deepcopy(model), Batch.from_data_list(graphs)
+    squared(call(plain, whole), whole).mean().backward()
+    expected = [p.grad for p in plain.parameters() if p.grad is not None]
+    predicted = call(plain.eval(), whole).detach()
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plan = [sg.Capacity(nodes=60, edges=8, graphs=len(graphs) + 2, max_graph_nodes=30)]
+    subject = sg.Subject(model, squared, optimizer, forward=call)
+    runner = sg.StaticGraphRunner(subject, plan, mode)
+    runner.step(next(iter(runner.loader(store, exact=False))))
+    actual = [p.grad for p in model.parameters() if p.grad is not None]
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(runner.predict(graphs), predicted, rtol=1e-9, atol=1e-12)
+
+
+def test_a_model_that_indexes_found_edges_with_a_mask_runs_in_eager():
+    torch.manual_seed(0)
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_channels": 16, "num_rbf": 8, "cutoff": 2.0}
+    model = ViSNet(**sizes).eval()
+    graphs = [
+        data.clone().apply(lambda v: v.float() if v.is_floating_point() else v)
+        for data in clusters()
+    ]
+    whole = Batch.from_data_list(graphs)
+    expected = call(model, whole)[0].detach()
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
+    subject = sg.Subject(model, forward=lambda model, data: call(model, data)[0])
+    actual = sg.StaticGraphRunner(subject, plan, "eager").predict(graphs)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_search_without_the_batchs_rows_is_refused():
+    model = Searching(False, "source_to_target").double()
+    plan = sg.plan_buckets(sg.GraphStore.from_pyg(clusters(), progress=False), batch_size=2)
+
+    def without_batch(model, data):
+        return pyg.radius_graph(data.pos, 1.0)
+
+    runner = sg.StaticGraphRunner(sg.Subject(model, forward=without_batch), plan, "eager")
+    with pytest.raises(sg.NotStatic, match="pass batch=batch"):
+        runner.predict(clusters())

@@ -1,0 +1,117 @@
+"""Files and syntax nodes of every room, which may fall and not rise.
+
+Nodes are those of the syntax tree without docstrings, imports and contexts, so neither denser lines
+nor fewer words of documentation make them fewer. ``FREEZE=1 pytest tests/test_size.py`` lowers the
+table where a room fell. A room that has to rise is raised by hand, with a comment on its line that
+names the capability that paid for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import os
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COUNTS = ("files", "nodes")
+# Both counts by room.
+SIZES = {
+    "bench": (40, 26895),
+    "staticgraph": (5, 1839),
+    "staticgraph/batches": (32, 13696),
+    "staticgraph/checking": (16, 12845),
+    "staticgraph/cli": (18, 13372),
+    "staticgraph/datasets": (12, 6956),
+    "staticgraph/distributed": (7, 3346),
+    "staticgraph/dryrun": (29, 12660),
+    "staticgraph/epochs": (11, 6320),
+    "staticgraph/files": (14, 3215),
+    "staticgraph/internals": (16, 1380),
+    "staticgraph/kernels": (120, 65101),
+    "staticgraph/lightning": (4, 2303),
+    "staticgraph/memory": (6, 4742),
+    "staticgraph/models": (5, 1389),
+    "staticgraph/nn": (47, 21142),
+    "staticgraph/outofcore": (30, 21472),
+    "staticgraph/packing": (18, 14746),
+    "staticgraph/plans": (14, 8735),
+    "staticgraph/probing": (12, 6733),
+    "staticgraph/recording": (21, 8160),
+    "staticgraph/rewrites": (48, 35228),
+    "staticgraph/runner": (36, 15427),
+    "staticgraph/serving": (19, 10358),
+    "staticgraph/sizes": (6, 4129),
+    "staticgraph/steps": (41, 17617),
+    "staticgraph/store": (30, 25280),
+    "staticgraph/text": (10, 1853),
+    "staticgraph/training": (20, 15715),
+    "tests": (264, 263509),
+    "tests/support": (92, 49506),
+}
+DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+
+
+def nodes_of(source: str) -> int:
+    """Number of syntax nodes that compute something."""
+    count = 0
+    for node in ast.walk(ast.parse(source)):
+        count += not isinstance(node, ast.Import | ast.ImportFrom | ast.alias | ast.expr_context)
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            count -= 2
+    return count
+
+
+def room_of(path: Path) -> str:
+    """A folder of the library, ``tests/support``, or one of the other top-level folders."""
+    top, *inner = path.relative_to(ROOT).parts
+    if top == "tests":
+        return "tests/support" if inner[0] == "support" else top
+    return f"{top}/{inner[0]}" if top == "staticgraph" and len(inner) > 1 else top
+
+
+def sizes() -> dict[str, tuple[int, int]]:
+    """Files and nodes by room."""
+    rooms: dict[str, list[int]] = collections.defaultdict(list)
+    for top in ("staticgraph", "tests", "bench"):
+        for path in (ROOT / top).rglob("*.py"):
+            rooms[room_of(path)].append(nodes_of(path.read_text()))
+    return {room: (len(nodes), sum(nodes)) for room, nodes in sorted(rooms.items())}
+
+
+def lower_table(present: dict[str, tuple[int, int]]) -> None:
+    """Writes smaller numbers into the table of this file, and leaves out rooms that are gone."""
+    lines = []
+    for line in Path(__file__).read_text().splitlines(keepends=True):
+        if row := re.match(r'    "([\w/]+)": \((\d+), (\d+)\),', line):
+            if row[1] not in present:
+                continue
+            files, nodes = map(min, present[row[1]], (int(row[2]), int(row[3])))
+            line = f'    "{row[1]}": ({files}, {nodes}),' + line[row.end() :]
+        lines.append(line)
+    Path(__file__).write_text("".join(lines))
+
+
+def test_no_room_grows():
+    present = sizes()
+    if os.environ.get("FREEZE"):
+        lower_table(present)
+    grown = [
+        f"{room}: {what} were {before}, are {now}; take out as much as came in, or raise the line "
+        "in tests/test_size.py with a comment that names the capability that paid for it"
+        for room, counts in present.items()
+        for what, before, now in zip(
+            ("files", "nodes"), SIZES.get(room, (0, 0)), counts, strict=True
+        )
+        if now > before
+    ]
+    assert grown == []
+
+
+def test_neither_words_nor_imports_weigh_anything():
+    plain = "x = f(1)\n"
+    assert nodes_of(plain) == nodes_of(f'"""Words."""\nimport os\nfrom a import b\n{plain}')
+    assert nodes_of("def f(x):\n    return x\n") == nodes_of(
+        'def f(x):\n    """F."""\n    return x\n'
+    )
