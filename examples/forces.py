@@ -25,7 +25,7 @@ class SchNet(nn.Module):
 
     def __init__(self, per_atom: float, width: int, layers: int) -> None:
         super().__init__()
-        self.near = atoms.Neighbours(CUTOFF, per_atom)
+        self.near = atoms.NeighbourSearch(CUTOFF, per_atom)
         self.register_buffer("centres", torch.linspace(1.5, CUTOFF, 16))
         self.species = nn.Embedding(100, width)
         self.filters = nn.ModuleList(nn.Linear(16, width) for _ in range(layers))

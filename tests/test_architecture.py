@@ -77,12 +77,13 @@ FLOORS_OF = {
 PURE = ("errors", "jit", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
 # Packages that an extra installs, or that exist on some machines only: imported where needed.
-EXTRAS = {"matplotlib", "tensorboard", "rdkit", "ogb", "scipy", "triton"}
+EXTRAS = {"ase", "vesin", "matplotlib", "tensorboard", "rdkit", "ogb", "scipy", "triton"}
 # Other imports inside a function, each with its reason.
 SLOW = "torch and PyG take seconds, and most that is done with a store needs neither"
 KERNELS = "numba's loops are read from their cache only where kernels are asked for"
 NEWER = "not in every torch, on every platform or before the device's guard is loaded"
 INSIDE = {
+    ("atoms", "staticgraph.atoms.calculator"): "ASE is an extra, and its calculator the base class",
     ("datasets", "staticgraph.datasets.as_task"): SLOW,
     ("datasets", "staticgraph.datasets.npz"): SLOW,
     ("datasets", "staticgraph.datasets.pyg"): SLOW,

@@ -1,4 +1,4 @@
-"""Neighbours of atoms in fixed shape: compared with all pairs over all images."""
+"""NeighbourSearch of atoms in fixed shape: compared with all pairs over all images."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Potential(nn.Module):
 
     def __init__(self, per_atom, images=None, cutoff=2.5):
         super().__init__()
-        self.neighbours = atoms.Neighbours(cutoff, per_atom, images)
+        self.neighbours = atoms.NeighbourSearch(cutoff, per_atom, images)
         self.species = nn.Embedding(90, 8)
         self.filter = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
         self.mix = nn.Linear(8, 8)
@@ -217,7 +217,7 @@ class LennardJones(nn.Module):
 
     def __init__(self, per_atom, images=None, cutoff=8.0):
         super().__init__()
-        self.neighbours = atoms.Neighbours(cutoff, per_atom, images)
+        self.neighbours = atoms.NeighbourSearch(cutoff, per_atom, images)
         self.depth = nn.Parameter(torch.tensor(0.0104))
         self.shift = (3.4 / cutoff) ** 12 - (3.4 / cutoff) ** 6
 

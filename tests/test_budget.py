@@ -199,6 +199,7 @@ def test_amounts_that_are_none_are_refused(text):
     [
         (float("nan"), ValueError, "nan bytes: give a finite number"),
         (float("inf"), ValueError, "inf bytes: give a finite number"),
+        ("9" * 400, ValueError, "bytes: give a finite number"),
         (None, TypeError, "None is a NoneType; give an amount of memory"),
         (True, TypeError, "True is a bool; give an amount of memory"),
         ([1], TypeError, r"\[1\] is a list; give an amount of memory"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from staticgraph.atoms.neighbours import NeighbourList, Neighbours, images_within, neighbours
+from staticgraph.atoms.neighbours import NeighbourList, NeighbourSearch, images_within, neighbours
 from staticgraph.atoms.stream import Finished, Stream, stream
 from staticgraph.atoms.structures import edges_per_atom, sizes_within, to_data
 
@@ -18,7 +18,7 @@ __all__ = [
     "Calculator",
     "Finished",
     "NeighbourList",
-    "Neighbours",
+    "NeighbourSearch",
     "Stream",
     "edges_per_atom",
     "images_within",

@@ -143,7 +143,7 @@ def neighbours(
     return found
 
 
-class Neighbours(nn.Module):
+class NeighbourSearch(nn.Module):
     """:func:`neighbours` as a layer, with a capacity that follows the bucket's number of atoms.
 
     Args:
@@ -182,6 +182,7 @@ class Neighbours(nn.Module):
         self.per_atom *= factor
 
     def extra_repr(self) -> str:
+        """What ``print(model)`` shows of it."""
         return f"cutoff={self.cutoff:g}, per_atom={self.per_atom:.3g}, images={self.images}"
 
 

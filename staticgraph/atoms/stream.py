@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.atoms.neighbours import Neighbours
+from staticgraph.atoms.neighbours import NeighbourSearch
 from staticgraph.atoms.structures import sizes_within
 from staticgraph.errors import GraphTooLarge
 from staticgraph.runner.runner import StaticGraphRunner
@@ -113,8 +113,7 @@ class Stream:
             self._seen += 1
         sizes = [_size(each.system) for each in self._running]
         sums = [sum(column) for column in zip(*sizes, strict=True)] if sizes else [0, 0, 0]
-        # One row of nodes and one graph of each bucket are padding.
-        limits = (capacity.nodes - 1, capacity.edges - 1, capacity.graphs - 1)
+        limits = (capacity.node_limit, capacity.edge_limit, capacity.graph_limit)
         for each in sorted(self._waiting, key=lambda each: -each.system.num_nodes):
             size = _size(each.system)
             widest = capacity.max_graph_nodes
@@ -168,11 +167,11 @@ def stream(
 
 
 def make_room(runner: StaticGraphRunner, graphs: Sequence[Any]) -> bool:
-    """Makes room for the edges of some graphs in the runner's :class:`Neighbours`; whether any of
-    them had less. The runner compiles and records its buckets again."""
+    """Makes room for the edges of some graphs in every :class:`NeighbourSearch` of a model;
+    whether any had less. The runner compiles and records its buckets again."""
     grown = False
     for layer in runner.model.modules():
-        if isinstance(layer, Neighbours):
+        if isinstance(layer, NeighbourSearch):
             sizes = sizes_within(graphs, layer.cutoff)
             needed = max(edges / atoms for atoms, edges in sizes)
             if needed > layer.per_atom:

@@ -45,7 +45,9 @@ def sizes_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, in
     """
     sizes = []
     for structure in structures:
-        data = structure if isinstance(structure, Data) else to_data(structure, torch.float64)
+        data: Any = structure
+        if not isinstance(structure, Data):
+            data = to_data(structure, torch.float64)
         points = data.pos.double().numpy()
         cell = data.get("cell")
         box = np.zeros((3, 3)) if cell is None else cell[0].double().numpy()
@@ -55,8 +57,8 @@ def sizes_within(structures: Iterable[Any], cutoff: float) -> list[tuple[int, in
 
 
 def edges_per_atom(plan: BucketPlan | Sequence[Any], room: float = 1.0) -> float:
-    """Returns the ``per_atom`` of :class:`~staticgraph.atoms.Neighbours` with which every bucket of
-    a plan over :func:`sizes_within` has room for its edges.
+    """Returns the ``per_atom`` of a :class:`~staticgraph.atoms.NeighbourSearch` with which every
+    bucket of a plan over :func:`sizes_within` has room for its edges.
 
     Args:
         plan: made from sizes that count edges within the cutoff.

@@ -103,6 +103,8 @@ def make_app(command: str = "") -> App:
         path = f"staticgraph.cli.{module}:run"
         app.command(path, name=name, sort_key=number, help_epilogue="", **more)
     app["--help"].group = app["--version"].group = "Options"
+    if command:
+        app[command]["--help"].group, app[command]["--help"].show = "Options", True
     return app
 
 
@@ -120,7 +122,7 @@ def _print_panel(console: Any, options: Any, panel: Any) -> None:
             text += " (required)"
         elif entry.default not in (None, "False", '""', "None", "[]", "()"):
             text += f" (default: {entry.default})"
-        rows.append((f"{names} {entry.metavar or ''}".rstrip(), text))
+        rows.append((f"{names} {entry.metavar or ''}".strip(), text))
     if not rows:
         return
     indent = 2 + min(26, max((len(names) for names, _ in rows))) + 2

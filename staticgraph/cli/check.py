@@ -89,7 +89,7 @@ def run(
     """Run a model once on a padded batch, name what cannot be recorded, and list what is rewritten
     to operators of this library, by the model's own lines.
 
-    Examples:
+    For example:
       staticgraph check --model mymodule:build --data esol
       staticgraph check --model mymodule:Net --data tu:PROTEINS --batch-size 64 --json
       staticgraph check --for h100 --model mymodule:build --data esol --kernels

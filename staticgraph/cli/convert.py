@@ -27,7 +27,7 @@ def run(
     """Write a data set as a store on disk, in bounded memory. After a kill the same command
     continues.
 
-    Examples:
+    For example:
       staticgraph convert --data molecules.csv --out molecules --workers 8
       staticgraph convert --data ogb:ogbg-molhiv --out hiv
       staticgraph convert --data molecules --out shards --shards --part-graphs 200000

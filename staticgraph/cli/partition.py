@@ -45,7 +45,7 @@ def run(
 ) -> int:
     """Cut one large graph into partitions on disk, in bounded memory.
 
-    Examples:
+    For example:
       staticgraph partition --data fb15k-237 --partitions 32 --out graph/
       staticgraph partition --edges edges.npy --nodes 1000000 --features features.npy --out graph/
 

@@ -118,7 +118,7 @@ class PlanOptions(StepOptions):
 def run(*, options: PlanOptions | None = None, json: bool = False) -> int:
     """Choose the few capacities that carry a data set, or pack it at given limits.
 
-    Examples:
+    For example:
       staticgraph plan --data examples/data/hiv.npz --batch-size 128 --out plan.json
       staticgraph plan --histogram sizes.csv --graphs 32 --buckets 3 --plot plan.png
       staticgraph plan --histogram sizes.csv --efficiency 0.99

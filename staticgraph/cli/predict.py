@@ -40,7 +40,7 @@ def run(
     """Write a trained model's predictions for a data set: a CSV with one row per graph, its number
     in the data set first.
 
-    Examples:
+    For example:
       staticgraph predict --run runs/hiv --data examples/data/hiv.npz --out predictions.csv
       staticgraph predict --run runs/esol --data molecules.csv --target solubility --json
 

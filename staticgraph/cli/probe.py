@@ -100,7 +100,7 @@ def run(
 ) -> int:
     """Find the memory of a training step as a function of nodes, edges and graphs.
 
-    Examples:
+    For example:
       staticgraph probe --data examples/data/hiv.npz --model gps
       staticgraph probe --data examples/data/hiv.npz --model gps --out memory.json --plot memory.png
       staticgraph plan --data examples/data/hiv.npz --memory memory.json --max-memory 20GiB

@@ -27,7 +27,7 @@ def run(
 ) -> int:
     """Print the report of a finished training run.
 
-    Examples:
+    For example:
       staticgraph report runs/demo
       staticgraph report runs/demo --html
       staticgraph report runs/demo --json | jq '.epochs[-1].val_metric'

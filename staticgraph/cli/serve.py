@@ -88,7 +88,7 @@ class ServeOptions:
 def run(*, options: ServeOptions | None = None) -> int:
     """Answer requests for a trained model over HTTP.
 
-    Examples:
+    For example:
       staticgraph serve --run runs/hiv
       staticgraph serve --exported exported/hiv --digest 5f1e... --smiles --task binary
       curl -s localhost:8000/predict -d '{"smiles": ["CCO"]}' -H 'Content-Type: application/json'

@@ -37,7 +37,7 @@ def run(
 ) -> int:
     """Train a graph neural network on a data set, in a few fixed shapes.
 
-    Examples:
+    For example:
       staticgraph train --data examples/data/hiv.npz --model gps --hidden 32 --layers 3 --epochs 2
       staticgraph train --data tu:PROTEINS --model gin --epochs 20 --out runs/proteins
       staticgraph train --resume --out runs/proteins --epochs 40

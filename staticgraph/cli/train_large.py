@@ -103,7 +103,9 @@ class LargeOptions:
     rate: Annotated[float | None, RATE, Parameter(group=TRAINING)] = None
     seed: Annotated[Seed, Parameter(group=TRAINING)] = 0
     fanouts: Annotated[
-        tuple[int, ...], value(read_fanouts, metavar="K,K"), Parameter(group=TRAINING)
+        tuple[int, ...],
+        value(read_fanouts, metavar="K,K"),
+        Parameter(group=TRAINING, show_default="10,10"),
     ] = (10, 10)
     decoder: Annotated[str, choice("distmult", "complex", "transe"), Parameter(group=LINKS)] = (
         "distmult"
@@ -124,7 +126,7 @@ class LargeOptions:
 def run(*, options: LargeOptions, json: bool = False) -> int:
     """Train on one graph whose partitions lie on disk.
 
-    Examples:
+    For example:
       staticgraph train-large --data fb15k-237
       staticgraph train-large --task link --data fb15k-237 --policy beta --partitions 16 --buffer 4
       staticgraph train-large --task link --data fb15k-237 --encoder sage --fanouts 10 --epochs 3

@@ -47,7 +47,7 @@ def run(
     """Train a model by plain PyG and by this library in turn for about a minute, and say which is
     faster, at what memory, and whether both compute the same.
 
-    Examples:
+    For example:
       staticgraph try --data esol --model gine
       staticgraph try --data examples/data/hiv.npz --model mymodule:build --seconds 30
       staticgraph try --data tu:PROTEINS --model gin --modes eager fused --batch-size 32

@@ -209,7 +209,7 @@ def given(base: list[str], option: Argument, value: str) -> list[str]:
 # The beginning of lines that a command prints before it checks its input.
 PROGRESS = ("opening ", "loading ", "choosing ", "counting ", "measuring ", "packing",
             "searching ", "drawing", "cutting ", "ranking ", "evaluating ", "running ", "looking ",
-            "predicting", "compiling ")  # fmt: skip
+            "predicting", "compiling ", "serving ")  # fmt: skip
 
 
 def wrong_with(words: list[str]) -> str:
@@ -230,7 +230,8 @@ def wrong_with(words: list[str]) -> str:
     listed = "Understood are:" in told or "the floor for this plan" in told
     if status == 2 and (
         out.getvalue()
-        or not told.startswith(f"staticgraph {words[0]}: ")
+        # The second is uvicorn's message for an address that it cannot listen on.
+        or not told.startswith((f"staticgraph {words[0]}: ", "ERROR:    [Errno "))
         or (len(lines) > 1 and not listed)
     ):
         return f"{len(lines)} lines: {told[:500]}"

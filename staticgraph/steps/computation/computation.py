@@ -296,6 +296,7 @@ def _refused(out: Any, overflows: list[Tensor]) -> Any:
     refused = torch.stack(overflows).any()
 
     def fill(value: Tensor) -> Tensor:
+        """NaN where the step is refused."""
         return value.masked_fill(refused, torch.nan) if value.is_floating_point() else value
 
     return mapped(fill, out)
