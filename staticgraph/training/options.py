@@ -52,7 +52,7 @@ def value(read: Callable[[str], Any], **more: Any) -> Parameter:
         read: returns the value of a text, or raises a ValueError with the range.
         **more: further arguments of cyclopts' ``Parameter``.
     """
-    return Parameter(converter=lambda _, tokens: read(tokens[0].value), n_tokens=1, **more)
+    return Parameter(converter=lambda _, tokens: read(tokens[-1].value), n_tokens=1, **more)
 
 
 def several(read: Callable[[str], Any]) -> Parameter:
