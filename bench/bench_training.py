@@ -31,7 +31,7 @@ from bench.machine import write
 from bench.rehearsal import LABEL, recorder
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.models import build
-from staticgraph.runner.reporting.device_name import device_name
+from staticgraph.runner.intake import device_name
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 

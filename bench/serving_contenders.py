@@ -37,7 +37,7 @@ def model_of(store: Any, hidden: int, layers: int) -> torch.nn.Module:
 
 def ours(args: Any) -> None:
     """Serves with this library: other processes read the bodies, this one runs the batches."""
-    from staticgraph.cli.serve import serve
+    from staticgraph.cli.serve import listen, serve
     from staticgraph.serving.bodies.reader import Reader
     from staticgraph.serving.http.app import settle
     from staticgraph.serving.service import Service
@@ -51,8 +51,9 @@ def ours(args: Any) -> None:
     categories = {field: store.cardinality(field) for field in ("x", "edge_attr")}
     reader = Reader(store.schema, categories, False, 1024, 1 << 20)
     settle()
-    with sg.Server(runner, max_wait_ms=args.max_wait_ms) as server:
-        serve(Service(server, reader, "ours", None), "127.0.0.1", 0, args.workers)
+    with sg.Server(runner, max_wait_ms=args.max_wait_ms) as server, listen("127.0.0.1", 0) as on:
+        print(f"running on http://127.0.0.1:{on.getsockname()[1]}", file=sys.stderr, flush=True)
+        serve(Service(server, reader, "ours", None), on, args.workers)
 
 
 def tensors_of(kind: str, body: bytes) -> tuple[torch.Tensor, ...]:

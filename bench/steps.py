@@ -23,7 +23,7 @@ from bench.pad_to_max import largest_batch, padded
 from bench.rehearsal import recorder
 from staticgraph.dryrun.operations import kernels_on_cuda
 from staticgraph.models import build
-from staticgraph.runner.reporting.report import Report
+from staticgraph.runner.report import Report
 from staticgraph.runner.verification import Verification, verify
 
 HIV = "examples/data/hiv.npz"

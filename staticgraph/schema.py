@@ -10,8 +10,9 @@ of these levels, and a batch offsets them by the rows of the preceding graphs (P
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -51,8 +52,8 @@ _SIZES = """num_nodes num_edges num_graphs batch_size num_real_nodes num_real_ed
     real_nodes real_edges real_graphs"""
 _IS = """bucket capacity layout device buffer levels node_types edge_types
     node_masks edge_masks"""
-_DOES = """argument blank clone cpu cuda first_places get keys level_of mask_of metadata of release
-    replace tensors to to_data_list unpad with_tensors without_pointers"""
+_DOES = """argument blank clone cpu cuda first_places get keys level_of mask_of metadata of
+    pin_memory release replace tensors to to_data_list unpad with_tensors without_pointers"""
 RESERVED = frozenset(f"{_ARRAYS} {_SIZES} {_IS} {_DOES}".split())
 # Names that ``batch["type"]`` reserves, for one type of nodes or edges.
 RESERVED_OF_TYPE = frozenset({*AXIS_ARRAYS, "num_nodes", "num_edges", "keys"})
@@ -78,6 +79,8 @@ class Field:
             ``""`` for a scalar that is not an index. Empty for a field without indices.
         classes: the names of the values 0, 1, ... of a target, if the data has names for them;
             otherwise empty.
+        pad: the ``rows * width`` numbers of one padding row (of one graph's rows); empty for the
+            values of a real row.
     """
 
     name: str
@@ -89,6 +92,7 @@ class Field:
     cat_dim: int | None = 0
     counts: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    pad: tuple[float, ...] = ()
 
     @property
     def width(self) -> int:
@@ -126,8 +130,49 @@ class Field:
 
     def to_dict(self) -> dict[str, Any]:
         """The field as plain values, for JSON."""
-        values = asdict(self)
-        return values if self.classes else {k: v for k, v in values.items() if k != "classes"}
+        rare = ("classes", "pad")
+        return {k: v for k, v in asdict(self).items() if k not in rare or v}
+
+
+def read_path(batch: Any, path: str) -> Any:
+    """Returns what a batch of any class has under a name; dots lead to attributes of attributes.
+
+    Raises:
+        ValueError: there is nothing of this name.
+    """
+    value = batch
+    for name in path.split("."):
+        try:
+            by_key = isinstance(value, Mapping) or hasattr(value, "keys")
+            value = (
+                value[name] if by_key and hasattr(value, "__getitem__") else getattr(value, name)
+            )
+        except (AttributeError, KeyError, IndexError, TypeError):
+            raise ValueError(f"a {type(batch).__name__} has no {path!r}") from None
+    return value
+
+
+def dtype_name(value: Any) -> str:
+    """Returns the name of a tensor's or array's dtype: ``float32``."""
+    return str(value.dtype).removeprefix("torch.")
+
+
+def parts_of_pad(value: Any, width: int, name: str) -> tuple[float, ...]:
+    """Returns the numbers of one padding row, flat.
+
+    Raises:
+        ValueError: they are neither one number nor as many as a row has.
+    """
+    value = value.tolist() if hasattr(value, "tolist") else value
+    flat = [value]
+    while any(isinstance(item, list | tuple) for item in flat):
+        flat = [part for item in flat for part in item]
+    if len(flat) not in (1, width):
+        raise ValueError(
+            f"pad[{name!r}] has {len(flat)} numbers, and a padding row of it {width}: give a "
+            "number, or a row"
+        )
+    return tuple(flat * width if len(flat) == 1 else flat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +209,10 @@ class Schema:
             computes from a SMILES string (OGB's), so that a new graph may be given as SMILES.
         keep_order: whether edges keep the order of the data set instead of being sorted by
             destination; batches then have no row pointers, and padding edges come in pairs.
+        names: for batches of a user's own class, its name of every array, with the array's name in
+            a :class:`StaticBatch`; dots lead to attributes of attributes (``graph.x``).
+        sizes: that class's whole numbers that count rows, each with its level.
+        like: an object of that class without tensors, if models are given such objects.
 
     Raises:
         ValueError: a field appears twice, or has a name that batches reserve.
@@ -173,6 +222,9 @@ class Schema:
     axes: tuple[Axis, ...] = ()
     molecules: bool = False
     keep_order: bool = False
+    names: tuple[tuple[str, str], ...] = ()
+    sizes: tuple[tuple[str, Level], ...] = ()
+    like: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names = [field.name for field in self.fields]
@@ -281,6 +333,17 @@ class Schema:
         )
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """The fields with the two nodes of every edge, where a batch of a user's own class has them
+        as two indices; empty otherwise."""
+        names = tuple(
+            field.name
+            for field in self
+            if field.level == "edge" and field.counts == ("node",) and not field.shape
+        )
+        return (names[0], names[-1]) if len(names) > 1 else ()
+
+    @property
     def one_kind(self) -> bool:
         """Whether ``edge_index`` joins nodes of one kind, so that it is not a field."""
         return not (self.hetero or self.two_sided)
@@ -322,6 +385,9 @@ class Schema:
                 values[flag] = True
         if self.axes:
             values["axes"] = [asdict(axis) for axis in self.axes]
+        for pairs in ("names", "sizes"):
+            if getattr(self, pairs):
+                values[pairs] = dict(getattr(self, pairs))
         return values
 
     @classmethod
@@ -334,10 +400,227 @@ class Schema:
                     "shape": tuple(field["shape"]),
                     "counts": tuple(field.get("counts", ())),
                     "classes": tuple(field.get("classes", ())),
+                    "pad": tuple(field.get("pad", ())),
                 }
             )
             for field in values["fields"]
         )
         axes = (Axis(**{**axis, "type": tuple(axis["type"])}) for axis in values.get("axes", ()))
-        flags = (bool(values.get(flag, False)) for flag in ("molecules", "keep_order"))
-        return cls(tuple(fields), tuple(axes), *flags)
+        return cls(
+            tuple(fields),
+            tuple(axes),
+            bool(values.get("molecules", False)),
+            bool(values.get("keep_order", False)),
+            tuple(dict(values.get("names", {})).items()),
+            tuple(dict(values.get("sizes", {})).items()),
+        )
+
+    @classmethod
+    def of_batch(
+        cls,
+        example: Any,
+        *,
+        node: Iterable[str] = (),
+        edge: Iterable[str] = (),
+        graph: Iterable[str] = (),
+        index: Mapping[str, str | tuple[str, ...]] | None = None,
+        pad: Mapping[str, Any] | None = None,
+        **rows: Iterable[str],
+    ) -> Schema:
+        """The fields of a batch of any class, from one batch and what its owner says of it.
+
+        Args:
+            example: a mapping, dataclass, ``TensorDict`` or any other object with tensors. Names
+                with dots lead to attributes of attributes (``graph.x``).
+            node, edge, graph: the tensors with a row per node, edge or graph; a tensor of graphs
+                may have several rows per graph (``[3 * G, 3]``).
+            index: the tensors whose values are row numbers, each with the level that they count:
+                ``{"edge_index": "node", "batch": "graph", "rev_edge_index": "edge"}``. Its own rows
+                are of the level that lists it or, if none does, of the only level with as many
+                rows. The index from nodes to graphs is what tells the graphs apart; without any,
+                all rows are one graph's.
+            pad: what the padding rows of a tensor hold instead of a real row's values: a number, or
+                the rows of one graph (``{"cell": torch.eye(3)}``).
+            **rows: the tensors of any other kind of row, by its name: ``triplet=("angle",)``.
+
+        Raises:
+            ValueError: a name is missing in the example, or the level of an index is ambiguous.
+        """
+        levels: dict[Level, tuple[str, ...]] = {
+            "node": tuple(node),
+            "edge": tuple(edge),
+            "graph": tuple(graph),
+            **{level: tuple(names) for level, names in rows.items()},
+        }
+        return _Example(example, levels, dict(index or {}), dict(pad or {})).schema()
+
+
+class _Example:
+    """A batch of a user's own class, from which a schema is learned; see :meth:`Schema.of_batch`.
+
+    Args:
+        batch: the batch.
+        levels: the names of the tensors of each level.
+        index: what the values of each index count.
+        pad: the values of padding rows.
+
+    Raises:
+        ValueError: a name is missing in the batch.
+    """
+
+    def __init__(
+        self,
+        batch: Any,
+        levels: Mapping[Level, tuple[str, ...]],
+        index: dict[str, str | tuple[str, ...]],
+        pad: dict[str, Any],
+    ) -> None:
+        self._batch, self._levels, self._index, self._pad = batch, levels, index, pad
+        names = [name for listed in levels.values() for name in listed]
+        self._values = {name: read_path(batch, name) for name in dict.fromkeys([*names, *index])}
+        unknown = [name for name in pad if name not in self._values]
+        if unknown:
+            raise ValueError(f"pad= names {unknown[0]!r}, which is of no level: list it in one")
+        self._listed = {name: level for level, listed in levels.items() for name in listed}
+        self._rows = {
+            level: len(self._values[name])
+            for level, listed in levels.items()
+            for name in listed
+            if level != "graph" and name not in index
+        }
+        for name, value in self._values.items():  # an index whose shape says what its rows are
+            if _tail(name) == EDGE_INDEX and name not in self._listed:
+                self._rows.setdefault("edge", value.shape[-1])
+        self._rows["graph"] = self._graphs()
+
+    @property
+    def _has_ptr(self) -> bool:
+        """Whether the batch says where the nodes of each graph begin, as PyG's does."""
+        try:
+            return hasattr(read_path(self._batch, "ptr"), "shape")
+        except ValueError:
+            return False
+
+    def _graphs(self) -> int:
+        """The number of graphs: by their index, else one."""
+        if self._has_ptr:
+            return len(read_path(self._batch, "ptr")) - 1
+        owners = [self._values[name] for name, counted in self._index.items() if counted == "graph"]
+        return max((int(value.max()) + 1 for value in owners if len(value)), default=1)
+
+    def schema(self) -> Schema:
+        """Returns the schema."""
+        fields, names = [], {}
+        placed = {name: self._level_of(name) for name in self._values}
+        for name, (level, dim) in placed.items():
+            array = self._array(name, level)
+            names[name] = array
+            if array in (EDGE_INDEX, "batch") or array == f"{level}_batch":
+                continue
+            fields.append(self._field(name, array, level, dim))
+        if self._has_ptr:
+            names["ptr"] = "ptr"
+        twice = {array for array in names.values() if [*names.values()].count(array) > 1}
+        if twice:
+            raise ValueError(f"two tensors of the batch would be called {twice.pop()!r}")
+        axes = tuple(Axis(level) for level in self._levels if level not in LEVELS)
+        return Schema(
+            tuple(fields),
+            axes,
+            keep_order=True,
+            names=tuple(names.items()),
+            sizes=self._sizes(),
+            like=self._batch,
+        )
+
+    def _level_of(self, name: str) -> tuple[Level, int]:
+        """The level of a tensor's rows, and the dimension that they are along."""
+        shape = tuple(self._values[name].shape)
+        level = self._listed.get(name)
+        if level is None:
+            if _tail(name) == EDGE_INDEX:
+                return "edge", len(shape) - 1
+            near = {"node"} if self._index[name] == "graph" and self._rows.get("node") else set()
+            fits = [at for at, rows in self._rows.items() if rows in (shape[:1] + shape[-1:])]
+            if near & set(fits):
+                fits = ["node"]
+            if len(fits) != 1:
+                raise ValueError(
+                    f"the index {name!r} of shape {list(shape)} has the rows of "
+                    f"{' or '.join(fits) or 'no level'}: list it in node=, edge=, graph= or the "
+                    "name of its rows"
+                )
+            level = fits[0]
+        rows = self._rows.get(level)
+        along = name in self._index and len(shape) > 1 and shape[0] != rows
+        return level, len(shape) - 1 if along else 0
+
+    def _array(self, name: str, level: Level) -> str:
+        """The name of a tensor in a :class:`StaticBatch`."""
+        counted = self._index.get(name)
+        if counted == "graph" and level not in ("graph", "edge"):
+            return "batch" if level == "node" else f"{level}_batch"
+        if _tail(name) == EDGE_INDEX and (counted != "node" or level != "edge"):
+            raise ValueError(
+                f"{name!r} counts {counted} along {level}s; edges join nodes of one kind: give an "
+                "index of another kind another name"
+            )
+        return _tail(name)
+
+    def _field(self, name: str, array: str, level: Level, dim: int) -> Field:
+        value, counted = self._values[name], self._index.get(name, ())
+        rows = 1
+        if level == "graph":
+            rows, more = divmod(len(value), self._rows["graph"])
+            if more or not rows:
+                raise ValueError(
+                    f"{name!r} has {len(value)} rows, and the batch {self._rows['graph']} graphs: "
+                    "it has no whole number of rows per graph"
+                )
+        elif value.shape[dim] != self._rows.get(level, value.shape[dim]):
+            raise ValueError(
+                f"{name!r} has {value.shape[dim]} rows, and the batch {self._rows[level]} of level "
+                f"{level}"
+            )
+        shape = tuple(int(size) for at, size in enumerate(value.shape) if at != dim)
+        dtype = dtype_name(value)
+        pad: tuple[float, ...] = ()
+        if name in self._pad:
+            pad = parts_of_pad(self._pad[name], rows * math.prod(shape), name)
+        return Field(
+            array,
+            level,
+            shape,
+            dtype,
+            rows,
+            dtype.startswith("float") and bool((value != value).any()),
+            dim,
+            (counted,) if isinstance(counted, str) else tuple(counted),
+            pad=pad,
+        )
+
+    def _sizes(self) -> tuple[tuple[str, Level], ...]:
+        """The batch's whole numbers that are the number of rows of one level."""
+        try:
+            values = vars(self._batch)
+        except TypeError:
+            slots = [name for kind in type(self._batch).__mro__ for name in _slots(kind)]
+            values = {name: getattr(self._batch, name, None) for name in slots}
+        if isinstance(self._batch, Mapping):
+            values = self._batch
+        counts = {rows: level for level, rows in self._rows.items()}  # graphs come last
+        return tuple(
+            (name, counts[value])
+            for name, value in values.items()
+            if type(value) is int and value > 1 and value in counts
+        )
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = getattr(kind, "__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _tail(path: str) -> str:
+    """The name of an array: the last part of a path, without leading underscores."""
+    return path.rsplit(".", 1)[-1].lstrip(PRIVATE)

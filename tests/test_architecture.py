@@ -58,7 +58,7 @@ ROOMS = (
 MOST_ROOMS = 31
 # Rooms within a room, lowest first; modules directly in the outer room are above them all.
 FLOORS_OF = {
-    "batches": ("slots", "collation", "batch", "loading"),
+    "batches": ("slots", "collation", "batch", "padding", "loading"),
     "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv"),
     "outofcore": ("policies", "disk", "buffer", "sampling", "training"),
     "rewrites": (
@@ -70,7 +70,6 @@ FLOORS_OF = {
         "embeddings",
         "layers",
     ),
-    "runner": ("timing", "execution", "warmup", "reporting", "export"),
     "steps": ("state", "loss", "rows", "tracing", "computation", "update", "compilation"),
     "serving": ("bodies", "engine", "http"),
 }
@@ -81,8 +80,11 @@ EXTRAS = {"ase", "vesin", "matplotlib", "tensorboard", "rdkit", "ogb", "scipy", 
 # Other imports inside a function, each with its reason.
 SLOW = "torch and PyG take seconds, and most that is done with a store needs neither"
 KERNELS = "numba's loops are read from their cache only where kernels are asked for"
+NO_PYG = "batches of one's own class need no PyG"
 NEWER = "not in every torch, on every platform or before the device's guard is loaded"
 INSIDE = {
+    ("batches.batch.unbatch", "staticgraph.store.pyg.assembled"): NO_PYG,
+    ("batches.padding.read_batch", "staticgraph.store.pyg.flatten"): NO_PYG,
     ("atoms", "staticgraph.atoms.calculator"): "ASE is an extra, and its calculator the base class",
     ("datasets", "staticgraph.datasets.as_task"): SLOW,
     ("datasets", "staticgraph.datasets.npz"): SLOW,
@@ -100,7 +102,6 @@ INSIDE = {
     ("internals.inductor", "torch._inductor"): SLOW,
     ("internals.inductor", "torch._inductor.cudagraph_trees"): SLOW,
     ("internals.inductor", "torch._inductor.codecache"): SLOW,
-    ("internals.packages", "torch._inductor"): SLOW,
     ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
 }
 # The dry run's child process loads its device before torch, so it imports inside functions.

@@ -100,6 +100,8 @@ def test_too_many_pairs_are_an_error_and_too_few_images_as_well():
     with pytest.raises(sg.GraphTooLarge, match="20 pairs of atoms are within 9, and capacity=19"):
         atoms.neighbours(pos, cutoff=9.0, capacity=19, mask=mask)
     assert int(atoms.neighbours(pos, cutoff=9.0, capacity=20, mask=mask).count) == 20
+    with pytest.raises(ValueError, match=r"20 pairs .* other 1 rows are padding, which must join"):
+        atoms.neighbours(pos[:5], cutoff=9.0, capacity=21)
     cell, images = torch.eye(3)[None], (1, 1, 1)
     with pytest.raises(sg.GraphTooLarge, match="images= is too small"):
         atoms.neighbours(pos, cell, cutoff=1.5, capacity=999, mask=mask, images=images)
@@ -392,7 +394,19 @@ def test_a_system_that_fails_leaves_alone_and_is_named():
     ]
 
 
-def test_a_system_that_no_bucket_takes_is_named():
+def test_a_system_that_takes_too_many_steps_leaves():
+    runner = calculator_of([argon()], nodes=37).runner
+    streaming = atoms.stream(runner, droplets(2), lambda *_: False, max_steps=3)
+    results = [(each.steps, str(each.error)) for each in streaming]
+    assert sorted(results) == [(3, f"system {k} is not finished after 3 steps") for k in (0, 1)]
+
+
+def test_a_system_that_no_bucket_takes_leaves_alone_and_is_named():
     runner = calculator_of([argon()], nodes=7).runner
-    with pytest.raises(sg.GraphTooLarge, match="system 0 has 8 nodes and 0 edges, and the runner"):
-        next(iter(atoms.stream(runner, [atoms.to_data(argon().repeat((2, 1, 1)))], relaxed)))
+    large, small = argon().repeat((2, 1, 1)), argon()
+    systems = [atoms.to_data(each, torch.float64) for each in (large, small)]
+    streaming = atoms.stream(runner, systems, lambda *_: True, lookahead=1)
+    errors = {each.number: each.error for each in streaming}
+    assert errors.pop(1) is None
+    message = "system 0 has 8 nodes and 0 edges, and the runner's largest bucket takes"
+    assert str(errors.pop(0)).startswith(message)

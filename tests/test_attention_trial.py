@@ -14,7 +14,7 @@ from support.tape import TapeRecorder
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.files import document
-from staticgraph.runner.timing.auto import Stopwatch
+from staticgraph.runner.auto import Stopwatch
 from staticgraph.sizes.attention import AttentionSetting, attention_path, rivals
 from staticgraph.sizes.capacity import Capacity
 

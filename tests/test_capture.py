@@ -17,10 +17,9 @@ from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
 from support.places import AsTraced
 
 import staticgraph as sg
-from staticgraph.recording import kept_graphs
-from staticgraph.recording.failed_capture import captured
+from staticgraph.recording.capture import captured
 from staticgraph.recording.recorded_inputs import RecordedInputs
-from staticgraph.recording.recorder import CudaGraphRecorder
+from staticgraph.recording.recorder import MISMATCH, CudaGraphRecorder
 
 CUDA = torch.device("cuda", 0)
 
@@ -149,9 +148,7 @@ class TestBeforeACapture:
     @pytest.mark.usefixtures("_uncollected")
     def test_a_loss_that_is_held_is_named(self, cuda):
         def body():
-            warnings.warn(
-                f"{kept_graphs.MISMATCH} the stream of the node that produced", stacklevel=1
-            )
+            warnings.warn(f"{MISMATCH} the stream of the node that produced", stacklevel=1)
 
         recorder = CudaGraphRecorder(CUDA)
         for _ in range(2):
@@ -186,7 +183,7 @@ class TestBeforeACapture:
         for library in libraries:
             with library.open("rb") as file:
                 found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                assert found.find(kept_graphs.MISMATCH.encode()) >= 0
+                assert found.find(MISMATCH.encode()) >= 0
 
 
 class TestInsideACapture:

@@ -20,9 +20,9 @@ from support.tape import TapeRecorder
 import staticgraph as sg
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.recording.recorder import Recorded
-from staticgraph.runner.timing.auto import Stopwatch
-from staticgraph.runner.timing.way_choice import MARGIN, choose, settled
-from staticgraph.runner.warmup.trials import Trials, trial_batch
+from staticgraph.runner.auto import Stopwatch
+from staticgraph.runner.trials import Trials, trial_batch
+from staticgraph.runner.way_choice import MARGIN, choose, settled
 
 EAGER_OR_RECORDED = ("eager", "cuda-graph")
 
@@ -192,7 +192,7 @@ def test_a_tie_is_run_as_simply_as_can_be(hiv):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
     runner = auto(model, hiv, optimizer, choosing={"stopwatch": watch(eager=3, cuda_graph=3)})
     assert set(ways(runner).values()) == {"eager"}
-    assert runner.steps.recordings.made is None
+    assert runner.steps.recorded is None
     assert optimizer.param_groups[0]["lr"] == 1e-3
 
 
@@ -409,7 +409,7 @@ def test_a_key_is_told_of_when_it_is_measured_and_not_before(hiv, monkeypatch):
         def update(self):
             told.append("done")
 
-    monkeypatch.setattr("staticgraph.runner.warmup.warmup.bar", lambda *_, **__: Shown())
+    monkeypatch.setattr("staticgraph.runner.preparation.bar", lambda *_, **__: Shown())
     measure = Trials.measure
 
     def measured(self, batch, phase):

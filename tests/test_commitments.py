@@ -127,7 +127,7 @@ class GivenAllocator:
 
 def test_what_a_recording_took_is_measured(esol, memory, recorded_floor):
     runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **RECORDED)
-    runner._account._commitments.allocator = GivenAllocator(peak=777)
+    runner.preparation.commitments.allocator = GivenAllocator(peak=777)
     runner.warmup(esol, progress=False)
     assert [b.measured_bytes for b in runner.report().buckets] == [777, 777]
     assert "777 B" in str(runner.report())
@@ -138,13 +138,13 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(
     esol, memory, recorded_floor
 ):
     runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **RECORDED)
-    allocator = runner._account._commitments.allocator = GivenAllocator(peak=10 * recorded_floor)
+    allocator = runner.preparation.commitments.allocator = GivenAllocator(peak=10 * recorded_floor)
     weights = [p.detach().clone() for p in runner.model.parameters()]
     with pytest.raises(sg.BudgetExceeded, match=r"measured, .* predicted.*eager steps still run"):
         runner.warmup(esol, progress=False)
     assert allocator.trims
     assert runner.stats().bytes_committed == 0
-    assert runner.steps.recordings.made is None
+    assert runner.steps.recorded is None
     assert not len(runner.steps.compiled)
     assert all(map(torch.equal, runner.model.parameters(), weights))
     again = made(esol, sg.MemoryBudget("1GiB"), memory)
@@ -204,7 +204,7 @@ def test_what_warming_up_takes_is_no_part_of_a_step(esol, memory, recorded_floor
     options = {**RECORDED, "recorder": Taking, "scope": scope}
     runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **options)
     make_capturable(runner.optimizer)
-    runner._account._commitments.allocator = allocator
+    runner.preparation.commitments.allocator = allocator
     runner.warmup(esol, phases=("step",), progress=False)
     assert [b.measured_bytes for b in runner.report().buckets] == [501, 500]
     assert not any(grad is not None for grads in gradients for grad in grads), (
@@ -215,7 +215,7 @@ def test_what_warming_up_takes_is_no_part_of_a_step(esol, memory, recorded_floor
 def test_a_compiled_step_is_measured_after_it_was_compiled(esol, memory, floor, monkeypatch):
     allocator = Measured()
     runner = made(esol, sg.MemoryBudget(floor), memory, mode="default")
-    runner._account._commitments.allocator = allocator
+    runner.preparation.commitments.allocator = allocator
     runs = []
 
     def run(phase, batch, way=None):
@@ -245,7 +245,7 @@ def test_memory_that_runs_out_while_recording_tears_everything_down(esol, memory
     with pytest.raises(sg.BudgetExceeded, match=r"bucket 0 .* ran out of memory, .* predicted"):
         runner.warmup(esol, phases=("step",), progress=False)
     assert runner.stats().bytes_committed == 0
-    assert runner.steps.recordings.made is None
+    assert runner.steps.recorded is None
     again = made(esol, budget, memory)
     assert torch.isfinite(again.step(batch_of(esol, 1)))
 
@@ -275,7 +275,7 @@ class TestStepsFromIds:
         with pytest.raises(sg.BudgetExceeded, match=r"Recording\(one_launch=False\)") as caught:
             tight.warmup(esol.to("cpu"), progress=False)
         assert caught.value.floor_bytes == wanted
-        assert tight.steps.recordings.made is None
+        assert tight.steps.recorded is None
 
     def test_neither_from_the_host_nor_in_two_recordings(self, esol, memory, recorded_floor):
         for options, store in (({}, esol), ({"one_launch": False}, esol.to("cpu"))):
@@ -290,7 +290,7 @@ class TestStepsFromIds:
             runner = made(esol, sg.MemoryBudget(2 * recorded_floor), memory, **RECORDED)
             entries = {n: b for n, b in runner.stats().entries if n != "gradients"}
             taken = 2 * recorded_floor - sum(entries.values()) - own - spare
-            runner._account._commitments.allocator = GivenAllocator(peak=taken)
+            runner.preparation.commitments.allocator = GivenAllocator(peak=taken)
             if fits:
                 runner.warmup(esol.to("cpu"), progress=False)
             else:
@@ -303,10 +303,10 @@ class TestGradientsOfEachRecording:
 
     def held(self, runner) -> int:
         """Bytes of all gradients that recordings keep."""
-        recorded = runner.steps.recordings.made
-        made = [*recorded._recordings.values(), *recorded._from_ids.values()]
+        recorded = runner.steps.recorded
+        made = list(recorded._recordings.values())
         kept = [grad for each in made for grad in each.grads if grad is not None]
-        for pair in recorded._pairs._pairs.values():
+        for pair in recorded._pairs.values():
             kept += [grad for grad in pair.gradients if grad is not None]
         return distinct_bytes(kept)
 
@@ -353,4 +353,4 @@ class TestGradientsOfEachRecording:
             runner.warmup(esol, phases=("step", "forward"), progress=False)
         wanted = recorded_floor + len(BUCKETS) * memory.resident.gradients
         assert caught.value.floor_bytes == wanted
-        assert runner.steps.recordings.made is None
+        assert runner.steps.recorded is None

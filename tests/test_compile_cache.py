@@ -10,7 +10,7 @@ import torch
 from support.patience import patience
 from support.program import run_program
 
-from staticgraph.runner.warmup import compile_cache
+from staticgraph.runner import compile_cache
 
 CPU = torch.device("cpu")
 

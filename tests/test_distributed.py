@@ -20,7 +20,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.runner.timing.auto import Stopwatch
+from staticgraph.runner.auto import Stopwatch
 
 TOLERANCE = 1e-10
 

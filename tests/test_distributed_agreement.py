@@ -20,7 +20,7 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.runner.timing.auto import Stopwatch
+from staticgraph.runner.auto import Stopwatch
 
 
 def _refused(case: str) -> str:

@@ -12,8 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import staticgraph as sg
 from staticgraph.distributed.ranks import Ranks, ranks_for
-from staticgraph.distributed.reduction import COLUMNS, Reduction
-from staticgraph.distributed.share import Share
+from staticgraph.distributed.reduction import COLUMNS, Reduction, Share
 
 
 def _reduced(buffer_bytes: int) -> list:

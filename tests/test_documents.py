@@ -28,12 +28,10 @@ from staticgraph.memory.model import BatchBytes, MemoryModel, ResidentBytes
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.probe import probe_capacities
-from staticgraph.runner.export import export_manifest
-from staticgraph.runner.export.export_manifest import ExportManifest
-from staticgraph.runner.export.exported import verify_exported
-from staticgraph.runner.reporting.report import BucketReport, Report
-from staticgraph.runner.timing import way_choice
-from staticgraph.runner.warmup import compile_cache
+from staticgraph.runner import compile_cache, export_manifest, way_choice
+from staticgraph.runner.export_manifest import ExportManifest
+from staticgraph.runner.exported import verify_exported
+from staticgraph.runner.report import BucketReport, Report
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
 OTHERS = (None, [], {}, "a", -1, 1.5, [[]], ["a"])
@@ -195,7 +193,7 @@ def test_errors_of_a_readers_own_are_kept(tmp_path):
     [
         ("plans.plan", "staticgraph.plan"),
         ("store.files", "staticgraph.store"),
-        ("runner.export.export_manifest", "staticgraph.export"),
+        ("runner.export_manifest", "staticgraph.export"),
         ("training.checkpoint", "staticgraph.checkpoint"),
         ("outofcore.disk.manifest", "staticgraph.outofcore"),
     ],

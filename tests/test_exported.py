@@ -19,10 +19,10 @@ from support.program import run_program
 import staticgraph as sg
 from staticgraph.files import document
 from staticgraph.models import build
-from staticgraph.runner.export import export_manifest
-from staticgraph.runner.export.export import _Forward, _require_alike, form
-from staticgraph.runner.export.export_manifest import ExportManifest
-from staticgraph.runner.export.exported import ExportedModel, verify_exported
+from staticgraph.runner import export_manifest
+from staticgraph.runner.export import _Forward, _require_alike, form
+from staticgraph.runner.export_manifest import ExportManifest
+from staticgraph.runner.exported import ExportedModel, verify_exported
 
 # Float32 through four layers, in the order that another compiler chose.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

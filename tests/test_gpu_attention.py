@@ -149,6 +149,6 @@ def test_memory_is_fitted_for_each_path(path, device, esol):
     if path in ("varlen", "kernel"):
         assert memory.fit.form == "linear"
     if device == "cpu":  # read from fake tensors, where no allocator rounds
-        assert memory.fit.form == ("series" if path == "size-classed" else "linear")
+        assert memory.fit.form == ("blocks" if path == "size-classed" else "linear")
         assert memory.checked is not None
         assert memory.fit.worst <= 0.01

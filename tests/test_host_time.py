@@ -6,6 +6,9 @@ Calls are counted, not timed, since a count is the same on any machine. For time
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from support.arena import ArenaRecorder
@@ -16,7 +19,9 @@ from torch import nn
 import staticgraph as sg
 from bench.bench_host_time import MODELS, NothingRecorded, calls_of, runner_of
 
-MOST = 44
+MOST = 36
+# Files that one step enters.
+MOST_EAGER, MOST_REPLAYED = 28, 9
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +140,7 @@ class TestStatistics:
             assert bucket.step_ms > 0
 
     def test_events_of_a_step_that_failed_are_no_time_and_old_ones_serve_again(self, monkeypatch):
-        from staticgraph.runner.reporting import bucket_statistics
+        from staticgraph.runner import intake
 
         made = []
 
@@ -155,8 +160,8 @@ class TestStatistics:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the model's")
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-        monkeypatch.setattr(bucket_statistics, "TIMES_KEPT", 3)
-        bucket = bucket_statistics.BucketStatistics(sg.Capacity.of((9, 8, 3)), torch.device("cuda"))
+        monkeypatch.setattr(intake, "TIMES_KEPT", 3)
+        bucket = intake.BucketStatistics(sg.Capacity.of((9, 8, 3)), torch.device("cuda"))
         for number in range(8):
             started = bucket.started()
             if number % 3 == 1:
@@ -165,3 +170,31 @@ class TestStatistics:
         report = bucket.report(0, ())
         assert report.step_ms == 1.0
         assert len(made) == 2 * 3, "three pairs are kept, and one of them is taken for the next"
+
+
+def files_of(step) -> set[str]:
+    """The files of the library that are entered by one call."""
+    root, entered = str(Path(sg.__file__).parent), set()
+
+    def profile(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            entered.add(frame.f_code.co_filename.removeprefix(root))
+
+    sys.setprofile(profile)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+@pytest.mark.parametrize(("mode", "most"), [("eager", MOST_EAGER), ("cuda-graph", MOST_REPLAYED)])
+def test_a_step_is_followed_through_few_files(mode, most, hiv):
+    """Of a warmed runner, in an epoch that has begun; rooms that make a model static count, too."""
+    model = Net()
+    recorder = {} if mode == "eager" else {"recorder": ArenaRecorder}
+    runner = made_runner(model, CAPACITIES, mode, loss=bce, optimizer=adam(model), **recorder)
+    runner.warmup(hiv, progress=False)
+    batch = next(iter(runner.loader(hiv, indices=range(6))))
+    entered = min((files_of(lambda: runner.step(batch)) for _ in range(5)), key=len)
+    assert len(entered) <= most, sorted(entered)

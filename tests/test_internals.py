@@ -15,17 +15,7 @@ import torch
 import torch.utils.checkpoint
 
 import staticgraph
-from staticgraph.internals import (
-    autograd_shapes,
-    dispatch,
-    fakes,
-    foreach,
-    operators,
-    packages,
-    profiler_events,
-    states,
-    trees,
-)
+from staticgraph.internals import dispatch, fakes, inductor, memory
 
 ROOT = Path(staticgraph.__file__).parent
 ROOMS = ("internals", "dryrun/stubs")
@@ -95,12 +85,12 @@ def test_every_name_of_the_room_has_a_test():
 
 def test_trees_are_flattened_and_put_together_again():
     value = {"a": [1, (2.5, None)], "b": 3}
-    leaves, spec = trees.tree_flatten(value)
-    assert isinstance(spec, trees.TreeSpec)
-    assert trees.tree_unflatten(leaves, spec) == value
-    assert trees.tree_leaves(value) == leaves
-    assert trees.tree_map(lambda leaf: (leaf,), [1, 2]) == [(1,), (2,)]
-    assert trees.tree_map_only(int, lambda n: n + 1, value) == {"a": [2, (2.5, None)], "b": 4}
+    leaves, spec = dispatch.tree_flatten(value)
+    assert isinstance(spec, dispatch.TreeSpec)
+    assert dispatch.tree_unflatten(leaves, spec) == value
+    assert dispatch.tree_leaves(value) == leaves
+    assert dispatch.tree_map(lambda leaf: (leaf,), [1, 2]) == [(1,), (2,)]
+    assert dispatch.tree_map_only(int, lambda n: n + 1, value) == {"a": [2, (2.5, None)], "b": 4}
 
 
 # ---------------------------------------------------------------------- dispatch
@@ -120,10 +110,10 @@ def test_a_mode_sees_every_operation():
         x.to(torch.float64)
         (x + 1).sum().item()
     assert seen.names == [
-        str(operators.to_copy.default),
+        str(dispatch.to_copy.default),
         "aten.add.Tensor",
         "aten.sum.default",
-        str(operators.read_number),
+        str(dispatch.read_number),
     ]
 
 
@@ -238,9 +228,9 @@ def test_an_error_waits_for_whoever_goes_back(number):
 
 def test_lists_are_written_and_copied_in_one_call():
     targets, sources = [torch.zeros(2), torch.zeros(3)], [torch.ones(2), torch.full((3,), 2.0)]
-    foreach.copy_all(targets, sources)
+    dispatch.copy_all(targets, sources)
     assert all(torch.equal(a, b) for a, b in zip(targets, sources, strict=True))
-    copies = foreach.copies_of(sources)
+    copies = dispatch.copies_of(sources)
     assert all(torch.equal(a, b) for a, b in zip(copies, sources, strict=True))
     assert all(a.data_ptr() != b.data_ptr() for a, b in zip(copies, sources, strict=True))
 
@@ -252,18 +242,18 @@ def arguments(operator) -> list[tuple[str, str]]:
 
 def test_operators_take_what_they_are_given():
     """Operators that run only on CUDA are checked by their arguments' names and order."""
-    names = [name for name, _ in arguments(operators.efficient_forward)]
+    names = [name for name, _ in arguments(dispatch.efficient_forward)]
     assert names[:11] == [
         *("query", "key", "value", "bias", "cu_seqlens_q", "cu_seqlens_k"),
         *("max_seqlen_q", "max_seqlen_k", "dropout_p", "custom_mask_type", "compute_log_sumexp"),
     ]
-    names = [name for name, _ in arguments(operators.efficient_backward)]
+    names = [name for name, _ in arguments(dispatch.efficient_backward)]
     assert names[:6] == ["grad_out_", "query", "key", "value", "bias", "out"]
-    assert [name for name, _ in arguments(operators.addmm_activation)] == [
+    assert [name for name, _ in arguments(dispatch.addmm_activation)] == [
         *("self", "mat1", "mat2", "beta", "alpha", "use_gelu")
     ]
     a, b, bias = torch.randn(4, 3), torch.randn(3, 2), torch.randn(2)
-    found = operators.addmm_activation(bias, a, b, use_gelu=False)
+    found = dispatch.addmm_activation(bias, a, b, use_gelu=False)
     torch.testing.assert_close(found, torch.relu(torch.addmm(bias, a, b)))
 
 
@@ -279,7 +269,7 @@ def test_an_allocation_is_told_by_its_kind():
         event = waiting.pop()
         kinds.add(event.tag)
         waiting.extend(event.children)
-    assert profiler_events.ALLOCATION in kinds
+    assert memory.ALLOCATION in kinds
 
 
 # ---------------------------------------------------------------------- states and packages
@@ -300,8 +290,8 @@ def test_regions_stand_in_a_captured_graph():
 
     torch.compile(forward, backend=backend)(torch.ones(2, 2))
     called = [node.target for node in seen[0].graph.nodes if node.op == "call_function"]
-    assert called.count(states.set_grad_enabled) == 2
-    assert called.count(states.enter_autocast) == called.count(states.exit_autocast) == 1
+    assert called.count(dispatch.set_grad_enabled) == 2
+    assert called.count(dispatch.enter_autocast) == called.count(dispatch.exit_autocast) == 1
 
 
 def test_operators_say_what_they_change():
@@ -312,13 +302,13 @@ def test_operators_say_what_they_change():
 
 
 def test_packages_have_a_compiler_and_a_loader():
-    assert callable(packages.compile_and_package)
-    assert packages.package_loader().__name__ == "AOTIModelPackageLoader"
+    assert callable(inductor.compile_and_package)
+    assert inductor.package_loader().__name__ == "AOTIModelPackageLoader"
 
 
 def test_shapes_before_a_result_are_those_of_what_it_was_computed_from():
     out, row = torch.nn.Linear(3, 1)(torch.ones(4, 3)), torch.nn.Linear(3, 4)(torch.ones(4, 3))
-    before = autograd_shapes.shapes_before
+    before = dispatch.shapes_before
     assert before((out - torch.ones(4)).square().exp()) == {(4, 1)}
     assert before((row - torch.ones(4)).square()) == {(3, 4)}  # the transposed weight
     assert before(torch.ones(4, 4)) is None

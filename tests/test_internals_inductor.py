@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.utils.checkpoint
 
-from staticgraph.internals import inductor, memory_pool
+from staticgraph.internals import inductor, memory
 
 
 def test_inductor_compiles_a_graph_for_a_mode(monkeypatch):
@@ -68,7 +68,7 @@ def test_a_pool_is_given_up_by_the_allocators_own_names(monkeypatch):
         monkeypatch.setattr(
             torch._C, name, lambda *args, name=name: called.append((name, args)), raising=False
         )
-    memory_pool.end_allocations(0, (1, 2))
-    memory_pool.release(0, (1, 2))
-    memory_pool.drop_workspaces()
+    memory.end_allocations(0, (1, 2))
+    memory.release(0, (1, 2))
+    memory.drop_workspaces()
     assert called == list(zip(names, [(0, (1, 2)), (0, (1, 2)), ()], strict=True))

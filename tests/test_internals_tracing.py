@@ -10,14 +10,14 @@ import torch
 import torch.utils.checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from staticgraph.internals import checkpoints, copies, tracing
+from staticgraph.internals import dispatch, hooks, tracing
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpoint_is_told_as_it_begins(reentrant):
     told = []
     x = torch.ones(3, requires_grad=True)
-    with checkpoints.checkpoints_told(lambda: told.append(1)):
+    with hooks.checkpoints_told(lambda: told.append(1)):
         out = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=reentrant)
     assert told == [1]
     torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=reentrant)
@@ -111,7 +111,7 @@ class Slotted:
 def test_a_copy_of_an_instance_is_traced(kind):
     def changed(x):
         instance = kind(x)
-        made = copies.copied(instance)
+        made = dispatch.copied(instance)
         object.__setattr__(made, "x", x + 1)
         return made, instance
 
@@ -121,7 +121,7 @@ def test_a_copy_of_an_instance_is_traced(kind):
         assert made is not instance
         assert made.x.tolist() == [1.0, 1.0]
         assert instance.x.tolist() == [0.0, 0.0]
-        if kind is Plain and (call is changed or copies._LOOKS_INTO_OBJECTS):
+        if kind is Plain and (call is changed or dispatch._LOOKS_INTO_OBJECTS):
             assert made.beside == 5
     tracing.forget_compiled()
 

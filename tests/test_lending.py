@@ -13,7 +13,7 @@ import staticgraph as sg
 from staticgraph.errors import StaleOutput
 from staticgraph.recording import lending
 from staticgraph.recording.lending import LentTensor, handed_out
-from staticgraph.recording.replays import Replays
+from staticgraph.recording.recorder import Replays
 
 
 class Nodes(nn.Module):
@@ -115,7 +115,7 @@ def test_a_batch_that_is_made_by_a_recording_ends_a_loan(esol, limit):
     runner.warmup(moved, progress=False)
     batches = iter(sg.StaticLoader(moved, plan, exact=False))
     lent = runner.eval_step(next(batches)).out["nodes"]
-    recorded = runner.steps.recordings.made
+    recorded = runner.steps.recorded
     assert recorded._inputs.collation.fill(0, next(batches)._tensors)
     with pytest.raises(StaleOutput):
         lent.sum()

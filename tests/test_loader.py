@@ -171,7 +171,7 @@ def test_oversize_graphs_get_a_bucket_or_are_skipped(esol):
         ("batch_size", "plan_buckets(store, batch_size=...)"),
         ("collate_fn", "transform= changes each before it is used"),
         ("numworkers", "did you mean num_workers=?"),
-        ("unheard_of", "it has device, exact, follow_batch, indices"),
+        ("unheard_of", "it has batch_sampler, device, exact, follow_batch, indices"),
     ],
 )
 def test_an_option_that_there_is_not_is_named_with_the_remedy(esol, plan, option, remedy):

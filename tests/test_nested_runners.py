@@ -95,7 +95,7 @@ def test_padding_is_checked_past_a_teacher(kind, mode):
     batch = batch_of()
     if kind is Student:
         runner.step(batch)
-        assert not runner._intake._padding.wanted("step")
+        assert not runner.preparation.padding.wanted("step")
     else:
         with pytest.raises(sg.PaddingLeaks):
             runner.step(batch)

@@ -12,8 +12,8 @@ import staticgraph as sg
 from staticgraph.batches.loading.from_device import SlotIds
 from staticgraph.batches.slots.slots import Slot
 from staticgraph.kernels import register
-from staticgraph.runner.reporting.bucket_statistics import BucketStatistics
-from staticgraph.runner.timing.auto import Stopwatch
+from staticgraph.runner.auto import Stopwatch
+from staticgraph.runner.intake import BucketStatistics
 
 OTHER = torch.device("cuda", 1)
 

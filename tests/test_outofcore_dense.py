@@ -62,6 +62,19 @@ def test_samples_are_real_distinct_edges_of_nodes_first_reached(rows, edges, see
         assert (drawn < found.hops[hop + 2]).all()
 
 
+def test_uniform_over_neighbours():
+    degree, fanout, draws = 23, 5, 20_000
+    sampler = DenseSampler(star(degree), [fanout])
+    counts = np.zeros(degree + 1)
+    for seed in range(draws):
+        counts[sampler.sample(np.array([0]), seed).nodes[1:]] += 1
+    expected = draws * fanout / degree
+    # Each count is binomial-like with variance expected * (1 - f/d): chi-square of d - 1 degrees.
+    chi2 = ((counts[1:] - expected) ** 2 / (expected * (1 - fanout / degree))).sum()
+    chi2 *= (degree - 1) / degree
+    assert abs(chi2 - (degree - 1)) < 5 * np.sqrt(2 * (degree - 1))
+
+
 def test_the_mean_estimator_is_unbiased_with_the_variance_of_the_textbook():
     degree, fanout, draws = 17, 6, 20_000
     values = np.concatenate([[0.0], np.random.default_rng(0).normal(size=degree)])
@@ -89,6 +102,17 @@ def test_two_rows_and_two_directions_draw_independently():
     assert abs(np.mean(shared) - 2.5) < 5 * np.sqrt(2.5 * 0.75 * 30 / 39 / 500)
 
 
+def test_isolated_nodes_no_seeds_no_edges():
+    nothing = np.empty(0, np.int64)
+    alone = DenseSampler(Neighbours.of(nothing, nothing, 4), [3, 3])
+    found = alone.sample(np.array([2]), 0)
+    assert found.nodes.tolist() == [2]
+    assert found.hops == (0, 1, 1, 1)
+    assert [t.shape for t in found.draws] == [(1, 3), (0, 3)]
+    assert found.num_edges == 0
+    assert alone.sample(nothing, 0).counts == (0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("fanouts", "seeds", "message"),
     [
@@ -101,3 +125,8 @@ def test_two_rows_and_two_directions_draw_independently():
 def test_what_cannot_be_sampled_is_named(fanouts, seeds, message):
     with pytest.raises(ValueError, match=message):
         DenseSampler(star(3), fanouts).sample(np.array(seeds), 0)
+
+
+def test_an_unknown_direction_is_named():
+    with pytest.raises(ValueError, match="choose one of in, out, both"):
+        Neighbours.of(np.array([0]), np.array([0]), 1, "up")

@@ -203,3 +203,24 @@ def test_a_creation_that_was_killed_is_begun_anew(graph, tmp_path, monkeypatch):
     assert trainer.epoch == 0
     trainer.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["commit.bin", "embeddings.bin"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_candidate_whose_score_is_not_finite_is_worse_than_a_finite_one(tmp_path, value):
+    """Only the true ends are finite, so they rank before all others."""
+    graph = partition(generated(), N, 2, tmp_path / "g")
+    trainer = LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e")
+    tested = np.array([[0], [1], [2]])
+    new = np.empty(N, np.int64)
+    new[graph.node_ids] = np.arange(N)
+    for k in range(2):
+        values, sums = np.empty((2, graph.partition_size, 4), np.float32)
+        trainer.file.read(k, values, sums)
+        mine = np.arange(k * len(values), (k + 1) * len(values))
+        values[~np.isin(mine, new[[0, 1]])] = value
+        trainer.file.write(k, values, sums)
+    trainer.file.commit()
+    # The only other finite candidate is the other end: at most one candidate is better.
+    assert (filtered_places(trainer, tested, tested)[0] <= 2).all()
+    assert evaluate_links(trainer, tested, tested).not_finite == 0
+    trainer.close()

@@ -250,3 +250,12 @@ def test_states_cost_little_more_than_their_edges(tmp_path, policy, monkeypatch)
     assert result.batches > 100
     assert computed <= real + 9 * result.states
     assert computed <= 1.05 * 8_700
+
+
+def test_a_model_that_scores_everything_alike_stands_in_the_middle(tmp_path):
+    graph = partition(generated(), N, 2, tmp_path / "g")
+    config = LinkConfig(dimension=4, batch_size=10, chunks=2, negatives=8, spread=0.0)
+    trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
+    tested = np.array([[0], [1], [2]])
+    np.testing.assert_array_equal(filtered_places(trainer, tested, tested)[0], (1 + N) / 2)
+    trainer.close()

@@ -160,3 +160,14 @@ def test_a_loader_of_links_is_refused(graph):
     with pytest.raises(ValueError, match="loader is of task='link': nodes need task='node'"):
         NodeTrainer(SampledGNN("sage", 3, 8, 3, layers=1), loader, mode="eager")
     loader.close()
+
+
+def test_evaluation_leaves_out_nodes_without_a_label(graph):
+    trainer = trainer_of(graph)
+    labelled = np.flatnonzero(SOME >= 0)
+    of_labelled = trainer.evaluate_whole(labelled, SOME)
+    assert trainer.evaluate_whole(np.arange(N), SOME) == of_labelled > 0
+    for nodes in ([], np.zeros(N, bool), [1, 2]):
+        with pytest.raises(ValueError, match=r"of \d nodes? to evaluate on none has a label"):
+            trainer.evaluate_whole(nodes, SOME)
+    trainer.loader.close()

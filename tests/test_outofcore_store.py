@@ -17,6 +17,7 @@ from support.program import run_program
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.files import document
 from staticgraph.outofcore import PartitionedGraph, partition
+from staticgraph.outofcore.disk.manifest import FileRecord
 
 
 def generated(n: int, e: int, seed: int = 0, relations: int = 0) -> np.ndarray:
@@ -61,6 +62,18 @@ def test_every_edge_is_there_once_in_its_cell(tmp_path_factory, n, e, p, chunk, 
         assert (rows[:, -1] // size == j).all()
         assert len(rows) == graph.cell_sizes[i, j]
     assert sum(graph.nodes_of(k) for k in range(p)) == n
+
+
+def test_any_choice_of_cells_is_what_reading_one_by_one_gives(tmp_path):
+    graph = partition(generated(50, 400), 50, 5, tmp_path / "g")
+    wanted = [(3, 4), (0, 0), (0, 1), (4, 0), (2, 2)]
+    one_by_one = np.concatenate([graph.read_cells([cell]) for cell in sorted(wanted)])
+    np.testing.assert_array_equal(graph.read_cells(wanted), one_by_one)
+    assert graph.read_cells([]).shape == (0, 2)
+    # Adjacent cells are read at once: (0,0) with (0,1), the end of row 3 with the start of row 4.
+    before = graph.edge_file.reads
+    graph.read_cells(wanted)
+    assert graph.edge_file.reads - before == 3
 
 
 def test_small_chunks_a_file_and_a_function_give_the_same_file(tmp_path):
@@ -127,6 +140,16 @@ def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, 
     assert graph.manifest.near == hops
 
 
+def test_nodes_that_nothing_reaches_are_in_random_order(tmp_path):
+    edges = np.array([[1, 2], [0, 1]])
+    one, other = (
+        partition(edges, 40, 4, tmp_path / str(k), training_nodes=[0], near=2, seed=k)
+        for k in (0, 1)
+    )
+    assert set(one.node_ids[:3].tolist()) == set(other.node_ids[:3].tolist()) == {0, 1, 2}
+    assert one.node_ids[3:].tolist() != other.node_ids[3:].tolist()
+
+
 def test_a_graph_written_before_there_were_near_nodes_is_read(tmp_path):
     graph = partition(generated(20, 30), 20, 2, tmp_path / "g")
     path = tmp_path / "g" / "manifest.json"
@@ -159,6 +182,11 @@ def test_what_cannot_be_partitioned_is_named(tmp_path, change, message):
     with pytest.raises(BadGraph, match=message):
         partition(folder=tmp_path / "g", **arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_negative_relation_is_named(tmp_path):
+    with pytest.raises(BadGraph, match="edge 1 has relation -4"):
+        partition(np.array([[0, 1], [1, 1], [0, -4]]), 2, 1, tmp_path / "g")
 
 
 def test_only_a_partitioned_graph_is_replaced(tmp_path):
@@ -203,6 +231,15 @@ def test_a_missing_or_foreign_manifest_is_refused(tmp_path):
     path.write_text("{")
     with pytest.raises(StoreCorrupt, match="not readable"):
         PartitionedGraph(tmp_path / "g")
+
+
+def test_blocks_of_a_file_have_their_own_checksums(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"abcdef")
+    record = FileRecord.of(path, (0, 2, 2, 4))
+    path.write_bytes(b"abcxef")
+    with pytest.raises(StoreCorrupt, match="from byte 2 on"):
+        record.check(path, contents=True)
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_what_padding_reaches_is_an_error_that_names_it(kind):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_supported_layer_is_flagged(case):
     for mode in ("eager", "default"):
-        check = runner_of(model_of(case), mode=mode)._intake._padding
+        check = runner_of(model_of(case), mode=mode).preparation.padding
         check.of(BATCH, "step")
         assert not check.wanted("step")
 
@@ -97,7 +97,7 @@ def test_no_model_of_the_zoo_is_flagged(hiv, plan, name, dropout):
         optimizer=torch.optim.Adam(model.parameters()),
     )
     runner.warmup(hiv)
-    assert not runner._intake._padding.wanted("step")
+    assert not runner.preparation.padding.wanted("step")
 
 
 def test_a_choice_among_equal_rows_is_a_warning_and_no_leak():
@@ -211,7 +211,7 @@ def test_a_statistic_over_all_rows_beside_random_numbers_is_found(kind):
 
 
 def test_random_numbers_alone_are_no_difference():
-    check = runner_of(made(Drawing))._intake._padding
+    check = runner_of(made(Drawing)).preparation.padding
     check.of(BATCH, "step")
     parity = check._comparer.beside_plain(BATCH, RunOptions(training=True, gradients=True))
     assert parity.note == "in the model's own mode"
@@ -310,7 +310,7 @@ def test_whole_floats_and_integers_stay_categories():
             return self.head(global_mean_pool(h, batch)).to(x.dtype)
 
     model = made_any(Table)
-    check = runner_of(model)._intake._padding
+    check = runner_of(model).preparation.padding
     check.of(BATCH, "step")
     assert not check.wanted("step")
 

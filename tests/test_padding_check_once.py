@@ -83,7 +83,7 @@ def test_the_check_changes_nothing():
     before = state_of(model, optimizer)
     kept = model.kept
     runner.warmup(BATCH)
-    assert not runner._intake._padding.wanted("step")
+    assert not runner.preparation.padding.wanted("step")
     assert same(state_of(model, optimizer), before)
     assert model.kept is kept
 
@@ -230,8 +230,8 @@ def test_warmup_checks_before_it_compiles(example, monkeypatch):
     plan = sg.BucketPlan.of(PLAN)
     runner = runner_of(made(with_norm(ByName)), mode="default")
     if example is None:
-        runner._fields.schema = STORE.schema
-    monkeypatch.setattr(runner._warming, "prepare", lambda *_: pytest.fail("compiled before"))
+        runner.preparation.schema = STORE.schema
+    monkeypatch.setattr(runner.preparation, "prepare", lambda *_: pytest.fail("compiled before"))
     with pytest.raises(sg.PaddingLeaks, match=r"'layer' \(StaticByName\)"):
         runner.warmup(example, progress=False)
     assert plan

@@ -209,7 +209,7 @@ def test_a_scheduler_costs_no_host_read_a_step(hiv, made_first, as_tensor):
     else:
         runner = runner_of(model, hiv, optimizer)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    recorded = runner.steps.recordings.made
+    recorded = runner.steps.recorded
     for batch in batches_of(hiv, 4):
         with NoReads():
             recorded._watched.before_replay()

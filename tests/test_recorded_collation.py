@@ -17,7 +17,7 @@ import staticgraph as sg
 from staticgraph.batches.collation.collate_arguments import collate_arguments
 from staticgraph.errors import StaleBatch
 from staticgraph.kernels.collate import collate_reference
-from staticgraph.recording.recorded_collation import RecordedCollation
+from staticgraph.recording.recorded_inputs import RecordedCollation
 
 CAPACITIES = [(410, 850, 31), (900, 1900, 33)]
 
@@ -238,7 +238,7 @@ class TestOneLaunch:
         batches = list(zip(range(3), loader_of(moved), strict=False))
         for _, batch in batches:
             runner.step(batch)
-        place = runner.steps.recordings.made._inputs.collation._ids
+        place = runner.steps.recorded._inputs.collation._ids
         assert len(sent) == 3
         assert all(target.data_ptr() == place.data_ptr() for target in sent)
         assert batches[0][1].x.shape[0] in (410, 900), "read now, so made now"
@@ -249,7 +249,7 @@ class TestOneLaunch:
         runner = runner_of(models[0], moved)
         twin = runner_of(models[1], moved)
         for batch in loader_of(moved):
-            for inputs in runner.steps.recordings.made._inputs.batches.values():
+            for inputs in runner.steps.recorded._inputs.batches.values():
                 for value in inputs.tensors().values():
                     value.fill_(float("nan") if value.is_floating_point() else 1)
             assert torch.equal(runner.step(batch), twin.step(batch))
@@ -307,5 +307,5 @@ class TestOneLaunch:
         )
         with pytest.raises(sg.NotStatic, match=r"bucket 1 step from ids.*no more"):
             runner.warmup(moved, progress=False)
-        assert runner.steps.recordings.made._recordings == {}
-        assert runner.steps.recordings.made.counts == {}
+        assert runner.steps.recorded._recordings == {}
+        assert runner.steps.recorded.counts == {}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from staticgraph.checking.report import PreflightReport
 from staticgraph.memory.model import _sum
-from staticgraph.runner.reporting.report import BucketReport, Report
+from staticgraph.runner.report import BucketReport, Report
 from staticgraph.training.versus.report import _apart
 
 BUCKET = BucketReport(0, 9, 20, 3, 4, 1, 12, 0.5, 0.25, None, 1, 0, 0, 0, 0.0, 1.5, None)

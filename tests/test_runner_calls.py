@@ -241,8 +241,8 @@ def test_what_cannot_run_is_refused_when_the_runner_is_made(plan, given, says):
 def test_what_a_step_cannot_take_is_named(hiv, plan):
     batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
     runner = sg.StaticGraphRunner(Linear(), plan)
-    with pytest.raises(TypeError, match=r"a step takes a StaticBatch.*not a DataBatch"):
-        runner(Batch.from_data_list([hiv[0], hiv[1]]))
+    with pytest.raises(TypeError, match=r"a step takes PyG's Batch.*not a dict"):
+        runner({"x": hiv[0].x})
     with pytest.raises(
         ValueError, match=r"the batch is on cpu, the model on meta: pass StaticLoad"
     ):

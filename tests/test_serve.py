@@ -265,7 +265,7 @@ def test_the_command_serves_and_ends_with_0_when_told_to_stop(run_folder, worker
             port = next(
                 int(found[1])
                 for line in process.stderr
-                if (found := re.search(r"[Rr]unning on http://127\.0\.0\.1:(\d+)", line))
+                if (found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+)", line))
             )
             request = urllib.request.Request(
                 f"http://127.0.0.1:{port}/predict", json.dumps({"smiles": SMILES}).encode(), JSON

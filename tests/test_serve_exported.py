@@ -22,9 +22,8 @@ import staticgraph as sg
 from staticgraph.cli import serve
 from staticgraph.datasets.smiles import molecule_of
 from staticgraph.models import build
-from staticgraph.runner.export import exported as exported_models
-from staticgraph.runner.export.embedding_categories import categories_of
-from staticgraph.runner.export.export_manifest import ExportManifest
+from staticgraph.runner import exported as exported_models
+from staticgraph.runner.export_manifest import ExportManifest, categories_of
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")
@@ -210,7 +209,7 @@ def test_the_command_serves_an_export_that_was_compiled(exported, workers):
             said, port = "", 0
             for line in process.stderr:
                 said += line
-                if found := re.search(r"[Rr]unning on http://127\.0\.0\.1:(\d+)", line):
+                if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+)", line):
                     port = int(found[1])
                     break
             assert port, said

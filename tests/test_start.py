@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from staticgraph import cli
-from staticgraph.runner.reporting.report import Report
+from staticgraph.runner.report import Report
 from staticgraph.training.history import EpochRecord
 from staticgraph.training.report import TrainReport
 

@@ -46,12 +46,15 @@ def test_a_split_that_there_is_not_says_how_to_name_one(graphs, tmp_path):
 )
 def test_batches_are_no_graphs(graphs, given, message):
     """Each would be stored as one large graph."""
-    for taken in (
-        lambda found: sg.GraphStore.from_pyg(found, progress=False),
-        sg.StaticGraphRunner(torch.nn.Linear(1, 1), [(400, 900, 13)], "eager").predict,
-    ):
-        with pytest.raises(sg.errors.BadGraph, match=message):
-            taken(given(graphs))
+    with pytest.raises(sg.errors.BadGraph, match=message):
+        sg.GraphStore.from_pyg(given(graphs), progress=False)
+
+
+def test_a_loader_and_a_list_of_batches_are_not_predicted(graphs):
+    runner = sg.StaticGraphRunner(torch.nn.Linear(1, 1), [(400, 900, 13)], "eager")
+    for batches in (DataLoader(graphs, 4), list(DataLoader(graphs, 4))):
+        with pytest.raises(sg.errors.BadGraph, match=r"gives batches|item 0 is a DataBatch"):
+            runner.predict(batches)
 
 
 def test_a_path_may_begin_with_the_home_folder(graphs, tmp_path, monkeypatch):

@@ -221,7 +221,7 @@ def test_a_store_made_of_smiles_is_served_smiles(options, capsys):
     assert status_of([*made, *options]) == 0
     assert status_of([*TRAIN, "--data", "store", "--out", "run"]) == 0
     assert "classes (high, low, mid)" in capsys.readouterr().out
-    with testclient.TestClient(app_of_run(Path("run"), device="cpu", mode="eager")) as client:
+    with testclient.TestClient(app_of_run(Path("run"), mode="eager")) as client:
         answer = client.post("/predict", json={"smiles": ["CCO", "CO"]}).json()
     likeliest = np.argmax(answer["probabilities"], axis=1)
     assert answer["classes"] == [("high", "low", "mid")[k] for k in likeliest]

@@ -14,8 +14,8 @@ from support.recorded_net import runner_of
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
+from staticgraph.runner.first_steps import _unclear
 from staticgraph.runner.verification import Verification
-from staticgraph.runner.warmup.first_steps import _unclear
 
 
 def test_verify_passes_what_is_right_and_changes_nothing(hiv):
@@ -201,8 +201,8 @@ def test_a_first_step_is_compared_with_eager(esol, kind, wrong, monkeypatch):
     state = copy.deepcopy(runner.model.state_dict())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        runner._intake._first_steps.compare(batches[0])
-        runner._intake._first_steps.compare(batches[1])
+        runner.preparation.compared.compare(batches[0])
+        runner.preparation.compared.compare(batches[1])
     assert [str(w.message)[:14] for w in told] == ["the first step"] * wrong
     for name, value in state.items():
         assert torch.equal(value, runner.model.state_dict()[name]), name
@@ -213,4 +213,4 @@ def test_a_warm_up_says_what_its_comparisons_cost(esol, capsys):
     plan = sg.plan_buckets(esol, batch_size=32)
     runner = sg.StaticGraphRunner(normed(0.1), plan, mode="fused").warmup(esol)
     assert "compared with eager in" in capsys.readouterr().err
-    assert runner._intake._first_steps.buckets == set(range(len(plan.capacities)))
+    assert runner.preparation.compared.buckets == set(range(len(plan.capacities)))

@@ -55,8 +55,8 @@ class Calculator(_Calculator):
         self.runner = runner
         self.dtype = dtype
         self.max_growth = max_growth
-        self.growths = 0
-        self.implemented_properties = list(NAMES)
+        self.growths: int = 0
+        self.implemented_properties: list[str] = list(NAMES)
 
     def calculate(
         self,
@@ -66,7 +66,7 @@ class Calculator(_Calculator):
     ) -> None:
         """Computes every property that the model returns; called by ASE."""
         super().calculate(atoms, list(properties), list(system_changes))
-        self.results = self.many([self.atoms])[0]
+        self.results: dict[str, Any] = self.many([self.atoms])[0]
 
     def many(self, structures: Sequence[Any]) -> list[dict[str, Any]]:
         """Computes several structures at once, as many per batch as fit.

@@ -89,9 +89,9 @@ def neighbours(
         cutoff: in the unit of ``pos``.
         capacity: rows of edges, ``E``; in a runner's forward some more, if rows of another kind
             have the same number.
-        mask: ``[N]`` bool, True on real atoms; in a runner's forward the batch's own. Without it
-            all are real, and the last row of padding has nowhere to go: one atom must be padding
-            unless ``capacity`` is filled exactly.
+        mask: ``[N]`` bool, True on real atoms; in a runner's forward the batch's own. By default
+            all are real, which leaves no atom for padding edges: ``capacity`` is then filled
+            exactly.
         largest: the most atoms of a graph; in a runner's forward the bucket's.
         images: how many images are tried along each axis in either direction, as
             :func:`images_within` counts them: pairs within each graph are then compared, in shapes
@@ -100,7 +100,8 @@ def neighbours(
 
     Raises:
         GraphTooLarge: outside a runner's forward, if more edges than ``capacity`` were found.
-        ValueError: a shape is wrong, or a periodic search without ``images`` is traced.
+        ValueError: a shape is wrong, a periodic search without ``images`` is traced, or there is
+            no atom of padding for padding edges to join.
     """
     binding = present()
     batch = None if binding is None else binding.batch
@@ -127,20 +128,37 @@ def neighbours(
         images = (0, 0, 0)
     with torch.no_grad():
         if images is None:
-            found = _by_cell_list(pos, cell, pbc, graph, mask, cutoff, capacity)
+            near = _by_cell_list(pos, cell, pbc, graph, mask, cutoff, capacity)
         else:
             width = largest or len(pos)
-            found = _by_pairs(pos, cell, pbc, graph, mask, cutoff, capacity, width, images)
+            near = _by_pairs(pos, cell, pbc, graph, mask, cutoff, capacity, width, images)
     if binding is not None:
-        binding.context.overflows.append(found.overflow)
-        rows = RowKind("edges of a search for neighbours", found.mask, len(pos))
+        binding.context.overflows.append(near.overflow)
+        rows = RowKind("edges of a search for neighbours", near.mask, len(pos))
         binding.context.register(capacity, rows)
-    elif not traced_here() and bool(found.overflow):
+    elif not traced_here():
+        _check_room(near, mask, cutoff)
+    return near
+
+
+def _check_room(near: NeighbourList, mask: Tensor, cutoff: float) -> None:
+    """Refuses what would lose edges, or join real atoms by padding.
+
+    Raises:
+        GraphTooLarge: there are more edges than rows, or too few images were tried.
+        ValueError: there are rows of padding, and no atom of padding.
+    """
+    count, capacity = int(near.count), len(near.mask)
+    if bool(near.overflow):
         raise GraphTooLarge(
-            f"{int(found.count)} pairs of atoms are within {cutoff:g}, and capacity={capacity} "
-            "rows hold fewer, or images= is too small: raise it"
+            f"{count} pairs of atoms are within {cutoff:g}, and capacity={capacity} rows hold "
+            "fewer, or images= is too small: raise it"
         )
-    return found
+    if count < capacity and bool(mask.all()):
+        raise ValueError(
+            f"{count} pairs of atoms are within {cutoff:g}, and the other {capacity - count} rows "
+            "are padding, which must join atoms of padding: add one and pass mask="
+        )
 
 
 class NeighbourSearch(nn.Module):
@@ -158,7 +176,7 @@ class NeighbourSearch(nn.Module):
     ) -> None:
         super().__init__()
         self.cutoff = cutoff
-        self.per_atom = per_atom
+        self.per_atom: float = per_atom
         self.images = images
 
     def forward(

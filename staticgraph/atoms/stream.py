@@ -17,8 +17,11 @@ from torch import Tensor
 
 from staticgraph.atoms.neighbours import NeighbourSearch
 from staticgraph.atoms.structures import sizes_within
+from staticgraph.batches.batch.own_class import unpad
 from staticgraph.errors import GraphTooLarge
+from staticgraph.runner.own_batches import as_static
 from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.sizes.capacity import Capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Stream:
     systems: Iterator[Any]
     step: Callable[[Any, Any], bool]
     lookahead: int
+    max_steps: int | None
     rounds: int = 0
     atoms: int = 0
     rows: int = 0
@@ -75,11 +79,16 @@ class Stream:
 
     def __iter__(self) -> Iterator[Finished]:
         capacity = max(self.runner.plan.capacities, key=lambda each: each.nodes)
-        while self._enter(capacity):
+        while True:
+            seen = self._seen
+            yield from self._enter(capacity)
+            if not self._running:
+                if self._seen == seen:
+                    return
+                continue
             outputs = self._outputs([each.system for each in self._running])
             self.rounds += 1
             self.atoms += sum(each.system.num_nodes for each in self._running)
-            self.rows += capacity.nodes
             staying = []
             for each, output in zip(self._running, outputs, strict=True):
                 each.steps += 1
@@ -99,43 +108,48 @@ class Stream:
             done = self.step(each.system, output)
         except Exception as error:
             return Finished(each.number, each.system, each.steps, error)
-        return Finished(each.number, each.system, each.steps) if done else None
+        if done:
+            return Finished(each.number, each.system, each.steps)
+        if each.steps == self.max_steps:
+            what = RuntimeError(f"system {each.number} is not finished after {each.steps} steps")
+            return Finished(each.number, each.system, each.steps, what)
+        return None
 
-    def _enter(self, capacity: Any) -> bool:
+    def _enter(self, capacity: Capacity) -> Iterator[Finished]:
         """Lets systems enter that fit beside those that run: the largest first, of those that wait.
-
-        Raises:
-            GraphTooLarge: a system is larger than the bucket.
-        """
-        arriving = islice(self.systems, self.lookahead - len(self._waiting))
-        for system in arriving:
+        Yields those that no bucket takes."""
+        for system in islice(self.systems, self.lookahead - len(self._waiting)):
             self._waiting.append(_Running(self._seen, system))
             self._seen += 1
         sizes = [_size(each.system) for each in self._running]
         sums = [sum(column) for column in zip(*sizes, strict=True)] if sizes else [0, 0, 0]
         limits = (capacity.node_limit, capacity.edge_limit, capacity.graph_limit)
+        widest = min(limits[0], capacity.max_graph_nodes)
         for each in sorted(self._waiting, key=lambda each: -each.system.num_nodes):
             size = _size(each.system)
-            widest = capacity.max_graph_nodes
-            if any(a > b for a, b in zip(size, limits, strict=True)) or size[0] > widest:
-                raise GraphTooLarge(
+            if size[0] > widest or size[1] > limits[1]:
+                self._waiting.remove(each)
+                why = GraphTooLarge(
                     f"system {each.number} has {size[0]} nodes and {size[1]} edges, and the "
-                    f"runner's largest bucket takes {min(limits[0], widest)} and {limits[1]}: plan "
-                    "with larger buckets"
+                    f"runner's largest bucket takes {widest} and {limits[1]}: plan with larger "
+                    "buckets"
                 )
+                yield Finished(each.number, each.system, 0, why)
+                continue
             after = [a + b for a, b in zip(sums, size, strict=True)]
             if all(a <= b for a, b in zip(after, limits, strict=True)):
                 sums = after
                 self._running.append(each)
                 self._waiting.remove(each)
-        return bool(self._running)
 
     def _outputs(self, systems: list[Any]) -> list[Any]:
         """The model's output for each system, after making room for edges where there was none."""
         while True:
-            out = self.runner.predict(systems)
+            batch = as_static(self.runner, systems)
+            out = unpad(self.runner.predict_batch(batch), batch)
             outputs = [_of(out, number) for number in range(len(systems))]
             if all(_is_finite(each) for each in outputs) or not make_room(self.runner, systems):
+                self.rows += batch.capacity.nodes
                 return outputs
             self.growths += 1
 
@@ -145,25 +159,25 @@ def stream(
     systems: Iterable[Any],
     step: Callable[[Any, Any], bool],
     lookahead: int = 64,
+    max_steps: int | None = None,
 ) -> Stream:
     """Runs systems until each is finished, in batches that stay full.
 
     Args:
-        runner: its largest bucket is the batch.
+        runner: its largest bucket is the batch; smaller ones take what is left at the end.
         systems: graphs, as ``runner.predict`` takes them; read as room is made.
         step: called with a system and its rows of the model's output (a tensor, or a dict or tuple
             of tensors). Changes the system in place, and returns whether it is finished.
         lookahead: how many systems wait at the door; the largest of them that fits enters first.
+        max_steps: after so many steps a system leaves, with an error; None lets it run until it is
+            finished.
 
     Returns:
         What yields a :class:`Finished` for every system, in the order in which they finish, and
-        counts the share of real atoms. A system whose output is not finite, or whose step raises,
-        leaves alone, with the error.
-
-    Raises (while iterating):
-        GraphTooLarge: a system fits no bucket.
+        counts the share of real atoms. A system that fits no bucket, whose output is not finite,
+        whose step raises, or that takes too many steps, leaves alone, with the error.
     """
-    return Stream(runner, iter(systems), step, lookahead)
+    return Stream(runner, iter(systems), step, lookahead, max_steps)
 
 
 def make_room(runner: StaticGraphRunner, graphs: Sequence[Any]) -> bool:

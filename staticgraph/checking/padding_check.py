@@ -54,17 +54,18 @@ class PaddingCheck:
         self._ordered: set[str] = set()  # kinds for which the order of edges is known not to matter
         self._newcomers = Newcomers(comparer.model)
         self._turn = Lock()
-        self._steps = self._epochs = self._changes = 0
+        self._epochs = self._changes = 0
         self._ended = self._seconds = 0.0
 
     # ------------------------------------------------------------------ asking
 
-    def wanted(self, phase: str, batch: StaticBatch | None = None) -> bool:
+    def wanted(self, phase: str, batch: StaticBatch | None = None, taken: int = 0) -> bool:
         """Whether a phase has no verdict, or an old one; a training step's covers all phases.
 
         Args:
             phase: as for :meth:`of`.
             batch: the next to run, whose epoch decides whether a verdict is old.
+            taken: how many batches of the training came before it.
         """
         if self._newcomers.came and self._newcomers.seen():
             self._done.clear()  # the verdicts were on other layers
@@ -77,7 +78,7 @@ class PaddingCheck:
             begins = True
         if not {"step", kind} & self._done:
             return True
-        if batch is None or kind == "eval" or not self._is_old(begins, looked is None):
+        if batch is None or kind == "eval" or not self._is_old(begins, looked is None, taken):
             return False
         self._done.clear()
         return True
@@ -88,20 +89,20 @@ class PaddingCheck:
             return "training" if self._model.training else "eval"
         return phase
 
-    def _is_old(self, begins: bool, alone: bool) -> bool:
+    def _is_old(self, begins: bool, alone: bool, taken: int) -> bool:
         """Whether to check again, before a batch of the training.
 
         Args:
             begins: whether an epoch begins.
             alone: whether the batch is of no loader, and so of no epoch.
+            taken: how many batches of the training came before.
         """
         signature = self._comparer.signature
         if signature is None:
             return False
         if begins and (_doubles(self._epochs) or self._is_paid()):
             return True
-        self._steps += 1
-        if self._steps % STEPS and not _doubles(self._steps):
+        if taken % STEPS and not _doubles(taken):
             return False
         if {change.where for change in signature.changes()} <= self._comparer.written:
             return alone and self._is_paid()
@@ -242,6 +243,11 @@ class PaddingCheck:
                     return None
             trails.append(trail)
         return trails[0].parting(trails[1], tolerance)
+
+
+def next_look(taken: int) -> int:
+    """Returns after how many batches of a training to look next for a change, after ``taken``."""
+    return min(1 << max(taken, 0).bit_length(), (taken // STEPS + 1) * STEPS)
 
 
 def _doubles(count: int) -> bool:

@@ -26,11 +26,16 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import Comparer, RunOptions
 from staticgraph.checking.edge_order import order_error
 from staticgraph.checking.example_batch import batch_of, poisoned, revalued
-from staticgraph.checking.module_rows import is_layer, module_row
 from staticgraph.checking.outcome import Tolerance
 from staticgraph.checking.padding_culprit import Trail
 from staticgraph.checking.plain_batch import plain_batch
-from staticgraph.checking.report import DID_NOT_RUN, ModuleRow, PreflightReport
+from staticgraph.checking.report import (
+    DID_NOT_RUN,
+    ModuleRow,
+    PreflightReport,
+    is_layer,
+    module_row,
+)
 from staticgraph.checking.watching import Watch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext

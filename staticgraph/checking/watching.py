@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from staticgraph.internals.checkpoints import checkpoints_told
 from staticgraph.internals.dispatch import TorchDispatchMode
+from staticgraph.internals.hooks import checkpoints_told
 from staticgraph.steps.tracing.obstacles import CUDAGRAPH_UNSAFE, Obstacle, is_mask
 
 # Modules of this library on the call stack of any model that do no operations of their own.
@@ -36,7 +36,7 @@ _MACHINERY = frozenset(
         "checking.padding_culprit",
         "checking.preflight",
         "checking.watching",
-        "internals.checkpoints",
+        "internals.hooks",
         "steps.computation.model_arguments",
         "steps.computation.computation",
         "steps.tracing.trace",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from staticgraph.epochs.batcher import Batcher
-from staticgraph.epochs.epoch_stats import EpochStats
+from staticgraph.epochs.epoch import EpochStats
 from staticgraph.packing.pack import harmonic_mean
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.plan import BucketPlan, sizes_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import socket
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 STARTUP_FAILURE = 3
 # How long a process that reads requests may take to start, in seconds.
 START_S = 120
+# Connections that wait until they are accepted.
+BACKLOG = 2048
 STOPPED = "all accepted requests are answered; stopped"
 SOURCE = Group.create_ordered("what is served (one of --run and --exported)")
 PLACE = Group.create_ordered("where")
@@ -118,11 +120,11 @@ def run(*, options: ServeOptions | None = None) -> int:
 
     service = _service(args)
     settle()
-    print(
-        f"serving {args.exported or args.folder} on {args.host}, Ctrl-C stops it", file=sys.stderr
-    )
-    with service.server:
-        stopped = serve(service, args.host, args.port, args.workers)
+    with service.server, listen(args.host, args.port) as listening:
+        port = listening.getsockname()[1]
+        served = args.exported or args.folder
+        print(f"serving {served} on http://{args.host}:{port}, Ctrl-C stops it", file=sys.stderr)
+        stopped = serve(service, listening, args.workers)
     if not stopped:
         return FAILED
     print(STOPPED, file=sys.stderr)
@@ -189,12 +191,27 @@ def _lacking(service: Service) -> list[str]:
     return lines
 
 
-def serve(service: Service, host: str, port: int, workers: int) -> bool:
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens, so that who connects before a worker has started waits.
+
+    Raises:
+        ValueError: the address cannot be taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(
+            f"cannot listen on {host}:{port} ({error}): choose another --host or --port"
+        ) from error
+
+
+def serve(service: Service, listening: socket.socket, workers: int) -> bool:
     """Serves until a signal stops it.
 
     Args:
         service: what is served.
-        host, port: the address.
+        listening: a socket that listens.
         workers: how many worker processes of uvicorn read the bodies; it replaces one that ends by
             itself. 0 to read them in this process.
 
@@ -210,28 +227,20 @@ def serve(service: Service, host: str, port: int, workers: int) -> bool:
     server, reader, title, task = service
     if not workers:
         app = make_app(LocalServer(server, task, service.classes), reader, title)
-        local = uvicorn.Server(config_of(app, host=host, port=port))
+        local = uvicorn.Server(config_of(app))
         # uvicorn shuts down gracefully, then raises the signal again for the previous handlers.
         ignored = [signal.signal(number, _ignore) for number in (signal.SIGINT, signal.SIGTERM)]
-        with suppress(SystemExit):  # a taken port, say, after its message
-            local.run()
+        local.run([listening])
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), ignored, strict=True):
             signal.signal(number, handler)
         return local.started
     connections = ReaderConnections(server, task, service.classes)
     # The copy of the reader lacks what it cached, which cannot be pickled.
     factory = partial(reader_app, replace(reader), title, connections.address, connections.key)
-    config = config_of(
-        factory, factory=True, host=host, port=port, workers=workers,
-        timeout_worker_healthcheck=START_S,
-    )  # fmt: skip
+    options: dict[str, Any] = {"workers": workers, "timeout_worker_healthcheck": START_S}
+    supervisor = Multiprocess(config_of(factory, factory=True, **options), [listening])
     try:
-        with config.bind_socket() as listening:
-            listening.listen(config.backlog)  # who connects before a worker has started waits
-            supervisor = Multiprocess(config, [listening])
-            supervisor.run()
-    except SystemExit:  # a taken port, after its message
-        return False
+        supervisor.run()
     finally:
         connections.close()
     return all(process.exitcode != STARTUP_FAILURE for process in supervisor.processes)

@@ -7,6 +7,8 @@ the same result on every rank, over small values on the host. An error that only
 step.
 
 This module does not start processes; use ``torchrun``.
+
+All ranks have one memory cap: that of the smallest device.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from __future__ import annotations
 import hashlib
 import pickle
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,42 @@ import torch.distributed as dist
 from torch import Tensor
 
 from staticgraph.errors import NotStatic, RankLost
+from staticgraph.memory.budget import MemoryBudget
+
+
+def smallest_budget(budget: MemoryBudget, ranks: Ranks | None) -> MemoryBudget:
+    """The budget that all ranks use: of the ranks' budgets, the one that leaves least for steps.
+
+    All ranks take the same buckets, so the plan fits the job if it fits the smallest device. A plan
+    that does not fit is refused on all ranks, before anything is recorded.
+
+    Args:
+        budget: the budget of this rank's device.
+        ranks: the processes of the job; if None, the budget is returned unchanged.
+    """
+    if ranks is None:
+        return budget
+    told = ranks.told(
+        (
+            budget.max_bytes - budget.data_set_bytes,
+            budget.max_bytes,
+            budget.driver_bytes,
+            budget.headroom_bytes,
+            budget.device,
+            budget.data_set_bytes,
+        )
+    )
+    rank = min(range(len(told)), key=lambda number: (told[number][0], number))
+    _, most, driver, headroom, device, data_set = told[rank]
+    return replace(
+        budget,
+        max_bytes=most,
+        driver_bytes=driver,
+        headroom_bytes=headroom,
+        device=f"rank {rank}: {device}",
+        data_set_bytes=data_set,
+    )
+
 
 # The most characters of each of two values that differ, in a message.
 LONGEST = 80
@@ -133,9 +171,13 @@ class Ranks:
 
     def largest(self, value: float) -> float:
         """The largest of the ranks' numbers."""
-        number = torch.tensor(float(value), dtype=torch.float64, device=self.host)
-        dist.all_reduce(number, dist.ReduceOp.MAX, group=self.group)
-        return float(number)
+        return self.maxima([value])[0]
+
+    def maxima(self, values: Sequence[float]) -> list[float]:
+        """The largest of the ranks' numbers at every position."""
+        numbers = torch.tensor([*values], dtype=torch.float64, device=self.host)
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group)
+        return numbers.tolist()
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on some rank."""

@@ -2,7 +2,7 @@
 
 The problem: the batches of ranks differ in the number of real rows and of missing labels, so the
 mean of the ranks' means is not the mean. The idea: each rank differentiates its *sum*
-(:class:`staticgraph.distributed.share.Share`); the gradients are summed over ranks in a few flat
+(:class:`Share`); the gradients are summed over ranks in a few flat
 buffers, the last of which also holds how many rows each rank had, and everything is divided by the
 total number of rows. This takes one round of communication per step, no rank waits for a count
 beforehand, and a rank with only padding takes part with weight 0.
@@ -14,20 +14,49 @@ all ranks keep the same model.
 Invariants: afterwards loss, gradients and statistics are equal bit for bit on every rank; the same
 parameters have a gradient on every rank (on a CPU this is exchanged at each step; on CUDA it
 follows from the recorded step, which is the same on every rank).
+
+The contribution of one rank's batch to a loss that is the mean over all ranks' rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.distributed.share import Share
-from staticgraph.internals.foreach import copy_all
+from staticgraph.internals.dispatch import copy_all
 from staticgraph.text.how_many import how_many
+
+
+class Share(NamedTuple):
+    """A rank's part of a mean: the mean is the sum of all ``total`` over the sum of all ``weight``.
+
+    Both are divided by the number of physical values, so neither grows with the batch. This number
+    is the same on all ranks, since they take the same bucket at the same step.
+
+    Attributes:
+        total: the sum of the loss over the real, labelled values, 0-dim; this is differentiated.
+        weight: the number of these values, 0-dim; 0 for a batch of only padding.
+        added: a scalar that the loss adds once, detached; it is part of ``total``, with the weight
+            of the batch's values. None without.
+        rows, row_weight: sum and number of other rows, whose mean over all ranks the loss adds;
+            not yet part of ``total``. None without.
+    """
+
+    total: Tensor
+    weight: Tensor
+    added: Tensor | None = None
+    rows: Tensor | None = None
+    row_weight: Tensor | None = None
+
+    def detach(self) -> Share:
+        """The share detached from the autograd graph."""
+        return Share(*(None if each is None else each.detach() for each in self))  # pyright: ignore[reportArgumentType]
+
 
 # The default of torch's DistributedDataParallel; most GNNs fit into one buffer.
 BUFFER_BYTES = 25 << 20

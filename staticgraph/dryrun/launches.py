@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from staticgraph.internals.trees import tree_leaves
+from staticgraph.internals.dispatch import tree_leaves
 
 KINDS = ("staticgraph", "inductor", "library", "copy", "host")
 COPIES = frozenset({"copy_", "fill_", "zero_", "clone", "_to_copy", "zeros", "ones", "full"})

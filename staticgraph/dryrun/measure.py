@@ -158,7 +158,7 @@ class _Mode:
         self._key = bucket, phase
         steps, schema = runner.steps, self._plan.schema
         assert schema is not None
-        batch = StaticBatch.blank(steps.form.layout(bucket, schema), runner.device)
+        batch = StaticBatch.blank(steps.layout(bucket, schema), runner.device)
 
         def body() -> Any:
             """One step, or one forward in evaluation mode, over the blank batch."""
@@ -253,7 +253,7 @@ def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
     assert runner.optimizer is not None
     for state in runner.optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
-    recorded = runner.steps.recordings.made
+    recorded = runner.steps.recorded
     if recorded is not None and recorded.buffer is not None:
         yield recorded.buffer
 

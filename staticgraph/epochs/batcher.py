@@ -14,7 +14,7 @@ It works on positions of graphs in a store. It reads no features and creates no 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from staticgraph.epochs.blocks import ORDER_VERSION, Blocks, Order, Room, block_order
-from staticgraph.epochs.epoch import BatchIds, Epoch, RankBatches, dealt, side_by_side
-from staticgraph.epochs.epoch_stats import EpochStats
+from staticgraph.epochs.epoch import BatchIds, Epoch, EpochStats, RankBatches, dealt, side_by_side
 from staticgraph.epochs.main_bucket import main_bucket
 from staticgraph.epochs.oversize import Oversize, settle_oversize
 from staticgraph.epochs.strategies import (
     EpochBatches,
     OfflineParts,
+    drawn_epoch,
     exact_epoch,
     offline_epoch,
     pack_offline,
@@ -52,6 +52,8 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.numeric_options import whole_option
 
+# Of an epoch, the graphs that were drawn, and the bounds of batches if these were drawn.
+Draw = Callable[[int], tuple[IntArray, IntArray | None]]
 # Open packs of a stream, by default.
 WINDOW = 8
 
@@ -81,6 +83,8 @@ class Batcher:
             looking at all of them, and assigns the graphs to the packs again each epoch. A plan
             made with ``effort="best"`` already has these packs, for the graphs that it was made
             for; there ``auto`` means None, and elsewhere :data:`WINDOW`.
+        draw: of an epoch's number, the graphs that a sampler drew ``[n]``, some perhaps several
+            times, and, if it drew batches, their bounds ``[K + 1]``; in place of ``shuffle``.
 
     Raises:
         GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
@@ -112,6 +116,7 @@ class Batcher:
         min_steps: int = 0,
         oversize: Oversize = "error",
         window: int | Literal["auto"] | None = "auto",
+        draw: Draw | None = None,
     ) -> None:
         if exact and plan.batch_size is None:
             raise ValueError(
@@ -135,7 +140,8 @@ class Batcher:
                 "deals all of them again: give a window, or exact=True"
             )
         self.sizes: IntArray = planned_columns(narrow_sizes_of(sizes), plan)
-        self.exact, self.shuffle, self.seed = exact, bool(shuffle), seed
+        self.exact, self.shuffle, self.seed = exact, bool(shuffle) or draw is not None, seed
+        self._draw = draw
         self.rank, self.world_size, self.min_steps = rank, world_size, min_steps
         self._rank_bounds = checked_bounds(rank_bounds, world_size, len(self.sizes))
         given = checked_indices(indices, len(self.sizes))
@@ -148,6 +154,7 @@ class Batcher:
         self._main = 0
         if exact and len(self.indices):
             self._main = main_bucket(self._used, self.plan.capacities, self.plan.batch_size or 1)
+        self._bounds: IntArray | None = None
         self._offline: list[list[OfflineParts]] | None = None
         self._cache: tuple[int, Epoch, EpochStats] | None = None
         self.current_epoch: int = 0
@@ -276,7 +283,7 @@ class Batcher:
             ],
             "batch_size": self.plan.batch_size if self.exact else None,
             "exact": self.exact,
-            "shuffle": self.shuffle,
+            "shuffle": self.shuffle if self._draw is None else "sampler",
             "seed": self.seed,
             "window": self.window,
             "world_size": self.world_size,
@@ -303,7 +310,7 @@ class Batcher:
         starts = np.cumsum([0, *(len(each.order) for each in made)])
         bounds = [each.bounds[:-1] + start for each, start in zip(made, starts, strict=False)]
         stats = EpochStats(
-            graphs=len(self.indices),
+            graphs=len(self.indices) if self._draw is None else sum(len(m.order) for m in made),
             batches=sum(len(each.buckets) for each in made),
             skipped=self._skipped,
             overflowed=sum(each.overflowed for each in made) + sum(exchanged),
@@ -357,6 +364,8 @@ class Batcher:
         seed = int(stream_of(self.seed, share)) if share else self.seed
         key = stream_of(self.seed, epoch) if not share else stream_of(self.seed, epoch, share)
         order, windows = self._ordered(epoch, share, key)
+        if self._bounds is not None:
+            return drawn_epoch(order, self._bounds, self.sizes, self._limits), windows
         if self.exact:
             return exact_epoch(
                 order,
@@ -380,6 +389,12 @@ class Batcher:
 
     def _ordered(self, epoch: int, share: int, key: np.uint64) -> Order:
         """The graphs in the epoch's order, in windows of blocks; one window without blocks."""
+        if self._draw is not None:
+            order, self._bounds = self._draw(epoch)
+            order = checked_indices(order, len(self.sizes))
+            if self._skipped and self._bounds is None:
+                order = order[np.isin(order, self.indices)]
+            return Order(order, np.array([0, len(order)]))
         indices = self._indices_of(share)
         if self.blocks is not None:
             return block_order(indices, self.blocks, self.seed, epoch, share, self._room)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from staticgraph.errors import GraphTooLarge
 from staticgraph.packing.draw import draw_packs, types_of
 from staticgraph.packing.exact import exact_bounds, repair
 from staticgraph.packing.pack import Packing
@@ -29,6 +30,7 @@ from staticgraph.packing.stream import stream_kernel
 from staticgraph.plans.packings import histogram_at, kept_packing
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.how_many import how_many
 
 # Batches of this many graphs are re-balanced among themselves: for 100 million graphs in one piece,
 # another copy of the sizes, as floats, would take 1.6 GB.
@@ -99,6 +101,32 @@ def exact_epoch(
     return EpochBatches(
         order, bounds, buckets, overflowed, max(0, overflowed - left), spilled, split
     )
+
+
+def drawn_epoch(
+    order: IntArray, bounds: IntArray, sizes: IntArray, limits: IntArray
+) -> EpochBatches:
+    """Takes batches as somebody drew them, each in the smallest bucket that holds it.
+
+    Args:
+        order, bounds: as of :class:`EpochBatches`.
+        sizes, limits: as for :func:`exact_epoch`.
+
+    Raises:
+        GraphTooLarge: a batch fits no bucket.
+    """
+    buckets = place_batches(sizes, order, bounds, limits)
+    missed = np.flatnonzero(buckets < 0)
+    if len(missed):
+        ids = order[bounds[missed[0]] : bounds[missed[0] + 1]]
+        totals = sizes[ids].sum(axis=0, dtype=np.int64)
+        raise GraphTooLarge(
+            f"batch {missed[0]} of the batch sampler, {how_many(len(ids), 'graph')} of "
+            f"{how_many(totals[0], 'node')} and {how_many(totals[1], 'edge')} together, fits no "
+            "bucket: make the plan with sg.plan_stream(store, batch_size=...), or give the graphs "
+            "as sampler=, which are then balanced"
+        )
+    return EpochBatches(order, bounds, buckets)
 
 
 def _repaired(

@@ -1,19 +1,34 @@
-"""What happens between a call and its kernel: dispatch modes, and switches for
-``__torch_function__``.
+"""What torch does with a call and its operands, by its private names.
 
-Modes see every operation; the switches let a tensor subclass be inspected without its own
-``__torch_function__``.
+Dispatch modes see every operation, and switches let a tensor subclass be inspected without its own
+``__torch_function__``. Next to them: operators of ATen that are not public, copies of lists of
+tensors in one call, copies of objects in code that Dynamo traces, nested results taken apart
+(``torch.utils._pytree``), calls that switch gradients or autocast in a captured graph, and the
+shapes of what a result was computed from, read from its autograd graph.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._guards import TracingContext
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.amp.autocast_mode import _enter_autocast as enter_autocast
+from torch.amp.autocast_mode import _exit_autocast as exit_autocast
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import (
+    TreeSpec,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
 
 __all__ = [
     "DisableTorchFunction",
@@ -22,20 +37,111 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
+    "TreeSpec",
+    "addmm_activation",
+    "copied",
+    "copies_of",
+    "copy_all",
     "current_graph_task",
     "delayed_error",
+    "efficient_backward",
+    "efficient_forward",
+    "enter_autocast",
+    "exit_autocast",
     "preserved_versions",
+    "read_number",
+    "set_grad_enabled",
+    "shapes_before",
+    "to_copy",
     "traced_here",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
     "version_of",
 ]
+
+# Copies each tensor of the second list to its counterpart in the first. Not wrapped, since a
+# wrapper would add a call to every replay.
+copy_all: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+
+
+def copies_of(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Returns new tensors with the same values."""
+    return torch._foreach_mul(tensors, 1)  # pyright: ignore[reportPrivateImportUsage]
+
+
+# torch 2.11 cannot trace access to an object's ``__dict__``.
+_LOOKS_INTO_OBJECTS = not torch.__version__.startswith("2.11.")
+
+
+def copied(instance: Any) -> Any:
+    """Returns a copy of a dataclass instance, of which the caller sets each field.
+
+    ``copy.copy`` cannot be traced on torch 2.11, nor on 2.13 if the class has slots. So under
+    tracing, attributes that are not fields are copied only if torch can trace access to
+    ``__dict__``, and slots that are not fields stay empty.
+    """
+    if not torch.compiler.is_dynamo_compiling():
+        return copy.copy(instance)
+    made = object.__new__(type(instance))
+    if _LOOKS_INTO_OBJECTS and hasattr(instance, "__dict__"):
+        made.__dict__.update(instance.__dict__)
+    return made
+
+
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+
+# Product with ReLU in its epilogue, on CUDA only.
+addmm_activation: OpOverloadPacket[..., Any] = torch.ops.aten._addmm_activation
+# Memory-efficient attention over sequences of different lengths, forward and backward.
+efficient_forward: OpOverloadPacket[..., Any] = torch.ops.aten._efficient_attention_forward
+efficient_backward: OpOverloadPacket[..., Any] = torch.ops.aten._efficient_attention_backward
+# The operator as which reading one number on the host is dispatched.
+read_number: OpOverload[..., Any] = torch.ops.aten._local_scalar_dense.default
+# The operator as which a change of dtype or device is dispatched.
+to_copy: OpOverloadPacket[..., Any] = torch.ops.aten._to_copy
+
+# Limit on the nodes of the autograd graph that are visited: a loss consists of a few operations.
+MOST = 64
+
+
+def shapes_before(values: Tensor) -> set[tuple[int, ...]] | None:
+    """Finds the shapes of the computed tensors from which ``values``, of another shape, was made.
+
+    The search goes back through operations that keep the shape of ``values``. Parameters are left
+    out.
+
+    Args:
+        values: any tensor.
+
+    Returns:
+        The shapes; None if ``values`` has no autograd history, so that nothing is known.
+    """
+    if values.grad_fn is None:
+        return None
+    own, found = tuple(values.shape), set[tuple[int, ...]]()
+    nodes: list[Any] = [values.grad_fn]
+    seen = set(nodes)
+    while nodes and len(seen) < MOST:
+        for node, place in nodes.pop().next_functions:
+            if node is None or node in seen or not node.next_functions:  # ends at a parameter
+                continue
+            shape = tuple(node._input_metadata[place].shape)
+            if shape == own:
+                seen.add(node)
+                nodes.append(node)
+            else:
+                found.add(shape)
+    return found
+
 
 DisableTorchFunction: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
 DisableTorchFunctionSubclass: Callable[[], AbstractContextManager[None]] = (
     torch._C.DisableTorchFunctionSubclass
 )
 HigherOrderOperator = torch._ops.HigherOrderOperator
-OpOverload = torch._ops.OpOverload
-OpOverloadPacket = torch._ops.OpOverloadPacket
 # The id of the backward pass that this thread is in, or -1.
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from staticgraph.batches.batch.real_batch import RealBatch
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.padding.padder import Padder
+from staticgraph.batches.padding.read_batch import is_pyg_batch
 from staticgraph.checking.comparison import Comparer, RunOptions
 from staticgraph.checking.equal_draws import EqualDraws
 from staticgraph.checking.outcome import Outcome
@@ -81,10 +83,25 @@ class StaticGraphs(Callback):
         if mode == "auto":
             mode = "eager" if device == "cpu" else "default"
         convert(pl_module)
+        if not isinstance(data, StaticDataModule):
+            self._take_own_batches(pl_module, plan)
         modules, checks = list(_called(pl_module)), self._check_padding
         self._calls = StaticCalls(modules, plan, mode, self._recording, checks)
         if checks and pl_module.automatic_optimization and trainer.world_size == 1:
             self._check = PaddingCheck(StepComparer(pl_module, plan))
+
+    def _take_own_batches(self, pl_module: LightningModule, plan: BucketPlan) -> None:
+        """Pads the batches of the user's own loader, and gives steps their real rows."""
+        given, padder = pl_module.on_after_batch_transfer, Padder(plan)
+
+        def transferred(batch: Any, dataloader_idx: int) -> Any:
+            """The real rows of a static batch, or of one of PyG's, padded."""
+            batch = given(batch, dataloader_idx)
+            if is_pyg_batch(batch):
+                batch = padder.pad(batch)
+            return RealBatch(batch) if isinstance(batch, StaticBatch) else batch
+
+        pl_module.on_after_batch_transfer = transferred
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -112,6 +129,7 @@ class StaticGraphs(Callback):
         if self._calls is not None:
             self._calls.close()
             self._calls = self._check = None
+            vars(pl_module).pop("on_after_batch_transfer", None)
 
 
 class StepComparer(Comparer):

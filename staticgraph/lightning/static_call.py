@@ -22,7 +22,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.real_batch import RealBatch, RealCount, RowsUnknown, origin_of
 from staticgraph.errors import NotStatic, PaddingLeaks
-from staticgraph.internals.trees import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from staticgraph.internals.dispatch import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording

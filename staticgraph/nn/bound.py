@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.internals.dispatch import traced_here
-from staticgraph.internals.trees import tree_leaves
+from staticgraph.internals.dispatch import traced_here, tree_leaves
 from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
 

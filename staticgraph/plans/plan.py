@@ -54,6 +54,9 @@ class BucketPlan:
         efficiency: expected real rows over physical rows of nodes, edges and graphs.
         note: for people.
         versions: names and versions of the software that made it.
+        shares: of batches drawn at random, the expected share of each bucket; see
+            :func:`staticgraph.plan_stream`.
+        misses: the expected share of such batches that fit no bucket; None for other batches.
         packings: packs that were made once, to which graphs are assigned (``window=None``); see
             :mod:`staticgraph.plans.packings`.
         source: refers weakly to the store it was made for, so that a runner can warm up with its
@@ -74,6 +77,8 @@ class BucketPlan:
     efficiency: tuple[float, ...] = ()
     note: str = ""
     versions: tuple[tuple[str, str], ...] = ()
+    shares: tuple[float, ...] = ()
+    misses: float | None = None
     packings: tuple[Packing, ...] = field(default=(), repr=False, compare=False)
     source: Callable[[], Any] = field(default=type(None), repr=False, compare=False)
 
@@ -108,6 +113,9 @@ class BucketPlan:
             give("margin", real_option("margin", self.margin))
         give("num_graphs", whole_option("num_graphs", self.num_graphs, 0))
         give("maxima", tuple(whole_option("maxima", most, 0) for most in self.maxima))
+        if self.misses is not None:
+            give("misses", real_option("misses", self.misses))
+        give("shares", tuple(real_option("shares", share) for share in self.shares))
         give("efficiency", tuple(real_option("efficiency", share) for share in self.efficiency))
         texts = {"strategy": self.strategy, "note": self.note, **dict(self.versions)}
         if self.digest is not None:
@@ -236,6 +244,9 @@ class BucketPlan:
             },
             "versions": dict(self.versions),
             "schema": None if self.schema is None else self.schema.to_dict(),
+            **(
+                {"stream": {"shares": [*self.shares], "misses": self.misses}} if self.shares else {}
+            ),
             **({"packings": [packing_to_dict(p) for p in self.packings]} if self.packings else {}),
         }
 
@@ -257,7 +268,7 @@ class BucketPlan:
             )
         try:
             data = values["data"]
-            schema = values.get("schema")
+            schema, stream = values.get("schema"), values.get("stream", {})
             return cls(
                 capacities=tuple(Capacity.from_dict(c) for c in values["capacities"]),
                 batch_size=values["batch_size"],
@@ -270,6 +281,8 @@ class BucketPlan:
                 efficiency=tuple(values.get("efficiency", {}).values()),
                 note=values.get("note", ""),
                 versions=tuple(values.get("versions", {}).items()),
+                shares=tuple(stream.get("shares", ())),
+                misses=stream.get("misses"),
                 packings=tuple(packing_from_dict(p) for p in values.get("packings", ())),
             )
         except (KeyError, TypeError, AttributeError, IndexError) as error:

@@ -23,10 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.internals.dispatch import TorchDispatchMode
+from staticgraph.internals.dispatch import TorchDispatchMode, read_number, to_copy, tree_leaves
 from staticgraph.internals.fakes import ask_device
-from staticgraph.internals.operators import read_number, to_copy
-from staticgraph.internals.trees import tree_leaves
 from staticgraph.probing.caching_pool import CachingPool
 from staticgraph.text.how_many import how_many
 

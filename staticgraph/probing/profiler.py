@@ -16,7 +16,7 @@ import torch
 
 # Allocations are only in the profiler's event tree, which torch calls experimental. A torch version
 # without it fails here, at import, by name.
-from staticgraph.internals.profiler_events import ALLOCATION
+from staticgraph.internals.memory import ALLOCATION
 
 
 class ProfilerAllocator:

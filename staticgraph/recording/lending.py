@@ -21,9 +21,8 @@ from torch import Tensor
 
 from staticgraph.batches.batch.containers import mapped, opaque
 from staticgraph.errors import NotStatic, StaleOutput
-from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
-from staticgraph.internals.trees import tree_map_only
-from staticgraph.recording.replays import Replays
+from staticgraph.internals.dispatch import DisableTorchFunctionSubclass, tree_map_only
+from staticgraph.recording.recorder import Replays
 from staticgraph.text.how_many import how_many
 
 # Below this size a copy is one kernel of about a microsecond at an H200's 4.3 TB/s (modelled, not
@@ -119,6 +118,11 @@ def check_can_be_handed_out(result: Any, what: str) -> None:
         )
 
 
+def is_small(value: Tensor) -> bool:
+    """Whether a result is copied, not lent."""
+    return value.numel() * value.element_size() <= CLONED_BYTES
+
+
 def handed_out(result: Any, replays: Replays) -> Any:
     """Returns a result for the caller: every tensor copied or lent, in the same structure.
 
@@ -130,7 +134,7 @@ def handed_out(result: Any, replays: Replays) -> Any:
 
     def handed_over(value: Tensor) -> Tensor:
         """Copies a small tensor; lends the recording's own memory for a large one."""
-        if value.numel() * value.element_size() <= CLONED_BYTES:
+        if is_small(value):
             return value.clone()
         return LentTensor.of(value, replays, replays.count)
 

@@ -1,21 +1,99 @@
 """One module as it was when it was recorded: everything in it that a forward may depend on.
 
 Noted are its class, its submodules, the objects and addresses of its parameters and buffers, its
-hooks, and its public attributes that are plain values, tensors or functions
-(:mod:`staticgraph.recording.noted_values`).
+hooks, and its public attributes that are plain values, tensors or functions. A change is named in a
+message by its path in the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from staticgraph.internals.hooks import MESSAGE_HOOKS, MODULE_HOOKS
-from staticgraph.recording.changes import Change
-from staticgraph.recording.noted_values import GONE, differ, is_watched, text_of
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial)
+
+
+class _Gone:
+    def __repr__(self) -> str:
+        return "not there"
+
+
+GONE = _Gone()
+
+
+def is_watched(value: Any) -> bool:
+    """Whether a public attribute with this value is watched; an empty list may still be filled."""
+    if type(value) is list and not value:
+        return False
+    if isinstance(value, tuple | list):
+        return all(isinstance(item, PLAIN) for item in value)
+    return isinstance(value, (*PLAIN, *_FUNCTIONS, Tensor))
+
+
+def differ(now: Any, noted: Any) -> bool:
+    """Whether a value has changed; values of other kinds need not be comparable."""
+    if now is noted:
+        return False
+    if isinstance(noted, tuple) and isinstance(now, tuple | list):
+        return len(now) != len(noted) or any(map(differ, now, noted))
+    if isinstance(noted, PLAIN) and isinstance(now, PLAIN):
+        return type(now) is not type(noted) or now != noted
+    return True
+
+
+def text_of(value: Any) -> str:
+    """Returns the text of a value in a message."""
+    if isinstance(value, (*PLAIN, _Gone, tuple, list)):
+        return repr(value)
+    return getattr(value, "__qualname__", None) or f"a {type(value).__name__}"
+
+
+# How many changes a message lists.
+NAMED = 6
+
+
+class Change(NamedTuple):
+    """One difference from what was recorded.
+
+    Attributes:
+        where: the path of a module, and what in it has changed.
+        before, after: the values as text.
+        attribute: whether it is an attribute, which perhaps no forward reads.
+    """
+
+    where: str
+    before: str
+    after: str
+    attribute: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.where} was {self.before}, is {self.after}"
+
+
+def told(changes: Sequence[Change], remedy: str) -> str:
+    """Returns changes as the end of a message."""
+    named = "; ".join(map(str, changes[:NAMED]))
+    more = f"; and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
+    private = (
+        ". An attribute that no forward reads is not looked at where its name begins with an "
+        "underscore"
+        if any(change.attribute for change in changes)
+        else ""
+    )
+    return (
+        "the model is not as it was recorded, and a replay would go on as it was: "
+        f"{named}{more}. Undo it, change it before the recording, or {remedy}{private}"
+    )
+
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _HOOKS = (*MODULE_HOOKS, *MESSAGE_HOOKS)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.recording.noted_values import PLAIN
+from staticgraph.recording.noted_module import PLAIN
 from staticgraph.steps.state.reachable_state import LIBRARIES, globals_in, names_in
 
 # The most items of a container, and numbers of an array: anything larger is data.

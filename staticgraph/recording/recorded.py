@@ -32,13 +32,11 @@ from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
-from staticgraph.recording.keys import PairKey, RecordingKey
+from staticgraph.recording.keys import Misses, RecordingKey
 from staticgraph.recording.lending import handed_out
-from staticgraph.recording.misses import Misses
-from staticgraph.recording.recorded_collation import RecordedCollation
-from staticgraph.recording.recorded_inputs import RecordedInputs
+from staticgraph.recording.recorded_inputs import RecordedCollation, RecordedInputs
 from staticgraph.recording.recorded_model import ModelRecording, RecordedModel
-from staticgraph.recording.recorded_pair import RecordedPairs
+from staticgraph.recording.recorded_pair import RecordedPair
 from staticgraph.recording.recorded_work import RecordedWork
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.recording import Recording, Scope
@@ -57,10 +55,6 @@ REMEDY = (
     "A host read, a copy from the host, a hook that synchronises, or activation checkpointing "
     "stands in the way; use mode='reduce-overhead' or 'default'"
 )
-
-
-# Bucket, work and autocast dtype.
-Place = tuple[int, str, str | None]
 
 
 class RecordedSteps:
@@ -107,15 +101,14 @@ class RecordedSteps:
             self._watched = RecordableOptimizer(optimizer)
         self._inputs = RecordedInputs(self._device)
         self._one_launch = recording.one_launch
-        # By bucket, work and precision; recordings that make their batch from ids are separate.
-        self._recordings: dict[Place, ModelRecording] = {}
-        self._from_ids: dict[Place, ModelRecording] = {}
-        given = {"loss": subject.loss, "forward": subject.forward}
-        given["the model"] = type(self._model).forward
+        self._subject = subject
+        self._recordings: dict[RecordingKey, ModelRecording] = {}
+        self._pairs: dict[RecordingKey, RecordedPair] = {}
+        functions = {"loss": subject.loss, "forward": subject.forward}
+        functions["the model"] = type(self._model).forward
         self._recorded_model = RecordedModel(
-            self._model, optimizer, self.scope != "step", {n: f for n, f in given.items() if f}
+            self._model, optimizer, self.scope != "step", {n: f for n, f in functions.items() if f}
         )
-        self._pairs = RecordedPairs(subject, self._recorded_model)
 
     # ------------------------------------------------------------------ recording
 
@@ -135,6 +128,10 @@ class RecordedSteps:
         """Returns the key of a bucket's work."""
         return RecordingKey(bucket, work, self._precision, self.scope)
 
+    def _pair_key(self, bucket: int, training: bool) -> RecordingKey:
+        work = "forward and backward"
+        return RecordingKey(bucket, work, self._precision, self.scope, training=training)
+
     @property
     def _precision(self) -> str | None:
         """The subject's precision, or that of an autocast currently entered."""
@@ -152,8 +149,7 @@ class RecordedSteps:
                 a pool that a failed one leaves unusable; the runner still runs in eager.
         """
         key = self.key(bucket, work)
-        place = bucket, work, key.autocast
-        if place in self._recordings:
+        if key in self._recordings:
             return
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
@@ -173,19 +169,17 @@ class RecordedSteps:
             if warmed is not None:
                 warmed()
 
-        def record_key(key: RecordingKey) -> ModelRecording:
-            """Makes the recording of one key."""
-            assert self._recorder is not None
-            body = self._body(key)
-            return self._recorded_model.record(
-                self._recorder, body, str(key), REMEDY, before, between
-            )
-
+        keys = [key]
+        if self._inputs.collation is not None and self._one_launch:
+            keys.append(key._replace(from_ids=True))
         try:
-            self._recordings[place] = record_key(key)
-            if self._inputs.collation is not None and self._one_launch:
-                self._inputs.collation.clear()
-                self._from_ids[place] = record_key(key._replace(from_ids=True))
+            for each in keys:
+                if each.from_ids and self._inputs.collation is not None:
+                    self._inputs.collation.clear()
+                body = self._body(each)
+                self._recordings[each] = self._recorded_model.record(
+                    self._recorder, (body,), str(each), REMEDY, before, between
+                )
         except NotStatic as error:
             self._abandon(error.__cause__ or error)
             raise
@@ -220,14 +214,15 @@ class RecordedSteps:
     def freeze(self) -> None:
         """Allows no further recording; replays count from now on."""
         self.frozen = True
-        for made in self._recordings.values():
-            made.recorded.replays = 0
+        for key, recording in self._recordings.items():
+            if not key.from_ids:
+                recording.bodies[0].replays = 0
 
     # ------------------------------------------------------------------ replaying
 
     def has(self, bucket: int, work: str) -> bool:
         """Whether a key is recorded."""
-        return (bucket, work, self._precision) in self._recordings
+        return self.key(bucket, work) in self._recordings
 
     def run(self, work: str, batch: StaticBatch) -> Any:
         """Replays a batch's recording.
@@ -243,39 +238,45 @@ class RecordedSteps:
         precision = self._autocast  # usually enough for a replay, and saves Python calls
         if precision is None and torch.is_autocast_enabled(self._device.type):
             precision = self._precision
-        place = bucket, work, precision
-        if place not in self._recordings:
+        key: Any = bucket, work, precision, self.scope, False, None  # as a RecordingKey
+        recording = self._recordings.get(key)
+        if recording is None:
             if self.frozen:
                 self._misses.note(self.key(bucket, work), lambda: self.counts)
                 return self._work.once(work, batch)
             self.record(bucket, work)
-        arrays, made, ids = batch.tensors(), self._recordings[place], None
+            recording = self._recordings[self.key(bucket, work)]
+        arrays, ids = batch.tensors(), None
         collation = self._inputs.collation
         if (
             collation is not None
             and type(arrays) is CollatedTensors
             and arrays.store is collation.store
-            and place in self._from_ids
         ):
-            ids, made = arrays, self._from_ids[place]
-        self._recorded_model.check(made, "call warmup() again", looked_in_epoch(batch))
-        made.recorded.behind()
+            joined = self._recordings.get(RecordingKey(*key[:4], from_ids=True))
+            if joined is not None:
+                ids, recording = arrays, joined
+        self._recorded_model.check(recording, "call warmup() again", looked_in_epoch(batch))
+        if (behind := recording.bodies[0].behind) is not None:
+            behind()
         if work == "step" and self._watched is not None:
             self._watched.before_replay()
         if collation is not None and ids is not None:
             collation.send(bucket, ids)
         else:
             self._inputs.take(batch, arrays)
-        result = self._recorded_model.replay(made, work == "step")
+        result = self._recorded_model.replay(recording, work == "step")
+        if type(result) is Tensor and not result.dim():  # a step's loss
+            return result.clone()
         return handed_out(result, self._recorded_model.replays)
 
-    def record_forward(self, bucket: int, training: bool) -> PairKey:
+    def record_forward(self, bucket: int, training: bool) -> RecordingKey:
         """Records a forward and its backward, unless they are recorded already.
 
         Raises:
             NotStatic: they cannot be recorded; see :meth:`record`.
         """
-        key = PairKey(bucket, training, self._precision)
+        key = self._pair_key(bucket, training)
         if key in self._pairs:
             return key
         if self._recorder is None:
@@ -286,10 +287,16 @@ class RecordedSteps:
             """Computes the model's output over a batch, compiled if the recorder compiles."""
             return self._work.computed("forward", batch, compiles)
 
-        known = self._computation.known
+        def before() -> None:
+            """Sets the model's mode, and finds out which results are rows."""
+            if training is not self._model.training:
+                self._model.train(training)
+            self._computation.known(inputs)
+
+        model, recorder = self._recorded_model, self._recorder
         try:
-            self._pairs.record(
-                key, self._recorder, compute, inputs, training, lambda: known(inputs), REMEDY
+            self._pairs[key] = RecordedPair(
+                key, self._subject, model, recorder, compute, inputs, before, REMEDY
             )
             if self._inputs.collation is not None and self._one_launch:
                 self._inputs.collation.clear()
@@ -305,11 +312,11 @@ class RecordedSteps:
         Its backward is a replay, too. See :mod:`staticgraph.recording.recorded_pair` for what it
         raises.
         """
-        key = PairKey(batch.bucket, self._model.training, self._precision)
+        key = self._pair_key(batch.bucket, self._model.training)
         if key not in self._pairs and self.frozen:
             self._misses.note(key, lambda: self.counts)
             return self._work.computed("forward", batch, compiles=False)
-        self.record_forward(*key[:2])
+        self.record_forward(batch.bucket, self._model.training)
         arrays = batch.tensors()
         return self._pairs[key].run(batch, lambda: self._inputs.take(batch, arrays))
 
@@ -323,16 +330,11 @@ class RecordedSteps:
     @property
     def counts(self) -> dict[RecordingKey, int]:
         """How often each recording was replayed."""
-        both = (self._recordings, False), (self._from_ids, True)
-        counts = {
-            RecordingKey(*place, self.scope, from_ids): made.recorded.replays
-            for recordings, from_ids in both
-            for place, made in recordings.items()
-        }
-        for pair, replays in self._pairs.counts.items():
-            for work, count in zip(("forward", "backward"), replays, strict=True):
-                name = f"{work} of a pair, {pair.flag}"
-                counts[RecordingKey(pair.bucket, name, pair.autocast, self.scope)] = count
+        counts = {key: each.bodies[0].replays for key, each in self._recordings.items()}
+        for key, pair in self._pairs.items():
+            for work, body in zip(("forward", "backward"), pair.recording.bodies, strict=True):
+                name = f"{work} of a pair, {key.flag}"
+                counts[RecordingKey(key.bucket, name, key.autocast, self.scope)] = body.replays
         return counts
 
     def missed(self) -> list[str]:
@@ -346,9 +348,8 @@ class RecordedSteps:
 
     def close(self) -> None:
         """Frees all recordings together. Gradients that a recording owned are dropped."""
-        self._recorded_model.drop([*self._recordings.values(), *self._from_ids.values()])
+        self._recorded_model.drop(self._recordings.values())
         self._recordings.clear()
-        self._from_ids.clear()
         self._pairs.clear()
         self._inputs.collation = None
         self.frozen = True

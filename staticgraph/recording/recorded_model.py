@@ -12,9 +12,11 @@ it is made once per parameter or layer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,10 +24,9 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from staticgraph.errors import NotStatic
-from staticgraph.recording.changes import told
 from staticgraph.recording.lending import check_can_be_handed_out
-from staticgraph.recording.recorder import Recorded, Recorder
-from staticgraph.recording.replays import Replays
+from staticgraph.recording.noted_module import told
+from staticgraph.recording.recorder import Recorded, Recorder, Replays
 from staticgraph.recording.signature import Flags, Signature, Watched
 from staticgraph.steps.state.training_state import untouched
 
@@ -36,76 +37,54 @@ WARM_RUNS = 3
 # layers) on one core of the 2-core CPU that bench_host_time ran on: below one microsecond per
 # replay.
 EVERY = 512
-
-
-@dataclass(slots=True, eq=False)
-class ModelRecording:
-    """A recording, and the state that it was made with.
-
-    Attributes:
-        recorded: the recording.
-        what: its name in messages.
-        number: its unique number, by which an epoch notes that it has checked the model.
-        parameters, addresses: the parameters, and the address of each.
-        grads: the gradients that a replay writes.
-        flags: the model's flags when it was recorded.
-        sample: the index of a parameter with a gradient; 0 if none has one.
-        watched: what every replay compares; None before the first, and after a check.
-    """
-
-    recorded: Recorded
-    what: str
-    number: int
-    parameters: list[Tensor]
-    addresses: list[int]
-    grads: list[Tensor | None]
-    flags: Flags
-
-    sample: int = 0
-    watched: Watched | None = None
-
-    def __post_init__(self) -> None:
-        found = (place for place, grad in enumerate(self.grads) if grad is not None)
-        self.sample = next(found, 0)
-
-    @property
-    def shown(self) -> bool:
-        """Whether a parameter still has the gradient that a replay writes."""
-        return self.parameters[self.sample].grad is self.grads[self.sample]
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 _NUMBERS = itertools.count()
 
 
-def recorded_by(recorder: Recorder, body: Callable[[], Any]) -> Recorded:
-    """Returns what a recorder makes of a function.
+@dataclass(slots=True, eq=False)
+class ModelRecording:
+    """Work on a model that was recorded, and the state that it was recorded with.
 
-    Clears the autocast cache first, so that weights are cast inside the recording: a replay would
-    otherwise read old casts for ever.
+    Attributes:
+        bodies: what is replayed in turn: one, or a forward and its backward.
+        what: its name in messages.
+        parameters, addresses: the parameters, and the address of each.
+        grads: the gradients that a replay writes.
+        flags: the model's flags when it was recorded.
+        number: its unique number, by which an epoch notes that it has checked the model.
+        sample: the index of a parameter with a gradient; 0 if none has one.
+        watched: what every replay compares; None before the first, and after a check.
     """
-    torch.clear_autocast_cache()
-    return recorder.record(body)
 
+    bodies: list[Recorded]
+    what: str
+    parameters: list[Tensor]
+    addresses: list[int]
+    grads: list[Tensor | None]
+    flags: Flags
+    number: int = field(default_factory=_NUMBERS.__next__)
+    sample: int = 0
+    watched: Watched | None = None
 
-def made_of(
-    recorded: Recorded,
-    what: str,
-    signature: Signature,
-    flags: Flags,
-    grads: list[Tensor | None] | None = None,
-) -> ModelRecording:
-    """Makes a recording with its own number and the current parameters.
+    def __post_init__(self) -> None:
+        written = (place for place, grad in enumerate(self.grads) if grad is not None)
+        self.sample = next(written, 0)
 
-    Args:
-        recorded, what, flags: as in :class:`ModelRecording`.
-        signature: the signature of its model.
-        grads: the gradient of each parameter that a replay writes; None if it writes none.
-    """
-    parameters = signature.parameters
-    written = [None for _ in parameters] if grads is None else grads
-    return ModelRecording(
-        recorded, what, next(_NUMBERS), parameters, _addresses(parameters), list(written), flags
-    )
+    @property
+    def holds(self) -> bool:
+        """Whether the values that every replay compares are as they were recorded."""
+        watched = self.watched
+        return (
+            watched is not None
+            and list(map(dict.get, watched.owners, watched.names)) == watched.values
+            and list(map(len, watched.counted)) == watched.counts
+            and (
+                watched.wanted is None
+                or list(map(_REQUIRES_GRAD, watched.parameters)) == watched.wanted
+            )
+        )
 
 
 class RecordedModel:
@@ -138,7 +117,7 @@ class RecordedModel:
     def record(
         self,
         recorder: Recorder,
-        body: Callable[[], Any],
+        bodies: Sequence[Callable[..., Any]],
         what: str,
         remedy: str,
         before: Callable[[], None] = lambda: None,
@@ -148,7 +127,8 @@ class RecordedModel:
 
         Args:
             recorder: the recorder to use.
-            body: the function to record.
+            bodies: the functions to record, one recording each; each but the first is called with
+                the result of the one before.
             what: the name of the work, for the message.
             remedy: what usually prevents recording, and what to do.
             before: runs first, and is undone with the rest; what it registers stays, and is
@@ -158,21 +138,34 @@ class RecordedModel:
         Raises:
             NotStatic: it cannot be recorded, or the model has changed since the last recording.
         """
-        with self.recording(what, remedy) as signature:
+
+        def run_all() -> None:
+            """Runs the bodies one after another: the warm-up."""
+            arguments: tuple[Any, ...] = ()
+            for body in bodies:
+                arguments = (body(*arguments),)
+
+        with self._recording(what, remedy) as signature:
             before()
             signature.note_registered()
             flags = signature.flags(True)
-            recorder.warm(body, WARM_RUNS)
+            recorder.warm(run_all, WARM_RUNS)
             between()
-            recorded = recorded_by(recorder, body)
-            check_can_be_handed_out(recorded.result, what)
+            recorded: list[Recorded] = []
+            for body in bodies:
+                # Else a replay would read old casts of the weights for ever.
+                torch.clear_autocast_cache()
+                arguments = (recorded[-1].result,) if recorded else ()
+                recorded.append(recorder.record(partial(body, *arguments)))
+            check_can_be_handed_out(recorded[-1].result, what)
             grads = [parameter.grad for parameter in signature.parameters]
         if not any(grad is not None for grad in grads):
             flags = flags._replace(wanted=None)
-        return made_of(recorded, what, signature, flags, grads)
+        parameters = signature.parameters
+        return ModelRecording(recorded, what, parameters, _addresses(parameters), grads, flags)
 
     @contextmanager
-    def recording(self, what: str, remedy: str) -> Iterator[Signature]:
+    def _recording(self, what: str, remedy: str) -> Iterator[Signature]:
         """A ``with`` block around a recording: restores everything it touches.
 
         Also notes what the recording assumes of the model.
@@ -202,11 +195,11 @@ class RecordedModel:
         signature.settle()
         self._signature = signature
 
-    def check(self, made: ModelRecording, remedy: str, looked: set[int] | None = None) -> None:
+    def check(self, recording: ModelRecording, remedy: str, looked: set[int] | None = None) -> None:
         """Refuses to replay a model that is not the one that was recorded.
 
         Args:
-            made: the recording to replay.
+            recording: the one to replay.
             remedy: what to do, for the message.
             looked: the numbers of the recordings that have checked the model in this epoch; None
                 outside of any epoch.
@@ -215,45 +208,50 @@ class RecordedModel:
             NotStatic: a parameter has moved; or the model has changed, as far as it is checked now
                 (see :mod:`staticgraph.recording.signature`).
         """
-        if _addresses(made.parameters) != made.addresses:
+        if _addresses(recording.parameters) != recording.addresses:
             raise NotStatic(
-                f"{made.what}: a parameter has another address than when it was recorded (moved "
-                f"with .to(), or replaced); {remedy}"
+                f"{recording.what}: a parameter has another address than when it was recorded "
+                f"(moved with .to(), or replaced); {remedy}"
             )
         signature = self._signature
         assert signature is not None
-        replays = made.recorded.replays
+        replays = recording.bodies[0].replays
         if (
-            made.watched is None
-            or not made.watched.hold()
+            not recording.holds
             or signature.doubtful
             or signature.hooks_made != RemovableHandle.next_id
             or not replays % EVERY
             or not replays & (replays - 1)  # 0, 1, 2, 4, 8: finds annealed values soon
-            or (looked is not None and made.number not in looked)
+            or (looked is not None and recording.number not in looked)
         ):
-            if changes := signature.changes(made.flags):
-                raise NotStatic(f"{made.what}: {told(changes, remedy)}")
+            if changes := signature.changes(recording.flags):
+                raise NotStatic(f"{recording.what}: {told(changes, remedy)}")
             if looked is not None:
-                looked.add(made.number)
-            if made.watched is None or not made.watched.hold():
-                made.watched = signature.watched(made.flags)
+                looked.add(recording.number)
+            if not recording.holds:
+                recording.watched = signature.watched(recording.flags)
 
-    def replay(self, made: ModelRecording, trains: bool = True) -> Any:
-        """Runs a recording, and assigns the gradients that it writes to the parameters.
+    def replay(self, recording: ModelRecording, trains: bool = True) -> Any:
+        """Runs a recording of one body, and assigns the gradients that it writes.
 
         Each recording has its own gradients. Its result is overwritten by the next replay.
         """
-        self.replays.run(made.recorded)
-        if trains and (self._steps_outside or self._shown is not made or not made.shown):
-            for parameter, grad in zip(made.parameters, made.grads, strict=True):
-                parameter.grad = grad
-            self._shown = made
-        return made.recorded.result
+        recorded = recording.bodies[0]
+        self.replays.count += 1  # as Replays.run(), which costs a call
+        recorded.replay()
+        recorded.replays += 1
+        if trains:
+            sample = recording.sample
+            shown = recording.parameters[sample].grad is recording.grads[sample]
+            if self._steps_outside or self._shown is not recording or not shown:
+                for parameter, grad in zip(recording.parameters, recording.grads, strict=True):
+                    parameter.grad = grad
+                self._shown = recording
+        return recorded.result
 
-    def drop(self, all_made: list[ModelRecording]) -> None:
+    def drop(self, recordings: Iterable[ModelRecording]) -> None:
         """Removes from the parameters the gradients that belong to recordings."""
-        owned = {id(grad) for made in all_made for grad in made.grads if grad is not None}
+        owned = {id(grad) for each in recordings for grad in each.grads if grad is not None}
         for parameter in self._model.parameters():
             if id(parameter.grad) in owned:
                 parameter.grad = None

@@ -27,94 +27,94 @@ from staticgraph.batches.batch.containers import leaves_of, mapped, with_leaves
 from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.batches.loading.from_device import CollatedTensors
 from staticgraph.errors import NotStatic, StaleOutput
-from staticgraph.internals.dispatch import version_of
-from staticgraph.internals.foreach import copies_of
-from staticgraph.recording.keys import PairKey
-from staticgraph.recording.lending import (
-    CLONED_BYTES,
-    LentTensor,
-    check_can_be_handed_out,
-)
-from staticgraph.recording.recorded_model import (
-    WARM_RUNS,
-    ModelRecording,
-    RecordedModel,
-    made_of,
-    recorded_by,
-)
+from staticgraph.internals.dispatch import copies_of, version_of
+from staticgraph.recording.keys import RecordingKey
+from staticgraph.recording.lending import LentTensor, check_can_be_handed_out, is_small
+from staticgraph.recording.recorded_model import ModelRecording, RecordedModel
 from staticgraph.recording.recorder import Recorder
-from staticgraph.recording.signature import Signature
 from staticgraph.steps.computation.model_setup import Subject
 
 
 class RecordedPair:
     """A recorded forward and its recorded backward.
 
+    Args:
+        key: the key of the recording.
+        subject: the model, and how it is run.
+        recorded_model: the model's recordings, which share their memory.
+        recorder: the recorder.
+        compute: returns the model's output over a batch.
+        inputs: the batch that the recording reads.
+        before: called first, and undone afterwards.
+        remedy: what usually prevents recording, and what to do.
+
     Attributes:
-        forward, backward: the recordings, each with the addresses of the parameters.
+        recording: both bodies, with the addresses of the parameters.
         outputs: what the forward writes, flat, at fixed addresses, without a graph.
         differentiable: for each output, whether it has a gradient.
-        given: where the outputs' gradients are copied before a backward.
+        output_gradients: where the outputs' gradients are copied before a backward.
         parameters, fields: what has a gradient: parameters, and names of fields.
         gradients: what the backward writes: gradients of the parameters, then of the fields.
+
+    Raises:
+        NotStatic: it cannot be recorded, or the model has changed since the last recording.
     """
 
     def __init__(
         self,
-        name: str,
+        key: RecordingKey,
         subject: Subject,
         recorded_model: RecordedModel,
-        signature: Signature,
         recorder: Recorder,
         compute: Callable[[StaticBatch], Any],
         inputs: StaticBatch,
+        before: Callable[[], None],
+        remedy: str,
     ) -> None:
-        self.name = name
-        flags = signature.flags(False)  # required gradients are checked at every call instead
+        self.name: str = str(key)
+        name = self.name
         self.fields: tuple[str, ...] = tuple(subject.differentiable)
         self.parameters: list[torch.nn.Parameter] = [
             p for p in subject.model.parameters() if p.requires_grad
         ]
+        self.output_gradients: list[Tensor] = []
         self._container: Any = None  # the outputs' structure, without the tensors
         self._model = recorded_model
         self._named = dict(subject.model.named_parameters())
-        self._leaves: list[Tensor] = []
+        leaves: list[Tensor] = []
 
         def forward() -> list[Any]:
             """Returns the output's tensors, over fields that are leaves of this pass."""
             with torch.enable_grad():
-                own = {name: inputs[name].detach().requires_grad_() for name in self.fields}
-                self._leaves = list(own.values())
-                out = compute(inputs.replace(**own) if own else inputs)
+                fields = {name: inputs[name].detach().requires_grad_() for name in self.fields}
+                leaves[:] = fields.values()
+                out = compute(inputs.replace(**fields) if fields else inputs)
             check_can_be_handed_out(out, name)
             self._container = mapped(lambda _: None, out)
             return leaves_of(out)
 
-        def backward(outputs: list[Any], gradients: list[Tensor]) -> list[Tensor | None]:
+        def backward(outputs: list[Any]) -> list[Tensor | None]:
             """Returns gradients of parameters and fields; None where there is no dependence."""
-            wanted = [*self.parameters, *self._leaves]
-            given = [out for out in outputs if _has_gradient(out)]
-            if not given or not wanted:
+            wanted = [*self.parameters, *leaves]
+            roots = [out for out in outputs if _has_gradient(out)]
+            if not self.output_gradients:  # in the warm-up: no memory of the recordings
+                self.output_gradients = [torch.zeros_like(root) for root in roots]
+            if not roots or not wanted:
                 return [None] * len(wanted)
-            return list(torch.autograd.grad(given, wanted, gradients, allow_unused=True))
+            return list(
+                torch.autograd.grad(roots, wanted, self.output_gradients, allow_unused=True)
+            )
 
-        def both() -> None:
-            """Runs both passes, from gradients of zero: the warm-up."""
-            outputs = forward()
-            backward(outputs, [torch.zeros_like(o) for o in outputs if _has_gradient(o)])
-
-        recorder.warm(both, WARM_RUNS)
-        first = recorded_by(recorder, forward)
-        outputs = first.result
-        self.differentiable: list[bool] = [_has_gradient(out) for out in outputs]
-        self.given: list[Tensor] = [torch.zeros_like(o) for o in outputs if _has_gradient(o)]
-        second = recorder.record(lambda: backward(outputs, self.given))
+        # Required gradients are checked at every call: nothing here writes a parameter's gradient.
+        self.recording: ModelRecording = recorded_model.record(
+            recorder, (forward, backward), name, remedy, before
+        )
+        first, second = self.recording.bodies
+        self.differentiable: list[bool] = [_has_gradient(out) for out in first.result]
         self.gradients: list[Tensor | None] = second.result
-        self.outputs: list[Any] = [o.detach() if isinstance(o, Tensor) else o for o in outputs]
+        self.outputs: list[Any] = [o.detach() if isinstance(o, Tensor) else o for o in first.result]
         first.result = None  # frees the graph, whose memory later recordings may take
-        self._leaves = []
-        self.forward: ModelRecording = made_of(first, name, signature, flags)
-        self.backward: ModelRecording = made_of(second, name, signature, flags)
+        leaves.clear()
 
     # ------------------------------------------------------------------ replaying
 
@@ -129,7 +129,7 @@ class RecordedPair:
             NotStatic: a parameter has moved, a parameter or a field requires a gradient that was
                 not recorded, or the model has changed, as far as it is checked now.
         """
-        self._model.check(self.forward, "call warmup() again", looked_in_epoch(batch))
+        self._model.check(self.recording, "call warmup() again", looked_in_epoch(batch))
         if torch.is_grad_enabled():
             self._check_wanted(batch)
             fields = [batch[name] for name in self.fields]
@@ -139,9 +139,9 @@ class RecordedPair:
         return with_leaves(self._container, iter([self._lent(value) for value in flat]))
 
     def _check_wanted(self, batch: StaticBatch) -> None:
-        mine = {id(parameter) for parameter in self.parameters}
+        recorded = {id(parameter) for parameter in self.parameters}
         for name, parameter in self._named.items():
-            if parameter.requires_grad and id(parameter) not in mine:
+            if parameter.requires_grad and id(parameter) not in recorded:
                 raise NotStatic(
                     f"{self.name}: {name} requires a gradient, which it did not when the backward "
                     "was recorded: thaw parameters before warmup(), or call warmup() again"
@@ -159,9 +159,11 @@ class RecordedPair:
 
     def replay_forward(self, copy: Callable[[], None]) -> list[Any]:
         """Returns copies of small outputs, and the recording's own tensors for large ones."""
-        self.forward.recorded.behind()
+        recorded = self.recording.bodies[0]
+        if recorded.behind is not None:
+            recorded.behind()
         copy()
-        self._model.replays.run(self.forward.recorded)
+        self._model.replays.run(recorded)
         return [self._handed(value) for value in self.outputs]
 
     def replay_backward(
@@ -191,17 +193,19 @@ class RecordedPair:
                 f"{self.name}: a parameter was changed after this forward and before its backward, "
                 "which reads it: call backward() before optimizer.step()"
             )
-        self.backward.recorded.behind()
+        recorded = self.recording.bodies[1]
+        if recorded.behind is not None:
+            recorded.behind()
         wanted = [g for g, has in zip(gradients, self.differentiable, strict=True) if has]
-        for target, gradient in zip(self.given, wanted, strict=True):
+        for target, gradient in zip(self.output_gradients, wanted, strict=True):
             if gradient is None:
                 target.zero_()
             else:
                 target.copy_(gradient)
-        self._model.replays.run(self.backward.recorded)
-        made = [gradient for gradient in self.gradients if gradient is not None]
+        self._model.replays.run(recorded)
+        written = [gradient for gradient in self.gradients if gradient is not None]
         # One or a few launches, where cloning each would take one launch per parameter.
-        copies = iter(copies_of(made) if made else ())
+        copies = iter(copies_of(written) if written else ())
         return [None if gradient is None else next(copies) for gradient in self.gradients]
 
     @property
@@ -217,10 +221,10 @@ class RecordedPair:
     def _handed(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return value.clone() if _is_small(value) else value.detach()
+        return value.clone() if is_small(value) else value.detach()
 
     def _lent(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or _is_small(value):
+        if not isinstance(value, Tensor) or is_small(value):
             return value
         return LentTensor.of(value, self._model.replays, self._model.replays.count)
 
@@ -229,7 +233,7 @@ class _Replayed(torch.autograd.Function):
     """The pair as one autograd operation."""
 
     @staticmethod
-    def forward(ctx: Any, pair: RecordedPair, copy: Callable[[], None], *given: Tensor) -> Any:
+    def forward(ctx: Any, pair: RecordedPair, copy: Callable[[], None], *inputs: Tensor) -> Any:
         """Replays the forward over what ``copy`` writes; returns the output's tensors, flat."""
         flat = pair.replay_forward(copy)
         ctx.pair, ctx.count, ctx.versions = pair, pair.count, pair.versions
@@ -246,79 +250,8 @@ class _Replayed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Replays the backward; returns the gradients of parameters and fields."""
-        found = ctx.pair.replay_backward(ctx.count, ctx.versions, gradients)
-        return None, None, *found
-
-
-class RecordedPairs:
-    """The pairs of one model.
-
-    Args:
-        subject: the model, and how it is run.
-        recorded_model: the model's other recordings, which share their memory.
-    """
-
-    def __init__(self, subject: Subject, recorded_model: RecordedModel) -> None:
-        self._subject = subject
-        self._container: Any = None  # the outputs' structure, without the tensors
-        self._model = recorded_model
-        self._pairs: dict[PairKey, RecordedPair] = {}
-
-    def __contains__(self, key: PairKey) -> bool:
-        return key in self._pairs
-
-    def __getitem__(self, key: PairKey) -> RecordedPair:
-        return self._pairs[key]
-
-    def record(
-        self,
-        key: PairKey,
-        recorder: Recorder,
-        compute: Callable[[StaticBatch], Any],
-        inputs: StaticBatch,
-        training: bool,
-        before: Callable[[], object],
-        remedy: str,
-    ) -> None:
-        """Warms up and records a pair; everything the run touches is restored.
-
-        Args:
-            key: the pair's key, whose text appears in messages.
-            recorder: the recorder to use.
-            compute: returns the model's output over a batch.
-            inputs: the batch that the recording reads.
-            training: the model's training flag.
-            before: called first, in that mode.
-            remedy: what usually prevents recording, and what to do.
-
-        Raises:
-            NotStatic: it cannot be recorded, or the model has changed since the last recording.
-        """
-        model = self._subject.model
-        with self._model.recording(str(key), remedy) as signature:
-            if training is not model.training:
-                model.train(training)
-            before()
-            self._pairs[key] = RecordedPair(
-                str(key), self._subject, self._model, signature, recorder, compute, inputs
-            )
-
-    @property
-    def counts(self) -> dict[PairKey, tuple[int, int]]:
-        """How often each pair's forward and backward were replayed."""
-        return {
-            key: (pair.forward.recorded.replays, pair.backward.recorded.replays)
-            for key, pair in self._pairs.items()
-        }
-
-    def clear(self) -> None:
-        """Forgets all pairs."""
-        self._pairs.clear()
+        return None, None, *ctx.pair.replay_backward(ctx.count, ctx.versions, gradients)
 
 
 def _has_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
-
-
-def _is_small(value: Tensor) -> bool:
-    return value.numel() * value.element_size() <= CLONED_BYTES

@@ -10,24 +10,82 @@ and repeats them on those tensors.
 One pool serves all recordings of a runner, and one stream all those of a device: recordings that
 never run at once may share memory. They share library workspaces too, so those of a runner are
 freed together or not at all, and replays run one after another.
+
+A loss kept from an earlier step (a notebook variable) holds the nodes that accumulate each
+parameter's gradient, and these belong to the stream they were made on. A recorded backward that
+meets them leaves its stream, which ends the capture with an error that names nothing. torch notices
+this in the runs before, and warns. Here unreachable graphs are collected first, and the warning
+becomes an error that says what to delete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from staticgraph.recording.failed_capture import captured
-from staticgraph.recording.kept_graphs import no_kept_graphs
-from staticgraph.recording.stream import recording_stream
+from staticgraph.errors import NotStatic
+from staticgraph.recording.capture import captured, recording_stream
 
 
-def _nothing() -> None:
-    """Does nothing: with a single stream, work runs in the order in which it was queued."""
+class Replays:
+    """Counts the replays of all recordings that share memory.
+
+    Temporary values of one may occupy the memory of another's results. So a result is valid only
+    until the next replay of *any* of them, and one count is enough to tell.
+
+    Attributes:
+        count: how many replays have run.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count: int = 0
+
+    def run(self, recorded: Recorded) -> None:
+        """Replays a recording, and counts it."""
+        self.count += 1
+        recorded.replay()
+        recorded.replays += 1
+
+
+# The beginning of torch's warning (input_buffer.cpp).
+MISMATCH = "The AccumulateGrad node's stream does not match"
+
+
+@contextmanager
+def no_kept_graphs() -> Iterator[None]:
+    """A ``with`` block for the runs before a recording.
+
+    Raises:
+        NotStatic: something holds an autograd graph of the parameters.
+    """
+    gc.collect()
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # else torch warns once per process, and is silent the second time
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=MISMATCH, category=UserWarning)
+            yield
+    except UserWarning as warning:
+        if MISMATCH not in str(warning):
+            raise
+        raise NotStatic(
+            "a loss or an output of an earlier step is still held, and with it the autograd graph "
+            "of these parameters, which belongs to another stream and cannot be recorded: delete "
+            "it (del loss, out; in a notebook also Out and _), keep loss.detach() instead, or "
+            "call warmup() before the first step. DistributedDataParallel holds such graphs, too: "
+            "record the model itself, not its wrapper"
+        ) from warning
+    finally:
+        torch.set_warn_always(always)
 
 
 @dataclass(slots=True)
@@ -40,13 +98,13 @@ class Recorded:
             overwrites.
         replays: how often it was repeated.
         behind: called before its inputs are written: makes the write wait for the last replay, if
-            that was on another stream.
+            that was on another stream. None where all work runs in the order it was queued in.
     """
 
     replay: Callable[[], None]
     result: Any
     replays: int = 0
-    behind: Callable[[], None] = _nothing
+    behind: Callable[[], None] | None = None
 
 
 class Recorder(Protocol):

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from operator import attrgetter
 from types import FunctionType, NoneType
 from typing import Any, NamedTuple
 
@@ -32,9 +31,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from staticgraph.nn.registrations import watch
-from staticgraph.recording.changes import Change
-from staticgraph.recording.noted_module import NotedModule
-from staticgraph.recording.noted_values import GONE, differ, text_of
+from staticgraph.recording.noted_module import GONE, Change, NotedModule, differ, text_of
 from staticgraph.recording.premises import read_by
 from staticgraph.steps.state.reachable_state import LIBRARIES, names_in
 from staticgraph.steps.state.training_hooks import callbacks_of
@@ -66,17 +63,6 @@ class Watched(NamedTuple):
     counts: list[int]
     parameters: list[Tensor]
     wanted: list[bool] | None
-
-    def hold(self) -> bool:
-        """Whether all are as they were."""
-        return (
-            list(map(dict.get, self.owners, self.names)) == self.values
-            and list(map(len, self.counted)) == self.counts
-            and (self.wanted is None or list(map(_WANTED, self.parameters)) == self.wanted)
-        )
-
-
-_WANTED = attrgetter("requires_grad")
 
 
 @functools.lru_cache(maxsize=1024)

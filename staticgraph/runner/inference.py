@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.padding.padder import Padder
 from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner.execution.model_locks import Turns, check_not_traced
-from staticgraph.runner.execution.prediction import predict, require_rows
-from staticgraph.runner.execution.steps import Steps
-from staticgraph.runner.export.export import export
-from staticgraph.runner.parts import RunnerParts
+from staticgraph.runner.export import export
+from staticgraph.runner.intake import BucketStatistics, take
+from staticgraph.runner.model_locks import Turns, check_not_traced
+from staticgraph.runner.own_batches import as_static
+from staticgraph.runner.prediction import predict, require_rows
+from staticgraph.runner.preparation import Preparation
+from staticgraph.runner.steps import Steps
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.state.evaluation_mode import Evaluation
@@ -42,23 +45,36 @@ class Inference:
         subject: the model, and how it is run.
         plan: the buckets.
         turns: locks the model; every forward of a batch takes a turn.
-        parts: the parts that run the batches.
+        steps: run the batches, each in its bucket's way.
+        preparation: prepares the steps.
 
     Attributes:
         steps: runs the batches, without locking or statistics: for tools that look inside, such as
             the dry run. A training loop does not need it.
+        preparation: prepares the steps, and looks at batches that it has not seen the like of.
+        statistics: what was counted of each bucket.
+        padder: pads batches that are not a loader's; None until there is one.
     """
 
     def __init__(
-        self, subject: Subject, plan: BucketPlan, turns: Turns, parts: RunnerParts
+        self,
+        subject: Subject,
+        plan: BucketPlan,
+        turns: Turns,
+        steps: Steps,
+        preparation: Preparation,
     ) -> None:
         self.subject: Subject = subject
         self.plan: BucketPlan = plan
         self.device: torch.device = subject.device
-        self.steps: Steps = parts.steps
+        self.steps: Steps = steps
+        self.preparation: Preparation = preparation
+        self.statistics: list[BucketStatistics] = [
+            BucketStatistics(capacity, subject.device) for capacity in plan.capacities
+        ]
         self._turns = turns
         self._evaluating = Evaluation(subject.model)
-        self._fields, self._intake = parts.fields, parts.intake
+        self.padder: Padder | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -83,6 +99,7 @@ class Inference:
         None.
         """
         check_not_traced("eval_step()")
+        batch = as_static(self, batch)
         with self._turns.forward, self._evaluating() as sampled:
             out = self._run("forward", batch, "eager" if sampled else None)
             known = self.loss is not None and isinstance(batch, StaticBatch)
@@ -91,8 +108,9 @@ class Inference:
 
     def eager_forward(self, batch: StaticBatch) -> Any:
         """Returns the output in evaluation mode, in eager, whatever the mode."""
+        batch = as_static(self, batch)
         with self._turns.forward, self._evaluating():
-            return self.steps.run("forward", self.steps.form.accept(batch), "eager")
+            return self.steps.run("forward", self.steps.accept(batch), "eager")
 
     def predict(self, graphs: Any) -> Any:
         """Returns outputs for new graphs, in the order given, without padding.
@@ -117,7 +135,7 @@ class Inference:
             TypeError: ``graphs`` is a loader, which yields batches.
         """
         check_not_traced("predict()")
-        return predict(self, graphs, self._fields.schema)
+        return predict(self, graphs, self.preparation.schema)
 
     def predict_batch(self, batch: StaticBatch) -> Any:
         """Returns the output of one batch in evaluation mode, without gradients and without a loss.
@@ -130,6 +148,7 @@ class Inference:
             ValueError: a tensor of the output has no rows of the batch.
         """
         check_not_traced("predict_batch()")
+        batch = as_static(self, batch)
         with self._turns.forward, self._evaluating() as sampled:
             out = self._run("forward", batch, "eager" if sampled else None)
             require_rows(out, self.steps.computation.levels(out, batch))
@@ -165,7 +184,7 @@ class Inference:
             ValueError: the fields of the data are not known.
         """
         check_not_traced("export()")
-        schema = self._fields.of(example, "export(folder, example=store)")
+        schema = self.preparation.fields_of(example, "export(folder, example=store)")
         with self._turns.whole:
             return export(
                 folder,
@@ -180,4 +199,4 @@ class Inference:
     def _run(self, work: str, batch: StaticBatch, way: str | None = None) -> Any:
         if isinstance(batch, PlainBatch):  # in a plain run of the check of another runner's model
             return self.steps.computation.plain(batch)
-        return self.steps.run(work, self._intake.take(batch, work), way)
+        return self.steps.run(work, take(self, batch, work), way)

@@ -1,78 +1,231 @@
-"""Takes batches into a runner's steps: validates, commits and counts them, and checks padding.
+"""What goes into a runner's steps: every batch is taken in, counted, and reported.
 
-Every call of a runner takes its batch in here, except the reference calls (``eager_step``,
-``eager_forward``), which leave no trace in a report.
+:func:`take` is the one place where a batch enters. The reference calls (``eager_step``,
+``eager_forward``) do not pass it, and leave no trace in a report. Counting waits for no device.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
-from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.checking.padding_check import PaddingCheck
-from staticgraph.runner.execution.commitments import Commitments
-from staticgraph.runner.execution.steps import Steps
-from staticgraph.runner.reporting.bucket_statistics import BucketStatistics
-from staticgraph.runner.warmup.first_steps import FirstSteps
-from staticgraph.runner.warmup.warmup import Warming
+import numpy as np
+import torch
+
+from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.batches.slots.real_counts import RealCounts
+from staticgraph.files.versions import STEPS, versions
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.preparation import Preparation
+from staticgraph.runner.report import BucketReport, Report
+from staticgraph.runner.steps import Steps
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.attention_choices import attention_choices
+from staticgraph.steps.compilation.compiled_function import CompileCounts, skipped_recordings_of
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.text.how_many import how_many
+
+# Enough for the median and the 90th percentile of recent steps.
+TIMES_KEPT = 512
 
 
-class Intake:
-    """Takes in the batches of one runner.
+class Takes(Protocol):
+    """A runner, as far as its batches go."""
 
-    Args:
-        steps: define what a batch must be.
-        statistics: one per bucket; they count the batches.
-        warming: knows whether the runner has been warmed up.
-        commitments: the runner's memory ledger, which the bucket is entered in; None without a
-            budget.
-        padding: the padding check of the first batches; None where the user turned it off.
-        first_steps: compares a bucket's first step with eager, unless ``padding`` is None.
+    subject: Subject
+    steps: Steps
+    preparation: Preparation
+    statistics: list[BucketStatistics]
+
+
+Events = tuple[torch.cuda.Event, torch.cuda.Event]
+
+
+class BucketStatistics:
+    """Counts of one bucket, in plain numbers.
+
+    Times on CUDA are pairs of events, read only for a report and reused once their time is dropped.
     """
 
-    def __init__(
-        self,
-        steps: Steps,
-        statistics: Sequence[BucketStatistics],
-        warming: Warming,
-        commitments: Commitments | None,
-        padding: PaddingCheck | None,
-        first_steps: FirstSteps,
-    ) -> None:
-        self._steps, self._form = steps, steps.form
-        self._statistics, self._warming = statistics, warming
-        self._commitments, self._padding = commitments, padding
-        self._first_steps = first_steps
+    def __init__(self, capacity: Capacity, device: torch.device) -> None:
+        self.capacity = capacity
+        self._device = device
+        # Training batches are counted separately: evaluation packs as many graphs as fit.
+        self._batches = [0, 0]
+        self._real = [[0, 0, 0], [0, 0, 0]]
+        self._on_cuda = device.type == "cuda"
+        self._seconds: deque[float] = deque(maxlen=TIMES_KEPT)
+        self._events: deque[Events] = deque()
+        self._spare: Events | None = None  # the current step's, or left by one that failed
 
-    def take(self, batch: StaticBatch, work: str) -> StaticBatch:
-        """Returns the batch as the steps take it.
-
-        Args:
-            batch: of a bucket of the plan.
-            work: ``step`` or ``forward``.
-
-        Raises:
-            TypeError, ValueError: as
-                :meth:`staticgraph.runner.execution.batch_form.BatchForm.accept`.
-            PaddingLeaks: padding reaches real rows.
-        """
-        batch = self._form.accept(batch)
-        if self._commitments is not None:
-            self._commitments.use(batch.bucket)
-        if batch.real is not None:
-            self._statistics[batch.bucket].count(batch.real, work)
-        recorded = self._recorded
-        if self._padding is not None and not recorded and self._padding.wanted(work, batch):
-            self._padding.of(batch, work)
-        if self._warming.waits:
-            batch = self._warming.choose_on(batch, work)
-        compares = self._padding is not None and work == "step" and self._commitments is None
-        if compares and not recorded:
-            self._first_steps.compare(batch)
-        return batch
+    def count(self, real: RealCounts, work: str) -> None:
+        """Counts one more batch."""
+        training = work == "step"
+        self._batches[training] += 1
+        counts = self._real[training]
+        counts[0] += real.nodes
+        counts[1] += real.edges
+        counts[2] += real.graphs
 
     @property
-    def _recorded(self) -> bool:
-        """Whether there are recordings, next to which there is no memory for another step."""
-        trees = self._steps.mode.recording and self._warming.seconds is not None
-        return trees or self._steps.recordings.made is not None
+    def batches(self) -> int:
+        """How many batches there were, for training and for evaluation."""
+        return sum(self._batches)
+
+    @property
+    def real_rows(self) -> int:
+        """How many nodes, edges and graphs they had together."""
+        return sum(map(sum, self._real))
+
+    @property
+    def physical_rows(self) -> int:
+        """How many rows of nodes, edges and graphs the bucket has."""
+        return self.capacity.nodes + self.capacity.edges + self.capacity.graphs
+
+    def started(self) -> float:
+        """Starts timing a step, on CUDA by an event, without synchronising; for :meth:`ended`."""
+        if not self._on_cuda:
+            return time.perf_counter()
+        if self._spare is None:
+            if len(self._events) < TIMES_KEPT:
+                timed = partial(torch.cuda.Event, enable_timing=True)
+                self._spare = timed(), timed()
+            else:
+                self._spare = self._events.popleft()
+        self._spare[0].record(torch.cuda.current_stream(self._device))
+        return 0.0
+
+    def ended(self, started: float) -> None:
+        """Ends the timing of the step that began at ``started``."""
+        if self._spare is None:
+            self._seconds.append(time.perf_counter() - started)
+        else:
+            self._spare[1].record(torch.cuda.current_stream(self._device))
+            self._events.append(self._spare)
+            self._spare = None
+
+    def report(
+        self, bucket: int, counts: Sequence[CompileCounts], recorded: int = 0, late: int = 0
+    ) -> BucketReport:
+        """Returns the counts as plain numbers; waits for the device.
+
+        ``recorded`` is added to the number of torch's recordings; ``late`` is how many functions
+        were compiled after the warm-up.
+        """
+        times = [1e3 * s for s in self._seconds]
+        if self._events:
+            torch.cuda.synchronize(self._device)
+            times = [start.elapsed_time(end) for start, end in self._events]
+        physical = np.array([self.capacity.nodes, self.capacity.edges, self.capacity.graphs])
+        training = self._batches[True] > 0
+        batches, real = self._batches[training], np.array(self._real[training])
+        filled = real / np.maximum(1, physical * batches)
+        shares = [float(share) for share in filled] if batches else [None] * 3
+        return BucketReport(
+            bucket=bucket,
+            nodes=self.capacity.nodes,
+            edges=self.capacity.edges,
+            graphs=self.capacity.graphs,
+            batches=self._batches[True],
+            eval_batches=self._batches[False],
+            real_graphs=int(real[2]),
+            node_efficiency=shares[0],
+            edge_efficiency=shares[1],
+            graph_efficiency=shares[2],
+            compiles=sum(c.compiles for c in counts),
+            late_compiles=late,
+            graph_breaks=sum(c.graph_breaks for c in counts),
+            recordings=recorded + sum(c.recordings for c in counts),
+            compile_s=sum(c.seconds for c in counts),
+            step_ms=float(np.median(times)) if times else None,
+            step_ms_p90=float(np.percentile(times, 90)) if times else None,
+        )
+
+
+def take(runner: Takes, batch: StaticBatch, work: str) -> StaticBatch:
+    """Takes a batch in, and returns it as the steps take it.
+
+    Args:
+        runner: the runner whose call this is.
+        batch: of a bucket of the plan.
+        work: ``step`` or ``forward``.
+
+    Raises:
+        TypeError, ValueError: as :meth:`staticgraph.runner.steps.Steps.accept`.
+        PaddingLeaks: padding reaches real rows.
+    """
+    steps, preparation = runner.steps, runner.preparation
+    if steps.computation.newcomers.came:
+        preparation.forget()
+    batch = steps.accept(batch)
+    if preparation.commitments is not None:
+        preparation.commitments.use(batch.bucket)
+    if batch.real is not None:
+        runner.statistics[batch.bucket].count(batch.real, work)
+    training = work == "step" or runner.subject.model.training
+    preparation.taken += training
+    if (
+        (batch.bucket, work, training) not in preparation.ready
+        or (training and preparation.taken >= preparation.next_look)
+        or (training and looked_in_epoch(batch) is not preparation.epoch)
+    ):
+        return preparation.look_at(batch, work)
+    return batch
+
+
+def fallbacks_of(runner: Takes) -> tuple[str, ...]:
+    """Returns a sentence for every step that runs in another way than was chosen for it."""
+    recorded = runner.steps.recorded
+    skipped = skipped_recordings_of(runner.steps.compiled.counts)
+    return (*runner.preparation.notes, *skipped, *(recorded.missed() if recorded else ()))
+
+
+def report_of(runner: Takes, plan: BucketPlan) -> Report:
+    """Returns what a runner did so far, in plain values; each is read from its owner."""
+    subject, steps, prepared = runner.subject, runner.steps, runner.preparation
+    counts, recorded = steps.compiled.counts, steps.recorded
+    replays = recorded.counts if recorded else {}
+    commitments = prepared.commitments
+
+    def report_bucket(bucket: int) -> BucketReport:
+        """Returns the report of one bucket, with its bytes under a budget."""
+        compiled = [count for key, count in counts if key.bucket == bucket]
+        replayed = sum(key.bucket == bucket for key in replays)
+        late = steps.compiled.late[bucket]
+        report = runner.statistics[bucket].report(bucket, compiled, replayed, late)
+        return replace(report, **(commitments.of_bucket(bucket) if commitments else {}))
+
+    return Report(
+        model=type(subject.model).__name__,
+        device=device_name(subject.device),
+        mode="auto" if prepared.choices else steps.mode.name,
+        mode_reason="chosen by time, see below" if prepared.choices else steps.mode.reason,
+        autocast=subject.precision,
+        warmup_s=prepared.seconds,
+        warm_start=prepared.cold_s is not None,
+        cold_start_s=prepared.cold_s,
+        replays={str(key): count for key, count in replays.items()},
+        buckets=tuple(map(report_bucket, range(len(plan.capacities)))),
+        fallbacks=fallbacks_of(runner),
+        versions=versions(STEPS),
+        choices=prepared.choices,
+        attention=attention_choices(
+            subject.model,
+            plan.capacities,
+            device=subject.device,
+            dtype=subject.autocast,
+            training=subject.optimizer is not None,
+        ),
+        optional=steps.computation.optional or (),
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """Returns a GPU's name, or the CPU with the number of threads that torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({how_many(torch.get_num_threads(), 'thread')})"

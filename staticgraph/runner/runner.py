@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -24,6 +25,7 @@ from torch import Tensor
 from staticgraph.batches.batch.containers import tensors_in
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
+from staticgraph.batches.padding.padder import Padder, SplitBatch
 from staticgraph.distributed.lost_rank import Watching
 from staticgraph.distributed.ranks import Ranks, check_not_wrapped
 from staticgraph.epochs.blocks import Blocks
@@ -31,20 +33,22 @@ from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
-from staticgraph.runner.execution.commitments import RunnerStats
-from staticgraph.runner.execution.execution import Execution
-from staticgraph.runner.execution.model_locks import (
+from staticgraph.runner.auto import Auto
+from staticgraph.runner.commitments import RunnerStats
+from staticgraph.runner.counters import RUNNERS
+from staticgraph.runner.execution import Execution
+from staticgraph.runner.inference import Inference
+from staticgraph.runner.intake import report_of, take
+from staticgraph.runner.model_locks import (
     Turns,
     check_not_traced,
     refuse_without_gradients,
 )
-from staticgraph.runner.execution.steps import Steps
-from staticgraph.runner.inference import Inference
-from staticgraph.runner.parts import RunnerParts
-from staticgraph.runner.reporting.report import Report
-from staticgraph.runner.timing.auto import Auto
+from staticgraph.runner.own_batches import as_static, train_parts
+from staticgraph.runner.preparation import Preparation
+from staticgraph.runner.report import Report
+from staticgraph.runner.steps import Steps
 from staticgraph.runner.verification import Verification, verify
-from staticgraph.runner.warmup.preparation import Preparation
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import Mode
 from staticgraph.steps.computation.model_arguments import Forward
@@ -65,7 +69,8 @@ class StaticGraphRunner(Inference):
         model: any PyG model; its layers are made static in place (see :func:`staticgraph.convert`).
             Or a :class:`staticgraph.Subject`: a model with its loss, optimizer, forward, autocast
             and the other options of its step.
-        plan: the buckets, or a plain list of capacities.
+        plan: the buckets, a plain list of capacities, or the :class:`staticgraph.Padder` of the
+            user's own batches.
         mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
             ``max-autotune-no-cudagraphs``; ``fused``, the captured graph rewritten to this
             library's operators; ``cuda-graph``, compiled by Inductor and recorded by this library;
@@ -82,7 +87,7 @@ class StaticGraphRunner(Inference):
         autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.
         recording: how ``cuda-graph`` records, and how much; see :class:`staticgraph.Recording`.
         budget: a cap on what this runner makes torch hold; see
-            :mod:`staticgraph.runner.execution.commitments`. If it has no memory model, the model is
+            :mod:`staticgraph.runner.commitments`. If it has no memory model, the model is
             probed here, which takes seconds.
         distributed: ``"auto"``: if ``torch.distributed`` is initialised, all its processes train
             this model, and the loss is the mean over the real rows of all of them; ``"off"``: this
@@ -113,7 +118,7 @@ class StaticGraphRunner(Inference):
     def __init__(
         self,
         model: torch.nn.Module | Subject,
-        plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
+        plan: BucketPlan | Sequence[Capacity | tuple[int, ...]] | Padder,
         mode: str | Auto = "auto",
         *,
         loss: Loss | None = None,
@@ -127,6 +132,8 @@ class StaticGraphRunner(Inference):
         subject = Subject.of(
             model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast
         )
+        padder = plan if isinstance(plan, Padder) else None
+        plan = plan.plan if isinstance(plan, Padder) else plan
         plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         self._execution = execution = Execution.of(subject, mode, recording, distributed)
         self.mode: Mode = execution.mode
@@ -144,10 +151,11 @@ class StaticGraphRunner(Inference):
                 check_not_wrapped(subject.model)
                 capacities = list(map(str, plan.capacities))
                 self.ranks.check_alike({"the plan": capacities, "the mode": self.mode.name})
-            parts = RunnerParts.of(subject, plan, execution, budget)
-        super().__init__(subject, plan, turns, parts)
-        self.preparation: Preparation = parts.preparation
-        self._warming, self._account = parts.warming, parts.account
+            steps = Steps(subject, plan.capacities, execution)
+            preparation = Preparation(subject, plan, execution, steps, budget)
+        super().__init__(subject, plan, turns, steps, preparation)
+        self.padder = padder
+        RUNNERS.add(self)
 
     def __repr__(self) -> str:
         of = how_many(len(self.plan.capacities), "bucket")
@@ -243,6 +251,7 @@ class StaticGraphRunner(Inference):
             :class:`NonFiniteLoss` before they reach a parameter.
         """
         check_not_traced("the forward")
+        batch = as_static(self, batch)
         with self._turns.forward:
             out = self._run("forward", batch)
         finite = self.steps.finite
@@ -259,7 +268,8 @@ class StaticGraphRunner(Inference):
         The batch is one of this runner's plan; see :class:`staticgraph.bound`.
         """
         check_not_traced("bind()")
-        with self._turns.forward, bound(self.model, self._intake.take(batch, "forward")) as data:
+        batch = as_static(self, batch)
+        with self._turns.forward, bound(self.model, take(self, batch, "forward")) as data:
             yield data
 
     def step(self, batch: StaticBatch) -> Tensor:
@@ -286,16 +296,32 @@ class StaticGraphRunner(Inference):
             check_not_traced("step()")
         if not torch.is_grad_enabled():
             refuse_without_gradients()
+        if self.ranks is None:
+            return self._step(batch)
         with self._watching:
-            with self._turns.step:
-                batch = self._intake.take(batch, "step")
-                statistics = self._account.statistics[batch.bucket]
-                started = statistics.started()
-                loss = self.steps.train(batch)
-                statistics.ended(started)
-                self.steps.count()
-            if self.steps.averaging is not None:
-                self.steps.averaging.compare()
+            loss = self._step(batch)
+            assert self.steps.averaging is not None
+            self.steps.averaging.compare()
+        return loss
+
+    def _step(self, batch: Any) -> Tensor:
+        if type(batch) is not StaticBatch:
+            batch = as_static(self, batch)
+            if isinstance(batch, SplitBatch):
+                return self._step_parts(batch)
+        with self._turns.step:
+            batch = take(self, batch, "step")
+            statistics = self.statistics[batch.bucket]
+            started = statistics.started()
+            loss = self.steps.train(batch)
+            statistics.ended(started)
+            self.steps.count()
+        return loss
+
+    def _step_parts(self, parts: SplitBatch) -> Tensor:
+        with self._turns.step:
+            loss = train_parts(self.steps, [take(self, part, "step") for part in parts])
+            self.steps.count()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -323,14 +349,16 @@ class StaticGraphRunner(Inference):
 
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """Takes a :meth:`step` without compiling or recording, whatever the mode: the reference."""
+        batch = as_static(self, batch)
         with self._turns.step:
-            return self.steps.train(self.steps.form.accept(batch), "eager")
+            return self.steps.train(self.steps.accept(batch), "eager")
 
     def verify(self, batch: StaticBatch) -> Verification:
         """Compares a step and a forward with eager on one batch, without changing anything.
 
         See :func:`staticgraph.runner.verification.verify`.
         """
+        batch = as_static(self, batch)
         with self._turns.whole, self.steps.accumulated.kept():
             return verify(self, batch)
 
@@ -362,7 +390,7 @@ class StaticGraphRunner(Inference):
             cache: a file of compiled code, used if it exists and written afterwards, so that the
                 next process hardly compiles; True keeps it in your own cache folder. Torch
                 unpickles and runs it, so only a signed file of your own is used: see
-                :mod:`staticgraph.runner.warmup.compile_cache`.
+                :mod:`staticgraph.runner.compile_cache`.
             choices: a JSON file of the ways that ``auto`` chose: used if it exists, instead of
                 measuring, and written otherwise; by default ``cache`` with ``.choices.json`` added.
             steps: how many steps there will be; ``auto`` then tries no way whose preparation cannot
@@ -375,7 +403,7 @@ class StaticGraphRunner(Inference):
         """
         steps = None if steps is None else whole_option("steps", steps, 0)
         with self._watching, self._turns.warmup, torch.inference_mode(False), torch.enable_grad():
-            self._warming.run(example, phases, progress, cache, choices, steps)
+            self.preparation.run(example, phases, progress, cache, choices, steps)
         return self
 
     def close(self) -> None:
@@ -386,14 +414,20 @@ class StaticGraphRunner(Inference):
         that contain its collectives.
         """
         with self._turns.whole:
-            self.steps.recordings.close()
+            self.steps.close()
+            self.preparation.forget()
 
     # ------------------------------------------------------------------ reporting
 
     def stats(self) -> RunnerStats:
         """Returns what the runner holds; it grows, then stays, and never exceeds the budget."""
-        return self._account.stats
+        commitments = self.preparation.commitments
+        return RunnerStats() if commitments is None else commitments.stats
 
     def report(self) -> Report:
         """Returns what ran so far, per bucket."""
-        return self._account.report()
+        report = report_of(self, self.plan)
+        counts = None if self.padder is None else self.padder.counts
+        if counts is None or not counts.overflowed:
+            return report
+        return replace(report, fallbacks=(*report.fallbacks, str(counts)))

@@ -8,7 +8,7 @@ such elements are not compared after the step, and the result says how many they
 input field is changed in turn, and the output must change. A recording whose input was never copied
 passes every test of shapes and fails these.
 
-On a user's own run, :mod:`staticgraph.runner.warmup.first_steps` makes the first of these
+On a user's own run, :mod:`staticgraph.runner.first_steps` makes the first of these
 comparisons by itself.
 """
 
@@ -23,8 +23,8 @@ from torch import Tensor
 from staticgraph.batches.batch.field_mask import field_mask
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.outcome import Outcome, Tolerance
-from staticgraph.runner.execution.steps import Steps
-from staticgraph.runner.warmup.first_steps import KINDS, after_step, leave_out_rounding
+from staticgraph.runner.first_steps import KINDS, after_step, leave_out_rounding
+from staticgraph.runner.steps import Steps
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.rows.provenance import leaves
 from staticgraph.steps.state.training_state import untouched

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from staticgraph.runner.execution.prediction import Predictor
-from staticgraph.runner.export.exported import load_exported
+from staticgraph.runner.exported import load_exported
+from staticgraph.runner.prediction import Predictor
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies.reader import Reader

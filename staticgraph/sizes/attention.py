@@ -240,7 +240,7 @@ class AttentionChoice:
     Attributes:
         requested: a path for all buckets, or ``auto``.
         timed: the path that was fastest on the device
-            (:mod:`staticgraph.runner.timing.attention_trial`), by :func:`timing_key`.
+            (:mod:`staticgraph.runner.attention_trial`), by :func:`timing_key`.
     """
 
     __slots__ = ("requested", "timed")

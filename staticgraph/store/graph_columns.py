@@ -15,7 +15,7 @@ of ``.npy`` files, memory-mapped when loaded, with a manifest that holds the ver
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self, SupportsIndex, TypeVar
@@ -419,6 +419,10 @@ class GraphColumns:
         offsets = self.offsets_of(level)
         return origin[offsets[graph] : offsets[graph + 1]]
 
+    def __getitems__(self, graphs: Iterable[int]) -> StoredGraphs:
+        """Returns several graphs at once, unread, as torch's ``DataLoader`` fetches a batch."""
+        return StoredGraphs(self, several_graphs(graphs, len(self)))
+
     def __iter__(self) -> Iterator[Any]:
         return (self[graph] for graph in range(len(self)))
 
@@ -454,3 +458,24 @@ class GraphColumns:
             f"GraphStore({self.name}: {self._size_in_words()}, {how_many(nodes, 'node')}, "
             f"{how_many(edges, 'edge')}, {self.nbytes / 2**20:.1f} MiB; {fields})"
         )
+
+
+class StoredGraphs(Sequence[Any]):
+    """Some graphs of a store, each assembled when it is read.
+
+    Args:
+        store: the store.
+        graphs: ``[g]`` int64, which graphs.
+    """
+
+    def __init__(self, store: GraphColumns, graphs: IntArray) -> None:
+        self.store = store
+        self.graphs = graphs
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(which, slice):
+            return StoredGraphs(self.store, self.graphs[which])
+        return self.store[int(self.graphs[which])]

@@ -11,7 +11,7 @@ from typing import Any
 
 from staticgraph.files.document import NOT_THERE
 from staticgraph.files.json_text import finite, save_json
-from staticgraph.runner.reporting.report import Report
+from staticgraph.runner.report import Report
 from staticgraph.text.how_many import how_many
 from staticgraph.text.notebook import as_preformatted
 from staticgraph.text.some import some

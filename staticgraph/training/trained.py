@@ -20,7 +20,7 @@ from staticgraph.files.document import NOT_THERE
 from staticgraph.models.named import is_spec
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.runner.export.embedding_categories import categories_of
+from staticgraph.runner.export_manifest import categories_of
 from staticgraph.schema import Schema
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.training import checkpoint

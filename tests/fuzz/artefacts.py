@@ -22,7 +22,7 @@ from staticgraph.errors import CheckpointCorrupt, StoreCorrupt
 from staticgraph.models import build
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
-from staticgraph.runner.timing import way_choice
+from staticgraph.runner import way_choice
 from staticgraph.training import checkpoint
 
 

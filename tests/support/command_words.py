@@ -145,7 +145,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
 
         return done
 
-    def served(server) -> None:
+    def served(server, sockets) -> None:
         server.started = True
 
     services = {}

@@ -13,8 +13,8 @@ from torch import nn
 import staticgraph as sg
 from staticgraph.files import atomic
 from staticgraph.outofcore import PartitionedGraph, partition
-from staticgraph.runner.export import export
-from staticgraph.runner.export.export_manifest import ExportManifest
+from staticgraph.runner import export
+from staticgraph.runner.export_manifest import ExportManifest
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.writer import StoreWriter
 from staticgraph.training import checkpoint

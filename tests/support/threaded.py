@@ -16,7 +16,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
 import staticgraph as sg
-from staticgraph.runner.execution import model_locks
+from staticgraph.runner import model_locks
 from support.patience import patience
 from support.runners import made_runner
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.internals.copies import copied
+from staticgraph.internals.dispatch import copied
 
 _PLAIN = (
     type(None), bool, int, float, complex, str, bytes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from staticgraph.batches.slots.batch_arrays import BatchArrays
@@ -35,15 +36,32 @@ def state_of(
     Raises:
         StaleBatch: its slot was given back.
     """
+    whole, tensors = whole_of(batch), batch.tensors().items()
+    alone = {name: _alone(tensor) for name, tensor in tensors} if whole is None else whole.clone()
     return {
         "layout": batch.layout,
-        "tensors": {name: _alone(tensor) for name, tensor in batch.tensors().items()},
+        "tensors": alone,
         "real": real,
         "objects": dict(objects),
         "extra": {
             name: _alone(value) if type(value) is Tensor else value for name, value in extra.items()
         },
     }
+
+
+def whole_of(batch: BatchArrays) -> Tensor | None:
+    """Returns the buffer that all tensors of a batch are views of, and nothing else is; None if a
+    tensor was replaced, needs a gradient, or stands in a slot of several buckets."""
+    layout, tensors = batch.layout, batch.tensors()
+    buffer = next(iter(tensors.values()))._base
+    if (
+        buffer is None
+        or (buffer.dtype, buffer.dim(), buffer.numel()) != (torch.uint8, 1, layout.nbytes)
+        or [entry.name for entry in layout.entries] != list(tensors)
+        or any(each._base is not buffer or each.requires_grad for each in tensors.values())
+    ):
+        return None
+    return buffer
 
 
 def note_indices(batch: BatchArrays) -> None:

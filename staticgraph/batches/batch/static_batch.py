@@ -8,7 +8,7 @@ makes these batches and the runner consumes them; neither knows of the other.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -140,10 +140,8 @@ class StaticBatch(BucketShape):
 
         None if a tensor was replaced or has its own memory.
         """
-        lease = self._lease
-        if lease is None or self._tensors is not lease.slot.tensors(self.bucket):
-            return None
-        return lease.slot.whole(self.bucket)
+        views = None if self._lease is None else self._lease.slot.views.get(self.bucket)
+        return views.whole if views is not None and self._tensors is views.tensors else None
 
     @property
     def num_node_features(self) -> int:
@@ -295,11 +293,11 @@ class StaticBatch(BucketShape):
         """Returns a copy with its own memory."""
         return self._moved(self.device, copy=True)
 
-    def to(self, device: str | torch.device) -> StaticBatch:
+    def to(self, device: str | torch.device, non_blocking: bool = False) -> StaticBatch:
         """Returns the batch on another device; itself if it is already there."""
         target = torch.device(device)
         same = target.type == self.device.type and target.index in (None, self.device.index)
-        return self if same else self._moved(target, copy=False)
+        return self if same else self._moved(target, False, non_blocking)
 
     def cpu(self) -> StaticBatch:
         """Returns the batch on the host."""
@@ -316,17 +314,32 @@ class StaticBatch(BucketShape):
         return pickled_batch.state_of(self, self.real, self._objects, self._extra)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["layout"], state["tensors"], state["real"], objects=state["objects"])
+        tensors = state["tensors"]
+        if isinstance(tensors, Tensor):
+            tensors = state["layout"].tensors(tensors)
+        self.__init__(state["layout"], tensors, state["real"], objects=state["objects"])
         self._extra = state["extra"]
         pickled_batch.note_indices(self)
 
-    def _moved(self, device: torch.device, copy: bool) -> StaticBatch:
+    def pin_memory(self) -> StaticBatch:
+        """Returns the batch in pinned memory, as torch's ``DataLoader(pin_memory=True)`` asks."""
+        return self._changed(lambda value: value.pin_memory())
+
+    def _moved(self, device: torch.device, copy: bool, non_blocking: bool = False) -> StaticBatch:
+        return self._changed(lambda value: value.to(device, non_blocking=non_blocking, copy=copy))
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> StaticBatch:
+        """Returns the batch in other memory: a single copy where its tensors share a buffer."""
         self._check_lease()
-        tensors = {name: t.to(device, copy=copy) for name, t in self._tensors.items()}
+        whole = pickled_batch.whole_of(self)
+        if whole is not None:
+            tensors = self.layout.tensors(change(whole))
+        else:
+            tensors = {name: change(value) for name, value in self._tensors.items()}
         moved = StaticBatch(self.layout, tensors, self.real, objects=self._objects)
         pickled_batch.note_indices(moved)
         moved._extra = {
-            name: value.to(device, copy=copy) if isinstance(value, Tensor) else value
+            name: change(value) if isinstance(value, Tensor) else value
             for name, value in self._extra.items()
         }
         return moved

@@ -14,7 +14,6 @@ from staticgraph.batches.batch.containers import parts_of, with_parts
 from staticgraph.batches.slots.batch_arrays import BatchArrays
 from staticgraph.schema import EDGE_INDEX, Field
 from staticgraph.store.indices import counted
-from staticgraph.store.pyg.assembled import assembled, assembled_typed
 
 
 def starts(batch: BatchArrays, level: str) -> Tensor:
@@ -23,14 +22,26 @@ def starts(batch: BatchArrays, level: str) -> Tensor:
     if level == "graph":
         return torch.arange(graphs + 1)
     if level == "edge":
-        edges = batch.real_counts.edges
-        schema = batch.layout.schema
-        ends = schema[EDGE_INDEX].counts[1] if schema.two_sided else "node"
-        owners = tensors["batch" if ends == "node" else f"{ends}_batch"]
-        owner = owners[tensors[EDGE_INDEX][1, :edges]].cpu()
-        return torch.cat([torch.zeros(1), torch.bincount(owner, minlength=graphs).cumsum(0)]).long()
+        return _grouped(batch, owners(batch, level))
     name = "ptr" if level == "node" else f"{level}_ptr"
     return tensors[name][: graphs + 1].cpu()
+
+
+def owners(batch: BatchArrays, level: str) -> Tensor:
+    """``[rows]`` int64 on the CPU: the graph of each real row of edges or an axis."""
+    tensors, rows = batch.tensors(), batch.real_counts.of(level)
+    if level != "edge":
+        return tensors[f"{level}_batch"][:rows].cpu()
+    schema = batch.layout.schema
+    ends = schema[EDGE_INDEX].counts[1] if schema.two_sided else "node"
+    of_node = tensors["batch" if ends == "node" else f"{ends}_batch"]
+    return of_node[tensors[EDGE_INDEX][1, :rows]].cpu()
+
+
+def _grouped(batch: BatchArrays, owner: Tensor) -> Tensor:
+    """``[g + 1]``: where the rows of each real graph begin, once they are grouped by graph."""
+    counts = torch.bincount(owner, minlength=batch.real_counts.graphs)
+    return torch.cat([torch.zeros(1), counts.cumsum(0)]).long()
 
 
 def unpadded(batch: BatchArrays, value: Any, name: str = "") -> Any:
@@ -51,6 +62,11 @@ def unpadded(batch: BatchArrays, value: Any, name: str = "") -> Any:
     graphs = batch.real_counts.graphs
     if level == "graph":
         return list(value[:graphs].unbind())
+    if level != "node":
+        owner = owners(batch, level)
+        if bool((owner.diff() < 0).any()):  # a batch of the user's own, of rows in any order
+            rows = value[: len(owner)][owner.argsort(stable=True).to(value.device)]
+            return list(rows.split(_grouped(batch, owner).diff().tolist()))
     bounds = starts(batch, level)
     return list(value[: int(bounds[-1])].split(bounds.diff().tolist()))
 
@@ -79,6 +95,8 @@ def _counted_within(piece: Tensor, field: Field, graph: int, before: dict[str, T
 
 def to_data_list(batch: BatchArrays) -> list[Any]:
     """Returns the real graphs as ``Data`` or ``HeteroData``."""
+    from staticgraph.store.pyg.assembled import assembled, assembled_typed
+
     schema, graphs = batch.layout.schema, batch.real_counts.graphs
     values = {field.name: pieces(batch, field) for field in schema}
     bounds = {axis.name: starts(batch, axis.name).diff().tolist() for axis in schema.axes}

@@ -21,7 +21,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.batches.collation.collate_axes import fill_axes, fill_axis, fill_index, stand_apart
+from staticgraph.batches.collation.collate_axes import (
+    fill_axis,
+    fill_index,
+    mask_rows,
+    pad_axis,
+    pad_index,
+    stand_apart,
+)
 from staticgraph.batches.slots.real_counts import RealCounts, real_counts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.jit import loop
@@ -53,50 +60,8 @@ def fill(
     store.verify(asked)
     store, ids = store.held(asked, layout.pointers)
     real = real_counts(store, ids, layout.capacity, asked)
-    _fill_structure(store, ids, layout, arrays, real)
-    fill_axes(store, ids, layout, arrays)
-    arrays[COUNTS][:3] = real[:3]
-    for place, (_, rows) in enumerate(real.extra, start=3):
-        arrays[COUNTS][place] = rows
-    for field in layout.schema:
-        if field.width and field.is_index:
-            fill_index(store, ids, layout, field, arrays[field.name])
-    ends = None  # source and destination of the last edge
-    if real.edges and layout.schema.one_kind:
-        ends = arrays["edge_index"][:, real.edges - 1].tolist()
-    for field, padding in layout.paddings:
-        target = arrays[field.name]
-        _fill_field(store, ids, field, target)
-        rows = real.of(field.level)
-        even = odd = -1 if padding == ZERO else rows - 1
-        if field.level == "node" and padding != ZERO and ends is not None:
-            odd, even = (ends[1], ends[1]) if padding == LINE else ends
-        width = field.width * field.rows * target.itemsize
-        _pad(target.reshape(-1).view(np.uint8), width, rows, even, odd)
-    stand_apart(layout, arrays, real.of)
-    arrays["graph_ids"][: len(asked)] = asked
-    return real
-
-
-def _fill_structure(
-    store: GraphColumns,
-    ids: IntArray,
-    layout: SlotLayout,
-    arrays: dict[str, Array],
-    real: RealCounts,
-) -> None:
-    """Writes edges, masks, the graph of each node, and row pointers if the layout has them.
-
-    If nodes have types, each type's part of these is filled as an axis.
-    """
     schema = layout.schema
-    if schema.hetero or schema.two_sided:
-        _graphs(ids, arrays["graph_ids"], arrays["graph_mask"])
-        if schema.two_sided:
-            fill_axis(store, ids, "node", arrays)
-            arrays["edge_mask"][: real.edges] = True
-            arrays["edge_mask"][real.edges :] = False
-    else:
+    if schema.one_kind:
         _structure(
             ids,
             store.node_offsets,
@@ -106,13 +71,16 @@ def _fill_structure(
             arrays["edge_index"],
             arrays["batch"],
             arrays["ptr"],
-            arrays["graph_ids"],
-            arrays["node_mask"],
-            arrays["edge_mask"],
-            arrays["graph_mask"],
-            layout.apart,
-            schema.keep_order,
         )
+    for level in ("node", *layout.axes) if schema.two_sided else layout.axes:
+        fill_axis(store, ids, level, arrays)
+    for field in schema:
+        if field.width and field.is_index:
+            fill_index(store, ids, field, arrays[field.name])
+    for field, _ in layout.paddings:
+        _fill_field(store, ids, field, arrays[field.name])
+    arrays["graph_ids"][: len(asked)] = asked
+    pad_rows(layout, arrays, real)
     if layout.pointers:
         _pointers(
             ids,
@@ -125,6 +93,52 @@ def _fill_structure(
             arrays["col_ptr"],
             arrays["transpose"],
         )
+    return real
+
+
+def pad_rows(layout: SlotLayout, arrays: dict[str, Array], real: RealCounts) -> None:
+    """Writes everything of a slot that follows from its real rows: masks, counts and padding.
+
+    Args:
+        layout: the bucket's layout.
+        arrays: the slot's arrays; the real rows of the fields, of ``edge_index``, of ``graph_ids``,
+            and of every ``batch`` and ``ptr`` are there.
+        real: how many rows of each level are real.
+    """
+    schema = layout.schema
+    arrays[COUNTS][:3] = real[:3]
+    for place, (_, rows) in enumerate(real.extra, start=3):
+        arrays[COUNTS][place] = rows
+    mask_rows(arrays["graph_mask"], real.graphs)
+    arrays["graph_ids"][real.graphs :] = -1
+    if not schema.hetero:
+        pad_axis(arrays, "node", real.nodes, real.graphs)
+        mask_rows(arrays["edge_mask"], real.edges)
+    if schema.one_kind:
+        edge_index = arrays["edge_index"]
+        spare = len(arrays["batch"]) - real.nodes
+        _pad_edges(edge_index, real.nodes, real.edges, spare, layout.apart, schema.keep_order)
+    for level in layout.axes:
+        pad_axis(arrays, level, real.of(level), real.graphs)
+    for field in schema:
+        if field.width and field.is_index:
+            pad_index(layout, field, arrays[field.name], real)
+    ends = None  # source and destination of the last edge
+    if real.edges and schema.one_kind:
+        ends = arrays["edge_index"][:, real.edges - 1].tolist()
+    for field, padding in layout.paddings:
+        target = arrays[field.name]
+        rows = real.of(field.level)
+        if field.pad:
+            tail = target.reshape(-1, field.rows * field.width)[rows:]
+            tail[:] = np.array(field.pad).astype(target.dtype)
+            continue
+        even = odd = -1 if padding == ZERO else rows - 1
+        if field.level == "node" and padding != ZERO and ends is not None:
+            odd, even = (ends[1], ends[1]) if padding == LINE else ends
+        width = field.width * field.rows * target.itemsize
+        _pad(target.reshape(-1).view(np.uint8), width, rows, even, odd)
+    stand_apart(layout, arrays, real.of)
 
 
 def _fill_field(store: GraphColumns, ids: IntArray, field: Field, target: Array) -> None:
@@ -156,15 +170,6 @@ def _pad(target: Array, width: int, rows: int, even: int, odd: int) -> None:
 
 
 @loop
-def _graphs(ids: IntArray, graph_ids: Array, graph_mask: Array) -> None:
-    for g in range(len(ids)):
-        graph_ids[g] = ids[g]
-    graph_ids[len(ids) :] = -1
-    graph_mask[: len(ids)] = True
-    graph_mask[len(ids) :] = False
-
-
-@loop
 def _structure(
     ids: IntArray,
     node_offsets: IntArray,
@@ -174,21 +179,14 @@ def _structure(
     edge_index: Array,
     batch: Array,
     ptr: Array,
-    graph_ids: Array,
-    node_mask: Array,
-    edge_mask: Array,
-    graph_mask: Array,
-    apart: bool,
-    paired: bool,
 ) -> None:
-    real = len(ids)
+    """Writes the edges, the graph of each node and where its nodes begin, of real graphs."""
     node, edge = 0, 0
-    for g in range(real):
+    for g in range(len(ids)):
         i = ids[g]
         n = node_offsets[i + 1] - node_offsets[i]
         e = edge_offsets[i + 1] - edge_offsets[i]
         ptr[g] = node
-        graph_ids[g] = i
         batch[node : node + n] = g
         first = edge_offsets[i]
         src, dst = edge_src[first : first + e], edge_dst[first : first + e]
@@ -198,25 +196,19 @@ def _structure(
             to_dst[k] = node + dst[k]
         node += n
         edge += e
-    node_mask[:node] = True
-    node_mask[node:] = False
-    edge_mask[:edge] = True
-    edge_mask[edge:] = False
-    graph_mask[:real] = True
-    graph_mask[real:] = False
-    graph_ids[real:] = -1
-    graphs, spare_nodes = len(graph_mask) - real, len(batch) - node
-    for g in range(graphs + 1):
-        ptr[real + g] = node + g * spare_nodes // graphs
-    for g in range(graphs):
-        batch[ptr[real + g] : ptr[real + g + 1]] = real + g
-    spare_edges = edge_index.shape[1] - edge
+
+
+@loop
+def _pad_edges(
+    edge_index: Array, nodes: int, edges: int, spare_nodes: int, apart: bool, paired: bool
+) -> None:
+    spare_edges = edge_index.shape[1] - edges
     step = 1 if apart and spare_nodes > 1 else 0
     for k in range(spare_edges):
         second = k % 2 if paired else 0  # the reverse of the edge before it
-        target = node + (k - second) * (spare_nodes - step) // spare_edges
-        edge_index[second, edge + k] = target + step
-        edge_index[1 - second, edge + k] = target
+        target = nodes + (k - second) * (spare_nodes - step) // spare_edges
+        edge_index[second, edges + k] = target + step
+        edge_index[1 - second, edges + k] = target
 
 
 @loop

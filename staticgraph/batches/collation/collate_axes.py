@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.jit import loop
 from staticgraph.schema import Field, Level
@@ -27,82 +28,89 @@ from staticgraph.store.indices import counted
 BETWEEN_TYPES = 0.125
 
 
-def fill_axes(
-    store: GraphColumns, ids: IntArray, layout: SlotLayout, arrays: dict[str, Array]
-) -> None:
-    """Writes masks, graphs and pointers of every axis."""
-    for axis in layout.schema.axes:
-        fill_axis(store, ids, axis.name, arrays)
-
-
 def fill_axis(store: GraphColumns, ids: IntArray, level: Level, arrays: dict[str, Array]) -> None:
-    """Writes mask, graphs and pointers of a level; those of nodes have their own names."""
+    """Writes the graph of each real row of a level, and where each graph's rows begin."""
     start = "" if level == "node" else f"{level}_"
-    _axis(
-        ids,
-        store.offsets_of(level),
-        arrays[f"{level}_mask"],
-        arrays[f"{start}batch"],
-        arrays[f"{start}ptr"],
-    )
+    _axis(ids, store.offsets_of(level), arrays[f"{start}batch"], arrays[f"{start}ptr"])
+
+
+def pad_axis(arrays: dict[str, Array], level: Level, rows: int, graphs: int) -> None:
+    """Writes mask, graphs and pointers of a level after its ``rows`` real rows of ``graphs``
+    graphs: padding rows are spread evenly over the padding graphs."""
+    start = "" if level == "node" else f"{level}_"
+    mask = arrays[f"{level}_mask"]
+    mask_rows(mask, rows)
+    _pad_axis(len(mask) - rows, arrays[f"{start}batch"], arrays[f"{start}ptr"], rows, graphs)
+
+
+def mask_rows(mask: Array, rows: int) -> None:
+    """Writes a mask of the first ``rows`` rows."""
+    mask[:rows] = True
+    mask[rows:] = False
 
 
 @loop
-def _axis(ids: IntArray, offsets: IntArray, mask: Array, batch: Array, ptr: Array) -> None:
-    real, at = len(ids), 0
-    for g in range(real):
+def _axis(ids: IntArray, offsets: IntArray, batch: Array, ptr: Array) -> None:
+    at = 0
+    for g in range(len(ids)):
         rows = offsets[ids[g] + 1] - offsets[ids[g]]
         ptr[g] = at
         batch[at : at + rows] = g
         at += rows
-    mask[:at] = True
-    mask[at:] = False
-    graphs, spare = len(ptr) - 1 - real, len(mask) - at
+
+
+@loop
+def _pad_axis(spare: int, batch: Array, ptr: Array, rows: int, real: int) -> None:
+    graphs = len(ptr) - 1 - real
     for g in range(graphs + 1):
-        ptr[real + g] = at + g * spare // graphs
+        ptr[real + g] = rows + g * spare // graphs
     for g in range(graphs):
         batch[ptr[real + g] : ptr[real + g + 1]] = real + g
 
 
-def fill_index(
-    store: GraphColumns, ids: IntArray, layout: SlotLayout, field: Field, target: Array
-) -> None:
-    """Writes a field whose values count rows, or whose rows are not the leading dimension."""
-    before = np.zeros((field.width, len(ids) + 1), np.int64)
-    spare = np.zeros(field.width, np.int64)
+def fill_index(store: GraphColumns, ids: IntArray, field: Field, target: Array) -> None:
+    """Writes the real rows of a field whose values count rows, or whose rows are not the leading
+    dimension."""
+    before = np.zeros((field.width, len(ids)), np.int64)
     for place, level in counted(field):
         before[place] = _before(store, ids, level)
-        spare[place] = layout.capacity.rows(level) - before[place, -1]
-        axis = layout.schema.axis(level)
-        if axis is not None and axis.kind == "rows":
-            spare[place] = min(1, spare[place])
-    apart = np.zeros(field.width, np.int64)
-    if field.name.endswith(".edge_index") and field.counts[0] == field.counts[1]:
-        apart[0] = layout.schema.positions_of(field.counts[0]) is not None and spare[0] > 1
     rows = field.rows if field.level == "graph" else 0
     offsets = np.empty(0, np.int64) if rows else store.offsets_of(field.level)
     source = store.columns[field.name].reshape(-1, field.width)
+    _index_rows(ids, offsets, rows, source, _in_parts(field, target), before)
+
+
+def pad_index(layout: SlotLayout, field: Field, target: Array, real: RealCounts) -> None:
+    """Writes the padding rows of such a field."""
+    end, spare, apart = np.zeros((3, field.width), np.int64)
+    for place, level in counted(field):
+        end[place] = real.of(level)
+        spare[place] = layout.capacity.rows(level) - end[place]
+        axis = layout.schema.axis(level)
+        if axis is not None and axis.kind == "rows":
+            spare[place] = min(1, spare[place])
+    if field.name.endswith(".edge_index") and field.counts[0] == field.counts[1]:
+        apart[0] = layout.schema.positions_of(field.counts[0]) is not None and spare[0] > 1
+    joined = layout.apart and field.name in layout.schema.ends and spare[0] > 1
+    if joined and field.name == layout.schema.ends[-1]:
+        apart[0] = 1
+    rows = real.of(field.level) * field.rows
+    _pad_index(_in_parts(field, target), rows, end, spare, apart, max(apart[0], joined))
+
+
+def _in_parts(field: Field, target: Array) -> Array:
+    """Returns an index field as ``[front, rows, back]``, where front and back are one row."""
     front = int(np.prod(field.shape[: field.cat_dim or 0], dtype=np.int64))
-    _index_rows(
-        ids,
-        offsets,
-        rows,
-        source,
-        target.reshape(front, -1, field.width // max(1, front)),
-        before,
-        spare,
-        apart,
-    )
+    return target.reshape(front, -1, field.width // max(1, front))
 
 
 def _before(store: GraphColumns, ids: IntArray, level: Level) -> IntArray:
-    """``[g + 1]``: how many rows of a level precede each graph of the batch, and the total."""
+    """``[g]``: how many rows of a level precede each graph of the batch."""
     if level == "graph":
-        return np.arange(len(ids) + 1)
+        return np.arange(len(ids))
     offsets = store.offsets_of(level)
-    before = np.zeros(len(ids) + 1, np.int64)
-    np.cumsum(offsets[ids + 1] - offsets[ids], out=before[1:])
-    return before
+    counts = offsets[ids + 1] - offsets[ids]
+    return np.cumsum(counts) - counts
 
 
 @loop
@@ -113,8 +121,6 @@ def _index_rows(
     source: Array,
     target: Array,
     before: IntArray,
-    spare: IntArray,
-    apart: IntArray,
 ) -> None:
     """Copies ``source [., W]`` to ``target [front, rows, back]``, raised by ``before``.
 
@@ -131,13 +137,20 @@ def _index_rows(
                     place = p * back + q
                     target[p, at + k, q] = source[first + k, place] + before[place, g]
         at += count
-    padding = target.shape[1] - at
+
+
+@loop
+def _pad_index(
+    target: Array, at: int, ends: IntArray, spare: IntArray, apart: IntArray, same: int
+) -> None:
+    """Writes padding rows; ``same`` leaves room for a second end that is one row further."""
+    front, rows, back = target.shape
+    padding = rows - at
     for p in range(front):
         for q in range(back):
             place = p * back + q
-            end, room = before[place, -1], spare[place]
+            end, room = ends[place], spare[place]
             step = apart[place] if p == 0 else 0
-            same = apart[0]  # leaves room for a second end that is one row before the first
             for k in range(padding):
                 if room == 0:
                     target[p, at + k, q] = 0

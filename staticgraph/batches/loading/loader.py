@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import cached_property
@@ -30,17 +30,20 @@ from staticgraph.batches.loading.read_ahead import announced
 from staticgraph.batches.slots.batch_memory import used
 from staticgraph.batches.slots.real_counts import RealCounts
 from staticgraph.batches.slots.slots import Lease, Slot, SlotLayout, SlotPool
-from staticgraph.epochs.batcher import Batcher
+from staticgraph.epochs.batcher import Batcher, Draw
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.epochs.epoch import BatchIds
 from staticgraph.epochs.oversize import Oversize
 from staticgraph.errors import PlanMismatch
+from staticgraph.packing.random import stream_of
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import EDGE_INDEX
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.device_there import require_there
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
+from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.numeric_options import whole_option
 
 # The batch's ids, the slot that it was copied into, and its real counts.
@@ -81,6 +84,11 @@ class StaticLoader:
             add one more ``bucket`` that holds it to the plan (see :attr:`plan`).
         window, min_steps: how many packs stay open if ``exact`` is false, and the least number of
             steps per epoch, as for :class:`staticgraph.epochs.batcher.Batcher`.
+        sampler: draws the graphs of every epoch (any sampler of torch), some perhaps several times;
+            batches are as for ``shuffle=True``. Every epoch it draws with random states seeded from
+            ``seed`` and the epoch, after ``set_epoch(epoch)`` if it has that.
+        batch_sampler: draws the batches of every epoch, which are taken as they are, each in the
+            smallest bucket that holds it.
         **others: not accepted; the error for an unknown option says what to write instead.
 
     Raises:
@@ -111,6 +119,8 @@ class StaticLoader:
         world_size: int = 1,
         oversize: Oversize = "error",
         window: int | Literal["auto"] | None = "auto",
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[Sequence[int]] | None = None,
         min_steps: int = 0,
         **others: Never,
     ) -> None:
@@ -140,6 +150,7 @@ class StaticLoader:
             min_steps=min_steps,
             oversize=oversize,
             window=window,
+            draw=_draw_of(sampler, batch_sampler, seed, shuffle, indices),
         )
         self.plan: BucketPlan = self._batcher.plan  # oversize="bucket" may have added one
         self.layouts: list[SlotLayout] = [
@@ -367,6 +378,53 @@ class StaticLoader:
         torch.cuda.current_stream(self.device).wait_stream(self._copy_stream)
         self._staging.take_back(slot)
         return target
+
+
+def _draw_of(
+    sampler: Iterable[int] | None,
+    batch_sampler: Iterable[Sequence[int]] | None,
+    seed: int,
+    shuffle: object,
+    indices: object,
+) -> Draw | None:
+    """Returns what a sampler draws in an epoch, as a pure function of seed and epoch.
+
+    Raises:
+        ValueError: there is something else that would choose the graphs, or their order.
+    """
+    source: Any = sampler if batch_sampler is None else batch_sampler
+    if source is None:
+        return None
+    named = {"sampler": sampler, "batch_sampler": batch_sampler, "shuffle": shuffle or None}
+    both = [
+        f"{name}=" for name, value in {**named, "indices": indices}.items() if value is not None
+    ]
+    if len(both) > 1:
+        raise ValueError(f"{' and '.join(both)} exclude each other: each chooses the graphs")
+
+    def draw(epoch: int) -> tuple[IntArray, IntArray | None]:
+        """Draws the graphs of an epoch."""
+        if hasattr(source, "set_epoch"):
+            source.set_epoch(epoch)
+        key = int(stream_of(seed, epoch)) % 2**32
+        # torch's BatchSampler draws from another sampler
+        owners = (source, getattr(source, "sampler", None))
+        held = [getattr(owner, "generator", None) for owner in owners]
+        generators = [each for each in held if isinstance(each, torch.Generator)]
+        states = [each.get_state() for each in generators]
+        with kept_random_states(key):
+            for each in generators:
+                each.manual_seed(key)
+            drawn = [*source]
+        for each, state in zip(generators, states, strict=True):
+            each.set_state(state)
+        if batch_sampler is None:
+            return np.asarray(drawn, np.int64).reshape(-1), None
+        bounds = np.cumsum([0, *map(len, drawn)], dtype=np.int64)
+        order = [number for batch in drawn for number in batch]
+        return np.asarray(order, np.int64), bounds
+
+    return draw
 
 
 def _options() -> set[str]:

@@ -16,8 +16,6 @@ ELSEWHERE = {
     "drop_last": "leave it out: the last batch has the shape of the others, and the loss is the "
     "mean over its real graphs; for as many graphs in every batch give indices= a multiple of "
     "plan.batch_size",
-    "sampler": "give the graphs as indices=, and their order as shuffle= and seed=",
-    "batch_sampler": "give the graphs as indices=; which of them go together follows from the plan",
     "collate_fn": "batches are filled in fixed shapes; transform= changes each before it is used",
     "pin_memory": "leave it out: what goes to a GPU goes through pinned memory",
     "pin_memory_device": "leave it out: what goes to a GPU goes through pinned memory",

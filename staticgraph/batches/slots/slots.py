@@ -154,6 +154,11 @@ class SlotLayout:
         return tuple(entries)
 
     @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the schema's axes."""
+        return tuple(axis.name for axis in self.schema.axes)
+
+    @cached_property
     def apart(self) -> bool:
         """Whether padding edges join neighbouring padding nodes instead of being self-loops."""
         return self.schema.has_vectors
@@ -186,14 +191,20 @@ class SlotLayout:
     def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
         """Returns views of a uint8 buffer that has at least :attr:`nbytes`."""
         return {
-            entry.name: buffer[entry.offset : entry.offset + entry.nbytes]
-            .view(getattr(torch, entry.dtype.name))
-            .view(entry.shape)
-            for entry in self.entries
+            name: buffer[first:last].view(dtype).view(shape)
+            for name, first, last, dtype, shape in self._cuts
         }
 
+    @cached_property
+    def _cuts(self) -> tuple[tuple[str, int, int, torch.dtype, tuple[int, ...]], ...]:
+        """Of every array its name, where it begins and ends in a buffer, its dtype and shape."""
+        return tuple(
+            (e.name, e.offset, e.offset + e.nbytes, getattr(torch, e.dtype.name), e.shape)
+            for e in self.entries
+        )
 
-class _Views(NamedTuple):
+
+class Views(NamedTuple):
     """A slot's memory as one bucket sees it."""
 
     tensors: dict[str, Tensor]
@@ -210,9 +221,10 @@ class Slot:
             zero fill, which another stream could otherwise overtake, later the end of the last
             holder's work.
         generation: how many times the slot was given back.
+        views: the buffer as each bucket sees it, by bucket, once it was read so.
     """
 
-    __slots__ = ("_layouts", "_made_on", "_views", "buffer", "generation", "released")
+    __slots__ = ("_layouts", "_made_on", "buffer", "generation", "released", "views")
 
     def __init__(self, layouts: Sequence[SlotLayout], device: torch.device, pinned: bool) -> None:
         nbytes = max(layout.nbytes for layout in layouts)
@@ -225,7 +237,7 @@ class Slot:
         self.generation: int = 0
         self._made_on = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._layouts = layouts
-        self._views: dict[int, _Views] = {}
+        self.views: dict[int, Views] = {}
         self.mark_released(device)
 
     def mark_released(self, device: torch.device) -> None:
@@ -243,24 +255,24 @@ class Slot:
 
     def tensors(self, bucket: int) -> dict[str, Tensor]:
         """Returns the arrays of a bucket as tensors; always the same objects."""
-        return (self._views.get(bucket) or self._of(bucket)).tensors
+        return (self.views.get(bucket) or self._of(bucket)).tensors
 
     def arrays(self, bucket: int) -> dict[str, Array]:
         """Returns the same memory as NumPy arrays (host slots only)."""
-        return (self._views.get(bucket) or self._of(bucket)).arrays
+        return (self.views.get(bucket) or self._of(bucket)).arrays
 
     def whole(self, bucket: int) -> Tensor:
         """``[bytes]`` uint8: all arrays of a bucket, for a single copy; always the same object."""
-        return (self._views.get(bucket) or self._of(bucket)).whole
+        return (self.views.get(bucket) or self._of(bucket)).whole
 
-    def _of(self, bucket: int) -> _Views:
+    def _of(self, bucket: int) -> Views:
         layout = self._layouts[bucket]
         with torch.inference_mode(False):
             tensors = layout.tensors(self.buffer)
         on_host = self.buffer.device.type == "cpu"
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()} if on_host else {}
-        self._views[bucket] = _Views(tensors, arrays, self.buffer[: layout.nbytes])
-        return self._views[bucket]
+        self.views[bucket] = Views(tensors, arrays, self.buffer[: layout.nbytes])
+        return self.views[bucket]
 
 
 class SlotPool:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.internals.operators import addmm_activation
+from staticgraph.internals.dispatch import addmm_activation
 from staticgraph.kernels.launch import wide, wide_like
 from staticgraph.kernels.table_sum.gpu import join
 

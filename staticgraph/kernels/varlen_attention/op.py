@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.internals import operators
+from staticgraph.internals import dispatch
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.varlen_attention import reference
 
@@ -60,7 +60,7 @@ def efficient_forward(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
 ) -> tuple[Tensor, Tensor]:
     """Returns output and log-sum-exp of torch's memory-efficient attention, on CUDA."""
-    out, lse, *_ = operators.efficient_forward(
+    out, lse, *_ = dispatch.efficient_forward(
         q[None],
         k[None],
         v[None],
@@ -109,7 +109,7 @@ def efficient_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of :func:`efficient_forward`, on CUDA."""
     unread = lse.new_empty((), dtype=torch.int64)  # the random state of dropout, which is off
-    dq, dk, dv, _ = operators.efficient_backward(
+    dq, dk, dv, _ = dispatch.efficient_backward(
         grad.contiguous()[None],
         q[None],
         k[None],

@@ -48,7 +48,8 @@ class PartitionBuffer:
     def __init__(
         self, graph: PartitionedGraph, values: NDArray[Any], direction: Direction | None
     ) -> None:
-        self._graph, self._size, self.values = graph, graph.partition_size, values
+        self._graph, self._size = graph, graph.partition_size
+        self.values: NDArray[Any] = values
         self._direction: Direction | None = direction
         self._slot_of = np.full(graph.num_partitions, -1, dtype=np.int64)
         self._free: list[int] = []
@@ -175,7 +176,9 @@ class FeatureBuffer(PartitionBuffer):
         slots = max(len(state.partitions) for state in schedule.states) + spare
         if len(self.values) < slots * self._size:
             # Rows are needed even without features: they are the places of the buffer.
-            self.values = np.zeros((slots * self._size, self.width), self.values.dtype)
+            self.values: NDArray[Any] = np.zeros(
+                (slots * self._size, self.width), self.values.dtype
+            )
         return super().run(schedule)
 
     def _read(self, partition: int, rows: slice) -> None:

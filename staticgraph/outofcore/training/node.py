@@ -102,7 +102,8 @@ class NodeTrainer:
         **options: Any,
     ) -> None:
         _require_fit(model, loader)
-        self.model, self.loader = model, loader
+        self.model: torch.nn.Module = model
+        self.loader: SampledLoader = loader
         self._weights = reads_gcn_weights(model)
         self._forward = forward
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from staticgraph.internals.dispatch import tree_leaves
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import ConstantSource
-from staticgraph.internals.trees import tree_leaves
 from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.rewrites.captured_graph.canonical_ops import (
     SELECT,

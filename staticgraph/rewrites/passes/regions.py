@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from staticgraph.internals.states import enter_autocast, exit_autocast, set_grad_enabled
+from staticgraph.internals.dispatch import enter_autocast, exit_autocast, set_grad_enabled
 from staticgraph.rewrites.captured_graph.canonical_ops import Call, drops_nothing, fence, value
 
 # Name prefixes of torch's functions that set a state which this module does not track.

@@ -12,7 +12,7 @@ import numpy as np
 
 from staticgraph.batches.batch.static_batch import filled
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.runner.execution.prediction import Predictor
+from staticgraph.runner.prediction import Predictor
 from staticgraph.schema import Level, Schema
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span, store_of
 from staticgraph.serving.engine.outputs import Output, cut, output_of

@@ -28,7 +28,7 @@ import torch
 
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
 from staticgraph.nn.context.present import Restored
-from staticgraph.runner.execution.prediction import Predictor, listed, new_graphs
+from staticgraph.runner.prediction import Predictor, listed, new_graphs
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies.checked_graphs import BadBody, first_line
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs, Span

@@ -111,6 +111,11 @@ class CompiledSteps:
         """What torch did on behalf of each key."""
         return [(key, function.counts) for key, function in self._functions.items()]
 
+    def forget(self, bucket: int) -> None:
+        """Forgets the functions of one bucket."""
+        for key in [key for key in self._functions if key.bucket == bucket]:
+            del self._functions[key]
+
     def clear(self) -> None:
         """Forgets all functions."""
         self._functions.clear()

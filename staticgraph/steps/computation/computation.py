@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.batch.containers import mapped, tensors_in
+from staticgraph.batches.batch.own_class import built_like
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import traced_here
@@ -28,8 +29,7 @@ from staticgraph.nn.refused import caching_layers
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.computation.model_arguments import forward_of, optional_fields
-from staticgraph.steps.computation.model_setup import Subject
-from staticgraph.steps.computation.precision import Precision
+from staticgraph.steps.computation.model_setup import Precision, Subject
 from staticgraph.steps.loss.mean_loss import LossTerms, mean_loss, share_of_loss
 from staticgraph.steps.rows.padding import sanitized, zero_padding
 from staticgraph.steps.rows.provenance import (
@@ -39,7 +39,7 @@ from staticgraph.steps.rows.provenance import (
     row_level,
     run_elsewhere,
 )
-from staticgraph.steps.state.hook_changes import HeardHooks
+from staticgraph.steps.state.training_hooks import HeardHooks
 from staticgraph.steps.state.training_state import untouched
 from staticgraph.steps.tracing.failures import advise
 
@@ -56,8 +56,8 @@ class Computation:
 
     Attributes:
         precision: the precision that it runs in.
-        shared: whether a step returns its :class:`~staticgraph.distributed.share.Share` of a mean
-            over ranks, instead of the mean over its own rows.
+        shared: whether a step returns its share of a mean over ranks
+            (:class:`~staticgraph.distributed.reduction.Share`), not the mean over its own rows.
         newcomers: notices layers that the model is given later.
         hooks: notices hooks that come or go after a step was traced.
         optional: the optional arguments that the model gets from fields; None before it ran.
@@ -230,10 +230,11 @@ class Computation:
         A model that differentiates has gradients enabled inside; if they are disabled outside, its
         output is detached.
         """
+        seen = batch if batch.layout.schema.like is None else built_like(batch)
         if not self._differentiable or torch.is_grad_enabled():
-            return self._forward(self._model, batch)
+            return self._forward(self._model, seen)
         with torch.enable_grad():
-            out = self._forward(self._model, batch)
+            out = self._forward(self._model, seen)
         return _detached(out)
 
     def _with_derivatives(self, batch: StaticBatch) -> StaticBatch:

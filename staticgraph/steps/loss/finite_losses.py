@@ -56,6 +56,11 @@ class FiniteLosses:
         # else of the latest batch. Each launch here is paid in every step.
         self._flags: dict[int, tuple[Tensor, Tensor]] = {}
 
+    def grow(self, capacities: Sequence[Capacity]) -> None:
+        """Takes other capacities, of which only the last is new."""
+        self._capacities = capacities
+        self._flags.pop(len(capacities) - 1, None)
+
     @property
     def watches(self) -> bool:
         """Whether losses are watched."""

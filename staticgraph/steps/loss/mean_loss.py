@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.batches.batch.own_class import static_of
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.distributed.share import Share
-from staticgraph.internals.autograd_shapes import shapes_before
+from staticgraph.distributed.reduction import Share
+from staticgraph.internals.dispatch import shapes_before
 from staticgraph.steps.loss.missing_labels import check_labelled, for_loss, labelled
 
 Loss = Callable[[Any, StaticBatch], Any]
@@ -188,7 +189,7 @@ def masked_mean(
             or several. Where targets are missing (NaN), a function of the batch that returns
             values of the target's shape, or :class:`LossTerms`: it receives the batch with zeros
             for NaN, and missing entries are left out of the mean and of every gradient.
-        batch: with its original targets, NaN included.
+        batch: with its original targets, NaN included; or what a padder with ``like=`` returned.
         read: the float fields that values were computed from, with their NaN replaced.
         weights: as in :class:`LossTerms`; a value with weight 0 counts for nothing, even if
             infinite.
@@ -203,6 +204,8 @@ def masked_mean(
             targets of which some are missing, or (on the CPU) it was computed from missing targets
             and would make every gradient NaN.
     """
+    if not isinstance(batch, StaticBatch):
+        batch = static_of(batch) or batch
     if not isinstance(values, Tensor):
         return mean_loss(lambda _, seen: values(seen), None, batch)
     if weights is None:

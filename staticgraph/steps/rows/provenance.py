@@ -30,8 +30,7 @@ from staticgraph.batches.batch.containers import parts_of
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
-from staticgraph.internals.dispatch import TorchDispatchMode
-from staticgraph.internals.trees import tree_leaves
+from staticgraph.internals.dispatch import TorchDispatchMode, tree_leaves
 from staticgraph.nn.context.asked import APART, ASKED, FLAT, Asked, NeedsStems
 from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity

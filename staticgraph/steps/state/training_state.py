@@ -28,8 +28,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from staticgraph.internals.dispatch import preserved_versions, version_of
-from staticgraph.internals.foreach import copy_all
+from staticgraph.internals.dispatch import copy_all, preserved_versions, version_of
 from staticgraph.nn.context.asked import APART, FLAT
 from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.nn.registrations import watch

@@ -1,7 +1,7 @@
 """The loss and the gradients of a step over all ranks, and what else must agree on all of them.
 
 Where several processes train, a step differentiates its share of the loss
-(:class:`staticgraph.distributed.share.Share`). Here the shares become one mean, the gradients the
+(``Share`` in ``distributed/reduction.py``). Here the shares become one mean, the gradients the
 gradient of that mean, and the running statistics of norms over a single rank their average. A loss
 that is not finite ends the step on every rank: a rank that stopped alone would leave the others
 waiting.
@@ -37,8 +37,8 @@ from staticgraph.distributed.reduction import (
     NO_GRAPH,
     WEIGHT,
     Reduction,
+    Share,
 )
-from staticgraph.distributed.share import Share
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import version_of
 from staticgraph.steps.computation.model_setup import Subject
@@ -156,7 +156,8 @@ class Averaging:
             ValueError: the ranks' loaders differ (here only on a CPU; see :meth:`compare`).
             RuntimeError: the ranks' models or buckets differ (only on a CPU).
         """
-        first = float(batch.graph_ids[0]) if self._on_cpu else NO_GRAPH
+        known = self._on_cpu and self._loader is not None
+        first = float(batch.graph_ids[0]) if known else NO_GRAPH
         loss = self.reduction(share.detach(), batch.bucket, first)
         if self._on_cpu:
             self._check_ranks()

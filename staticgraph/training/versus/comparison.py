@@ -37,8 +37,8 @@ from staticgraph.checking.outcome import Tolerance, largest_of
 from staticgraph.checking.preflight import preflight
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
-from staticgraph.runner.reporting.device_name import device_name
-from staticgraph.runner.timing.way_choice import choose
+from staticgraph.runner.intake import device_name
+from staticgraph.runner.way_choice import choose
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss

@@ -11,7 +11,7 @@ import torch
 
 from staticgraph.checking.outcome import Tolerance
 from staticgraph.files.json_text import finite, save_json
-from staticgraph.runner.timing.way_choice import MARGIN
+from staticgraph.runner.way_choice import MARGIN
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.notebook import as_preformatted

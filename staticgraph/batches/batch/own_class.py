@@ -1,0 +1,127 @@
+"""A padded batch as an object of the user's own class.
+
+A model that was written for another library reads its own batch class. So the padded tensors can be
+put into a copy of one of its objects (:func:`built_like`), under that class's names; the copy
+remembers which :class:`staticgraph.StaticBatch` its tensors belong to (:func:`static_of`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.schema import Schema
+
+_STATIC = "_staticgraph_static"
+
+
+def template_of(example: Any, schema: Schema) -> Any:
+    """Returns a copy of a batch without its tensors, so that none of them is passed on unpadded."""
+    heads = {path.split(".", 1)[0] for path, _ in schema.names if "." in path}
+    nothing = {name: None for name, value in attributes_of(example) if isinstance(value, Tensor)}
+    for head in heads:
+        tails = [path.split(".", 1)[1] for path, _ in schema.names if path.startswith(f"{head}.")]
+        inner = Schema((), names=tuple((tail, "") for tail in tails))
+        nothing[head] = template_of(_get(example, head), inner)
+    return _changed(example, nothing)
+
+
+def built_like(batch: StaticBatch, marked: bool = False) -> Any:
+    """Returns a batch's tensors in an object of the class that its schema was given as ``like``.
+
+    Args:
+        batch: its schema has names.
+        marked: whether :func:`static_of` is to work on the result; not inside a compiled step.
+    """
+    schema, tensors = batch.layout.schema, batch.tensors()
+    values: dict[str, Any] = {path: tensors[array] for path, array in schema.names}
+    if marked:
+        for tensor in values.values():
+            setattr(tensor, _STATIC, batch)
+    values.update((name, batch.capacity.rows(level)) for name, level in schema.sizes)
+    return _changed(schema.like, values)
+
+
+def static_of(value: Any) -> StaticBatch | None:
+    """Returns the batch whose tensors an object of the user's class holds; None for others."""
+    if isinstance(value, StaticBatch):
+        return value
+    for _, each in attributes_of(value):
+        static = getattr(each, _STATIC, None) if isinstance(each, Tensor) else None
+        if (
+            static is None
+            and not isinstance(each, Tensor)
+            and hasattr(each, "__dataclass_fields__")
+        ):
+            static = static_of(each)
+        if static is not None:
+            return static
+    return None
+
+
+def unpad(output: Any, batch: Any) -> Any:
+    """Cuts a model's output over a padded batch into one piece per real graph.
+
+    Args:
+        output: tensors ``[G, ...]``, ``[N, ...]``, ``[E, ...]`` or of the rows of an axis; tuples,
+            lists and dicts of these.
+        batch: a :class:`StaticBatch`, or what a padder with ``like=`` returned.
+
+    Raises:
+        TypeError: the batch is neither.
+        ValueError: a tensor without rows of this batch.
+    """
+    static = static_of(batch)
+    if static is None:
+        raise TypeError(
+            f"a {type(batch).__name__} is no padded batch: give what sg.Padder(plan)(batch) gave"
+        )
+    return static.unpad(output)
+
+
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the items or attributes of an object, those in slots included."""
+    if isinstance(value, Mapping):
+        yield from value.items()
+        return
+    names = [*getattr(value, "_fields", ()), *getattr(value, "__dict__", {})]
+    for kind in type(value).__mro__:
+        slots = getattr(kind, "__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    for name in dict.fromkeys(names):
+        if name != "__weakref__" and hasattr(value, name):
+            yield name, getattr(value, name)
+
+
+def _get(value: Any, name: str) -> Any:
+    return value[name] if isinstance(value, Mapping) else getattr(value, name)
+
+
+def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
+    """Returns a copy of an object with other values under some names; dots lead inside."""
+    values: dict[str, Any] = {}
+    inside: dict[str, dict[str, Any]] = {}
+    for path, new in changes.items():
+        head, _, tail = path.partition(".")
+        if tail:
+            inside.setdefault(head, {})[tail] = new
+        else:
+            values[head] = new
+    for head, parts in inside.items():
+        values[head] = _changed(_get(value, head), parts)
+    if isinstance(value, tuple):
+        return value._replace(**values)  # pyright: ignore[reportAttributeAccessIssue]
+    made = copy.copy(value)
+    for name, new in values.items():
+        if isinstance(made, Mapping):
+            made[name] = new  # pyright: ignore[reportIndexIssue]
+        else:
+            try:
+                setattr(made, name, new)
+            except AttributeError:  # a frozen dataclass
+                object.__setattr__(made, name, new)
+    return made

@@ -1,0 +1,301 @@
+"""The rows of a batch of any class, and how they get into the fixed shapes of a bucket.
+
+A :class:`BatchRows` is what all sources have in common once they are read: the tensors under the
+names that a :class:`staticgraph.StaticBatch` gives them, with indices that already count rows of
+the whole batch, and which graph each row belongs to. Writing it is a copy per tensor; masks and
+padding are those of every other batch (:func:`staticgraph.batches.collation.collate.pad_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.batches.batch import pickled_batch
+from staticgraph.batches.batch.static_batch import StaticBatch, filled
+from staticgraph.batches.collation.collate import pad_rows
+from staticgraph.batches.slots.real_counts import RealCounts
+from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.errors import BadGraph
+from staticgraph.schema import EDGE_INDEX, Field, Schema
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import sort_by_destination
+from staticgraph.store.graph_columns import StoredGraphs
+from staticgraph.store.indices import counted
+
+
+class Moved(dict[str, list[Any]]):
+    """Objects per graph, and where the edges of the batch were before they were sorted."""
+
+    order: IntArray | None = None
+
+    def places(self, level: str) -> IntArray | None:
+        """Returns which row each edge was; None if none was moved."""
+        return self.order if level == "edge" else None
+
+
+_CPU = torch.device("cpu")
+
+
+class Rows:
+    """What a padder asks of the rows of a batch."""
+
+    device: torch.device = _CPU
+    nodes_per_graph: IntArray
+    real: RealCounts
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes, edges, graphs, nodes of the largest graph, and rows of each further component."""
+        return (*self.real[:4], *(rows for _, rows in self.real.extra))
+
+    def part(self, first: int, last: int) -> Rows:
+        """Returns the graphs ``first`` to ``last`` (exclusive) alone."""
+        raise NotImplementedError
+
+    def padded(self, layout: SlotLayout) -> StaticBatch:
+        """Returns the rows in a bucket's shapes, on the host."""
+        raise NotImplementedError
+
+
+class StoredRows(Rows):
+    """The rows of some graphs of a store, which are copied from its columns."""
+
+    def __init__(self, graphs: StoredGraphs) -> None:
+        self._graphs = graphs
+        sizes = graphs.store.sizes[graphs.graphs]
+        self.nodes_per_graph: IntArray = sizes[:, 0]
+        nodes, edges, *more = sizes.sum(axis=0).tolist()
+        names = graphs.store.schema.components[2:]
+        largest = int(sizes[:, 0].max()) if len(sizes) else 0
+        extra = tuple(zip(names, more, strict=True))
+        self.real: RealCounts = RealCounts(nodes, edges, len(sizes), largest, extra)
+
+    def part(self, first: int, last: int) -> StoredRows:
+        """Returns the graphs ``first`` to ``last`` (exclusive) alone."""
+        return StoredRows(self._graphs[first:last])
+
+    def padded(self, layout: SlotLayout) -> StaticBatch:
+        """Returns the graphs in a bucket's shapes.
+
+        Raises:
+            BadGraph: the store has other fields.
+        """
+        store, schema = self._graphs.store, layout.schema
+        known = {field.layout for field in store.schema}
+        if schema is not store.schema and known != {field.layout for field in schema}:
+            raise BadGraph(
+                f"{store.name} has other fields than the plan's batches: make the plan for it, "
+                "sg.plan_stream(store, ...)"
+            )
+        return filled(layout, self._graphs.store, self._graphs.graphs)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchRows(Rows):
+    """The rows of a batch.
+
+    Attributes:
+        schema: the fields.
+        values: array name -> tensor: the fields, and ``edge_index`` if it joins nodes of one kind.
+            Index values count the rows of the batch.
+        node_ptr: ``[g + 1]`` int64, where the nodes of each graph begin.
+        owners: level -> ``[rows]`` int64, the graph of each row, ascending, for every axis; and of
+            the nodes of a bipartite graph.
+        edges: the number of edges.
+        objects: strings and other objects, a list of one per graph for each name.
+        device: where the tensors came from.
+    """
+
+    schema: Schema
+    values: Mapping[str, Tensor]
+    node_ptr: IntArray
+    owners: Mapping[str, IntArray]
+    edges: int
+    objects: Moved = field(default_factory=Moved)
+    device: torch.device = _CPU
+
+    @cached_property
+    def nodes_per_graph(self) -> IntArray:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """``[g]`` int64."""
+        return np.diff(self.node_ptr)
+
+    @cached_property
+    def real(self) -> RealCounts:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """How many rows of each level there are."""
+        sizes = self.nodes_per_graph
+        extra = tuple((axis.name, len(self.owners[axis.name])) for axis in self.schema.axes)
+        most = int(sizes.max()) if len(sizes) else 0
+        return RealCounts(int(self.node_ptr[-1]), self.edges, len(sizes), most, extra)
+
+    def part(self, first: int, last: int) -> BatchRows:
+        """Returns the graphs ``first`` to ``last`` (exclusive) alone.
+
+        Raises:
+            BadGraph: the rows of a level are not grouped by graph.
+        """
+        bounds = {level: self._bounds(level)[[first, last]] for level in self._levels}
+        bounds["graph"] = np.array([first, last])
+        values = {}
+        for name, value in self.values.items():
+            shape = _field_of(self.schema, name)
+            start, end = (bounds[shape.level] * shape.rows).tolist()
+            dim = shape.cat_dim or 0
+            rows = value.narrow(dim, start, end - start)
+            if shape.counts:
+                begin = {level: int(bounds[level][0]) for level in shape.counts if level}
+                rows = _lowered(rows, shape, begin)
+            values[name] = rows
+        node_first = int(bounds["node"][0]) if "node" in bounds else 0
+        return replace(
+            self,
+            values=values,
+            node_ptr=self.node_ptr[first : last + 1] - node_first,
+            owners={
+                level: owner[slice(*bounds[level].tolist())] - first
+                for level, owner in self.owners.items()
+            },
+            edges=int(np.diff(bounds["edge"])[0]) if "edge" in bounds else 0,
+            objects=Moved({name: each[first:last] for name, each in self.objects.items()}),
+        )
+
+    @cached_property
+    def _levels(self) -> tuple[str, ...]:
+        axes = tuple(axis.name for axis in self.schema.axes)
+        return axes if self.schema.hetero else ("node", "edge", *axes)
+
+    def _bounds(self, level: str) -> IntArray:
+        """``[g + 1]``: where the rows of each graph begin."""
+        if level == "node":
+            return self.node_ptr
+        owner = self.owners.get(level)
+        if owner is None and level == "edge":
+            owner = self._edge_owner
+        assert owner is not None
+        if (np.diff(owner) < 0).any():
+            raise BadGraph(
+                f"the batch is to be split, and its rows of level {level!r} are not grouped by "
+                "graph: sort them by graph, or use overflow='grow'"
+            )
+        return np.searchsorted(owner, np.arange(len(self.node_ptr)))
+
+    @cached_property
+    def _edge_owner(self) -> IntArray:
+        index = self.values.get(EDGE_INDEX)
+        if index is None:
+            return np.zeros(0, np.int64)
+        return np.searchsorted(self.node_ptr, index[1].numpy(), "right") - 1
+
+    def sorted_by_destination(self) -> BatchRows:
+        """Returns the same batch with its edges as a store sorts them, unless the schema keeps
+        their order."""
+        if self.schema.keep_order or not self.schema.one_kind or not self.edges:
+            return self
+        index = self.values[EDGE_INDEX]
+        if bool((index[1].diff() >= 0).all()):
+            return self
+        whole = np.array([0, self.real.nodes]), np.array([0, self.edges])
+        order = sort_by_destination(index[1].numpy(), *whole)
+        if order is None:
+            return self
+        places = torch.from_numpy(np.ascontiguousarray(order, np.int64))
+        values = dict(self.values)
+        values[EDGE_INDEX] = index[:, places]
+        for each in self.schema:
+            if each.level == "edge":
+                values[each.name] = values[each.name].index_select(each.cat_dim or 0, places)
+        objects = Moved(self.objects)
+        objects.order = places.numpy()
+        return replace(self, values=values, objects=objects)
+
+    def padded(self, layout: SlotLayout) -> StaticBatch:
+        """Returns the batch in a bucket's shapes, in newly allocated memory on the host.
+
+        Raises:
+            BadGraph: a tensor has another dtype or width than the field, or an index names a row
+                that the batch does not have.
+        """
+        buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+        tensors = layout.tensors(buffer)
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        real = self.real
+        graphs = real.graphs
+        arrays["graph_ids"][:graphs] = np.arange(graphs)
+        if not self.schema.hetero:
+            arrays["ptr"][: graphs + 1] = self.node_ptr
+            nodes = np.repeat(np.arange(graphs), self.nodes_per_graph)
+            arrays["batch"][: real.nodes] = nodes
+        for level in layout.axes:
+            owner = self.owners[level]
+            arrays[f"{level}_batch"][: len(owner)] = owner
+            places = np.searchsorted(np.sort(owner), np.arange(graphs))
+            arrays[f"{level}_ptr"][:graphs] = places
+        if self.schema.one_kind and self.edges:
+            _check_range(self.values[EDGE_INDEX], _EDGES, real)
+            tensors[EDGE_INDEX][:, : real.edges].copy_(self.values[EDGE_INDEX])
+        for each in self.schema:
+            value = self.values[each.name]
+            if each.counts and value.dim():
+                _check_range(value, each, real)
+            rows = real.of(each.level) * each.rows
+            if tuple(value.shape) != each.physical(rows) or _name(value) != each.dtype:
+                raise BadGraph(
+                    f"{each.name!r} is {_name(value)} {list(value.shape)}, and the plan's batches "
+                    f"have {each.dtype} {list(each.physical(rows))} for {real}: give it so, or "
+                    "make a plan for this data"
+                )
+            tensors[each.name].narrow(each.cat_dim or 0, 0, rows).copy_(value)
+        pad_rows(layout, arrays, real)
+        pickled_batch.note(buffer, layout.lengths)
+        return StaticBatch(layout, tensors, real, objects=self.objects)
+
+
+# What ``edge_index`` is where it is not a field.
+_EDGES = Field(EDGE_INDEX, "edge", (2,), "int64", cat_dim=1, counts=("node",))
+
+
+def _field_of(schema: Schema, name: str) -> Field:
+    return next((field for field in schema if field.name == name), _EDGES)
+
+
+def _check_range(index: Tensor, shape: Field, real: RealCounts) -> None:
+    """Refuses an index outside the batch, which would read rows of padding.
+
+    Raises:
+        BadGraph: there is one; it is named.
+    """
+    moved = index.movedim(shape.cat_dim or 0, 0)
+    flat = moved.reshape(len(moved), -1)
+    for place, level in counted(shape):
+        column, rows = flat[:, place], real.of(level)
+        if len(column) and (int(column.min()) < 0 or int(column.max()) >= rows):
+            row = int(((column < 0) | (column >= rows)).nonzero()[0, 0])
+            raise BadGraph(
+                f"{shape.name!r} has {int(column[row])} at {row}, and the batch has {rows} rows of "
+                f"{level}, from 0: fix the index"
+            )
+
+
+def _lowered(rows: Tensor, shape: Field, begin: Mapping[str, int]) -> Tensor:
+    """Returns index rows with their values lowered by the first row of what they count."""
+    moved = rows.movedim(shape.cat_dim or 0, 0)
+    flat = moved.reshape(len(moved), -1).clone()
+    for place, level in counted(shape):
+        flat[:, place] -= begin[level]
+    return flat.view(moved.shape).movedim(0, shape.cat_dim or 0)
+
+
+def _name(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def owners_of(ptr: Sequence[int] | Tensor | IntArray) -> IntArray:
+    """Returns the graph of each row, by where the rows of each graph begin."""
+    bounds = np.asarray(ptr, np.int64)
+    return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))

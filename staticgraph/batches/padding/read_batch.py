@@ -1,0 +1,265 @@
+"""Reads the rows of a batch: of PyG's ``Batch``, of a list of graphs, of any other class.
+
+PyG is used if it is loaded, and never imported: a batch of its classes can only come from a program
+that did. What PyG's own rules (``__inc__``, ``__cat_dim__``) make of a field, and types of nodes,
+are read by the reader of :class:`staticgraph.GraphStore`; the common case, plain fields, is
+concatenated here, in less time than ``Batch.from_data_list`` takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.batches.padding.batch_rows import (
+    BatchRows,
+    Moved,
+    Rows,
+    StoredRows,
+    owners_of,
+)
+from staticgraph.errors import BadGraph
+from staticgraph.schema import EDGE_INDEX, Schema, read_path
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.graph_columns import GraphColumns, StoredGraphs
+from staticgraph.store.graph_store import GraphStore
+
+# Attributes of a ``Data`` that are no objects of a graph.
+_STRUCTURE = frozenset({EDGE_INDEX, "num_nodes", "batch", "ptr"})
+
+
+def is_graph(value: object) -> bool:
+    """Whether a value is a ``Data`` or ``HeteroData``, or PyG's batch of them."""
+    pyg = sys.modules.get("torch_geometric.data")
+    return pyg is not None and isinstance(value, pyg.Data | pyg.HeteroData)
+
+
+def is_pyg_batch(value: object) -> bool:
+    """Whether a value is PyG's ``Batch``."""
+    return is_graph(value) and hasattr(value, "_slice_dict")
+
+
+def learn(batch: Any) -> Schema:
+    """Returns the fields of PyG's graphs, in PyG's order of edges.
+
+    Raises:
+        TypeError: the batch is of another class, whose fields nobody said.
+        BadGraph: the graphs do not have the same fields.
+    """
+    if isinstance(batch, StoredGraphs):
+        return batch.store.schema
+    graphs = batch.to_data_list() if is_pyg_batch(batch) else batch
+    if not (isinstance(graphs, Sequence) and len(graphs) and is_graph(graphs[0])):
+        raise TypeError(
+            f"which rows a {type(batch).__name__} has is not known: give Padder(plan, schema="
+            "sg.Schema.of_batch(example, node=..., edge=..., graph=..., index={...}))"
+        )
+    return replace(stored(graphs, None).schema, keep_order=True)
+
+
+def stored(graphs: Any, schema: Schema | None) -> GraphColumns:
+    """Returns PyG's graphs as a store."""
+    from staticgraph.store.pyg.flatten import from_pyg
+
+    return from_pyg(GraphStore, graphs, schema=schema, progress=False, keep_order=schema is None)
+
+
+def read(batch: Any, schema: Schema) -> Rows:
+    """Returns the rows of a batch.
+
+    Raises:
+        BadGraph: a graph lacks a field, or its nodes are not grouped by graph.
+        ValueError: the batch lacks a tensor.
+    """
+    if isinstance(batch, StoredGraphs):
+        return StoredRows(batch)
+    if isinstance(batch, list | tuple) and len(batch) and is_graph(batch[0]):
+        rows = None if _has_rules(schema) else _concatenated(batch, schema)
+        return rows.sorted_by_destination() if rows else _all_of(stored(batch, schema))
+    if is_pyg_batch(batch):
+        if schema.hetero or schema.two_sided or (not schema.keep_order and _has_rules(schema)):
+            return _all_of(stored(_split(batch), schema))
+        return _collated(batch, schema).sorted_by_destination()
+    return _declared(batch, schema)
+
+
+def _split(batch: Any) -> list[Any]:
+    return batch.to_data_list()
+
+
+def _all_of(store: GraphColumns) -> StoredRows:
+    return StoredRows(StoredGraphs(store, np.arange(len(store))))
+
+
+def _has_rules(schema: Schema) -> bool:
+    """Whether filling takes more than concatenating fields along their first dimension."""
+    return not schema.one_kind or any(field.is_index for field in schema) or bool(schema.axes)
+
+
+def _concatenated(graphs: Sequence[Any], schema: Schema) -> BatchRows | None:
+    """Returns the rows of graphs with plain fields; None if a graph lacks a field."""
+    stores = [graph._store._mapping for graph in graphs]
+    try:
+        values = {
+            field.name: _on_host(torch.cat([store[field.name] for store in stores]))
+            for field in schema
+        }
+        pairs = [store[EDGE_INDEX] for store in stores]
+    except (KeyError, TypeError, RuntimeError):  # missing, None, a scalar, or of two shapes
+        return None
+    of_nodes = [field.name for field in schema if field.level == "node"]
+    if of_nodes:
+        counts = [len(store[of_nodes[0]]) for store in stores]
+    else:
+        counts = [int(graph.num_nodes) for graph in graphs]
+    ptr = np.zeros(len(graphs) + 1, np.int64)
+    np.cumsum(counts, out=ptr[1:])
+    edges = np.array([pair.shape[1] for pair in pairs])
+    index = _on_host(torch.cat(pairs, dim=1)).numpy()
+    if (index < 0).any() or (index >= np.repeat(counts, edges)).any():
+        return None  # the store's reader names the graph
+    values[EDGE_INDEX] = torch.from_numpy(index + np.repeat(ptr[:-1], edges))
+    more = [name for name in stores[0] if name not in values and name not in _STRUCTURE]
+    objects = Moved(
+        {
+            name: [store.get(name) for store in stores]
+            for name in more
+            if not isinstance(stores[0][name], Tensor)
+        }
+    )
+    device = pairs[0].device
+    return BatchRows(schema, values, ptr, {}, int(edges.sum()), objects, device)
+
+
+def _collated(batch: Any, schema: Schema) -> BatchRows:
+    """Returns the rows of PyG's ``Batch`` of one kind of nodes."""
+    mapping = batch._store._mapping
+    values: dict[str, Tensor] = {}
+    for field in schema:
+        value = mapping.get(field.name)
+        if not isinstance(value, Tensor):
+            raise BadGraph(f"the batch has no {field.name!r}, which the plan's batches have")
+        values[field.name] = _on_host(value)
+    ptr = mapping.get("ptr")
+    if ptr is None:
+        ptr = _bounds(mapping["batch"], int(batch.num_graphs))
+    slices = {axis.name: _slices_of(batch, schema, axis.name) for axis in schema.axes}
+    index = mapping.get(EDGE_INDEX)
+    values[EDGE_INDEX] = torch.zeros(2, 0).long() if index is None else _on_host(index)
+    objects = Moved(
+        {
+            name: value
+            for name, value in mapping.items()
+            if name not in values and name not in _STRUCTURE and isinstance(value, list)
+        }
+    )
+    return BatchRows(
+        schema,
+        values,
+        np.asarray(_on_host(torch.as_tensor(ptr)), np.int64),
+        {name: owners_of(bounds) for name, bounds in slices.items()},
+        values[EDGE_INDEX].shape[1],
+        objects,
+        torch.as_tensor(ptr).device if index is None else index.device,
+    )
+
+
+def _slices_of(batch: Any, schema: Schema, level: str) -> Any:
+    """Where the rows of an axis begin in each graph of PyG's ``Batch``."""
+    for field in schema:
+        if field.level == level and field.name in batch._slice_dict:
+            return batch._slice_dict[field.name]
+    raise BadGraph(f"the batch does not say which of its {level} rows are of which graph")
+
+
+def _declared(batch: Any, schema: Schema) -> BatchRows:
+    """Returns the rows of a batch of any class, by its schema's names."""
+    names = dict(schema.names) or {
+        name: name for name in (*(field.name for field in schema), EDGE_INDEX, "batch")
+    }
+    values: dict[str, Tensor] = {}
+    device = torch.device("cpu")
+    for path, array in names.items():
+        value = read_path(batch, path)
+        if not isinstance(value, Tensor):
+            value = torch.as_tensor(value)
+        device = value.device
+        values[array] = _on_host(value)
+    owner, bounds = values.pop("batch", None), values.pop("ptr", None)
+    graphs = next(
+        (len(values[f.name]) // f.rows for f in schema if f.level == "graph" and not f.cat_dim),
+        None,
+    )
+    if bounds is not None:
+        ptr = bounds.numpy().astype(np.int64)
+    elif owner is not None:
+        ptr = _bounds(owner, graphs)
+    else:
+        ptr = np.array([0, _rows_at(schema, values, "node")])
+    of_node = owners_of(ptr)
+    edge_index = values.get(EDGE_INDEX)
+    if edge_index is None:
+        edges = _rows_at(schema, values, "edge")
+        values[EDGE_INDEX] = _ends(schema, values, edges)
+    else:
+        edges = edge_index.shape[1]
+    owners: dict[str, IntArray] = {}
+    known = {"node": of_node, "edge": of_node[values[EDGE_INDEX][1].numpy()]}
+    for axis in schema.axes:
+        given = values.pop(f"{axis.name}_batch", None)
+        owners[axis.name] = (
+            _owner(schema, values, axis.name, known) if given is None else given.numpy()
+        )
+        known[axis.name] = owners[axis.name]
+    return BatchRows(schema, values, ptr, owners, edges, device=device)
+
+
+def _rows_at(schema: Schema, values: Mapping[str, Tensor], level: str) -> int:
+    """The number of rows of a level, by its first field."""
+    for field in schema:
+        if field.level == level:
+            return values[field.name].shape[field.cat_dim or 0]
+    return 0
+
+
+def _ends(schema: Schema, values: Mapping[str, Tensor], edges: int) -> Tensor:
+    """``[2, e]``: the nodes of each edge where a batch has them as two indices."""
+    if not schema.ends:
+        return torch.zeros(2, edges, dtype=torch.int64)
+    return torch.stack([values[name] for name in schema.ends]).long()
+
+
+def _owner(
+    schema: Schema, values: Mapping[str, Tensor], level: str, known: Mapping[str, IntArray]
+) -> IntArray:
+    """The graph of each row of an axis, by an index that leads to rows whose graphs are known."""
+    for field in schema:
+        if field.level == level and field.counts and field.counts[0] in known:
+            index = values[field.name].movedim(field.cat_dim or 0, 0).reshape(-1, field.width)
+            return known[field.counts[0]][index[:, 0].numpy()]
+    raise BadGraph(
+        f"nothing says which graph the {level} rows are of: give an index from them to nodes, "
+        'edges or graphs, index={"name": "graph"}'
+    )
+
+
+def _bounds(owner: Tensor, graphs: int | None) -> IntArray:
+    """``[g + 1]``: where the nodes of each graph begin, by the graph of each node."""
+    owner = _on_host(owner)
+    if bool((owner.diff() < 0).any()):
+        raise BadGraph(
+            "the nodes of the batch are not grouped by graph, as the index of each node's graph "
+            "falls: sort the nodes by it"
+        )
+    counts = torch.bincount(owner, minlength=graphs or 0)
+    return np.concatenate([[0], counts.cumsum(0).numpy()])
+
+
+def _on_host(value: Tensor) -> Tensor:
+    return value.detach().cpu() if value.requires_grad or value.device.type != "cpu" else value

@@ -1,1 +1,0 @@
-"""A model as compiled code on disk, and how it is loaded."""

@@ -1,0 +1,148 @@
+"""A model that :meth:`StaticGraphRunner.export` wrote, loaded without its source."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.errors import ExportRefused, PlanMismatch
+from staticgraph.internals.inductor import package_loader
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.export_manifest import (
+    FILE,
+    ExportManifest,
+    checked_package,
+    package_name,
+    require_machine,
+)
+from staticgraph.runner.prediction import predict
+from staticgraph.schema import Schema
+
+
+def verify_exported(folder: str | Path, digest: str | None = None) -> ExportManifest:
+    """Checks an exported folder without running any of it.
+
+    Args:
+        folder: written by :meth:`StaticGraphRunner.export`.
+        digest: what the export returned; if given, the folder must be that export, byte for byte.
+
+    Returns:
+        The folder's manifest; its ``digest`` is the value to compare.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it has no manifest.
+        ExportRefused: another digest, a package that differs from the manifest, an entry that no
+            package has, or code compiled for another torch, processor or device.
+    """
+    return _verified(Path(folder).expanduser(), digest)[0]
+
+
+def _verified(folder: Path, digest: str | None) -> tuple[ExportManifest, list[bytes]]:
+    manifest = ExportManifest.read(folder)
+    if digest is not None and digest != manifest.digest:
+        raise ExportRefused(
+            f"{folder / FILE} has the digest {manifest.digest}, and {digest} was expected: this "
+            "is another export, or it was changed; nothing of it ran"
+        )
+    require_machine(folder, manifest)
+    buckets = range(len(manifest.packages))
+    return manifest, [checked_package(folder, bucket, manifest) for bucket in buckets]
+
+
+def load_exported(folder: str | Path, digest: str | None = None) -> ExportedModel:
+    """Loads what :meth:`StaticGraphRunner.export` wrote, without the model's source.
+
+    **A package is code** (a shared library), to be trusted like a wheel: load only your own
+    folders, or pass the ``digest`` that the export returned, received over a channel that you
+    trust. Nothing is unpickled, and nothing runs before the whole folder has been compared with its
+    manifest.
+
+    Args:
+        folder: the folder of the export.
+        digest: what the export returned; any other folder is refused.
+
+    Raises:
+        FileNotFoundError, ExportRefused: as :func:`verify_exported`.
+    """
+    manifest, packages = _verified(Path(folder).expanduser(), digest)
+    return ExportedModel(manifest, packages)
+
+
+class ExportedModel:
+    """The compiled buckets of a model: ``predict`` and ``predict_batch`` as a runner has them.
+
+    It also has everything that :class:`staticgraph.Server` needs.
+
+    Args:
+        manifest: the manifest of the folder.
+        packages: the bytes of each bucket's package, already checked.
+    """
+
+    def __init__(self, manifest: ExportManifest, packages: list[bytes]) -> None:
+        self.manifest = manifest
+        self.device: torch.device = torch.device(manifest.device)
+        # Exactly the bytes that were checked are loaded; the files are not read again.
+        with tempfile.TemporaryDirectory(prefix="staticgraph-") as own:
+            self._loaders = []
+            for bucket, content in enumerate(packages):
+                path = Path(own) / package_name(bucket)
+                path.write_bytes(content)
+                self._loaders.append(package_loader()(str(path), "model", False, 1, -1))
+
+    @property
+    def plan(self) -> BucketPlan:
+        """The buckets."""
+        return self.manifest.plan
+
+    @property
+    def pointers(self) -> bool:
+        """Whether batches have row pointers."""
+        return self.manifest.pointers
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of a graph."""
+        assert self.plan.schema is not None
+        return self.plan.schema
+
+    def predict(self, graphs: Any) -> Any:
+        """Returns outputs for new graphs; see :meth:`staticgraph.StaticGraphRunner.predict`."""
+        return predict(self, graphs, self.schema)
+
+    def predict_batch(self, batch: StaticBatch) -> Any:
+        """Returns the output of one batch, over all physical rows.
+
+        Raises:
+            PlanMismatch: the batch is of another plan, or lacks row pointers.
+        """
+        names, tensors = self.manifest.inputs[batch.bucket : batch.bucket + 1], batch.tensors()
+        known = names and batch.capacity == self.plan.capacities[batch.bucket]
+        if not known or names[0] != tuple(tensors):
+            raise PlanMismatch(
+                f"a batch of bucket {batch.bucket} with {', '.join(tensors)} is not one of this "
+                "model's: use batches of its plan, StaticLoader(store, model.plan, "
+                "pointers=model.pointers)"
+            )
+        flat = self._loaders[batch.bucket].run(list(tensors.values()))
+        # Older exports also return a None, which the manifest already holds.
+        found = [tensor for tensor in flat if tensor is not None]
+        return _unflat(self.manifest.output, iter(found))
+
+
+def _unflat(form: Any, tensors: Iterator[Tensor]) -> Any:
+    """Nests tensors the way the model's output does."""
+    if form == "tensor":
+        return next(tensors)
+    (kind, items), *_ = form.items()
+    if kind == "value":
+        return items
+    if kind == "dict":
+        return {key: _unflat(item, tensors) for key, item in items}
+    found = [_unflat(item, tensors) for item in items]
+    return tuple(found) if kind == "tuple" else found

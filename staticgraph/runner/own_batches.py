@@ -1,0 +1,154 @@
+"""Batches of the user's own loader, as a runner takes them.
+
+A batch that is not a :class:`staticgraph.StaticBatch` is padded when it is given to a runner: by
+the :class:`staticgraph.Padder` that the runner was made with or, for PyG's graphs, by one over its
+plan. Several ranks take the same bucket at the same step, so they agree on it, by a maximum over
+ranks, and on the size of a capacity that is added, before anybody compiles or records. A batch in
+several parts is one step: the gradients of the parts are added up with the weights of their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.batch.own_class import static_of
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.padding.padder import Padder, SplitBatch
+from staticgraph.batches.padding.read_batch import is_graph
+from staticgraph.checking.plain_batch import PlainBatch
+from staticgraph.distributed.ranks import Ranks
+from staticgraph.runner.intake import BucketStatistics
+from staticgraph.runner.steps import Steps
+from staticgraph.steps.state.training_state import untouched
+from staticgraph.store.graph_columns import StoredGraphs
+
+
+def as_static(runner: Any, batch: Any) -> Any:
+    """Returns a batch as a static one on the runner's device, or in parts; anything that no padder
+    knows unchanged, for the runner to refuse.
+
+    Raises:
+        GraphTooLarge: it fits no bucket.
+        BadGraph: a field is missing, or has another dtype or width.
+    """
+    if isinstance(batch, PlainBatch):  # in a plain run of the check of another runner's model
+        return batch
+    static = static_of(batch)
+    if static is not None or isinstance(batch, SplitBatch):
+        return batch if static is None else static
+    padder: Padder | None = runner.padder
+    if padder is None:
+        graphs = isinstance(batch, list | tuple) and len(batch) > 0 and is_graph(batch[0])
+        if not (graphs or is_graph(batch) or isinstance(batch, StoredGraphs)):
+            return batch
+        padder = runner.padder = Padder(runner.plan, schema=runner.preparation.schema)
+    ranks: Ranks | None = getattr(runner, "ranks", None)
+    padded = padder.pad(batch) if ranks is None else _agreed(padder, batch, ranks)
+    if runner.preparation.schema is None:  # from now on, new graphs are read as these are
+        runner.preparation.schema = padder.schema
+    if padder.plan.capacities != runner.plan.capacities:
+        _grow(runner, padder)
+    if isinstance(padded, SplitBatch):
+        return SplitBatch(part.to(runner.device) for part in padded)
+    return padded.to(runner.device)
+
+
+def _agreed(padder: Padder, batch: Any, ranks: Ranks) -> StaticBatch:
+    """Returns the batch in the bucket that all ranks take at this step."""
+    rows = padder.rows_of(batch)
+    bucket = padder.bucket_of(rows)
+    grows = bucket is None and padder.overflow == "grow"
+    if bucket is None:
+        padder.counts.overflowed += 1
+    wanted = rows.sizes if grows else (0,) * len(rows.sizes)
+    refused, highest, *sizes = ranks.maxima([bucket is None and not grows, bucket or 0, *wanted])
+    if refused:
+        raise padder.refused(rows)
+    if any(sizes):
+        padder.grow([int(size) for size in sizes])
+        return padder.fill(rows, len(padder.plan.capacities) - 1)
+    return padder.fill(rows, int(highest))
+
+
+def _grow(runner: Any, padder: Padder) -> None:
+    """Gives a runner the capacity that its padder added; the one added before is freed.
+
+    Raises:
+        ValueError: a memory budget was divided among the buckets that there were.
+    """
+    steps, preparation = runner.steps, runner.preparation
+    if preparation.commitments is not None:
+        raise ValueError(
+            "overflow='grow' adds a bucket, and the budget was divided among those of the plan: "
+            "plan for larger batches, or leave out budget="
+        )
+    plan = padder.plan
+    bucket, capacity = len(plan.capacities) - 1, plan.capacities[-1]
+    recorded, warm = steps.recorded is not None, steps.compiled.warmed_up
+    steps.close()
+    steps.grow(plan.capacities)
+    runner.statistics[bucket:] = [BucketStatistics(capacity, runner.device)]
+    runner.plan = preparation._plan = plan
+    if not warm:
+        return
+    steps.compiled.warmed_up = False
+    subject, phases = runner.subject, ("step", "eval") if runner.subject.trains else ("eval",)
+    with (
+        untouched(subject.model, subject.optimizer, beside=subject.functions),
+        steps.accumulated.kept(),
+    ):
+        for number in range(bucket, -1 if recorded else bucket - 1, -1):
+            for phase in phases:
+                way = steps.way_of(number, phase)
+                preparation.prepare(way, number, phase, plan.schema)
+    preparation.finish()
+    steps.clear()
+
+
+def train_parts(steps: Steps, parts: Sequence[StaticBatch]) -> Tensor:
+    """Runs one training step over parts of one bucket, in eager: the mean over the rows of all.
+
+    Returns:
+        The mean loss, 0-dim, detached.
+
+    Raises:
+        ValueError: several ranks train, or the loss adds the mean of other rows.
+    """
+    if steps.averaging is not None:
+        raise ValueError(
+            "a split batch is one step of several parts, and other ranks would wait for each of "
+            "them: use overflow='grow' where several processes train"
+        )
+    steps._state.keep()
+    computation, shared = steps.computation, steps.computation.shared
+    try:
+        steps._update.zero_grad()
+        total = weight = torch.zeros((), device=parts[0].device)
+        computation.shared = True
+        for part in parts:
+            with computation.active():
+                share = computation.run("step", part, keep=True)
+                if share.rows is not None:
+                    raise ValueError(
+                        "the loss adds the mean of other rows, which a batch in parts cannot "
+                        "weight: use overflow='grow'"
+                    )
+                steps.finite.before_update(share.total.detach(), part)
+                share.total.backward()
+            total, weight = total + share.total.detach(), weight + share.weight.detach()
+        weight = torch.where(weight == 0, 1, weight)
+        for parameter in steps.subject.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(weight)
+    except BaseException:
+        steps._state.restore()
+        raise
+    finally:
+        computation.shared = shared
+    if steps.accumulated.add():
+        steps._update()
+    return (total / weight).detach()

@@ -1,0 +1,411 @@
+"""What happens before a runner's steps: checks, compilations, recordings and trials.
+
+The problem: a late compilation costs a minute in the middle of an epoch, and a late recording finds
+the memory taken. So :meth:`Preparation.run`, the warm-up, prepares all keys at once, largest first,
+under the budget, by running each phase of a bucket over padding alone; ``auto`` times its ways at
+the same time. Model, optimizer and random state are restored afterwards. The effect of padding on
+the model is checked first, since a model that padding reaches need not be compiled.
+
+What needs a batch of the data waits for one: :meth:`Preparation.look_at` checks padding with it,
+chooses the way of its bucket, and compares the bucket's first step with eager. It gives its verdict
+once; a step is not looked at again until an epoch begins, a layer comes or goes, or the number of
+steps calls for it.
+
+A plan made from a store knows the fields of the data; a plain list of capacities does not, so an
+example must supply them before the first batch exists.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from staticgraph.batches.batch.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.checking.comparison import Comparer
+from staticgraph.checking.example_batch import example_of
+from staticgraph.checking.padding_check import PaddingCheck, next_look
+from staticgraph.distributed.ranks import smallest_budget
+from staticgraph.memory.budget import MemoryBudget
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner import compile_cache
+from staticgraph.runner.commitments import Commitments
+from staticgraph.runner.execution import Execution
+from staticgraph.runner.first_steps import FirstSteps
+from staticgraph.runner.steps import Steps
+from staticgraph.runner.trials import Trials, trial_batch
+from staticgraph.runner.way_choice import WayChoice
+from staticgraph.schema import Schema
+from staticgraph.steps.compilation.graph_trees import drop_recordings, whole_recording
+from staticgraph.steps.compilation.modes import OWN
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_hooks import without_callbacks
+from staticgraph.steps.state.training_state import evaluating, train, untouched
+from staticgraph.steps.update.update import Update
+from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.on_device import DeviceStore
+from staticgraph.text.how_many import how_many
+from staticgraph.text.progress import bar
+
+PHASES = ("step", "eval", "forward")
+# torch's graph trees run a function once to warm up, once to record, and then replay it.
+RECORDING_RUNS = 3
+
+
+def _unwatched(_bucket: int, _phase: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+class Preparation:
+    """Prepares everything a runner runs, and keeps what it learned on the way.
+
+    Args:
+        subject: the model, and how it is run.
+        plan: the buckets.
+        execution: how the steps are executed.
+        steps: the steps to prepare.
+        budget: a cap on what torch holds; None for no cap.
+
+    Attributes:
+        choices: what ``auto`` chose.
+        notes: remarks of its trials, for the report.
+        seconds: duration of the last warm-up; None before the first.
+        cold_s: duration of the warm-up that wrote the cache used by the last one; None without.
+        schema: the fields of the data: the plan's, or those of the latest example; None while
+            unknown.
+        commitments: the memory ledger; None without a budget.
+        padding: the padding check; None where the user turned it off.
+        compared: the buckets whose first step was compared with eager.
+        watched: returns a context manager that is entered around each preparation of a (bucket,
+            phase).
+        warmed: called between the runs that warm a key up and those whose memory counts as a
+            step's; None if nothing is measured.
+        ready: (bucket, work, training flag) of the batches that need no look.
+        taken: how many batches of the training came since the first.
+        next_look: the number of these at which one is looked at, ready or not.
+        epoch: the epoch of the batch that was looked at last.
+
+    Raises:
+        BudgetExceeded: the plan needs more than the budget; nothing was compiled yet.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        plan: BucketPlan,
+        execution: Execution,
+        steps: Steps,
+        budget: MemoryBudget | None,
+    ) -> None:
+        self.choices: tuple[WayChoice, ...] = ()
+        self.notes: list[str] = []
+        self.seconds: float | None = None
+        self.cold_s: float | None = None
+        self.schema: Schema | None = plan.schema
+        self.padding: PaddingCheck | None = None
+        if subject.check_padding:
+            compiled = execution.mode.compiled and execution.auto is None
+            self.padding = PaddingCheck(Comparer(subject, steps.computation, compiled))
+        self.commitments: Commitments | None = budget and Commitments.of(
+            subject, plan, smallest_budget(budget, execution.ranks), execution.records_gradients
+        )
+        self.compared: FirstSteps = FirstSteps(subject, steps)
+        self.watched: Callable[[int, str], AbstractContextManager[object]] = _unwatched
+        self.warmed: Callable[[], None] | None = None
+        self.ready: set[tuple[int, str, bool]] = set()
+        self.taken: int = -1
+        self.next_look: float = 0.0
+        self.epoch: object = None
+        self._subject, self._plan, self._execution = subject, plan, execution
+        self._model, self._device = subject.model, subject.device
+        self._steps, self._update = steps, Update(subject)
+        self._trials: Trials | None = None
+        self._recorded_whole: set[tuple[str, int, str]] = set()
+
+    # ------------------------------------------------------------------ a batch
+
+    def look_at(self, batch: StaticBatch, work: str) -> StaticBatch:
+        """Does what the next batch calls for before its step.
+
+        Args:
+            batch: of a bucket of the plan.
+            work: ``step`` or ``forward``.
+
+        Returns:
+            The batch, as the steps take it.
+
+        Raises:
+            PaddingLeaks: padding reaches real rows.
+        """
+        key = batch.bucket, work, work == "step" or self._model.training
+        padding = None if self.has_recorded else self.padding
+        if padding is not None and padding.wanted(work, batch, self.taken):
+            padding.of(batch, work)
+        batch = self._choose_on(batch, work)
+        if padding is not None and work == "step" and self.commitments is None:
+            self.compared.compare(batch)
+        self.epoch = looked_in_epoch(batch)
+        self.next_look = math.inf if padding is None else next_look(self.taken)
+        if (padding is None or not padding.wanted(work)) and not self._waits(batch, work):
+            self.ready.add(key)
+        return batch
+
+    @property
+    def has_recorded(self) -> bool:
+        """Whether there are recordings, next to which there is no memory for another step."""
+        trees = self._steps.mode.recording and self.seconds is not None
+        return trees or self._steps.recorded is not None
+
+    def forget(self) -> None:
+        """Makes the next batch of every bucket be looked at."""
+        self.ready.clear()
+
+    def _waits(self, batch: StaticBatch, work: str) -> bool:
+        """Whether a batch's bucket still has to be timed with a batch that has graphs."""
+        key = batch.bucket, self._steps.phase(work)
+        return self._trials is not None and key in self._trials.waiting
+
+    def _choose_on(self, batch: StaticBatch, work: str) -> StaticBatch:
+        """Chooses how a batch's bucket runs, if that waits for a batch with graphs."""
+        trials, subject, steps = self._trials, self._subject, self._steps
+        phase = steps.phase(work)  # outside of the block, which enables gradients
+        if trials is None or not self._waits(batch, work) or not batch.real:
+            return batch
+        steps.fused = True  # until the choice, batches carry what every way reads
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            untouched(subject.model, subject.optimizer, beside=subject.functions),
+            steps.accumulated.kept(),
+        ):
+            self.choices = trials.finish(steps.accept(batch), phase)
+        return steps.accept(batch)
+
+    # ------------------------------------------------------------------ fields
+
+    def fields_of(self, example: StaticBatch | GraphColumns | None, remedy: str) -> Schema:
+        """Returns the fields of an example or, without one, the known fields.
+
+        Args:
+            example: a batch or a store.
+            remedy: what the caller could have passed, for the error message.
+
+        Raises:
+            ValueError: the fields are not known.
+        """
+        schema = self.schema if example is None else _schema_of(example)
+        if schema is None:
+            raise ValueError(
+                "the plan is a plain list of capacities, which does not say what fields a graph "
+                f"has: pass {remedy}, or use plan_buckets(store, ...)"
+            )
+        return schema
+
+    # ------------------------------------------------------------------ all buckets
+
+    def run(
+        self,
+        source: StaticBatch | GraphStore | DeviceStore | None,
+        phases: Iterable[str] | None,
+        progress: bool,
+        cache: str | Path | bool | None,
+        choices: str | Path | None,
+        steps_to_come: int | None = None,
+    ) -> None:
+        """Prepares every bucket in every phase; see :meth:`StaticGraphRunner.warmup`."""
+        example: StaticBatch | GraphColumns | None
+        self.forget()
+        if isinstance(source, DeviceStore):
+            self._steps.store, example = source, source.host
+        else:
+            example = source
+        if example is not None:
+            self.schema = _schema_of(example)
+        elif isinstance(planned := self._plan.source(), GraphColumns):
+            example = planned
+        self._check_padding(example)
+        execution = self._execution
+        if not execution.compiles or (self.schema is None and execution.only_fused):
+            return
+        schema = self.fields_of(None, "warmup(example=store) or a batch")
+        if phases is None:
+            phases = ("step", "eval") if self._subject.trains else ("eval",)
+        self._prepare_all(schema, example, tuple(phases), progress, cache, choices, steps_to_come)
+
+    def _check_padding(self, example: StaticBatch | GraphColumns | None) -> None:
+        """Checks padding before anything is compiled.
+
+        Without an example it runs on made-up graphs, and the first batch is checked as well, unless
+        that is replayed.
+        """
+        execution = self._execution
+        made_up = execution.compiles and not execution.only_fused
+        if self.padding is None or (example is None and not made_up):
+            return
+        device, schema = self._device, self.schema
+        batch = example_of(self._plan, schema, example, self._subject.pointers)
+        if batch is None:
+            return
+        phase = "step" if self._subject.trains else "eval"
+        self.padding.of(batch.to(device), phase, example is not None)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _prepare_all(
+        self,
+        schema: Schema,
+        example: StaticBatch | GraphColumns | None,
+        phases: tuple[str, ...],
+        progress: bool,
+        cache: str | Path | bool | None,
+        choices: str | Path | None,
+        steps_to_come: int | None,
+    ) -> None:
+        # Largest first: later, smaller recordings fit into the memory of earlier ones.
+        keys = [(b, p) for b in reversed(range(len(self._plan.capacities))) for p in phases]
+        device, auto = self._device, self._execution.auto
+        if isinstance(cache, bool):
+            name = self._execution.mode.name
+            what = (self._subject.model, self._plan.capacities, schema, name, device)
+            cache = compile_cache.default_path(*what) if cache else None
+        started = time.perf_counter()
+        self.cold_s = None if cache is None else compile_cache.load(cache, device)
+        self._steps.close()
+        self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
+        self._commit_gradients(phases)
+        prepare, subject = partial(self.prepare, schema=schema), self._subject
+        with (
+            untouched(subject.model, subject.optimizer, beside=subject.functions),
+            self._steps.accumulated.kept(),
+            bar(keys, desc="warming up", unit="", show=progress) as shown,
+        ):
+            if auto is None:
+                for bucket, phase in shown:
+                    shown.set_postfix_str(f"bucket {bucket} {phase}")
+                    prepare(self._steps.mode.name, bucket, phase)
+            else:
+                # Several ranks need not meet a bucket in the same step, so none of them waits.
+                waits = self._execution.only_fused and self._execution.ranks is None
+                trials = Trials(self._subject, self._steps, auto, prepare, steps_to_come, waits)
+                self._trials = trials
+                file = f"{cache}.choices.json" if choices is None and cache else choices
+                batches = partial(trial_batch, example=example, device=device)
+                self.choices = trials.run(keys, schema, batches, file, shown)
+                self.notes = trials.notes
+            unbound = self.commitments is None  # a budget holds no eager step beside these
+            if unbound and self.padding is not None and example is not None and "step" in phases:
+                self._compare(schema, example, progress)
+        self.seconds = time.perf_counter() - started
+        if cache is not None:
+            compile_cache.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)
+        self.finish()
+        self._steps.clear()  # the warm-up's losses are not losses of data
+
+    def _compare(self, schema: Schema, example: StaticBatch | GraphColumns, progress: bool) -> None:
+        """Compares the first step of every bucket with eager, and prints what it cost."""
+        steps, first = self._steps, self.compared
+        first.buckets.clear()
+        first.seconds = 0.0
+        for bucket in range(len(self._plan.capacities)):
+            batch = trial_batch(steps.layout(bucket, schema), example, self._device)
+            first.compare(batch)
+        if progress and first.buckets:
+            text = f"{how_many(len(first.buckets), 'bucket')} compared with eager"
+            print(f"{text} in {first.seconds:.1f} s", file=sys.stderr)
+
+    def prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
+        """Compiles or records a phase of a bucket, under the budget; on all ranks or on none."""
+        ranks = self._execution.ranks
+        guard, together = nullcontext(), nullcontext() if ranks is None else ranks.together()
+        if self.commitments is not None:
+            guard = self.commitments.recording(bucket, self.tear_down)
+            measures = self.commitments.allocator is not None
+            self.warmed = self.commitments.warmed if measures else None
+        with together, guard, self.watched(bucket, phase):
+            self._prepare(way, bucket, phase, schema)
+
+    def _commit_gradients(self, phases: Iterable[str]) -> None:
+        """Commits, in advance, the gradients of recordings beyond one step per bucket."""
+        if self.commitments is None:
+            return
+        buckets = len(self._plan.capacities)
+        if "step" in phases and self._steps.joins_collation:
+            self.commitments.steps_from_ids(buckets)
+        own = self._execution.records and self._steps.records("forward")
+        if "forward" in phases and own:
+            self.commitments.pairs(buckets)
+
+    def _prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
+        """Compiles, or records, what a phase of a bucket needs; does nothing for ``eager``.
+
+        Raises:
+            NotStatic: it cannot be compiled or recorded.
+            ValueError: there is no such phase.
+        """
+        if phase not in PHASES:
+            raise ValueError(f"phase {phase!r}; choose one of {', '.join(map(repr, PHASES))}")
+        if way == "eager":
+            return
+        steps = self._steps
+        work = "step" if phase == "step" else "forward"
+        if way == OWN and steps.records(phase):
+            if steps.averaging is not None and phase == "step":
+                steps.averaging.check_recordable()
+            if phase == "forward":
+                steps.begin_recording(schema).record_forward(bucket, training=True)
+            else:
+                steps.begin_recording(schema).record(bucket, work, self.warmed)
+            return
+        batch = StaticBatch.blank(steps.layout(bucket, schema), self._device)
+        key = (way, bucket, phase)
+        if steps.mode.recording and key not in self._recorded_whole:
+            with whole_recording(self._device, phase, f"bucket {bucket} {phase}") as found:
+                self._run_in(way, batch, phase, RECORDING_RUNS)
+            steps.compiled.note_recorded(bucket, work, phase != "eval", found)
+            self._recorded_whole.add(key)
+        else:
+            self._run_in(way, batch, phase, RECORDING_RUNS if steps.mode.recording else 1)
+
+    def _run_in(self, way: str, batch: StaticBatch, phase: str, runs: int) -> None:
+        """Runs a phase of a batch, so that it compiles and, where torch records, is recorded."""
+        work = "step" if phase == "step" else "forward"
+        for turn in range(runs if self.warmed is None else max(runs, 2)):
+            if turn == 1 and self.warmed is not None:
+                if phase == "step":
+                    self._update.zero_grad()  # a step makes its own gradients
+                self.warmed()
+            if phase == "eval":
+                with evaluating(self._model):
+                    self._steps.run(work, batch, way)
+                continue
+            train(self._model)
+            result = self._steps.run(work, batch, way)
+            if phase == "step":
+                with without_callbacks(self._model, self._update.optimizer):
+                    (result if self._steps.averaging is None else result.total).backward()
+
+    def finish(self) -> None:
+        """Ends the preparation: nothing is recorded from now on, and a compilation warns."""
+        self._steps.compiled.warmed_up = True
+        if self._steps.recorded is not None:
+            self._steps.recorded.freeze()
+
+    def tear_down(self) -> None:
+        """Frees recordings and compiled functions, torch's graph trees included."""
+        self.forget()
+        self._steps.close()
+        self._steps.compiled.clear()
+        self._recorded_whole.clear()
+        if self._steps.mode.recording:
+            drop_recordings(self._device)
+
+
+def _schema_of(example: StaticBatch | GraphColumns) -> Schema:
+    return example.layout.schema if isinstance(example, StaticBatch) else example.schema

@@ -1,1 +1,0 @@
-"""What a runner counts, and its report."""

@@ -1,0 +1,365 @@
+"""Measures the ways a bucket may run in, before its first step, and chooses the fastest.
+
+Every way that can run is compiled or recorded; then all of them step in turn (A B C A B C ...) over
+a batch of the bucket, whole training steps included. Where only time tells the paths of its
+attention apart, the attention is measured first, by itself. CUDA is timed by device events, a CPU
+by wall time, as the steps of the report are. The caller restores the training state, so that
+training afterwards is the same as without the measurement.
+
+Over padding alone an eager step of a CPU does other work than over graphs. Without graphs the ways
+are prepared, and timed with the first batch of their bucket (:attr:`Trials.waiting`).
+
+Invariants: nothing is compiled or recorded later; a way that cannot run is dropped with its reason
+and costs the others nothing; no way is started after ``limit_s``, or where it could not earn its
+preparation back in the steps that are to come, and the bucket then takes the simplest one. A
+compilation in progress is not cut short.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.errors import GraphTooLarge, NotStatic
+from staticgraph.probing.out_of_memory import is_out_of_memory
+from staticgraph.runner.attention_trial import AttentionTrial
+from staticgraph.runner.auto import LEAST_ROUNDS, Auto
+from staticgraph.runner.steps import Steps
+from staticgraph.runner.way_choice import (
+    ATTENTION,
+    WayChoice,
+    choose,
+    load,
+    save,
+    settled,
+)
+from staticgraph.schema import Schema
+from staticgraph.sizes.attention import PATHS
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.compilation.modes import FUSED, OWN, without_fused
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.state.training_hooks import without_callbacks
+from staticgraph.steps.state.training_state import evaluating, train
+from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.text.how_many import how_many
+from staticgraph.text.progress import Bar
+
+# Not timed: allocating workspaces, autotuning and first memory accesses belong to no one way.
+UNTIMED_ROUNDS = 2
+# Seconds that preparing a way takes, until one has been prepared: GINE and GPS of a few layers, one
+# core, 2026-11-24 (torch's own imports, 1.5 s, in the first); Inductor, two cores, 2026-11-20.
+PREPARATION_S = {FUSED: 2.0}
+COMPILATION_S = 20.0
+# The largest share of an eager step that another way is expected to save.
+MOST_SAVED = 0.6
+
+
+class Trials:
+    """The measurements of one warm-up.
+
+    Args:
+        subject: its model's flags are set for each phase.
+        steps: the ways to run.
+        options: see :class:`staticgraph.runner.auto.Auto`.
+        prepare: ``prepare(way, bucket, phase)`` compiles or records, under the runner's budget.
+        steps_to_come: how many steps a bucket will run; None where that is not known.
+        waits: whether a bucket without graphs waits for its first batch.
+
+    Attributes:
+        notes: what had to be given up for a way to run.
+        waiting: the ways that are ready, by the keys that wait for a batch with graphs.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        steps: Steps,
+        options: Auto,
+        prepare: Callable[[str, int, str], None],
+        steps_to_come: int | None = None,
+        waits: bool = False,
+    ) -> None:
+        self.notes: list[str] = []
+        self.waiting: dict[tuple[int, str], list[str]] = {}
+        self._steps_to_come, self._waits = steps_to_come, waits
+        self._took_s: dict[str, float] = {}
+        self._subject, self._model = subject, subject.model
+        self._without_fused = without_fused(subject.differentiable)
+        self._steps = steps
+        self._options = options
+        self._prepare = prepare
+        self._stopwatch = options.stopwatch(subject.device)
+        self._until = self._stopwatch.now() + options.limit_s
+        self._times: dict[tuple[int, str], dict[str, list[float]]] = {}
+        self._refused: dict[tuple[int, str], dict[str, str]] = {}
+        self._attention = AttentionTrial(subject, steps.computation.context)
+        self._paths: list[WayChoice] = []
+        self._lost: str | None = None  # why nothing can be recorded any longer
+
+    def run(
+        self,
+        keys: Sequence[tuple[int, str]],
+        schema: Schema,
+        batch_of: Callable[[SlotLayout], StaticBatch],
+        file: str | Path | None,
+        shown: Bar,
+    ) -> tuple[WayChoice, ...]:
+        """Prepares the chosen way of every key, chosen by a file or by measuring.
+
+        Args:
+            keys: (bucket, phase), largest bucket first.
+            schema: the fields of the batches.
+            batch_of: returns a batch to time a bucket with.
+            file: choices are read from it if it fits, and written to it otherwise.
+            shown: the progress bar, updated for each key that is ready.
+        """
+        if OWN in self._options.ways:
+            self.notes += self._steps.fit_scope()
+        made_for = _fingerprint(self._subject, self._steps.capacities)
+        found = None if file is None else _fixed(file, keys, made_for)
+        ranks = self._steps.ranks
+        if ranks is not None and not ranks.all(found is not None):
+            found = None  # a rank without the file would measure alone
+        if found is not None:
+            self._paths = [choice for choice in found if choice.of_attention]
+            for path in self._paths:
+                capacity = self._steps.capacities[path.bucket]
+                self._attention.choose(capacity, not path.phase.endswith("eval"), path.way)
+            found = [choice for choice in found if not choice.of_attention]
+            for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
+                shown.set_postfix_str(f"bucket {choice.bucket} {choice.phase}")
+                self._prepare(choice.way, choice.bucket, choice.phase)
+                shown.update()
+        else:
+            for bucket, phase in keys:
+                shown.set_postfix_str(f"bucket {bucket} {phase}")
+                batch = batch_of(self._steps.layout(bucket, schema))
+                self.measure_attention(batch, phase)
+                self.measure(batch, phase)
+                shown.update()
+            found = self.choices()
+            if all(choice.way != OWN for choice in found):
+                self._steps.close()
+            if file is not None and not self.waiting and (ranks is None or ranks.first):
+                save(file, [*found, *self._paths], made_for)
+        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
+        return (*found, *self._paths)
+
+    def measure_attention(self, batch: StaticBatch, phase: str) -> None:
+        """Times the attention of a batch's bucket alone, and chooses its path for all ways.
+
+        Does nothing unless more than one path is left.
+        """
+        training, capacity = phase != "eval", batch.capacity
+        paths = self._attention.contenders(capacity, training)
+        if len(paths) < 2:
+            return
+        run, refused = self._attention.function(batch, training), {}
+        with evaluating(self._model) if not training else nullcontext():
+            if training:
+                train(self._model)
+            times = self._timed(paths, run, refused)
+        found = choose(batch.bucket, f"{ATTENTION}{phase}", times, refused)
+        self._attention.choose(capacity, training, found.way)
+        self._paths.append(found)
+
+    def measure(self, batch: StaticBatch, phase: str) -> None:
+        """Prepares and times every way for one phase of a batch's bucket."""
+        key = (batch.bucket, phase)
+        refused = self._refused[key] = {}
+        ready = []
+        eager_ms = 0.0
+        if batch.device.type == "cpu":
+            # An error of the model itself should appear alone, before a compiler meets it and adds
+            # a
+            # page of its own.
+            self._prepare("eager", *key)
+            with self._steps.finite.unread():
+                self._run("eager", batch, phase)
+        if self._steps_to_come is not None:
+            with self._steps.finite.unread():
+                eager_ms = self._stopwatch.milliseconds(
+                    "eager", lambda: self._run("eager", batch, phase)
+                )
+        for way in self._options.ways:
+            why = self._too_few_steps(way, eager_ms) or self._cannot(way, batch.bucket, phase)
+            if why is None:
+                ready.append(way)
+            else:
+                refused[way] = why
+        if self._waits and batch.real is None and len(ready) > 1:
+            self.waiting[key] = ready
+        else:
+            self.time(batch, phase, ready)
+
+    def time(self, batch: StaticBatch, phase: str, ready: Sequence[str]) -> None:
+        """Times ways that are prepared, for one phase of a batch's bucket."""
+        key = (batch.bucket, phase)
+        # A loss that diverges over one repeated batch does not mean that the data are faulty.
+        with self._steps.finite.unread():
+            self._times[key] = self._timed(
+                ready, lambda way: self._run(way, batch, phase), self._refused[key]
+            )
+
+    def _too_few_steps(self, way: str, eager_ms: float) -> str | None:
+        """Returns why a way is not worth its preparation; None where it may be, or is unknown."""
+        if way == "eager" or self._steps_to_come is None or not eager_ms:
+            return None
+        cost_s = self._took_s.get(way, PREPARATION_S.get(way, COMPILATION_S))
+        if 1e-3 * eager_ms * self._steps_to_come * MOST_SAVED >= cost_s:
+            return None
+        steps = how_many(self._steps_to_come, "step")
+        return f"not tried: {steps} of {eager_ms:.3g} ms cannot earn back {cost_s:.2g} s"
+
+    def finish(self, batch: StaticBatch, phase: str) -> tuple[WayChoice, ...]:
+        """Times the ways of a key that waits, with its first batch, and chooses one.
+
+        Returns:
+            All choices so far.
+        """
+        self.time(batch, phase, self.waiting.pop((batch.bucket, phase)))
+        found = self.choices()
+        self._steps.choose({(choice.bucket, choice.phase): choice.way for choice in found})
+        return (*found, *self._paths)
+
+    def choices(self) -> list[WayChoice]:
+        """Returns the choice for each measured key, smallest bucket first.
+
+        Recordings are freed together, so if one failed, none is chosen.
+        """
+        found = []
+        for key in sorted(self._times):
+            times, refused = dict(self._times[key]), dict(self._refused[key])
+            if self._lost is not None and OWN in times:
+                del times[OWN]
+                refused[OWN] = self._lost
+            found.append(choose(*key, times, refused))
+        return found
+
+    def _cannot(self, way: str, bucket: int, phase: str) -> str | None:
+        """Prepares a way; returns the reason if it cannot run."""
+        if way != "eager" and self._stopwatch.now() > self._until:
+            return f"not tried: limit_s={self._options.limit_s:g} was spent"
+        if way == OWN and (self._lost is not None or not self._steps.records(phase)):
+            return self._lost or f"scope {self._steps.recording.scope!r} does not record {phase!r}"
+        if way == FUSED and self._without_fused:
+            return self._without_fused
+        started = self._stopwatch.now()
+        try:
+            self._prepare(way, bucket, phase)
+            self._took_s[way] = self._stopwatch.now() - started
+        except NotStatic as error:
+            if way == OWN:
+                self._lost = f"all recordings were torn down: {error}"
+                self._steps.close()
+            return str(error)
+        except Exception as error:
+            # The model itself ran in eager, so a failure of the compiler, or of its graph, should
+            # not
+            # end a run that can do without that way.
+            if way in ("eager", OWN):
+                raise
+            return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return None
+
+    def _timed(
+        self, ways: Sequence[str], run: Callable[[str], Any], refused: dict[str, str]
+    ) -> dict[str, list[float]]:
+        """Returns the milliseconds of each way, round by round.
+
+        A way that runs out of memory is refused, except the first, which must run.
+        """
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for turn in range(UNTIMED_ROUNDS + self._options.rounds):
+            for way in list(times):
+                try:
+                    taken = self._stopwatch.milliseconds(way, lambda w=way: run(w))
+                except Exception as error:
+                    if way == ways[0] or not is_out_of_memory(error):
+                        raise
+                    refused[way] = f"ran out of memory: {error}"
+                    del times[way]
+                    continue
+                if turn >= UNTIMED_ROUNDS:
+                    times[way].append(taken)
+            timed = turn + 1 - UNTIMED_ROUNDS
+            if timed >= LEAST_ROUNDS and (settled(times) or self._stopwatch.now() > self._until):
+                break
+        return times
+
+    def _run(self, way: str, batch: StaticBatch, phase: str) -> None:
+        if phase == "step":
+            with without_callbacks(self._model, self._subject.optimizer):
+                self._steps.train(batch, way)
+        elif phase == "eval":
+            with evaluating(self._model):
+                self._steps.run("forward", batch, way)
+        else:
+            train(self._model)
+            self._steps.run("forward", batch, way)
+
+
+def _fingerprint(subject: Subject, capacities: Sequence[Capacity]) -> dict[str, Any]:
+    """What a choice among the ways depends on, as values that survive JSON."""
+    device = subject.device
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": torch.__version__,
+        "model": type(subject.model).__name__,
+        "parameters": sum(p.numel() for p in subject.model.parameters()),
+        "optimizer": type(subject.optimizer).__name__,
+        "autocast": subject.precision,
+        "capacities": [str(capacity) for capacity in capacities],
+    }
+
+
+def _fixed(
+    file: str | Path, keys: Sequence[tuple[int, str]], made_for: Mapping[str, Any]
+) -> list[WayChoice] | None:
+    """Returns the choices of a file, or None unless it holds all that are needed and names only
+    attention paths that there are."""
+    if not Path(file).exists():
+        return None
+    try:
+        found = load(file, made_for)
+    except ValueError as error:
+        warnings.warn(f"{error}; measuring again and replacing it", stacklevel=4)
+        return None
+    if any(choice.of_attention and choice.way not in PATHS for choice in found):
+        return None
+    return found if {(choice.bucket, choice.phase) for choice in found} >= set(keys) else None
+
+
+def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> StaticBatch:
+    """Returns a batch to time a bucket with.
+
+    This is the first graphs of a store that fit, the example itself if it is a batch of this
+    bucket, or padding alone if there is no data.
+    """
+    capacity = layout.capacity
+    if isinstance(example, StaticBatch) and example.layout == layout:
+        return example.clone().to(device)
+    if isinstance(example, GraphColumns):
+        sizes = example.sizes
+        fit = np.flatnonzero(
+            (sizes[:, 0] <= min(capacity.max_graph_nodes, capacity.node_limit))
+            & (sizes[:, 1] <= capacity.edge_limit)
+        )[: capacity.graph_limit]
+        used = np.cumsum(sizes[fit, :2], axis=0)
+        within = (used <= (capacity.node_limit, capacity.edge_limit)).all(1)
+        ids = fit[: int(within.sum())]
+        while len(ids):
+            try:
+                batch = StaticBatch.of(example, ids, capacity, layout.bucket, layout.pointers)
+                return batch.to(device)
+            except GraphTooLarge:  # another component of the capacity is full
+                ids = ids[: len(ids) // 2]
+    return StaticBatch.blank(layout, device)

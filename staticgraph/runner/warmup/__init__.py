@@ -1,1 +1,0 @@
-"""Compiles, records and times every bucket before the first step."""

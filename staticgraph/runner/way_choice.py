@@ -1,0 +1,159 @@
+"""Chooses the way a bucket runs, from measured times alone.
+
+A more elaborate way is taken only where it beats the simpler one in the median by more than
+:data:`MARGIN` and by more than the rounds spread. On a device that is busy all the time recording
+gains nothing; there the times tie, and a tie goes to the simpler way.
+
+Pure arithmetic on numbers: :mod:`staticgraph.runner.trials` does the measuring.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from staticgraph.files import document
+from staticgraph.files.document import NOT_THERE
+
+# Chosen, not derived: a smaller gain does not justify another way of running, and machines of
+# varying speed show differences of this size between equal contenders.
+MARGIN = 0.05
+# The phase of a choice among attention paths is this prefix and the phase.
+ATTENTION = "attention in "
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way and its time: milliseconds per step, or why it cannot run (``refused``)."""
+
+    way: str
+    rounds: int = 0
+    median_ms: float | None = None
+    p10_ms: float | None = None
+    p90_ms: float | None = None
+    refused: str | None = None
+
+    def __str__(self) -> str:
+        if self.median_ms is None:
+            return f"{self.way} refused ({(self.refused or 'not timed').splitlines()[0]})"
+        return f"{self.way} {self.median_ms:.3g} ms ({self.p10_ms:.3g} to {self.p90_ms:.3g})"
+
+
+@dataclass(frozen=True, slots=True)
+class WayChoice:
+    """The choice for one bucket's training step (``step``) or evaluation (``eval``).
+
+    ``way`` is the way it runs or, if ``phase`` begins with :data:`ATTENTION`, its attention's path.
+    """
+
+    bucket: int
+    phase: str
+    way: str
+    reason: str
+    contenders: tuple[Contender, ...] = ()
+
+    def __str__(self) -> str:
+        numbers = "; ".join(map(str, self.contenders))
+        return f"bucket {self.bucket} {self.phase}: {self.way}, {self.reason}: {numbers}"
+
+    @property
+    def of_attention(self) -> bool:
+        """Whether the choice is an attention path rather than a way."""
+        return self.phase.startswith(ATTENTION)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> WayChoice:
+        """Rebuilds a choice from what ``dataclasses.asdict`` returned."""
+        contenders = tuple(Contender(**one) for one in values["contenders"])
+        return cls(**{**values, "contenders": contenders})
+
+
+def choose(
+    bucket: int,
+    phase: str,
+    times: Mapping[str, Sequence[float]],
+    refused: Mapping[str, str] | None = None,
+) -> WayChoice:
+    """Chooses the way to run one bucket.
+
+    Args:
+        bucket: its number.
+        phase: ``step``, ``eval`` or ``forward``.
+        times: milliseconds per step of each way, one per round, simplest way first; the steps of a
+            round ran one after another.
+        refused: ways that cannot run, with the reason.
+
+    Raises:
+        ValueError: no way has a time, or the ways have different numbers of rounds.
+    """
+    if not times or len({len(t) for t in times.values()}) != 1 or not all(map(len, times.values())):
+        raise ValueError(f"bucket {bucket} {phase}: every way needs one time a round, got {times}")
+    best, *others = times
+    reason = (
+        "the only one that can run"
+        if not others
+        else "the simplest; no other is faster by a clear margin"
+    )
+    for other in others:
+        ratio = np.asarray(times[best]) / np.asarray(times[other])
+        low, median, high = np.percentile(ratio, [10, 50, 90]).tolist()
+        spread = (high - low) / 2
+        if median >= 1 + max(MARGIN, spread):
+            won = float((ratio > 1).mean())
+            reason = f"{median:.2f} times as fast as {best}, in {won:.0%} of the rounds"
+            best = other
+        elif best == "eager" and median > 1:
+            reason = f"{other} is {median:.2f} times as fast, and the rounds spread by {spread:.2f}"
+    contenders = [
+        Contender(way, len(t), *np.percentile(t, [50, 10, 90]).tolist()) for way, t in times.items()
+    ]
+    contenders += [Contender(way, refused=why) for way, why in (refused or {}).items()]
+    return WayChoice(bucket, phase, best, reason, tuple(contenders))
+
+
+def settled(times: Mapping[str, Sequence[float]]) -> bool:
+    """Whether every round so far gives the same order, so that more would not change the choice.
+
+    Args:
+        times: as for :func:`choose`.
+    """
+    ratios = [np.asarray(a) / np.asarray(b) for a, b in combinations(times.values(), 2)]
+    return all((ratio >= 1 + MARGIN).all() or (ratio < 1 + MARGIN).all() for ratio in ratios)
+
+
+def save(path: str | Path, choices: Sequence[WayChoice], made_for: Mapping[str, Any]) -> None:
+    """Writes choices, and what they were made for, as JSON with a checksum."""
+    values = {"made_for": dict(made_for), "choices": [asdict(choice) for choice in choices]}
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    document.save(target, values)
+
+
+def load(path: str | Path, made_for: Mapping[str, Any]) -> list[WayChoice]:
+    """Reads what :func:`save` wrote.
+
+    Raises:
+        ValueError: the file holds no choices, or choices made for something else.
+    """
+    try:
+        values = document.load(path)
+        choices = [WayChoice.from_dict(one) for one in values["choices"]]
+        found = values["made_for"]
+        if not isinstance(found, dict):
+            raise TypeError(f"made_for is {found!r}")
+    except NOT_THERE as error:
+        raise ValueError(f"{path} holds no choices: {type(error).__name__}: {error}") from error
+    expected = json.loads(json.dumps(dict(made_for)))
+    if found != expected:
+        differ = sorted(k for k in {*found, *expected} if found.get(k) != expected.get(k))
+        raise ValueError(
+            f"{path} was made for another {', '.join(differ)}: "
+            f"{ {k: found.get(k) for k in differ} }, now { {k: expected.get(k) for k in differ} }"
+        )
+    return choices

@@ -1,0 +1,616 @@
+"""A padder makes of anybody's batch what a loader would have made of the same graphs.
+
+The oracles: :meth:`StaticBatch.of` over a store, bit for bit; plain PyG and plain torch over the
+unpadded batch, in float64; NumPy over the declared rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from support.drawn import examples
+from support.graphs import double_graphs, graph_lists, random_graph
+from support.index_rules import Triplets
+from support.ranks import on_ranks
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
+from torch_geometric.data import Batch
+from torch_geometric.nn import GINConv, global_add_pool
+
+import staticgraph as sg
+from staticgraph.errors import BadGraph, GraphTooLarge, NotStatic
+
+ROOMY = (120, 160, 20)
+
+
+def equal_but_ids(one: sg.StaticBatch, other: sg.StaticBatch) -> bool:
+    """Whether two batches have the same tensors, bit for bit, but for the graphs' numbers."""
+    theirs = dict(other.tensors())
+    assert list(one.tensors()) == list(theirs)
+    return all(
+        value.numpy().tobytes() == theirs[name].numpy().tobytes()
+        for name, value in one.tensors().items()
+        if name != "graph_ids"
+    )
+
+
+@given(graph_lists(min_size=2), st.booleans())
+@examples(30)
+def test_a_padded_batch_is_what_a_loader_makes(graphs, keep_order):
+    graphs.append(random_graph(np.random.default_rng(0), 4, 5))
+    store = sg.GraphStore.from_pyg(graphs, progress=False, keep_order=keep_order)
+    capacity = sg.Capacity.distinct(*ROOMY, edge_reserve=1, node_reserve=2)
+    plan = sg.BucketPlan((capacity,), schema=store.schema)
+    padder, ids = sg.Padder(plan), range(len(graphs))
+    expected = sg.StaticBatch.of(store, ids, capacity)
+    for batch in (graphs, Batch.from_data_list(graphs), store.__getitems__(ids)):
+        padded = padder(batch)
+        assert equal_but_ids(padded, expected)
+        assert equal_but_ids(pickle.loads(pickle.dumps(padded)), padded)
+        for one, other in zip(padded.to_data_list(), store, strict=True):
+            assert torch.equal(one.x, other.x)
+
+
+def test_types_and_index_fields_go_through_the_stores_reader(hetero_molecules, triplet_graphs):
+    for graphs in (hetero_molecules, triplet_graphs):
+        store = sg.GraphStore.from_pyg(graphs, progress=False)
+        plan = sg.plan_stream(store, batch_size=4)
+        for batch in (graphs[:4], Batch.from_data_list(graphs[:4])):
+            padded = sg.Padder(plan)(batch)
+            capacity = plan.capacities[padded.bucket]
+            assert equal_but_ids(
+                padded, sg.StaticBatch.of(store, range(4), capacity, padded.bucket)
+            )
+
+
+@pytest.fixture(scope="module")
+def hetero_molecules(hiv):
+    from support.hetero_graphs import from_molecule
+
+    return [from_molecule(hiv[i]) for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def triplet_graphs():
+    rng = np.random.default_rng(1)
+    graphs = []
+    for n in (3, 5, 7, 4, 6, 8):
+        e = 2 * n
+        graphs.append(
+            Triplets(
+                x=torch.from_numpy(rng.standard_normal((n, 2))),
+                edge_index=torch.from_numpy(rng.integers(0, n, (2, e))),
+                triplets=torch.from_numpy(rng.integers(0, e, (2, n + 1))),
+                angle=torch.from_numpy(rng.standard_normal(n + 1)),
+            )
+        )
+    return graphs
+
+
+# ---------------------------------------------------------------- classes of one's own
+
+
+@st.composite
+def declared(draw: st.DrawFn):
+    """Draws a batch of random fields, as a dict, and what its owner says of it."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    nodes = np.array(draw(st.lists(st.integers(1, 6), min_size=2, max_size=6)))
+    edges = rng.integers(1, 9, len(nodes))
+    begin, of_edge = np.cumsum(nodes) - nodes, np.repeat(np.arange(len(nodes)), edges)
+    of_node = np.repeat(np.arange(len(nodes)), nodes)
+    index = rng.integers(0, 1000, (2, edges.sum())) % nodes[of_edge] + begin[of_edge]
+    batch = {"edge_index": index, "_owner": of_node}
+    counts = {"node": nodes.sum(), "edge": edges.sum(), "graph": len(nodes)}
+    says: dict = {"index": {"edge_index": "node", "_owner": "graph"}, "node": ["h0"]}
+    batch["h0"] = rng.normal(size=(nodes.sum(), 2))
+    if draw(st.booleans()):
+        third = rng.integers(0, edges.sum(), 2 * len(nodes))
+        batch["third"] = third
+        counts["triplet"] = len(third)
+        says["index"]["third"], says["triplet"] = "edge", ["third"]
+    shuffled = rng.permutation(edges.sum()) if draw(st.booleans()) else np.arange(edges.sum())
+    batch["edge_index"] = index[:, shuffled]
+    for number in range(draw(st.integers(0, 5))):
+        level = draw(st.sampled_from(sorted(counts)))
+        width = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
+        dtype = draw(st.sampled_from([np.float64, np.float32, np.int64, np.bool_, np.uint8]))
+        rows = counts[level] * (draw(st.integers(1, 3)) if level == "graph" else 1)
+        batch[f"f{number}"] = (rng.normal(size=(rows, *width)) * 3).astype(dtype)
+        says.setdefault(level, []).append(f"f{number}")
+    return {name: torch.from_numpy(value) for name, value in batch.items()}, says, counts
+
+
+def capacity_for(counts: dict[str, int]) -> sg.Capacity:
+    extra = {name: rows + 90 for name, rows in counts.items() if name == "triplet"}
+    return sg.Capacity.distinct(
+        counts["node"] + 7, counts["edge"] + 40, counts["graph"] + 3, 0, extra, 1, 2
+    )
+
+
+@given(declared())
+@examples(60)
+def test_declared_rows_are_copied_and_padding_points_at_padding(drawn):
+    batch, says, counts = drawn
+    schema = sg.Schema.of_batch(batch, **says)
+    assert sg.Schema.from_dict(schema.to_dict()) == schema
+    padder = sg.Padder([capacity_for(counts)], schema=schema)
+    padded = pickle.loads(pickle.dumps(padder))(batch)
+    capacity = padder.plan.capacities[0]
+    for name, value in batch.items():
+        if name == "_owner":
+            continue
+        full, dim = padded[name], 1 if name == "edge_index" else 0
+        assert full.dtype == value.dtype
+        assert torch.equal(full.narrow(dim, 0, value.shape[dim]), value)
+    assert torch.equal(padded.batch[: counts["node"]], batch["_owner"])
+    assert (padded.batch[counts["node"] :] >= counts["graph"]).all()
+    assert (padded.edge_index[:, counts["edge"] :] >= counts["node"]).all()
+    for level, rows in counts.items():
+        mask = padded[f"{level}_mask"]
+        assert torch.equal(mask, torch.arange(capacity.rows(level)) < rows)
+    if "third" in batch:
+        assert (padded.third[counts["triplet"] :] >= counts["edge"]).all()
+    # unpad of pad is the graph, whatever the order of the rows
+    owner = batch["_owner"][batch["edge_index"][1]]
+    of_edges = torch.arange(capacity.edges)[:, None].double()
+    for graph, piece in enumerate(sg.unpad(of_edges, padded)):
+        assert torch.equal(piece[:, 0].long(), torch.where(owner == graph)[0])
+
+
+class Messages(nn.Module):
+    """Messages along edges, a sum over each graph; plain torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.head = nn.Linear(2, 2).double(), nn.Linear(2, 1).double()
+
+    def forward(self, data):
+        """``[graphs, 1]``."""
+        source, target = data["edge_index"]
+        h = data["h0"].index_add(0, target, self.lin(data["h0"])[source].tanh())
+        graphs = int(data["_owner"].max()) + 1
+        return self.head(h.new_zeros(graphs, 2).index_add(0, data["_owner"], h))
+
+
+@given(declared(), st.integers(0, 2**32 - 1))
+@examples(30)
+def test_padding_of_a_declared_batch_is_inert(drawn, seed):
+    batch, says, counts = drawn
+    schema = sg.Schema.of_batch(batch, **says)
+    padder = sg.Padder([capacity_for(counts)], schema=schema, like=batch)
+    padded = padder(batch)
+    model, generator = Messages(), torch.Generator().manual_seed(seed)
+    garbage = torch.randn(padded["h0"].shape, generator=generator).double() * 1e3
+    padded["h0"][counts["node"] :] = garbage[counts["node"] :]
+    out = model(padded)
+    sg.masked_mean(out**2, padded).backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    expected = model(batch)
+    (expected**2).mean().backward()
+    assert torch.allclose(torch.stack(sg.unpad(out, padded)), expected, rtol=1e-10, atol=1e-12)
+    for grad, parameter in zip(found, model.parameters(), strict=True):
+        assert torch.allclose(grad, parameter.grad, rtol=1e-9, atol=1e-11)
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """A graph inside of a batch."""
+
+    h: torch.Tensor
+    ends: torch.Tensor
+    of: torch.Tensor
+    atoms: int
+    name: str = "kept"
+    unlisted: torch.Tensor | None = None
+
+
+class Outer(NamedTuple):
+    """A batch of a user's own class."""
+
+    graph: Inner
+    cell: torch.Tensor
+    charge: torch.Tensor
+
+
+def test_a_batch_of_the_users_class_comes_back_with_padding_as_declared():
+    inner = Inner(torch.randn(5, 3), torch.tensor([[0, 1, 4], [1, 0, 3]]),
+                  torch.tensor([0, 0, 1, 1, 1]), 5, unlisted=torch.ones(5))  # fmt: skip
+    outer = Outer(inner, torch.randn(6, 3), torch.tensor([1, -1], dtype=torch.int8))
+    schema = sg.Schema.of_batch(
+        outer,
+        node=["graph.h"],
+        edge=["graph.ends"],
+        graph=["cell", "charge"],
+        index={"graph.ends": "node", "graph.of": "graph"},
+        pad={"cell": torch.eye(3), "charge": 7},
+    )
+    padded = sg.Padder([(12, 9, 5)], schema=schema, like=outer)(outer)
+    assert (type(padded), type(padded.graph)) == (Outer, Inner)
+    assert (padded.graph.name, padded.graph.unlisted) == ("kept", None)
+    assert padded.cell[6:].view(-1, 3, 3).eq(torch.eye(3)).all()
+    assert padded.charge.tolist()[2:] == [7] * (len(padded.charge) - 2)
+    assert (padded.graph.ends[:, 3:] >= 5).all()
+    assert [len(piece) for piece in sg.unpad(padded.graph.h, padded)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        ({"node": ["nothing"]}, "a dict has no 'nothing'"),
+        ({"node": ["x"], "graph": ["y"], "index": {"of": "graph"}}, "has 5 rows, and the batch 2"),
+        ({"node": ["x"], "index": {"pick": "node"}}, "list it in node=, edge=, graph="),
+        ({"node": ["x"], "pad": {"y": 1}}, "pad= names 'y', which is of no level"),
+    ],
+)
+def test_what_is_said_wrongly_of_a_batch_is_named(says, message):
+    batch = {"x": torch.ones(4, 2), "y": torch.ones(5), "of": torch.tensor([0, 0, 1, 1]),
+             "pick": torch.tensor([1, 2])}  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        sg.Schema.of_batch(batch, **says)
+
+
+def test_batches_that_differ_from_the_plans_are_refused():
+    batch = {"x": torch.ones(4, 2), "of": torch.tensor([0, 0, 1, 1])}
+    padder = sg.Padder(
+        [(9, 4, 5)], schema=sg.Schema.of_batch(batch, node=["x"], index={"of": "graph"})
+    )
+    with pytest.raises(BadGraph, match="'x' is float64"):
+        padder({**batch, "x": batch["x"].double()})
+    with pytest.raises(BadGraph, match="not grouped by graph"):
+        padder({**batch, "of": torch.tensor([0, 1, 0, 1])})
+    with pytest.raises(TypeError, match="which rows a dict has is not known"):
+        sg.Padder([(9, 4, 5)])(batch)
+
+
+def test_a_padder_and_a_plain_model_need_no_pyg():
+    code = """
+import sys
+sys.modules["torch_geometric"] = None
+import torch, staticgraph as sg
+torch.manual_seed(0)
+def batch(n):
+    of = torch.arange(n) // 3
+    return {"x": torch.randn(n, 3), "i": torch.arange(n), "of": of, "y": torch.randn(n // 3)}
+index = {"i": "node", "of": "graph"}
+schema = sg.Schema.of_batch(batch(9), node=["x"], graph=["y"], edge=["i"], index=index)
+plan = sg.plan_stream([(3, 3)] * 8, batch_size=4, schema=schema)
+padder = sg.Padder(plan, schema=schema, like=batch(9))
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for n in (9, 12, 6):
+    data = padder(batch(n))
+    out = torch.zeros(len(data["y"]), 1).index_add(0, data["of"], model(data["x"])).squeeze(1)
+    optimizer.zero_grad()
+    sg.masked_mean((out - data["y"]) ** 2, data).backward()
+    optimizer.step()
+assert sg.unpad(out, data)[0].isfinite()
+assert not [name for name in sys.modules if name.startswith("torch_geometric.")]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---------------------------------------------------------------- loaders and runners
+
+
+class Net(nn.Module):
+    """A GIN with a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = GINConv(nn.Linear(4, 4)), nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, data):
+        """``[graphs, 1]``."""
+        h = self.norm(self.conv(data.x, data.edge_index)).relu()
+        return self.head(global_add_pool(h, data.batch))
+
+
+def squared(out, batch):
+    return F.mse_loss(out, batch.y, reduction="none")
+
+
+GRAPHS = double_graphs([3, 9, 4, 7, 12, 5, 6, 8, 10, 3, 4, 11] * 5)
+
+
+def plain_steps(model, batches):
+    """Losses of plain PyG's steps."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for graphs in batches:
+        batch = Batch.from_data_list(graphs)
+        loss = F.mse_loss(model(batch), batch.y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield float(loss.detach())
+
+
+def assert_same_model(one: nn.Module, other: nn.Module) -> None:
+    for (name, value), theirs in zip(
+        one.state_dict().items(), other.state_dict().values(), strict=True
+    ):
+        assert torch.allclose(value, theirs, rtol=1e-9, atol=1e-11), name
+
+
+def test_a_runner_pads_the_batches_of_a_users_own_loader():
+    torch.manual_seed(0)
+    net = Net().double()
+    plain = copy.deepcopy(net)
+    plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    runner = sg.StaticGraphRunner(net, plan, "eager", loss=squared, optimizer=optimizer)
+    weights = torch.arange(1.0, 61)
+    generator = torch.Generator().manual_seed(1)
+    loader = DataLoader(
+        GRAPHS, 8, sampler=WeightedRandomSampler(weights, 40, generator=generator), collate_fn=list
+    )
+    batches = list(loader)
+    ways = (lambda b: b, Batch.from_data_list, sg.Padder(plan))
+    for number, expected in enumerate(plain_steps(plain, batches)):
+        loss = runner.step(ways[number % 3](batches[number]))
+        assert float(loss) == pytest.approx(expected, rel=1e-10)
+    assert_same_model(net, plain)
+    graphs = GRAPHS[:10]
+    batch = Batch.from_data_list(graphs)
+    with torch.no_grad():
+        expected = plain.eval()(batch)
+    assert torch.allclose(runner.predict(batch), expected, rtol=1e-9)
+    result = runner.eval_step(graphs[:8])
+    assert torch.allclose(result.out[:8], expected[:8], rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_worker_processes_make_the_same_batches_and_nothing_compiles_again():
+    plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=2)
+    store = sg.GraphStore.from_pyg(GRAPHS, progress=False)
+
+    def epoch(data, workers):
+        generator = torch.Generator().manual_seed(2)
+        return list(
+            DataLoader(
+                data,
+                8,
+                shuffle=True,
+                generator=generator,
+                num_workers=workers,
+                collate_fn=sg.Padder(plan),
+            )
+        )
+
+    for data in (GRAPHS, store):
+        alone, together = epoch(data, 0), epoch(data, 2)
+        assert all(equal_but_ids(a, b) for a, b in zip(alone, together, strict=True))
+    net = Net().double()
+    runner = sg.StaticGraphRunner(
+        net, plan, "fused", loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
+    )
+    batches = epoch(GRAPHS, 2)
+    for batch in batches:
+        runner.step(batch)
+    before = sg.counters()
+    with sg.no_recompile():
+        for batch in epoch(GRAPHS, 0):
+            runner.step(batch)
+    assert sg.counters().batches - before.batches == len(batches)
+    assert 0 < sg.counters().padding < 1
+    with pytest.raises(NotStatic, match="inside no_recompile"), sg.no_recompile():
+        runner.eval_step(batches[0])
+
+
+def test_a_batch_in_parts_is_one_update():
+    torch.manual_seed(0)
+    net = Net().double()
+    net.norm = nn.Identity()
+    plain = copy.deepcopy(net)
+    padder = sg.Padder([(30, 75, 7)], overflow="split")
+    subject = sg.Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
+    runner = sg.StaticGraphRunner(subject, padder, "eager")
+    batches = [GRAPHS[k : k + 9] for k in range(0, 45, 9)]
+    for number, expected in enumerate(plain_steps(plain, batches)):
+        assert len(padder.pad(batches[number])) > 1
+        batch = Batch.from_data_list(batches[number]) if number % 2 else batches[number]
+        assert float(runner.step(batch)) == pytest.approx(expected, rel=1e-10)
+    assert_same_model(net, plain)
+    assert "10 fitted no bucket" in str(runner.report())
+    parts = padder.pad(Batch.from_data_list(GRAPHS[:9]))
+    pieces = [graph for part in parts for graph in part.to_data_list()]
+    for one, other in zip(pieces, GRAPHS[:9], strict=True):
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.edge_index, other.edge_index)
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
+def test_a_capacity_is_added_for_a_batch_that_fits_none(mode):
+    torch.manual_seed(0)
+    net = Net().double()
+    plain = copy.deepcopy(net)
+    padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
+    runner = sg.StaticGraphRunner(
+        net, padder, mode, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
+    )
+    batches = [GRAPHS[:6], GRAPHS[:12], GRAPHS[6:18], GRAPHS[:30], GRAPHS[3:9]]
+    for number, expected in enumerate(plain_steps(plain, batches)):
+        assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
+    assert_same_model(net, plain)
+    assert (padder.counts.grown, padder.counts.overflowed) == (2, 2)
+    assert len(runner.plan.capacities) == 2  # the first one that was added is gone
+    with pytest.raises(GraphTooLarge, match="after 2 growths"):
+        runner.step(GRAPHS)
+
+
+def test_a_batch_that_fits_no_bucket_is_named():
+    with pytest.raises(GraphTooLarge, match=r"60 graphs fits no bucket.*plan_stream"):
+        sg.Padder([(60, 150, 12)])(GRAPHS)
+
+
+def grown_on_rank() -> tuple:
+    """Trains on this rank's own batches; returns the losses, the plan and the model."""
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(0)
+    net = Net().double()
+    net.norm = nn.Identity()
+    padder = sg.Padder([(60, 150, 12)], overflow="grow")
+    runner = sg.StaticGraphRunner(
+        net, padder, "eager", loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
+    )
+    losses = []
+    for first in (0, 30):  # only rank 1's second batch fits no bucket
+        count = 20 if rank and first else 5
+        start = first + 10 * rank
+        losses.append(float(runner.step(GRAPHS[start : start + count])))
+    return losses, [str(each) for each in runner.plan.capacities], net.state_dict()
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_a_capacity_that_one_of_them_needs():
+    (losses, plan, model), other = on_ranks(2, grown_on_rank)
+    torch.manual_seed(0)
+    plain = Net().double()
+    plain.norm = nn.Identity()
+    steps = [[*GRAPHS[0:5], *GRAPHS[10:15]], [*GRAPHS[30:35], *GRAPHS[40:60]]]
+    assert losses == pytest.approx(list(plain_steps(plain, steps)), rel=1e-10)
+    assert (losses, plan) == (other[0], other[1])
+    assert len(plan) == 2
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(model[name], value, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_lightning_trains_with_a_users_own_loader():
+    import lightning
+
+    from staticgraph.lightning import StaticGraphs
+
+    class Module(lightning.LightningModule):
+        """A user's own module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = Net().double()
+            self.losses: list[float] = []
+
+        def training_step(self, batch, _):
+            """The loss of one batch."""
+            loss = F.mse_loss(self.net(batch), batch.y)
+            self.losses.append(float(loss.detach()))
+            return loss
+
+        def configure_optimizers(self):
+            """Plain descent."""
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=1)
+    module = Module()
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[StaticGraphs(plan=plan)],
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(GRAPHS, 8, collate_fn=sg.Padder(plan)))
+    torch.manual_seed(0)
+    batches = [GRAPHS[k : k + 8] for k in range(0, 60, 8)]
+    assert module.losses == pytest.approx(list(plain_steps(Net().double(), batches)), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_accelerate_trains_with_a_users_own_loader():
+    from accelerate import Accelerator
+
+    plan = sg.plan_stream(GRAPHS, batch_size=8, buckets=1)
+    torch.manual_seed(0)
+    net = Net().double()
+    plain = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    loader = DataLoader(GRAPHS, 8, collate_fn=sg.Padder(plan))
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(loader)
+    runner = sg.StaticGraphRunner(net, plan, "eager", loss=squared, optimizer=optimizer)
+    losses = [float(runner.step(batch)) for batch in loader]
+    batches = [GRAPHS[k : k + 8] for k in range(0, 60, 8)]
+    assert losses == pytest.approx(list(plain_steps(plain, batches)), rel=1e-10)
+
+
+# ---------------------------------------------------------------- samplers in a StaticLoader
+
+
+def ids_of(loader, most=None):
+    batches = []
+    for batch in loader:
+        batches.append(batch.graph_ids[: batch.real_graphs].tolist())
+        if most == len(batches):
+            break
+    return batches
+
+
+def test_a_sampler_draws_the_graphs_of_every_epoch():
+    store = sg.GraphStore.from_pyg(GRAPHS, progress=False)
+    plan = sg.plan_buckets(store, batch_size=8)
+    sampler = WeightedRandomSampler(torch.arange(60.0), 100)
+
+    def loader(**options):
+        return sg.StaticLoader(store, plan, sampler=sampler, seed=3, **options)
+
+    whole = loader()
+    first, second = ids_of(whole), ids_of(whole)
+    drawn = sorted(chain(*first))
+    assert len(drawn) == 100
+    assert 0 not in drawn
+    assert [len(ids) for ids in first] == [8] * 12 + [4]
+    assert first != second
+    torch.manual_seed(9)  # the process's own random state plays no part
+    resumed, half = loader(num_workers=2), loader()
+    assert ids_of(half, 5) == first[:5]
+    resumed.load_state_dict(half.state_dict())
+    assert ids_of(resumed) == first[5:]
+    ranks = [ids_of(loader(rank=rank, world_size=2)) for rank in (0, 1)]
+    assert sorted(chain(*ranks[0], *ranks[1])) == drawn
+    with pytest.raises(ValueError, match="sampler= and shuffle= exclude each other"):
+        loader(shuffle=True)
+
+
+def test_a_batch_samplers_batches_are_taken_as_they_are():
+    store = sg.GraphStore.from_pyg(GRAPHS, progress=False)
+    draw = RandomSampler(range(60), generator=torch.Generator().manual_seed(1))
+    batches = BatchSampler(draw, 7, drop_last=False)
+    plan = sg.plan_stream(store, 7, buckets=2, miss=1e-6)
+    loader = sg.StaticLoader(store, plan, batch_sampler=batches, seed=5)
+    once, again = (
+        ids_of(loader),
+        ids_of(sg.StaticLoader(store, plan, batch_sampler=batches, seed=5)),
+    )
+    assert once == again
+    assert [len(ids) for ids in once] == [7] * 8 + [4]
+    assert sorted(chain(*once)) == list(range(60))
+    with pytest.raises(GraphTooLarge, match="batch 0 of the batch sampler, 60 graphs"):
+        ids_of(sg.StaticLoader(store, plan, batch_sampler=[list(range(60))]))
+
+
+@pytest.mark.parametrize("moved", [500, -500])
+def test_an_index_outside_of_its_batch_is_named(moved):
+    """It would read rows of padding, and change results in silence."""
+    graphs = double_graphs([3, 4, 5])
+    padder = sg.Padder(sg.plan_stream(graphs, batch_size=3))
+    batch = Batch.from_data_list(graphs)
+    padder(batch)
+    batch.edge_index[0, 2] = moved
+    with pytest.raises(sg.BadGraph, match=f"'edge_index' has {moved} at 2, and the batch has 12"):
+        padder(batch)
+    fields = {"x": torch.ones(3, 2), "pairs": torch.tensor([[0, 1], [1, 0]])}
+    schema = sg.Schema.of_batch(fields, node=["x"], edge=["pairs"], index={"pairs": "node"})
+    declared = sg.Padder(sg.plan_stream([(3, 2)], 1, schema=schema), schema=schema)
+    fields["pairs"][1, 1] = moved
+    with pytest.raises(sg.BadGraph, match=f"has {moved} at 1, and the batch has 3 rows of node"):
+        declared(fields)
