@@ -15,7 +15,7 @@ from staticgraph.runner.report import Report
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.training import plots
-from staticgraph.training.history import EpochRecord, StepRecord
+from staticgraph.training.history import EpochRecord, StepRecord, full_shares, full_steps
 from staticgraph.training.plots import draw_losses, draw_sizes
 from staticgraph.training.report import TrainReport
 from staticgraph.training.versus.report import SideReport
@@ -80,13 +80,15 @@ def test_a_partial_last_batch_is_no_spike_and_has_a_filling_of_its_own():
     """Its loss is the mean over the graphs of both batches; its rows are in no other mean."""
     steps = [StepRecord(0, 0, 8, 60, 150, 1.0), StepRecord(0, 0, 2, 15, 30, 6.0)]
     assert plots.pooled_losses(steps).tolist() == [1.0, (8 * 1.0 + 2 * 6.0) / 10]
-    assert plots.full_steps(steps) == steps[:1]
+    assert full_steps(steps) == steps[:1]
+    assert full_shares(steps, CAPACITIES) == {"nodes": 0.6, "edges": 150 / 210}
+    assert full_shares(steps[:1], CAPACITIES) == {}
     axes = Figure().add_subplot()
     plots.draw_filling(axes, steps, CAPACITIES[:1])
     written = [text.get_text() for text in axes.texts]
     assert written == ["60.0%", "71.4%", "88.9%", "15.0%", "14.3%"]
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels[3:] == ["last batch, 2 graphs: nodes", "last batch, 2 graphs: edges"]
+    assert labels[3:] == ["last batch, 2 of 8 graphs: nodes", "last batch, 2 of 8 graphs: edges"]
 
 
 def test_validation_losses_are_within_the_picture_wherever_they_lie():

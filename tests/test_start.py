@@ -144,6 +144,6 @@ def test_data_that_pyg_does_not_read_are_planned_without_torch(tmp_path):
         ["plan", "--data", ESOL, "--batch-size", "64"],
         ["convert", "--data", ESOL, "--out", str(tmp_path / "store")],
     ]
-    for status, out, err in without_torch(*commands):
-        assert (status, err) == (0, "")
+    for status, out, _ in without_torch(*commands):
+        assert status == 0
         assert "1,128" in out

@@ -17,7 +17,7 @@ from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.percent import percent
 from staticgraph.training import plots
-from staticgraph.training.history import StepRecord
+from staticgraph.training.history import StepRecord, full_steps
 from staticgraph.training.report import TrainReport, number_text
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _epochs(report: TrainReport) -> str:
 
 def _buckets(report: TrainReport, steps: Sequence[StepRecord]) -> str:
     """The buckets; the filling is that of full batches, without the last batch of an epoch."""
-    full = plots.full_steps(steps)
+    full = full_steps(steps)
 
     def filled(bucket: int, name: str, limit: int) -> str:
         """Real over physical rows of a bucket's full batches."""

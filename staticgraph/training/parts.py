@@ -29,8 +29,8 @@ from staticgraph.plans.choose import plan_buckets
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.resident import distinct_bytes, state_bytes
 from staticgraph.recording.recording import Recording
-from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.runner.auto import WAYS, Auto
+from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.compilation.modes import FUSED, resolve
 from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.loss.mean_loss import Loss

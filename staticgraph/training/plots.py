@@ -23,7 +23,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
-from staticgraph.training.history import StepRecord
+from staticgraph.training.history import StepRecord, full_steps
 from staticgraph.training.report import TrainReport
 
 if TYPE_CHECKING:
@@ -120,12 +120,6 @@ def save_picture(
     atomic.save_figure(path, figure, dpi=120)
 
 
-def full_steps(steps: Sequence[StepRecord]) -> list[StepRecord]:
-    """The steps of full batches, without the last, partial batch of an epoch."""
-    most = max((step.graphs for step in steps), default=0)
-    return [step for step in steps if step.graphs == most]
-
-
 def pooled_losses(steps: Sequence[StepRecord]) -> np.ndarray:
     """The loss at each step, ``[steps]``; that of a partial batch together with the batch before
     it, weighted by graphs, since the mean of five graphs would be a spike among means of hundreds.
@@ -157,7 +151,7 @@ def draw_loss(
     shown = np.isfinite([step.loss for step in steps])
     losses, places = every[shown], np.flatnonzero(shown) + 1
     partial = len(full_steps(steps)) < len(steps)
-    label = "training loss per batch" + (" (partial: with the one before)" if partial else "")
+    label = "training loss"
     width = max(1, round(SMOOTHING * len(every)))
     if width > 1:
         axes.plot(places, losses, color=BLUE, alpha=0.25, linewidth=0.8, label=label)
@@ -168,8 +162,10 @@ def draw_loss(
     ends = np.cumsum([sum(s.epoch == e.epoch for s in steps) for e in report.epochs])
     for end in ends[:-1]:
         axes.axvline(end, color=GREY, linewidth=0.8, linestyle=":")
-    several = " (dotted: the end of an epoch)" if len(ends) > 1 else ""
-    axes.set(xlabel=f"step{several}", ylabel="loss", xlim=(0, len(every) * LONGER))
+    notes = ["dotted: the end of an epoch"] if len(ends) > 1 else []
+    notes += ["a partial batch is averaged with the batch before it"] if partial else []
+    note = f" ({'; '.join(notes)})" if notes else ""
+    axes.set(xlabel=f"step{note}", ylabel="loss", xlim=(0, len(every) * LONGER))
     axes.locator_params(axis="x", integer=True)
     lost = len(every) - int(shown.sum())
     missing = f"the losses of {how_many(lost, 'step')} are not finite" if lost else ""
@@ -234,18 +230,18 @@ def draw_filling(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[C
             labels.append(f"bucket {bucket}: {limit:,} {name}")
     if partial:
         counts = sorted({step.graphs for step in partial})
-        graphs = how_many(counts[0], "graph") if len(counts) == 1 else "fewer graphs"
+        which = f"last batch, {counts[0]:,} of {full[0].graphs:,} graphs"
+        which = which if len(counts) == 1 else "partial batches"
         for name in ("nodes", "edges"):
             limits = [max(1, getattr(capacities[step.bucket], name)) for step in partial]
             rows = [getattr(step, name) for step in partial]
             share = float(np.sum(rows) / np.sum(limits))
             _draw_share(axes, -len(labels) - 0.4, share, name, f"{100 * share:.1f}%", 0.5)
-            labels.append(f"last batch, {graphs}: {name}")
+            labels.append(f"{which}: {name}")
     rest = len(labels) - 2 if partial else len(labels)
     axes.set_yticks([-place - 0.4 * (place >= rest) for place in range(len(labels))], labels)
     _share_axis(axes)
-    apart = ", and the last of an epoch" if partial else ""
-    _title(axes, f"filling of the shapes: full batches{apart}")
+    _title(axes, f"filling of full{' and partial' if partial else ''} batches")
 
 
 def draw_spread(axes: Axes, steps: Sequence[StepRecord], capacities: Sequence[Capacity]) -> None:

@@ -67,6 +67,8 @@ class TrainReport:
         outputs: columns of the model's output: numbers, yes-no questions or classes; None in older
             reports.
         classes: the names of the classes 0, 1, ..., if the data has names for them.
+        full_batches: the shares of nodes and edges that are real in full batches; empty if all
+            batches are full, since these are the shares of the runner's report.
     """
 
     folder: str
@@ -85,6 +87,7 @@ class TrainReport:
     memory: dict[str, int | None] = field(default_factory=dict)
     outputs: int | None = None
     classes: tuple[str, ...] = ()
+    full_batches: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON; numbers that are not finite become None."""
@@ -172,6 +175,11 @@ class TrainReport:
             "",
             str(self.runner),
         ]
+        if shares := self.full_batches:
+            lines.append(
+                f"full batches: {shares['nodes']:.1%} of nodes and {shares['edges']:.1%} of edges "
+                "filled; the table also counts the last, partial batch of an epoch"
+            )
         if self.stopped_early is not None:
             lines.append(
                 f"stopped after epoch {self.stopped_early}: the validation loss had not fallen for "

@@ -28,7 +28,14 @@ from staticgraph.training import plots
 from staticgraph.training.checkpoint import restore_run, save_run
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.evaluate import evaluate, evaluate_own_loss
-from staticgraph.training.history import EpochRecord, History, StepRecord, summary, write_steps
+from staticgraph.training.history import (
+    EpochRecord,
+    History,
+    StepRecord,
+    full_shares,
+    summary,
+    write_steps,
+)
 from staticgraph.training.job import Interrupt, Interrupted, SilentEvents
 from staticgraph.training.parts import RunParts, memory_of, place_of
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport, task_words
@@ -393,6 +400,7 @@ class Training:
             diverged=diverged,
             memory=memory_of(parts.model, parts.optimizer, parts.source, parts.device),
             stopped_early=len(history.epochs) if self._stopped_early else None,
+            full_batches=full_shares(history.steps, parts.plan.capacities),
         )
         if not self.writes:
             return report

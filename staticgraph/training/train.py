@@ -35,16 +35,17 @@ KIND = "numba:compile"
 
 
 class _Shown(event.Listener):
-    """Shows the loop that is being compiled, and how many were."""
+    """Shows how many loops were compiled."""
 
     def __init__(self) -> None:
         self._status, self._count = Status(), 0
 
     def on_start(self, event: Any) -> None:
         """Called before a loop is compiled."""
-        name = event.data["dispatcher"].py_func.__name__.strip("_")
         self._count += 1
-        self._status.show(f"compiling kernels for this and later runs: {self._count}, {name}")
+        self._status.show(
+            f"compiling CPU code, on the first run only: {how_many(self._count, 'function')}"
+        )
 
     def on_end(self, event: Any) -> None:
         """Clears the line for other output."""

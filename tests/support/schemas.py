@@ -235,6 +235,7 @@ SHAPES: dict[str, Any] = {
         },
         "files": {"*": "string"},
         "diverged stopped_early": "count|null",
+        "full_batches": {"nodes? edges?": "share"},
         "memory": {
             "parameters_bytes optimizer_bytes graphs_bytes": "count|null",
             "host_peak_bytes device_peak_bytes": "count|null",
