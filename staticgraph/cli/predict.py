@@ -58,7 +58,7 @@ def run(
         json: print the predictions as JSON, and write no file.
 
     Raises:
-        BadGraph: the split has no graphs.
+        BadGraph: the split has no graphs, or they are not like those of the training.
     """
     require_trained(folder)
     model = named_in(folder)
@@ -76,6 +76,7 @@ def run(
     ids = range(len(store)) if split == "all" else store.splits.get(split, ())
     if not len(ids):
         raise BadGraph(f"{store.name} has no graphs to predict in --split {split}")
+    _require_inputs(trained, store, folder)
     columns = _predict(trained, store, ids, compile_mode)
     if json:
         document = {"run": str(folder), "data": store.name, "task": trained.task, **columns}
@@ -84,6 +85,33 @@ def run(
     atomic.write_text(out, _csv(columns))
     print(f"{how_many(len(columns['graph_ids']), 'prediction')}: {out}", file=sys.stderr)
     return 0
+
+
+def _require_inputs(trained: Trained, store: GraphStore, folder: Path) -> None:
+    """Refuses data that the model cannot read; labels may differ, or be absent.
+
+    Raises:
+        BadGraph: a field differs, or has a category that was not in the training's data.
+    """
+    trained_on, offered = (
+        {field.layout for field in schema if field.name != "y"}
+        for schema in (trained.schema, store.schema)
+    )
+    if trained_on != offered:
+        differing = sorted({name for name, *_ in trained_on ^ offered})
+        raise BadGraph(
+            f"{store.name} differs in {', '.join(differing)} from the data that {folder} was "
+            "trained on: give data with the same fields"
+        )
+    for name, sizes in trained.categories.items():
+        rows = store.columns[name].reshape(-1, len(sizes))
+        for column, size in enumerate(sizes):
+            if len(rows) and not 0 <= rows[:, column].min() <= rows[:, column].max() < size:
+                raise BadGraph(
+                    f"{store.name}: column {column} of {name} has values from "
+                    f"{rows[:, column].min()} to {rows[:, column].max()}, and the model of "
+                    f"{folder} knows 0 to {size - 1}: train on data with these categories too"
+                )
 
 
 def _predict(trained: Trained, store: GraphStore, ids: Any, mode: str) -> dict[str, Any]:
@@ -99,7 +127,7 @@ def _predict(trained: Trained, store: GraphStore, ids: Any, mode: str) -> dict[s
 
     runner = StaticGraphRunner(trained.model, trained.plan, mode)
     loader = StaticLoader(
-        store, replace(trained.plan, digest=None), indices=ids, exact=False,
+        store, replace(trained.plan, digest=None, schema=None), indices=ids, exact=False,
         device=runner.device, pointers=runner.pointers,
     )  # fmt: skip
     outputs, numbers = [], []

@@ -147,6 +147,7 @@ def run(*, options: LargeOptions, json: bool = False) -> int:
     """
     task = options.task
     if task is None:
+        require_graph(options.data)
         from staticgraph.outofcore.disk.data import has_labels
 
         task = "node" if has_labels(options.data) else "link"
