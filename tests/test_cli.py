@@ -15,7 +15,7 @@ from support.command import arguments_of, help_of, status_of
 from support.few_molecules import few_molecules
 from support.patience import patience
 from support.program import run_program
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
 from staticgraph import cli, datasets, models
@@ -168,6 +168,30 @@ def test_predictions_are_those_of_plain_pyg(split, data, finished, tmp_path, cap
     rows = list(csv.DictReader((tmp_path / "p.csv").open()))
     assert [int(row["graph_id"]) for row in rows] == ids
     assert [[float(row["output"])] for row in rows] == document["outputs"]
+
+
+def test_predictions_need_the_fields_of_the_training_but_no_labels(
+    data, finished, tmp_path, capsys
+):
+    graphs = [graph.clone() for graph in datasets.open(data)]
+    for graph in graphs:
+        del graph.y
+    datasets_of = {"unlabelled": graphs}
+    datasets_of["other fields"] = [Data(x=g.x.float(), edge_index=g.edge_index) for g in graphs]
+    datasets_of["other categories"] = [g.clone().update({"x": g.x + 200}) for g in graphs]
+    outcomes = {}
+    for name, listed in datasets_of.items():
+        sg.GraphStore.from_pyg(listed, name=name).save(tmp_path / name)
+        words = ["predict", "--run", str(finished), "--data", str(tmp_path / name), "--json"]
+        status = cli.main([*words, "--compile-mode", "eager"])
+        outcomes[name] = (status, *capsys.readouterr())
+    assert cli.main(["predict", "--run", str(finished), "--data", data, "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)["outputs"]
+    outputs = torch.tensor(json.loads(outcomes["unlabelled"][1])["outputs"])
+    torch.testing.assert_close(outputs, torch.tensor(expected))
+    assert "differs in edge_attr, x from the data" in outcomes["other fields"][2]
+    assert "train on data with these categories too" in outcomes["other categories"][2]
+    assert [status for status, *_ in outcomes.values()] == [0, cli.FAILED, cli.FAILED]
 
 
 # ---------------------------------------------------------------------- errors

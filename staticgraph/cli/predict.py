@@ -46,7 +46,8 @@ def run(
 
     The columns after graph_id are the outputs of the model. A model that was trained to answer yes
     or no, or to choose a class, also gets its probabilities. The data needs the fields of the data
-    that the model was trained on; labels are not read.
+    that the model was trained on; labels are not read, though a CSV needs a column of them, which
+    may be 0 in every row.
 
     Args:
         data: the data.
