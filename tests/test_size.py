@@ -18,15 +18,15 @@ ROOT = Path(__file__).parents[1]
 COUNTS = ("files", "nodes")
 # Both counts by room.
 SIZES = {
-    "bench": (42, 27821),  # padder, break-even
-    "staticgraph": (5, 3291),  # declared classes
+    "bench": (42, 27817),  # padder, break-even
+    "staticgraph": (5, 3351),  # declared classes, old names that still work
     "staticgraph/atoms": (5, 3834),  # neighbours found in a step, ASE's calculator, streams
     "staticgraph/batches": (37, 18899),  # batches of anybody's loader
-    "staticgraph/checking": (15, 12959),  # the step at which a check looks next is known beforehand
+    "staticgraph/checking": (15, 13028),  # the next look of a padding check, rewrites
     "staticgraph/cli": (18, 13622),  # predict, try --submit
     "staticgraph/datasets": (12, 6990),  # a file that is only in a clone is said to be there
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
-    "staticgraph/dryrun": (29, 12658),  # a line every two seconds
+    "staticgraph/dryrun": (29, 12658),  # a line every two seconds  # a line every two seconds
     "staticgraph/epochs": (10, 6557),  # torch's samplers
     "staticgraph/files": (14, 3215),
     "staticgraph/internals": (7, 1340),
@@ -41,15 +41,15 @@ SIZES = {
     "staticgraph/probing": (12, 6733),
     "staticgraph/recording": (14, 7984),  # annotated attributes
     "staticgraph/rewrites": (48, 35228),
-    "staticgraph/runner": (23, 16376),  # batches of the user's own loader, and counters
+    "staticgraph/runner": (23, 16393),  # batches of the user's own loader, options of a step
     "staticgraph/serving": (19, 10397),  # connections that end
     "staticgraph/sizes": (6, 4129),
-    "staticgraph/steps": (38, 17754),  # a batch in several parts, a bucket that is added
+    "staticgraph/steps": (38, 17841),  # batches in parts, added buckets, typed options
     "staticgraph/store": (30, 25357),  # lists of graphs without a store
     "staticgraph/text": (10, 1853),
     "staticgraph/training": (20, 19218),  # a report of full batches apart; all plots
-    "tests": (268, 271548),  # the padder, atoms
-    "tests/support": (92, 49540),  # saved formats; options as cyclopts reads them
+    "tests": (268, 271651),  # the padder, atoms, old names
+    "tests/support": (92, 49531),  # saved formats; options as cyclopts reads them
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 

@@ -32,7 +32,7 @@ from staticgraph.training.options import (
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from staticgraph.checking.report import PreflightReport
+    from staticgraph.checking.report import CheckReport
     from staticgraph.plans.plan import BucketPlan
     from staticgraph.rewrites.captured_graph.captured import Rewritten
     from staticgraph.store.graph_store import GraphStore
@@ -108,7 +108,7 @@ def run(
     require_names(data, model=model, loss=dry.loss)
     if dry.gpu and _is_unavailable():
         return UNAVAILABLE
-    from staticgraph.checking.preflight import preflight
+    from staticgraph.checking.check import check
     from staticgraph.models.named import built_without_data, made
     from staticgraph.plans.choose import plan_buckets
     from staticgraph.steps.computation.model_setup import Subject
@@ -121,7 +121,7 @@ def run(
     loss = named_loss(dry.loss) if dry.loss else None
     subject = Subject.of(module, loss=loss, differentiable=dry.differentiable)
     with waiting("running the model on one batch, with and without padding, and capturing it"):
-        report = preflight(subject, plan, store)
+        report = check(subject, plan, store)
     if dry.gpu:
         return _dry_run(data, dry, model, batch_size, json, report)
     if report.ran:
@@ -151,7 +151,7 @@ def _dry_run(
     model: str,
     batch_size: int,
     json: bool,
-    check: PreflightReport,
+    check: CheckReport,
 ) -> int:
     """Prints the check, and the counts of each mode that it found possible.
 
@@ -228,7 +228,7 @@ class RewritesReport:
 
         try:
             explanation = explain(model, plan, store)
-        except Exception as error:  # the preflight has reported the obstacles
+        except Exception as error:  # the check has reported the obstacles
             first = str(error).strip().splitlines() or [""]
             return cls(note=f"the model cannot be captured ({type(error).__name__}: {first[0]})")
         return cls(explanation.done, explanation.missed)

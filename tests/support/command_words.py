@@ -17,12 +17,13 @@ from cyclopts.argument import Argument
 from torch_geometric.data import Data
 
 import staticgraph as sg
-from staticgraph.checking.preflight import preflight
+from staticgraph.checking.check import check
 from staticgraph.cli.check import RewritesReport
 from staticgraph.cli.probe import ProbeOptions, StepOptions, make_probe
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import count_step
 from staticgraph.dryrun.report import PARTS
+from staticgraph.memory.model import MemoryModel
 from staticgraph.serving.service import service_of_run
 from staticgraph.training.plots import map_around
 from staticgraph.training.report import TrainReport
@@ -104,7 +105,7 @@ def make_place(folder: Path, graphs: list[Data]) -> None:
     (folder / "header.csv").write_text("num_nodes,num_edges,count\n")
 
 
-def measured_in(place: Path) -> sg.MemoryModel:
+def measured_in(place: Path) -> MemoryModel:
     """Returns a memory model as ``probe`` makes it, and trains into the folder ``run``."""
     store = sg.GraphStore.load(place / "few")
     step = StepOptions("few", model="gin", hidden=4, layers=1)
@@ -115,7 +116,7 @@ def measured_in(place: Path) -> sg.MemoryModel:
     return make_probe(store, step, ProbeOptions(like="cuda"))()
 
 
-def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel) -> None:
+def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) -> None:
     """Leaves out loops, measurements and pictures.
 
     Files are still opened, models and plans built, and folders made.
@@ -170,7 +171,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
     patch.setattr("staticgraph.dryrun.baseline.count_step", once("count", count_step))
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)
     patch.setattr("staticgraph.training.plots.map_around", once("map", map_around))
-    patch.setattr("staticgraph.checking.preflight.preflight", once("check", preflight))
+    patch.setattr("staticgraph.checking.check.check", once("check", check))
     patch.setattr(RewritesReport, "of", once("rewrites", RewritesReport.of))
     patch.setattr("staticgraph.training.versus.comparison.compare", once("try", compare))
     for picture in (

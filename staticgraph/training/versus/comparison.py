@@ -9,7 +9,7 @@ run is listed with its reason and does not affect the others.
 
 Losses can be compared only if a step draws no random numbers; with dropout, two runs of plain PyG
 differ just as much. Even without, they slowly drift apart, since rounding occasionally flips a
-ReLU, so the tolerance is that of a preflight's comparison.
+ReLU, so the tolerance is that of a check's comparison.
 
 This module does not tune the model, and does not use more than one device and process.
 """
@@ -32,9 +32,9 @@ from torch import Tensor
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.batches.loading.loader import StaticLoader
+from staticgraph.checking.check import check
 from staticgraph.checking.comparison import Comparer, RunOptions
 from staticgraph.checking.outcome import Tolerance, largest_of
-from staticgraph.checking.preflight import preflight
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.runner.intake import device_name
@@ -451,13 +451,13 @@ class _Trial:
         )
 
     def _obstacles(self) -> tuple[dict[str, Any], ...]:
-        """The preflight's obstacles for a model that any mode of this library refused."""
+        """The check's obstacles for a model that any mode of this library refused."""
         refused = [r for r in self.entrants if r.refused and not r.name.startswith("PyG")]
         if not refused:
             return ()
         setting = self.setting
         try:
-            actual = preflight(
+            actual = check(
                 setting.fresh_model(), setting.plan, setting.store, forward=setting.forward
             )
         except Exception:  # a model that does not run at all: each side has the reason
