@@ -18,7 +18,7 @@ from staticgraph.cli.loading import (
     open_data,
     require_names,
 )
-from staticgraph.cli.probe import ProbeOptions, StepOptions, make_probe
+from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import is_left_out, waiting
@@ -56,7 +56,7 @@ MOST_DRAWN = 6
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class PlanOptions(StepOptions):
+class PlanOptions(MeasuredStep):
     """The options of a plan.
 
     Attributes:

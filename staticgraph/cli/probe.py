@@ -47,7 +47,7 @@ HOW = Group.create_ordered("how")
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class StepOptions(ModelOptions):
+class MeasuredStep(ModelOptions):
     """The options that select a model and its training step.
 
     Attributes:
@@ -91,7 +91,7 @@ class ProbeOptions:
 
 def run(
     *,
-    step: StepOptions,
+    step: MeasuredStep,
     how: ProbeOptions | None = None,
     max_memory: Annotated[int | None, BYTES] = None,
     out: Annotated[Path | None, OUTPUT_FILE] = None,
@@ -163,7 +163,7 @@ def run(
 
 def make_probe(
     store: Any,
-    step: StepOptions,
+    step: MeasuredStep,
     how: ProbeOptions,
     model: "torch.nn.Module | None" = None,
 ) -> "Callable[[], MemoryModel]":

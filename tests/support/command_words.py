@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 import staticgraph as sg
 from staticgraph.checking.check import check
 from staticgraph.cli.check import RewritesReport
-from staticgraph.cli.probe import ProbeOptions, StepOptions, make_probe
+from staticgraph.cli.probe import MeasuredStep, ProbeOptions, make_probe
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import count_step
 from staticgraph.dryrun.report import PARTS
@@ -108,7 +108,7 @@ def make_place(folder: Path, graphs: list[Data]) -> None:
 def measured_in(place: Path) -> MemoryModel:
     """Returns a memory model as ``probe`` makes it, and trains into the folder ``run``."""
     store = sg.GraphStore.load(place / "few")
-    step = StepOptions("few", model="gin", hidden=4, layers=1)
+    step = MeasuredStep("few", model="gin", hidden=4, layers=1)
     words = [*BASES["train"][:-1], str(place / "run"), "--compile-mode", "eager"]
     words[words.index("few")] = str(place / "few")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
