@@ -115,13 +115,17 @@ class BucketRun:
 
     def records(self) -> str:
         """How it is recorded, in words."""
-        if self.pieces is None and self.error is None:
-            return "not asked to"
-        if not self.pieces:
+        if self.error is not None and not self.pieces:
             return "not at all"
+        if self.pieces is None:
+            return "not asked to"
         if self.ok:
             return "in one piece" if self.pieces == 1 else "forward and backward"
-        return f"in {how_many(self.pieces, 'piece')} instead of {self.expected}"
+        return (
+            f"in {how_many(self.pieces, 'piece')} instead of {self.expected}"
+            if self.pieces
+            else "not at all"
+        )
 
 
 @dataclass(frozen=True, slots=True)
