@@ -156,7 +156,7 @@ def page(rows: list[tuple[Case, tuple[str, str, str, bool]]]) -> list[str]:
         "| layer or function | why | instead |",
         "|---|---|---|",
     ]
-    refused = {**REFUSED_LAYERS, **{f.__name__: why for f, why in REFUSED_FUNCTIONS.items()}}
+    refused = {**REFUSED_LAYERS, **REFUSED_FUNCTIONS}
     lines += [f"| {name} | {why} | {instead} |" for name, (why, instead) in refused.items()]
     lines += [
         "| aggregations over edges in a dense block (SAGEConv with 'lstm') | how many edges a node "

@@ -335,13 +335,13 @@ class Schema:
     @property
     def ends(self) -> tuple[str, ...]:
         """The fields with the two nodes of every edge, where a batch of a user's own class has them
-        as two indices; empty otherwise."""
+        as two indices (or one, of edges that belong to a node); empty otherwise."""
         names = tuple(
             field.name
             for field in self
             if field.level == "edge" and field.counts == ("node",) and not field.shape
         )
-        return (names[0], names[-1]) if len(names) > 1 else ()
+        return (names[0], names[-1]) if names else ()
 
     @property
     def one_kind(self) -> bool:

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import Linear
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 
 # Of a tensor's largest value: far above rounding, far below the effect of another input.
 SIZE = 1e-2
-_MIXES = (torch.nn.Linear, torch.nn.Embedding, Linear)
+# PyG's Linear included, by its name.
+_MIXES = ("Linear", "Embedding")
 
 
 class Jitter:
@@ -46,7 +46,7 @@ class Jitter:
         """A ``with`` block in which noise is added to what the model computes for nodes."""
         with ExitStack() as stack:
             for path, module in model.named_modules():
-                if isinstance(module, _MIXES):
+                if any(kind.__name__ in _MIXES for kind in type(module).__mro__):
                     stack.callback(module.register_forward_hook(self._hook(path)).remove)
             yield
 
