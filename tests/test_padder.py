@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support.arena import ArenaRecorder
 from support.drawn import examples
 from support.graphs import double_graphs, graph_lists, random_graph
 from support.index_rules import Triplets
@@ -350,9 +351,9 @@ def squared(out, batch):
 GRAPHS = double_graphs([3, 9, 4, 7, 12, 5, 6, 8, 10, 3, 4, 11] * 5)
 
 
-def plain_steps(model, batches):
+def plain_steps(model, batches, lr=0.01):
     """Losses of plain PyG's steps."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
     for graphs in batches:
         batch = Batch.from_data_list(graphs)
         loss = F.mse_loss(model(batch), batch.y)
@@ -473,6 +474,38 @@ def test_a_capacity_is_added_for_a_batch_that_fits_none(mode):
     assert len(runner.plan.capacities) == 2  # the first one that was added is gone
     with pytest.raises(GraphTooLarge, match="after 2 growths"):
         runner.step(GRAPHS)
+
+
+LR = 2**-7  # a recorded step holds it in float32
+
+
+def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed():
+    torch.manual_seed(0)
+    net = Net().double()
+    plain = copy.deepcopy(net)
+    recorders = []
+
+    def recorder(device):
+        recorders.append(ArenaRecorder(device))
+        return recorders[-1]
+
+    padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
+    subject = sg.Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), LR))
+    recording = sg.Recording(recorder=recorder)
+    runner = sg.StaticGraphRunner(subject, padder, "cuda-graph", recording=recording)
+    padder.pad(GRAPHS[:2])  # learns the fields
+    runner.warmup(sg.GraphStore.from_pyg(GRAPHS[:6], progress=False), progress=False)
+    batches = [GRAPHS[:6], GRAPHS[:12], GRAPHS[6:18], GRAPHS[:30], GRAPHS[3:9]]
+    for number, expected in enumerate(plain_steps(plain, batches, LR)):
+        assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
+    assert_same_model(net, plain)
+    assert len(runner.plan.capacities) == 2
+    # Step and evaluation of one bucket, then of two, at each of two growths.
+    assert [each.recorded for each in recorders] == [2, 4, 4]
+    assert [each.closed for each in recorders] == [True, True, False]
+    assert not runner.report().fallbacks[1:]  # the padder's own line alone
+    with sg.no_recompile():
+        runner.step(GRAPHS[:30])
 
 
 def test_a_batch_that_fits_no_bucket_is_named():
