@@ -476,6 +476,27 @@ def test_a_capacity_is_added_for_a_batch_that_fits_none(mode):
         runner.step(GRAPHS)
 
 
+@pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
+def test_a_batch_that_fills_too_little_of_its_bucket_runs_in_eager_at_its_own_size(mode):
+    torch.manual_seed(0)
+    net = Net().double()
+    plain = copy.deepcopy(net)
+    padder = sg.Padder([(60, 150, 12)], min_fill=0.5)
+    runner = sg.StaticGraphRunner(
+        net, padder, mode, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01)
+    )
+    batches = [GRAPHS[:6], GRAPHS[:2], GRAPHS[6:12], GRAPHS[7:10], GRAPHS[:3]]
+    for number, expected in enumerate(plain_steps(plain, batches)):
+        assert float(runner.step(batches[number])) == pytest.approx(expected, rel=1e-10)
+    assert_same_model(net, plain)
+    sparse = padder(GRAPHS[:2])
+    assert sparse.num_nodes == sparse.real.nodes + 1
+    assert (padder.counts.unplanned, runner.report().buckets[0].batches) == (4, 2)
+    assert "4 ran in eager at their own size" in str(runner.report())
+    out = runner.eval_step(GRAPHS[:2]).out
+    assert torch.allclose(out[:2], plain.eval()(Batch.from_data_list(GRAPHS[:2])), rtol=1e-9)
+
+
 LR = 2**-7  # a recorded step holds it in float32
 
 

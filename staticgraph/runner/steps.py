@@ -20,7 +20,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.row_pointers import with_pointers
 from staticgraph.batches.batch.static_batch import StaticBatch
-from staticgraph.batches.slots.slots import SlotLayout
+from staticgraph.batches.slots.slots import UNPLANNED, SlotLayout
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.reduction import Share
 from staticgraph.errors import NotStatic
@@ -141,7 +141,7 @@ class Steps:
             self.computation.settle()
         layout, bucket = batch.layout, batch.bucket
         known = self.capacities[bucket] if bucket < len(self.capacities) else None
-        if layout.capacity is not known and layout.capacity != known:
+        if layout.capacity is not known and layout.capacity != known and bucket != UNPLANNED:
             raise ValueError(
                 f"the batch belongs to bucket {bucket} of {layout.capacity}, which is not in "
                 "this runner's plan: give the loader and the runner the same plan"
@@ -225,7 +225,7 @@ class Steps:
 
     def way_of(self, bucket: int, phase: str) -> str:
         """Returns the way in which a phase of a bucket runs."""
-        return self.ways.get((bucket, phase), self._way)
+        return "eager" if bucket == UNPLANNED else self.ways.get((bucket, phase), self._way)
 
     def phase(self, work: str) -> str:
         """Returns the phase of some work that is called now."""

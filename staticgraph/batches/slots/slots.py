@@ -28,6 +28,8 @@ from staticgraph.sizes.whole_numbers import pointer_dtype
 from staticgraph.store.columns import Array
 from staticgraph.text.how_many import how_many
 
+# The bucket of a batch that is not padded to a bucket of the plan, and runs in eager.
+UNPLANNED = -1
 # A GPU's vector loads need 16 bytes, a cache line has 64, a CUDA allocation 256.
 ALIGNMENT = 256
 # Arrays that a batch with typed nodes and edges has once per type instead.
