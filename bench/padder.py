@@ -3,8 +3,9 @@
     python -m bench.padder [--rounds N] [--json FILE]
 
 No model runs, and no worker process: every contender makes one batch of 128 training molecules of
-HIV per round, on one thread, by processor time. "A list" starts from the graphs that PyG's collation starts from, "a
-Batch" from what it made, "a GraphStore" from graph numbers, as torch's ``DataLoader`` gives them.
+HIV per round, on one thread, by processor time. "A list" starts from the graphs that PyG's
+collation starts from, "a Batch" from what it made, "a GraphStore" from graph numbers, as torch's
+``DataLoader`` gives them.
 """
 
 from __future__ import annotations

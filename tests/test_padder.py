@@ -206,6 +206,58 @@ def test_padding_of_a_declared_batch_is_inert(drawn, seed):
         assert torch.allclose(grad, parameter.grad, rtol=1e-9, atol=1e-11)
 
 
+class Pairs(nn.Module):
+    """An energy and a value per atom, over the pairs of atoms of each dense ``[B, N]`` molecule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 1).double()
+
+    def forward(self, data):
+        """``[B, 1]`` and ``[B, N]``."""
+        apart = (data["pos"][:, :, None] - data["pos"][:, None]).square().sum(-1)
+        both = data["mask"][:, :, None] & data["mask"][:, None]
+        atoms = torch.where(both, (-apart).exp(), 0).sum(2) * data["charge"]
+        weighed = self.lin(data["pos"]).squeeze(2) * atoms * data["mask"]
+        return weighed.sum(1, keepdim=True), atoms
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(0, 2**32 - 1))
+@examples(20)
+def test_dense_molecules_are_padded_in_both_dimensions(atoms, seed):
+    """The oracle: the model over the user's own dense batch, padded to its largest molecule."""
+    generator, most = torch.Generator().manual_seed(seed), max(atoms)
+    batch = {
+        "pos": torch.randn(len(atoms), most, 3, generator=generator).double(),
+        "charge": torch.rand(len(atoms), most, generator=generator).double(),
+        "mask": torch.arange(most) < torch.tensor(atoms)[:, None],
+        "y": torch.randn(len(atoms), 1, generator=generator).double(),
+    }
+    schema = sg.Schema.of_batch(batch, dense=["pos", "charge"], graph=["y"], pad={"charge": 7})
+    assert sg.Schema.from_dict(schema.to_dict()) == schema
+    padder = sg.Padder([(40, 1, 9, 8)], schema=schema, like=batch)
+    padded = pickle.loads(pickle.dumps(padder))(batch)
+    assert (padded["pos"].shape, padded["mask"].shape) == ((9, 8, 3), (9, 8))
+    assert padded["mask"].sum() == sum(atoms)
+    assert padded["charge"][~padded["mask"]].eq(7).all()
+    pieces = sg.unpad(padded["pos"], padded)
+    assert [len(piece) for piece in pieces] == atoms
+    assert torch.equal(torch.cat(pieces), batch["pos"][batch["mask"]])
+    model = Pairs()
+    energy, each = model(padded)
+    sg.masked_mean((energy - padded["y"]) ** 2, padded).backward()
+    found = model.lin.weight.grad.clone()
+    model.zero_grad()
+    expected, own = model(batch)
+    ((expected - batch["y"]) ** 2).mean().backward()
+    assert torch.allclose(torch.stack(sg.unpad(energy, padded)), expected, rtol=1e-10)
+    assert torch.allclose(torch.cat(sg.unpad(each, padded)), own[batch["mask"]], rtol=1e-10)
+    assert torch.allclose(found, model.lin.weight.grad, rtol=1e-9, atol=1e-12)
+    again = sg.StaticGraphRunner(model, padder, "eager").predict(batch)
+    assert torch.allclose(again[0], expected, rtol=1e-10)
+    assert torch.allclose(torch.cat(again[1]), own[batch["mask"]], rtol=1e-10)
+
+
 @dataclass(frozen=True, slots=True)
 class Inner:
     """A graph inside of a batch."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from staticgraph.batches.batch.containers import parts_of, with_parts
 from staticgraph.batches.batch.static_batch import StaticBatch
+from staticgraph.batches.batch.unbatch import is_dense
 from staticgraph.schema import Level
 from staticgraph.store.graph_columns import GraphColumns
 
@@ -58,7 +59,7 @@ class Predictions:
             self._add_rows(batch, out)
 
     def _add_rows(self, batch: StaticBatch, out: Tensor) -> None:
-        self._level = batch.level_of(out)
+        self._level = "node" if is_dense(batch, out) else batch.level_of(out)
         ids = batch.graph_ids[: batch.real.graphs if batch.real else None].tolist()
         for graph, piece in zip(ids, batch.unpad(out.detach().cpu().clone()), strict=True):
             self._pieces[graph] = self._edges_as_given(graph, piece)
