@@ -44,6 +44,7 @@ def joined(model):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("made", "floors"),
     [(lambda: Ranked(20), [20]), (lambda: Pooled(8, 2, POOLS["multiset"]()), [])],

@@ -110,5 +110,5 @@ def test_a_graph_larger_than_memory(monkeypatch, tmp_path):
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_is_short_and_says_what_it_is(path):
     text = path.read_text()
-    assert len(text.splitlines()) < MOST_LINES, "say it in fewer lines"
+    assert len(text.splitlines()) <= MOST_LINES, "say it in fewer lines"
     assert text.startswith('"""')

@@ -54,7 +54,7 @@ def squared(out, batch):
     return (out - batch.y.to(out.dtype)).square()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_operator_on_a_cpu_takes_float16(name):
     """NumPy has float16, numba does not: results are close to float32 or float64 on equal input."""

@@ -48,7 +48,7 @@ def assert_fused_as_plain(stock: nn.Module) -> None:
     assert differences(plain_step(stock, call, BATCH), step, 1e-10) == []
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_plain_pygs(name):
     torch.manual_seed(0)

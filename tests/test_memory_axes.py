@@ -148,6 +148,7 @@ def measured(task: Probed, capacity: sg.Capacity):
 # ---------------------------------------------------------------------- against the profiler
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROBED)
 def test_the_prediction_is_what_the_cpu_allocates(probed, name):
     """At twice the largest probed capacity and at a real plan's, within 3% and without slack."""

@@ -100,7 +100,7 @@ PARTS = 16
 POISONED = unknown_counts(poisoned(BATCH, 1000.0))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_layer_is_one_graph_of_fixed_shapes(part):
     """Captured as by torch.compile, the layers of a part together; the captured graph gives PyG's

@@ -29,7 +29,7 @@ def measured(task, capacity):
 
 
 # Every second case has another model or another option than those before it.
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "optimizer", "options"),
     [

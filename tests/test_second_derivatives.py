@@ -16,7 +16,7 @@ ASKED = {**CASES, **MORE, **{name: dropped.run for name, dropped in DROPPED.item
 DIFFERENTIABLE = sorted(ASKED.keys() - {"collate", "fold_codes", "varlen_attention"})
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_every_operator_refuses_a_second_derivative_by_its_name(name):
     values = operands(FEW, torch.float32, "cpu")

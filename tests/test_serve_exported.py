@@ -197,7 +197,8 @@ def exported(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("workers", [1, 0])
 def test_the_command_serves_an_export_that_was_compiled(exported, workers):
     folder, digest, runner = exported
     assert exported_models.verify_exported(folder).categories.keys() == {"x", "edge_attr"}
