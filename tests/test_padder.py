@@ -299,6 +299,46 @@ def test_a_batch_of_the_users_class_comes_back_with_padding_as_declared():
     assert [len(piece) for piece in sg.unpad(padded.graph.h, padded)] == [2, 3]
 
 
+class Fields:
+    """What a ``TensorDict`` offers, and no mapping."""
+
+    def __init__(self, values: dict) -> None:
+        self._values = values
+
+    def __copy__(self):
+        return Fields(dict(self._values))
+
+    def keys(self):
+        return self._values.keys()
+
+    def __getitem__(self, name):
+        return self._values[name]
+
+    def __setitem__(self, name, value):
+        self._values[name] = value
+
+    def to(self, device):
+        return Fields({name: value.to(device) for name, value in self._values.items()})
+
+
+@pytest.mark.parametrize("kind", ["Fields", "TensorDict"])
+def test_a_batch_that_is_read_by_key(kind):
+    """A ``TensorDict`` where that package is installed, and what offers the same."""
+    made = Fields
+    if kind == "TensorDict":
+        tensordict = pytest.importorskip("tensordict")
+        made = lambda values: tensordict.TensorDict(values, batch_size=[])  # noqa: E731
+    batch = made({"x": torch.randn(5, 2), "edge_index": torch.tensor([[0, 1, 4], [1, 0, 3]]),
+                  "of": torch.tensor([0, 0, 1, 1, 1])})  # fmt: skip
+    says = {"node": ["x"], "index": {"edge_index": "node", "of": "graph"}}
+    padder = sg.Padder([(9, 7, 4)], schema=sg.Schema.of_batch(batch, **says), like=batch)
+    padded = padder(batch.to("cpu"))
+    assert type(padded) is type(batch)
+    assert list(padded.keys()) == list(batch.keys())
+    assert torch.equal(torch.cat(sg.unpad(padded["x"], padded)), batch["x"])
+    assert (padded["edge_index"][:, 3:] >= 5).all()
+
+
 @pytest.mark.parametrize(
     ("says", "message"),
     [

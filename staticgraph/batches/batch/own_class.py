@@ -106,8 +106,8 @@ def unpad(output: Any, batch: Any) -> Any:
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yields the items or attributes of an object, those in slots included."""
-    if isinstance(value, Mapping):
-        yield from value.items()
+    if _by_key(value):
+        yield from ((name, value[name]) for name in value.keys())  # noqa: SIM118
         return
     names = [*getattr(value, "_fields", ()), *getattr(value, "__dict__", {})]
     for kind in type(value).__mro__:
@@ -119,7 +119,12 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _get(value: Any, name: str) -> Any:
-    return value[name] if isinstance(value, Mapping) else getattr(value, name)
+    return value[name] if _by_key(value) else getattr(value, name)
+
+
+def _by_key(value: Any) -> bool:
+    """Whether an object is read and written by key, as mappings and a ``TensorDict`` are."""
+    return hasattr(value, "keys") and hasattr(value, "__setitem__")
 
 
 def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
@@ -138,8 +143,8 @@ def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
         return value._replace(**values)  # pyright: ignore[reportAttributeAccessIssue]
     made = copy.copy(value)
     for name, new in values.items():
-        if isinstance(made, Mapping):
-            made[name] = new  # pyright: ignore[reportIndexIssue]
+        if _by_key(made):
+            made[name] = new
         else:
             try:
                 setattr(made, name, new)
