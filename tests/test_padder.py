@@ -549,6 +549,19 @@ def test_a_batch_in_parts_is_one_update():
         assert torch.equal(one.edge_index, other.edge_index)
 
 
+def test_padding_is_checked_in_the_parts_of_a_batch():
+    class Mixes(Net):
+        def forward(self, data):
+            h = self.conv(data.x, data.edge_index)
+            return self.head(global_add_pool(h - h.mean(0), data.batch))
+
+    net = Mixes().double()
+    subject = sg.Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
+    padder = sg.Padder([(30, 75, 7)], overflow="split")
+    with pytest.raises(sg.PaddingLeaks):
+        sg.StaticGraphRunner(subject, padder, "eager").step(GRAPHS[:9])
+
+
 @pytest.mark.parametrize("mode", ["eager", pytest.param("fused", marks=pytest.mark.slow)])
 def test_a_capacity_is_added_for_a_batch_that_fits_none(mode):
     torch.manual_seed(0)

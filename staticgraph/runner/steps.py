@@ -96,7 +96,9 @@ class Steps:
         self._may_rewrite = self._tries_fused or self.fused or self.computation.context.kernels
         self.compiled: CompiledSteps = CompiledSteps(model, self.computation, compiled_mode)
         self.accumulated: Accumulation = Accumulation(subject)
-        self.finite: FiniteLosses = FiniteLosses(capacities, subject.device, subject.check_finite)
+        self.finite: FiniteLosses = FiniteLosses(
+            capacities, subject.device, subject.check_finite, model
+        )
         self.single_rows: SingleRows = SingleRows(model)
         self._every, self._counted = subject.check_finite, 0
         self.ranks: Ranks | None = ranks
