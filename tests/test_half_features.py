@@ -120,7 +120,7 @@ def test_checks_and_probe_take_them():
         assert torch.equal(other.x[batch.node_mask], batch.x[batch.node_mask])
         assert torch.isfinite(other.x).all()
         assert not torch.equal(other.x, batch.x), "padding was not touched"
-    report = sg.preflight(Net(), [CAPACITY], store)
+    report = sg.check(Net(), [CAPACITY], store)
     assert report.recordable, str(report)
     model = Net()
     memory = sg.probe(model, store, loss=squared, optimizer=torch.optim.Adam(model.parameters()))

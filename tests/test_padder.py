@@ -31,7 +31,9 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GINConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.errors import BadGraph, GraphTooLarge, NotStatic
+from staticgraph.errors import BadGraph, GraphTooLarge, NotStatic, PaddingLeaks
+from staticgraph.runner.counters import counters, no_recompile
+from staticgraph.steps.computation.model_setup import Subject
 
 ROOMY = (120, 160, 20)
 
@@ -240,6 +242,7 @@ def test_dense_molecules_are_padded_in_both_dimensions(atoms, seed):
     assert (padded["pos"].shape, padded["mask"].shape) == ((9, 8, 3), (9, 8))
     assert padded["mask"].sum() == sum(atoms)
     assert padded["charge"][~padded["mask"]].eq(7).all()
+    assert padded["pos"][~padded["mask"]].eq(0).all()
     pieces = sg.unpad(padded["pos"], padded)
     assert [len(piece) for piece in pieces] == atoms
     assert torch.equal(torch.cat(pieces), batch["pos"][batch["mask"]])
@@ -517,13 +520,13 @@ def test_worker_processes_make_the_same_batches_and_nothing_compiles_again():
     batches = epoch(GRAPHS, 2)
     for batch in batches:
         runner.step(batch)
-    before = sg.counters()
-    with sg.no_recompile():
+    before = counters()
+    with no_recompile():
         for batch in epoch(GRAPHS, 0):
             runner.step(batch)
-    assert sg.counters().batches - before.batches == len(batches)
-    assert 0 < sg.counters().padding < 1
-    with pytest.raises(NotStatic, match="inside no_recompile"), sg.no_recompile():
+    assert counters().batches - before.batches == len(batches)
+    assert 0 < counters().padding < 1
+    with pytest.raises(NotStatic, match="inside no_recompile"), no_recompile():
         runner.eval_step(batches[0])
 
 
@@ -533,7 +536,7 @@ def test_a_batch_in_parts_is_one_update():
     net.norm = nn.Identity()
     plain = copy.deepcopy(net)
     padder = sg.Padder([(30, 75, 7)], overflow="split")
-    subject = sg.Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
+    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
     runner = sg.StaticGraphRunner(subject, padder, "eager")
     batches = [GRAPHS[k : k + 9] for k in range(0, 45, 9)]
     for number, expected in enumerate(plain_steps(plain, batches)):
@@ -556,9 +559,9 @@ def test_padding_is_checked_in_the_parts_of_a_batch():
             return self.head(global_add_pool(h - h.mean(0), data.batch))
 
     net = Mixes().double()
-    subject = sg.Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
+    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
     padder = sg.Padder([(30, 75, 7)], overflow="split")
-    with pytest.raises(sg.PaddingLeaks):
+    with pytest.raises(PaddingLeaks):
         sg.StaticGraphRunner(subject, padder, "eager").step(GRAPHS[:9])
 
 
@@ -616,7 +619,7 @@ def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed():
         return recorders[-1]
 
     padder = sg.Padder([(60, 150, 12)], overflow="grow", max_growth=2)
-    subject = sg.Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), LR))
+    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), LR))
     recording = sg.Recording(recorder=recorder)
     runner = sg.StaticGraphRunner(subject, padder, "cuda-graph", recording=recording)
     padder.pad(GRAPHS[:2])  # learns the fields
@@ -630,7 +633,7 @@ def test_an_added_capacity_is_recorded_once_and_what_it_replaces_is_freed():
     assert [each.recorded for each in recorders] == [2, 4, 4]
     assert [each.closed for each in recorders] == [True, True, False]
     assert not runner.report().fallbacks[1:]  # the padder's own line alone
-    with sg.no_recompile():
+    with no_recompile():
         runner.step(GRAPHS[:30])
 
 
