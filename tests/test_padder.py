@@ -302,6 +302,11 @@ def test_a_batch_of_the_users_class_comes_back_with_padding_as_declared():
     assert [len(piece) for piece in sg.unpad(padded.graph.h, padded)] == [2, 3]
 
 
+def test_a_batch_takes_the_smallest_bucket_that_it_fits():
+    padder = sg.Padder([(30, 60, 9), (60, 150, 12)])
+    assert [padder(GRAPHS[:count]).bucket for count in (2, 6)] == [0, 1]
+
+
 class Fields:
     """What a ``TensorDict`` offers, and no mapping."""
 

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 COUNTS = ("files", "nodes")
 # Both counts by room.
 SIZES = {
-    "bench": (42, 27874),  # the padder's spread
-    "staticgraph": (5, 3478),  # declared classes, dense batches
+    "bench": (42, 27874),  # padder, break-even
+    "staticgraph": (5, 3478),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (5, 3837),  # neighbours found in a step, ASE's calculator, streams
     "staticgraph/batches": (37, 19404),  # batches of anybody's loader, dense ones, min_fill
     "staticgraph/checking": (15, 13028),  # the next look of a padding check, rewrites
@@ -41,14 +41,14 @@ SIZES = {
     "staticgraph/probing": (12, 6733),
     "staticgraph/recording": (14, 7984),  # annotated attributes
     "staticgraph/rewrites": (48, 35228),
-    "staticgraph/runner": (23, 16532),  # predict of a declared batch, min_fill
+    "staticgraph/runner": (23, 16532),  # the user's own loader and batches, options of a step
     "staticgraph/serving": (19, 10397),  # connections that end
     "staticgraph/sizes": (6, 4154),  # attention by seed vectors, needed without PyG
-    "staticgraph/steps": (38, 17895),  # a loss names neighbours without room
+    "staticgraph/steps": (38, 17895),  # batches in parts, added buckets, typed options
     "staticgraph/store": (30, 25357),  # lists of graphs without a store
     "staticgraph/text": (10, 1853),
     "staticgraph/training": (39, 15715),
-    "tests": (268, 274042),  # the padder, atoms, dense batches, no PyG
+    "tests": (268, 274077),  # the padder, atoms, old names, dense batches, no PyG
     "tests/support": (92, 49496),  # saved formats
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
