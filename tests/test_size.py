@@ -21,7 +21,7 @@ SIZES = {
     "bench": (42, 27874),  # padder, break-even
     "staticgraph": (5, 3478),  # declared classes, dense batches, old names that still work
     "staticgraph/atoms": (5, 3837),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (37, 19404),  # batches of anybody's loader, dense ones, min_fill
+    "staticgraph/batches": (37, 19407),  # batches of anybody's loader, dense ones, min_fill
     "staticgraph/checking": (15, 13028),  # the next look of a padding check, rewrites
     "staticgraph/cli": (32, 16441),  # predict, try --submit
     "staticgraph/datasets": (12, 6956),

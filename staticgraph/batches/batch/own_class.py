@@ -124,7 +124,7 @@ def _get(value: Any, name: str) -> Any:
 
 def _by_key(value: Any) -> bool:
     """Whether an object is read and written by key, as mappings and a ``TensorDict`` are."""
-    return hasattr(value, "keys") and hasattr(value, "__setitem__")
+    return callable(getattr(value, "keys", None)) and hasattr(value, "__setitem__")
 
 
 def _changed(value: Any, changes: Mapping[str, Any]) -> Any:
