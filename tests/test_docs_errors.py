@@ -9,7 +9,6 @@ import pytest
 from support.message_templates import is_written
 from support.pages import ROOT
 
-import staticgraph as sg
 from staticgraph import errors
 
 ROWS = [
@@ -29,7 +28,7 @@ def test_what_is_quoted_is_in_a_message(row):
 def test_what_is_named_is_an_error_or_a_warning(row):
     outside = re.sub(r'"[^"]*"|\([^)]*\)', "", row)
     for name in re.findall(r"`([A-Z]\w+)`", outside):
-        kind = getattr(sg, name, getattr(errors, name, getattr(builtins, name, None)))
+        kind = getattr(errors, name, getattr(builtins, name, None))
         assert isinstance(kind, type), name
         assert issubclass(kind, BaseException), name
 
