@@ -78,13 +78,14 @@ class TestFromTimes:
         assert not settled({"eager": [3, 3], "fused": [2, 4]})
 
     def test_numbers_and_refusals_are_kept(self):
-        made = choose(3, "eval", {"eager": [1.0, 2.0, 3.0, 4.0, 5.0]}, {"cuda-graph": "no\nwhy"})
-        eager, refused = made.contenders
+        others = {"cuda-graph": "no\nwhy", "default": "not tried: 2 steps are too few"}
+        made = choose(3, "eval", {"eager": [1.0, 2.0, 3.0, 4.0, 5.0]}, others)
+        eager, refused, _ = made.contenders
         assert (eager.median_ms, eager.p10_ms, eager.p90_ms) == (3.0, 1.4, 4.6)
         assert refused.refused == "no\nwhy"
         assert str(made) == (
-            "bucket 3 eval: eager, the only one that can run: eager 3 ms (1.4 to 4.6); "
-            "cuda-graph refused (no)"
+            "bucket 3 eval: eager, the only one timed: eager 3 ms (1.4 to 4.6); "
+            "cuda-graph refused (no); default not tried: 2 steps are too few"
         )
 
     def test_times_of_other_rounds_are_refused(self):
