@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Client, Listener
 
 import pytest
 import torch
@@ -41,6 +41,7 @@ class Line:
             return run(self.remote, work)
         finally:
             self.connections.close()
+            assert not self.connections._accepting.is_alive()
             self.server.close()
 
 
@@ -206,8 +207,10 @@ def test_callers_are_told_when_the_model_is_gone_or_makes_no_sense(last, ended):
     assert ended == [(os.getpid(), 15)]
 
 
-def test_a_stranger_is_not_answered():
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_stranger_is_not_answered_and_holds_up_nobody(silent):
     line = Line()
+    waiting = Client(line.connections.address) if silent else None  # never answers the challenge
 
     async def ask(remote):
         stranger = RemoteServer(line.connections.address, b"another key", line.server.schema)
@@ -216,6 +219,8 @@ def test_a_stranger_is_not_answered():
         return await remote.predict(flat_of([graph(3)]))
 
     same(rows(line.run(ask)), line.runner.predict([graph(3)]))
+    if waiting is not None:
+        waiting.close()
 
 
 def test_the_server_goes_on_when_who_asks_is_gone():

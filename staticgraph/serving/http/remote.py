@@ -22,7 +22,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -77,28 +83,34 @@ class ReaderConnections:
     def __init__(self, server: Server, task: str | None, classes: Sequence[str]) -> None:
         self._server, self._task, self._classes = server, task, classes
         self.key: bytes = os.urandom(32)
-        self._listener = Listener(authkey=self.key)
+        self._listener = Listener()
         self.address: Any = self._listener.address
-        _start(self._accept)
+        self._closed = False
+        self._accepting = _start(self._accept)
 
     def close(self) -> None:
         """Accepts no more processes."""
-        self._listener.close()
+        if not self._closed:
+            self._closed = True
+            Client(self.address).close()  # wakes the thread; closing a listening socket does not
+            self._accepting.join()
+            self._listener.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection = self._listener.accept()
-            except (OSError, EOFError, AuthenticationError):  # closed, a lost process, a stranger
-                if self._listener._listener is None:  # type: ignore[attr-defined]
-                    return
-            else:
-                done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-                _start(self._take_in, connection, done)
-                _start(self._give_back, connection, done)
+        while not self._closed:
+            with suppress(OSError, RuntimeError):  # that process is gone, or no thread can start
+                _start(self._take_in, self._listener.accept())
 
-    def _take_in(self, connection: Connection, done: queue.SimpleQueue[Any]) -> None:
+    def _take_in(self, connection: Connection) -> None:
         """Submits the requests of one process until it is gone."""
+        try:
+            deliver_challenge(connection, self.key)
+            answer_challenge(connection, self.key)
+        except (OSError, EOFError, AuthenticationError):  # a lost process, a stranger
+            connection.close()
+            return
+        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        _start(self._give_back, connection, done)
         try:
             while body := connection.recv_bytes():
                 self._submit(_MESSAGES.decode(body), done)
@@ -147,9 +159,11 @@ class ReaderConnections:
                 connection.close()
 
 
-def _start(work: Any, *args: Any) -> None:
+def _start(work: Any, *args: Any) -> threading.Thread:
     name = f"staticgraph {work.__name__}"
-    threading.Thread(target=work, args=args, name=name, daemon=True).start()
+    thread = threading.Thread(target=work, args=args, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 class RemoteServer:
