@@ -52,6 +52,7 @@ class PaddingCheck:
         self._comparer, self._model = comparer, comparer.model
         self._done: set[str] = set()
         self._ordered: set[str] = set()  # kinds for which the order of edges is known not to matter
+        self._orders: set[bool] = set()  # whether edges of the batches so far kept their order
         self._newcomers = Newcomers(comparer.model)
         self._turn = Lock()
         self._epochs = self._changes = 0
@@ -69,6 +70,10 @@ class PaddingCheck:
         """
         if self._newcomers.came and self._newcomers.seen():
             self._done.clear()  # the verdicts were on other layers
+            self._ordered.clear()
+        if batch is not None and batch.layout.schema.keep_order not in self._orders:
+            self._orders.add(batch.layout.schema.keep_order)
+            self._done.clear()
             self._ordered.clear()
         kind, looked = self._kind(phase), None if batch is None else looked_in_epoch(batch)
         begins = False
@@ -97,14 +102,13 @@ class PaddingCheck:
             alone: whether the batch is of no loader, and so of no epoch.
             taken: how many batches of the training came before.
         """
-        signature = self._comparer.signature
-        if signature is None:
+        if self._comparer.signature is None:
             return False
         if begins and (_doubles(self._epochs) or self._is_paid()):
             return True
         if taken % STEPS and not _doubles(taken):
             return False
-        if {change.where for change in signature.changes()} <= self._comparer.written:
+        if not self._comparer.changed():
             return alone and self._is_paid()
         self._changes += 1
         return self._changes <= CHANGES or _doubles(self._changes) or self._is_paid()
