@@ -71,10 +71,8 @@ class PaddingCheck:
         if self._newcomers.came and self._newcomers.seen():
             self._done.clear()  # the verdicts were on other layers
             self._ordered.clear()
-        if batch is not None and batch.layout.schema.keep_order not in self._orders:
-            self._orders.add(batch.layout.schema.keep_order)
-            self._done.clear()
-            self._ordered.clear()
+        if batch is not None:
+            self._see_order(batch)
         kind, looked = self._kind(phase), None if batch is None else looked_in_epoch(batch)
         begins = False
         if looked is not None and kind != "eval" and id(self) not in looked:
@@ -87,6 +85,14 @@ class PaddingCheck:
             return False
         self._done.clear()
         return True
+
+    def _see_order(self, batch: StaticBatch) -> None:
+        """Drops the verdicts if no batch so far had edges in this order, sorted or their own."""
+        order = batch.layout.schema.keep_order
+        if order not in self._orders:
+            self._orders.add(order)
+            self._done.clear()
+            self._ordered.clear()
 
     def _kind(self, phase: str) -> str:
         """The key of a phase's verdict: ``forward`` is an evaluation if the model evaluates."""
@@ -133,6 +139,7 @@ class PaddingCheck:
             EdgesMoved: the model reads edges by their position, and the store sorted them.
         """
         with self._turn:
+            self._see_order(batch)
             if self.wanted(phase) and (_graphs_in(batch) or several_ranks()):
                 started = time.perf_counter()
                 self._of(batch, phase, real)
