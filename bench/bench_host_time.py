@@ -28,6 +28,7 @@ from bench.interleave import interleave
 from bench.machine import write
 from staticgraph import models
 from staticgraph.recording.recorder import Recorded
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.table import table
 
 # The number of layers of each model that the bound applies to.
@@ -66,7 +67,7 @@ def runner_of(
     """Returns a runner that is warmed up; its optimizer has learning rate 0."""
     torch.manual_seed(0)
     model = models.build(name, store, hidden=hidden, layers=layers)
-    subject = sg.Subject(
+    subject = Subject(
         model,
         loss=lambda out, batch: F.mse_loss(out.view(-1), batch.y.view(-1), reduction="none"),
         optimizer=torch.optim.Adam(model.parameters(), lr=0.0, fused=True, capturable=True),

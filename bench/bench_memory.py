@@ -28,6 +28,7 @@ from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.probe import probe_capacities
 from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
 
@@ -55,7 +56,7 @@ def task_of(
     torch.manual_seed(0)
     model = models.build(name, store, hidden=hidden, layers=layers).to(device)
     optimizer = OPTIMIZERS[way.pop("optimizer")](model.parameters())
-    subject = sg.Subject(
+    subject = Subject(
         model,
         loss=lambda out, batch: (out - batch.y).square(),
         optimizer=optimizer,

@@ -35,6 +35,7 @@ from bench.machine import machine, write
 from staticgraph.dryrun.operations import count_step
 from staticgraph.steps.compilation.captured_step import CapturedStep
 from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.text.how_many import how_many
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -114,7 +115,7 @@ class Contest:
         batch = sg.StaticBatch(batch.layout, batch.tensors())
         model = copy.deepcopy(self.model)
         optimizer = torch.optim.Adam(model.parameters(), fused=True)
-        step = CapturedStep(Computation(sg.Subject(model, squared)), "step", batch)
+        step = CapturedStep(Computation(Subject(model, squared)), "step", batch)
         self.call_us = 1e6 * step.seconds_around()
         step().backward()
         optimizer.step()

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import staticgraph as sg
 from bench.machine import write
+from staticgraph.steps.computation.model_setup import Subject
 
 CUTOFF, MOST_STEPS = 6.0, 300
 
@@ -94,7 +95,7 @@ def main() -> None:
         sg.Capacity(rows, edges=4, graphs=max(5, rows // 2), max_graph_nodes=min(widest, rows - 1))
         for rows in (options.rows, options.rows // 2, options.rows // 4)
     ]
-    subject = sg.Subject(model, differentiable=("pos",))
+    subject = Subject(model, differentiable=("pos",))
     runner = sg.StaticGraphRunner(subject, capacities, "eager")
     streaming, began = sg.atoms.stream(runner, graphs, relaxed), time.perf_counter()
     done = sorted(streaming, key=lambda each: each.number)

@@ -66,8 +66,9 @@ def main(crystals: int = 300, epochs: int = 40, width: int = 32, steps: int = 50
     edges = sg.plan_buckets(sg.atoms.sizes_within(graphs, CUTOFF), batch_size=16)
     net = Potential(sg.atoms.edges_per_atom(edges, room=1.1), width)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-    subject = sg.Subject(net, loss, optimizer, differentiable=("pos",), clip_norm=10.0)
-    runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, batch_size=16), mode="eager")
+    plan = sg.plan_buckets(store, batch_size=16)
+    options = {"loss": loss, "optimizer": optimizer, "differentiable": ("pos",), "clip_norm": 10.0}
+    runner = sg.StaticGraphRunner(net, plan, mode="eager", **options)
     for _ in range(epochs):
         losses = [runner.step(batch) for batch in runner.loader(store, shuffle=True)]
     test, calculator = [crystal(random) for _ in range(20)], sg.atoms.Calculator(runner)

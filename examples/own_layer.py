@@ -1,4 +1,4 @@
-"""Your own MessagePassing layer needs no change; ``preflight`` says whether it is static."""
+"""Your own MessagePassing layer needs no change; ``check`` says whether it is static."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main(molecules: int = 1128, epochs: int = 10, width: int = 32) -> float:
     store = sg.datasets.open("examples/data/esol.npz")
     plan = sg.plan_buckets(store, batch_size=64)
     net = Net(width)
-    print(sg.preflight(net, plan, store).raise_for_obstacles())
+    print(sg.check(net, plan, store).raise_for_obstacles())
     runner = sg.StaticGraphRunner(
         net,
         plan,

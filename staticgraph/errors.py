@@ -1,6 +1,9 @@
 """The exceptions of this library that a program may want to catch by type.
 
-Each message says what was expected, what was found, in which item, and what to do about it.
+Eight are on the front door (``staticgraph.BadGraph``): :class:`StaticGraphError`, the base of all,
+and the seven that say what went wrong. Most of the others are special cases of these, to be caught
+apart from here (``staticgraph.errors.GraphTooLarge``). Each message says what was expected, what
+was found, in which item, and what to do about it.
 """
 
 from __future__ import annotations
@@ -8,73 +11,31 @@ from __future__ import annotations
 from typing import Any
 
 
-class GraphTooLarge(ValueError):
-    """A graph fits no bucket of the plan."""
+class StaticGraphError(Exception):
+    """The base of all exceptions of this library; each is also a built-in one."""
 
 
-class PlanMismatch(ValueError):
-    """A plan is used with data other than the data it was made for."""
-
-
-class BadGraph(ValueError):
+class BadGraph(StaticGraphError, ValueError):
     """A graph of the data set cannot be stored; the message names the graph and the remedy."""
 
 
-class StoreCorrupt(ValueError):
-    """The folder of a store is incomplete, of another version, or differs from what was written."""
+class PlanMismatch(StaticGraphError, ValueError):
+    """A plan is used with data other than the data it was made for."""
 
 
-class ExportRefused(ValueError):
-    """An exported model was modified, or was compiled for another environment; none of its code
-    ran."""
+class GraphTooLarge(PlanMismatch):
+    """A graph fits no bucket of the plan."""
 
 
-class CheckpointCorrupt(ValueError):
-    """A checkpoint cannot be read, or was written by another version."""
-
-
-class UnknownDataset(ValueError):
-    """A data set specification does not name anything that this library can read."""
-
-
-class DatasetUnavailable(RuntimeError):
-    """A data set is not on this machine and cannot be downloaded."""
-
-
-class MissingPackage(RuntimeError):
-    """A package of an optional extra is not installed; the message says how to install it."""
-
-
-class SlotsExhausted(RuntimeError):
-    """Every slot of a loader is held by a batch that is still alive."""
-
-
-class StaleBatch(RuntimeError):
-    """A batch is used after its slot was released; its arrays hold, or will hold, another batch."""
-
-
-class StaleOutput(RuntimeError):
-    """An output that is valid for one step is used after a recording that shares its memory was
-    replayed."""
-
-
-class NotStatic(RuntimeError):
+class NotStatic(StaticGraphError, RuntimeError):
     """A step cannot run with fixed shapes; the message names the operation or the guard."""
 
 
-class NonFiniteLoss(ArithmeticError):
-    """A training step's loss is NaN or infinite.
-
-    Attributes:
-        graphs: the positions in the store of the batch's graphs.
-    """
-
-    def __init__(self, message: str, graphs: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.graphs = graphs
+class ResultsDiffer(StaticGraphError, RuntimeError):
+    """A model's results on a batch of fixed shape are not those of plain PyG."""
 
 
-class PaddingLeaks(RuntimeError):
+class PaddingLeaks(ResultsDiffer):
     """The values in padding rows change the results of real rows; the message names the layer.
 
     Attributes:
@@ -89,7 +50,7 @@ class PaddingLeaks(RuntimeError):
         self.where = where
 
 
-class EdgesMoved(RuntimeError):
+class EdgesMoved(ResultsDiffer):
     """A model reads edges by their position, and the store has sorted them by destination.
 
     Attributes:
@@ -103,7 +64,31 @@ class EdgesMoved(RuntimeError):
         self.where = where
 
 
-class BudgetExceeded(RuntimeError):
+class NonFiniteLoss(StaticGraphError, ArithmeticError):
+    """A training step's loss is NaN or infinite.
+
+    Attributes:
+        graphs: the positions in the store of the batch's graphs.
+    """
+
+    def __init__(self, message: str, graphs: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.graphs = graphs
+
+
+class Diverged(NonFiniteLoss, RuntimeError):
+    """The loss or the parameters of a training run are not finite; the last good state is kept.
+
+    Attributes:
+        epoch: the epoch, counted from 1.
+    """
+
+    def __init__(self, message: str, epoch: int = 0) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+
+
+class BudgetExceeded(StaticGraphError, RuntimeError):
     """A plan needs more memory than its cap allows.
 
     Attributes:
@@ -118,43 +103,73 @@ class BudgetExceeded(RuntimeError):
         self.floor_bytes = floor_bytes
 
 
-class Diverged(RuntimeError):
-    """The loss or the parameters of a training run are not finite; the last good state is kept.
-
-    Attributes:
-        epoch: the epoch, counted from 1.
-    """
-
-    def __init__(self, message: str, epoch: int = 0) -> None:
-        super().__init__(message)
-        self.epoch = epoch
-
-
-class RankLost(RuntimeError):
-    """Another process of a distributed job is gone, or ended with an error of its own."""
-
-
-class FolderInUse(RuntimeError):
-    """Another process is writing to the folder of a run; the message names the process."""
-
-
-class ProbeFailed(RuntimeError):
+class ProbeFailed(BudgetExceeded):
     """A model's memory could not be measured: not even the smallest capacities fit."""
 
 
-class FitRefused(ValueError):
+class DamagedFile(StaticGraphError, ValueError):
+    """A store, a checkpoint or an exported model is not what this version of the library wrote."""
+
+
+class StoreCorrupt(DamagedFile):
+    """The folder of a store is incomplete, of another version, or differs from what was written."""
+
+
+class CheckpointCorrupt(DamagedFile):
+    """A checkpoint cannot be read, or was written by another version."""
+
+
+class ExportRefused(DamagedFile):
+    """An exported model was modified, or was compiled for another environment; none of its code
+    ran."""
+
+
+class UnknownDataset(StaticGraphError, ValueError):
+    """A data set specification does not name anything that this library can read."""
+
+
+class DatasetUnavailable(StaticGraphError, RuntimeError):
+    """A data set is not on this machine and cannot be downloaded."""
+
+
+class MissingPackage(StaticGraphError, RuntimeError):
+    """A package of an optional extra is not installed; the message says how to install it."""
+
+
+class SlotsExhausted(StaticGraphError, RuntimeError):
+    """Every slot of a loader is held by a batch that is still alive."""
+
+
+class StaleBatch(StaticGraphError, RuntimeError):
+    """A batch is used after its slot was released; its arrays hold, or will hold, another batch."""
+
+
+class StaleOutput(StaticGraphError, RuntimeError):
+    """An output that is valid for one step is used after a recording that shares its memory was
+    replayed."""
+
+
+class RankLost(StaticGraphError, RuntimeError):
+    """Another process of a distributed job is gone, or ended with an error of its own."""
+
+
+class FolderInUse(StaticGraphError, RuntimeError):
+    """Another process is writing to the folder of a run; the message names the process."""
+
+
+class FitRefused(StaticGraphError, ValueError):
     """Measured points do not determine a memory model, or no memory model explains them."""
 
 
-class DryRunUnavailable(RuntimeError):
+class DryRunUnavailable(StaticGraphError, RuntimeError):
     """A dry run cannot work on this machine; the message says what is missing."""
 
 
-class DryRunBroken(RuntimeError):
+class DryRunBroken(StaticGraphError, RuntimeError):
     """Torch changed in a place that a dry run patches; the message names the symbol."""
 
 
-class ServerBusy(RuntimeError):
+class ServerBusy(StaticGraphError, RuntimeError):
     """A server's queue is full.
 
     Attributes:
@@ -166,9 +181,9 @@ class ServerBusy(RuntimeError):
         self.retry_after_s = retry_after_s
 
 
-class ServerClosed(RuntimeError):
+class ServerClosed(StaticGraphError, RuntimeError):
     """A server accepts no more requests, or was closed before it answered this one."""
 
 
-class BatchFailed(RuntimeError):
+class BatchFailed(StaticGraphError, RuntimeError):
     """The model failed on the batch that contained a request's graphs; ``__cause__`` says why."""

@@ -12,6 +12,7 @@ from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, fixed
 from torch.optim.swa_utils import AveragedModel
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 
 RECORDED = sg.Recording(recorder=ArenaRecorder)
 
@@ -34,7 +35,7 @@ def test_it_is_the_loop_by_hand(hiv, way):
     twin = copy.deepcopy(model)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, twin)]
     batches = [fixed(batch) for batch in batches_of(hiv, 10)]
-    subject = sg.Subject(model, bce, optimizers[0], accumulate=3, check_padding=False)
+    subject = Subject(model, bce, optimizers[0], accumulate=3, check_padding=False)
     runner = sg.StaticGraphRunner(subject, CAPACITIES, way, recording=RECORDED)
     if way == "cuda-graph":
         runner.warmup(hiv, progress=False)
@@ -55,7 +56,7 @@ def test_what_is_held_survives_verify_and_warmup(hiv):
     twin = copy.deepcopy(model)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
     first, second = (fixed(batch) for batch in batches_of(hiv, 2))
-    subject = sg.Subject(model, bce, optimizers[0], accumulate=2, check_padding=False)
+    subject = Subject(model, bce, optimizers[0], accumulate=2, check_padding=False)
     runner = sg.StaticGraphRunner(subject, CAPACITIES, "cuda-graph", recording=RECORDED)
     runner.warmup(hiv, progress=False)
     runner.step(first)
@@ -72,7 +73,7 @@ def test_clipping_sees_the_mean(hiv):
     model = Net()
     batches = batches_of(hiv, 2)
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    subject = sg.Subject(
+    subject = Subject(
         model, bce, torch.optim.SGD(model.parameters(), lr=1.0), clip_norm=1e-3, accumulate=2
     )
     runner = sg.StaticGraphRunner(subject, CAPACITIES, "eager")
@@ -106,7 +107,7 @@ def test_what_a_step_cannot_take_is_refused_by_name(given, says):
     }
     given = {name: made.get(value, value) for name, value in given.items()}
     with pytest.raises((TypeError, ValueError), match=says):
-        sg.StaticGraphRunner(sg.Subject(**{"model": model, "loss": bce, **given}), CAPACITIES)
+        sg.StaticGraphRunner(Subject(**{"model": model, "loss": bce, **given}), CAPACITIES)
 
 
 def test_an_averaged_model_is_evaluated_by_its_module(hiv):
@@ -137,7 +138,7 @@ def test_parameters_that_come_later_have_the_mean_too(hiv, every):
         torch.nn.init.zeros_(net.head[1].bias)
         optimizer.add_param_group({"params": [*net.head[1].parameters(), weight]})
 
-    subject = sg.Subject(model, loss(scale), optimizers[0], accumulate=every, check_padding=False)
+    subject = Subject(model, loss(scale), optimizers[0], accumulate=every, check_padding=False)
     runner = sg.StaticGraphRunner(subject, CAPACITIES, "eager")
     hand = sg.StaticGraphRunner(twin, CAPACITIES, "eager")
     for number, batch in enumerate(batches):

@@ -17,6 +17,7 @@ from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph import atoms
+from staticgraph.steps.computation.model_setup import Subject
 
 pytest.importorskip("vesin")
 
@@ -97,13 +98,15 @@ def test_both_ways_find_the_pairs_of_all_images(structure):
 def test_too_many_pairs_are_an_error_and_too_few_images_as_well():
     pos = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
     mask = torch.arange(6) < 5
-    with pytest.raises(sg.GraphTooLarge, match="20 pairs of atoms are within 9, and capacity=19"):
+    with pytest.raises(
+        sg.errors.GraphTooLarge, match="20 pairs of atoms are within 9, and capacity=19"
+    ):
         atoms.neighbours(pos, cutoff=9.0, capacity=19, mask=mask)
     assert int(atoms.neighbours(pos, cutoff=9.0, capacity=20, mask=mask).count) == 20
     with pytest.raises(ValueError, match=r"20 pairs .* other 1 rows are padding, which must join"):
         atoms.neighbours(pos[:5], cutoff=9.0, capacity=21)
     cell, images = torch.eye(3)[None], (1, 1, 1)
-    with pytest.raises(sg.GraphTooLarge, match="images= is too small"):
+    with pytest.raises(sg.errors.GraphTooLarge, match="images= is too small"):
         atoms.neighbours(pos, cell, cutoff=1.5, capacity=999, mask=mask, images=images)
 
 
@@ -203,7 +206,7 @@ def test_a_step_with_neighbours_and_forces_equals_the_plain_model(mode):
 
     store = sg.GraphStore.from_pyg(graphs, progress=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    subject = sg.Subject(model, energies_and_forces, optimizer, differentiable=("pos", "cell"))
+    subject = Subject(model, energies_and_forces, optimizer, differentiable=("pos", "cell"))
     runner = sg.StaticGraphRunner(subject, [capacity], mode)
     runner.step(next(iter(runner.loader(store, exact=False))))
     actual = [p.grad for p in model.parameters()]
@@ -243,7 +246,7 @@ def calculator_of(structures, room=1.0, nodes=40, **options):
     sizes = atoms.sizes_within(structures, 8.0)
     model.neighbours.per_atom = room * max(edges / atoms for atoms, edges in sizes)
     plan = [sg.Capacity(nodes=nodes, edges=4, graphs=max(5, nodes // 2), max_graph_nodes=nodes - 1)]
-    subject = sg.Subject(model, differentiable=("pos", "cell"))
+    subject = Subject(model, differentiable=("pos", "cell"))
     runner = sg.StaticGraphRunner(subject, plan, "eager")
     return atoms.Calculator(runner, torch.float64, **options)
 
@@ -318,7 +321,7 @@ def test_a_training_step_without_room_for_edges_is_refused():
     def loss(out, batch):
         return (out["energy"] - batch.energy).square()
 
-    subject = sg.Subject(model, loss, optimizer, differentiable=("pos", "cell"))
+    subject = Subject(model, loss, optimizer, differentiable=("pos", "cell"))
     capacity = sg.Capacity(nodes=10, edges=4, graphs=5, max_graph_nodes=5)
     runner = sg.StaticGraphRunner(subject, [capacity], "eager")
     batch = next(iter(runner.loader(sg.GraphStore.from_pyg(graphs, progress=False), exact=False)))

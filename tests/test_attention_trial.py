@@ -14,7 +14,7 @@ from support.tape import TapeRecorder
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.files import document
-from staticgraph.runner.auto import Stopwatch
+from staticgraph.runner.auto import Auto, Stopwatch
 from staticgraph.sizes.attention import AttentionSetting, attention_path, rivals
 from staticgraph.sizes.capacity import Capacity
 
@@ -67,7 +67,7 @@ def gps_runner(hiv, stopwatch, dropout=0.0, kernels=False, layers=1, **options):
     return made_runner(
         model,
         CAPACITIES[:1],
-        sg.Auto(ways=("eager", "cuda-graph"), rounds=5, on_cpu=True, stopwatch=stopwatch),
+        Auto(ways=("eager", "cuda-graph"), rounds=5, on_cpu=True, stopwatch=stopwatch),
         loss=bce,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         recorder=TapeRecorder,

@@ -143,7 +143,9 @@ def test_a_mask_and_numbers_from_the_end_mean_what_they_mean_in_a_store(esol):
 
 def test_too_much_for_a_bucket_names_the_largest_graph(esol):
     biggest = int(esol.sizes[:, 0].argmax())
-    with pytest.raises(sg.GraphTooLarge, match=rf"largest \(graph {biggest}\) 55 nodes.*takes 39"):
+    with pytest.raises(
+        sg.errors.GraphTooLarge, match=rf"largest \(graph {biggest}\) 55 nodes.*takes 39"
+    ):
         sg.StaticBatch.of(esol, [0, biggest], (40, 200, 5))
 
 
@@ -153,7 +155,7 @@ def test_a_full_bucket_keeps_its_reserve(esol):
     batch = sg.StaticBatch.of(esol, range(4), exact)
     assert int((~batch.node_mask).sum()) == 1
     assert int((~batch.graph_mask).sum()) == 1
-    with pytest.raises(sg.GraphTooLarge):
+    with pytest.raises(sg.errors.GraphTooLarge):
         sg.StaticBatch.of(esol, range(4), sg.Capacity.distinct(nodes, edges, 5))
 
 

@@ -36,11 +36,11 @@ class Reads(Net):
 def test_a_batch_made_inside_is_named_with_what_to_write(esol):
     few = sg.GraphStore.from_pyg([esol[i] for i in range(20)], progress=False)
     plan = sg.plan_buckets(few, 8)
-    report = sg.preflight(Together(), plan, few)
+    report = sg.check(Together(), plan, few)
     (found,) = [o for o in report.obstacles if "from_data_list" in o.line]
     assert "makes a Batch of graphs, or graphs of a Batch, inside the forward" in found.remedy
     assert "batch.edge_index" in str(report)
-    (other,) = [o for o in sg.preflight(Reads(), plan, few).obstacles if o.kind == "host read"]
+    (other,) = [o for o in sg.check(Reads(), plan, few).obstacles if o.kind == "host read"]
     assert "inside the forward" not in other.remedy
 
 

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 import staticgraph as sg
+from staticgraph.runner.auto import Auto
 from staticgraph.steps.state.reachable_state import held_by
 from staticgraph.steps.state.saved_optimizer import SavedOptimizer
 from staticgraph.steps.state.training_hooks import without_callbacks
 
-TIMED = sg.Auto(rounds=5)
+TIMED = Auto(rounds=5)
 
 
 def mask_of(out: Tensor, batch) -> Tensor:

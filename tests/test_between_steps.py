@@ -107,7 +107,7 @@ def test_a_layer_that_padding_reaches_is_found_when_it_comes():
     def change(model, optimizer, number):
         model.more.append(Centred())
 
-    with pytest.raises(sg.PaddingLeaks, match=r"more\.0.*Centred"):
+    with pytest.raises(sg.errors.PaddingLeaks, match=r"more\.0.*Centred"):
         grown(Growing, change)
 
 

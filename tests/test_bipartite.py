@@ -147,9 +147,9 @@ def test_training_is_that_of_plain_pyg():
 def test_one_compiled_graph_serves_every_batch():
     store = sg.GraphStore.from_pyg(made(12))
     plan = sg.plan_buckets(store, batch_size=4)
-    report = sg.preflight(Net().double(), plan, store)
+    report = sg.check(Net().double(), plan, store)
     assert report.ok, str(report)
-    assert sg.preflight(Net().double(), plan).ok, "on graphs made up of the schema"
+    assert sg.check(Net().double(), plan).ok, "on graphs made up of the schema"
 
 
 def test_a_store_comes_back_from_disk_and_gives_back_its_graphs(tmp_path):

@@ -75,7 +75,7 @@ def tight_plan(sizes: np.ndarray, batch_size: int) -> BucketPlan:
     return BucketPlan.of([Capacity(nodes + 1, edges, batch_size + 1)], batch_size)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("rest", "batch_size"), [(0, 128), (100, 128), (100, 96)])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_no_graph_of_a_window_comes_from_another_windows_blocks(rest, batch_size, ranks):

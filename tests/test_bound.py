@@ -21,6 +21,7 @@ from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
 from torch_geometric.utils import softmax
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 
 ARGUMENTS = ("x", "edge_index", "edge_attr", "batch")
 
@@ -193,7 +194,7 @@ def test_nothing_is_said_of_a_rewritten_step(hiv):
         graphs[-1]["atom", "to", "atom"].edge_index = hiv[number].edge_index
     store = sg.GraphStore.from_pyg(graphs, progress=False)
     plan = sg.plan_buckets(store, batch_size=15)
-    runner = sg.StaticGraphRunner(sg.Subject(Attending(), check_padding=False), plan, "fused")
+    runner = sg.StaticGraphRunner(Subject(Attending(), check_padding=False), plan, "fused")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*batch of fixed shape")
         for batch in sg.StaticLoader(store, plan):

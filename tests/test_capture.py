@@ -20,6 +20,7 @@ import staticgraph as sg
 from staticgraph.recording.capture import captured
 from staticgraph.recording.recorded_inputs import RecordedInputs
 from staticgraph.recording.recorder import MISMATCH, CudaGraphRecorder
+from staticgraph.steps.computation.model_setup import Subject
 
 CUDA = torch.device("cuda", 0)
 
@@ -312,7 +313,7 @@ class TestTheRecordingStream:
 
         model = Net()
         runner = sg.StaticGraphRunner(
-            sg.Subject(model, bce, adam(model), check_padding=False),  # it computes nothing
+            Subject(model, bce, adam(model), check_padding=False),  # it computes nothing
             CAPACITIES,
             "cuda-graph",
             recording=sg.Recording(recorder=lambda _: Uncompiled(CUDA)),

@@ -20,7 +20,8 @@ from support.tape import TapeRecorder
 import staticgraph as sg
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.recording.recorder import Recorded
-from staticgraph.runner.auto import Stopwatch
+from staticgraph.runner.auto import Auto, Stopwatch
+from staticgraph.runner.report import Report
 from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.runner.way_choice import MARGIN, choose, settled
 
@@ -117,7 +118,7 @@ def auto(model, hiv, optimizer=None, warm=True, capacities=CAPACITIES, **options
     runner = made_runner(
         model,
         capacities,
-        sg.Auto(**choosing),
+        Auto(**choosing),
         loss=bce,
         optimizer=optimizer or adam(model),
         recorder=options.pop("recorder", TapeRecorder),
@@ -183,7 +184,7 @@ def test_the_choice_and_its_numbers_are_in_the_report(hiv, tmp_path):
         "eager 3 ms (3 to 3); cuda-graph 1 ms (1 to 1)" in text
     )
     report.save(tmp_path / "report.json")
-    assert sg.Report.load(tmp_path / "report.json") == report
+    assert Report.load(tmp_path / "report.json") == report
 
 
 def test_a_tie_is_run_as_simply_as_can_be(hiv):
@@ -362,7 +363,7 @@ def test_a_bare_warmup_measures_with_real_graphs(hiv, planned, monkeypatch):
     optimizer, other = adam(model), adam(twin)
     stopwatch = watch(eager=3, fused=1)
     runner = sg.StaticGraphRunner(
-        model, plan, sg.Auto(stopwatch=stopwatch, rounds=5), loss=bce, optimizer=optimizer
+        model, plan, Auto(stopwatch=stopwatch, rounds=5), loss=bce, optimizer=optimizer
     )
     monkeypatch.setattr(Trials, "_run", noted)
     runner.warmup(progress=False)
@@ -384,7 +385,7 @@ def test_a_bare_warmup_measures_with_real_graphs(hiv, planned, monkeypatch):
 def test_what_cannot_be_earned_back_is_not_tried(hiv):
     plan = sg.plan_buckets(hiv, batch_size=16)
     for steps, tried in ((100, False), (100_000, True)):
-        options = sg.Auto(stopwatch=watch(eager=3, fused=1), rounds=5)
+        options = Auto(stopwatch=watch(eager=3, fused=1), rounds=5)
         model = Net()
         runner = sg.StaticGraphRunner(model, plan, options, loss=bce, optimizer=adam(model))
         runner.warmup(hiv, progress=False, steps=steps, phases=("step",))
@@ -444,9 +445,9 @@ def test_what_is_wrong_with_a_model_is_said_before_anything_is_captured(hiv, mon
 
 def test_options_are_checked():
     with pytest.raises(ValueError, match="eager first"):
-        sg.Auto(ways=("default",))
+        Auto(ways=("default",))
     with pytest.raises(ValueError, match="at least 5"):
-        sg.Auto(rounds=1)
+        Auto(rounds=1)
 
 
 def test_the_batch_to_time_with_is_as_full_as_the_data_fills_it(hiv):

@@ -137,7 +137,7 @@ def test_a_gpu_adds_numbers_to_the_verdict_of_the_check(
 def test_the_check_sees_what_a_recording_would(model, compiles, kinds):
     store = sg.datasets.open(ESOL)
     torch.manual_seed(0)
-    found = sg.preflight(model(store), sg.plan_buckets(store, batch_size=8), store)
+    found = sg.check(model(store), sg.plan_buckets(store, batch_size=8), store)
     assert (found.compiles, found.recordable) == (compiles, False)
     assert [o.kind for o in found.obstacles] == kinds
 

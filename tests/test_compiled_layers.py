@@ -17,6 +17,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.reading import Probed
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.computation.model_setup import Subject
 
 # The largest probe is (2,176, 5,824, 320) with 12 nodes in the largest graph. These are as large,
 # twice and four times as large, with graphs as large as the probe's and larger.
@@ -31,7 +32,7 @@ ASKED = [
 def joined(model):
     """Open a reader of steps as a compiler might write them: every two operations become one that
     keeps one result, and nothing says which layer it belongs to."""
-    opened = FakeTensorReader("cuda").open(Probed(sg.Subject(model, loss), STORE.schema))
+    opened = FakeTensorReader("cuda").open(Probed(Subject(model, loss), STORE.schema))
 
     def run(read, capacity: Capacity) -> BucketRun:
         found = read(capacity)
@@ -44,6 +45,7 @@ def joined(model):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("made", "floors"),
     [(lambda: Ranked(20), [20]), (lambda: Pooled(8, 2, POOLS["multiset"]()), [])],

@@ -20,7 +20,8 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.runner.auto import Stopwatch
+from staticgraph.runner.auto import Auto, Stopwatch
+from staticgraph.steps.computation.model_setup import Subject
 
 TOLERANCE = 1e-10
 
@@ -216,7 +217,7 @@ def _with_added(kind: str, mode: str) -> tuple[list, list[str]]:
         return values, None, _added(kind, model, out[1], batch)
 
     runner = sg.StaticGraphRunner(
-        sg.Subject(model, loss=loss, optimizer=optimizer, check_padding=False),
+        Subject(model, loss=loss, optimizer=optimizer, check_padding=False),
         sg.plan_buckets(store, BATCH), mode, recording=sg.Recording(recorder=TapeRecorder),
     )  # fmt: skip
     steps = []
@@ -292,7 +293,7 @@ def _chosen(file: str) -> list:
     store, model = store_of(), model_of(sync=False)
     runner = sg.StaticGraphRunner(
         model, sg.plan_buckets(store, BATCH),
-        sg.Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Favourite), loss=squared,
+        Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Favourite), loss=squared,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
         recording=sg.Recording(recorder=TapeRecorder),
     )  # fmt: skip

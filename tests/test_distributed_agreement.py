@@ -20,7 +20,8 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph.distributed.ranks import Ranks
-from staticgraph.runner.auto import Stopwatch
+from staticgraph.runner.auto import Auto, Stopwatch
+from staticgraph.steps.computation.model_setup import Subject
 
 
 def _refused(case: str) -> str:
@@ -61,7 +62,7 @@ def _one_bad_graph() -> str:
     """The error of a step whose loss is infinite on rank 1 alone."""
     store, model = store_of(), model_of(sync=True)
     runner = sg.StaticGraphRunner(
-        sg.Subject(
+        Subject(
             model,
             loss=lambda out, batch: squared(out, batch) / (dist.get_rank() == 0),
             optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
@@ -149,7 +150,7 @@ def _raises_alone(ending: str) -> str:
         return squared(out, batch)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    subject = sg.Subject(model, loss=loss, optimizer=optimizer, check_padding=False)
+    subject = Subject(model, loss=loss, optimizer=optimizer, check_padding=False)
     runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, BATCH), "eager")
     for batch in runner.loader(store):
         try:
@@ -157,7 +158,7 @@ def _raises_alone(ending: str) -> str:
         except KeyError:
             dist.destroy_process_group()
             raise
-        except sg.RankLost as error:
+        except sg.errors.RankLost as error:
             return str(error)
     return ""
 
@@ -191,7 +192,7 @@ class _Crowded(Stopwatch):
 
 def _timed_without_memory() -> tuple[set[str], list[float]]:
     store, model = store_of(), model_of(sync=False)
-    ways = sg.Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Crowded)
+    ways = Auto(ways=("eager", "cuda-graph"), on_cpu=True, stopwatch=_Crowded)
     runner = sg.StaticGraphRunner(
         model, sg.plan_buckets(store, BATCH), ways, loss=squared,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
@@ -218,7 +219,7 @@ def _recorded_on_one_rank_alone(way: str) -> list[str]:
                 raise sg.NotStatic("rank 1 has no memory for it")
             return super().record(*args, **options)
 
-    mode = sg.Auto(ways=("eager", "cuda-graph"), on_cpu=True) if way == "auto" else "cuda-graph"
+    mode = Auto(ways=("eager", "cuda-graph"), on_cpu=True) if way == "auto" else "cuda-graph"
     runner = sg.StaticGraphRunner(
         model, sg.plan_buckets(store, BATCH), mode, loss=squared,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05),

@@ -20,6 +20,7 @@ from torch_geometric.nn import HeteroBatchNorm, global_add_pool
 
 import staticgraph as sg
 from staticgraph.distributed.one_model import apart, checksum, differ
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.update import rank_averaging
 
 TOLERANCE = 1e-10
@@ -145,7 +146,7 @@ def _with_state(kind: str) -> tuple[str, list[str], dict]:
         model = Typed().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     runner = sg.StaticGraphRunner(
-        sg.Subject(model, loss, optimizer, check_padding=False), sg.plan_buckets(store, BATCH),
+        Subject(model, loss, optimizer, check_padding=False), sg.plan_buckets(store, BATCH),
         "eager",
     )  # fmt: skip
     with warnings.catch_warnings(record=True) as caught:

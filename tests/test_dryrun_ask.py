@@ -14,7 +14,7 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.dryrun import ask, availability, child, guard
+from staticgraph.dryrun import ask, availability, child, dry_run, guard
 from staticgraph.dryrun.picture import draw
 from staticgraph.dryrun.report import BucketRun, Cause, DryRun, KernelUse
 from staticgraph.dryrun.stubs.point import PatchPoints
@@ -111,7 +111,7 @@ def test_targets_are_what_their_sheets_say():
     }  # fmt: skip
     assert [t.arch for t in TARGETS.values()] == ["sm_90", "sm_90", "sm_80", "sm_89"]
     with pytest.raises(ValueError, match="target 'v100'; choose one of h100, h200, a100, l4"):
-        sg.dry_run("support.dryrun_models:gine", target="v100")
+        dry_run("support.dryrun_models:gine", target="v100")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_targets_are_what_their_sheets_say():
 def test_where_it_cannot_work_it_says_why(monkeypatch, capsys, module, name, value, said):
     monkeypatch.setattr(module, name, value)
     with pytest.raises(DryRunUnavailable, match=said):
-        sg.dry_run("support.dryrun_models:gine", data="examples/data/esol.npz")
+        dry_run("support.dryrun_models:gine", data="examples/data/esol.npz")
     args = ["check", "--for", "h100", "--model", "support.dryrun_models:gine", "--data", "esol"]
     assert cli.main(args) == 3
     assert capsys.readouterr().err.startswith("skipped: ")
@@ -182,7 +182,7 @@ def test_a_module_is_dry_run_from_python(esol):
     was = torch.cuda.is_available
     plan = sg.plan_buckets(esol, batch_size=16)
     try:
-        found = sg.dry_run(Summed(esol), plan, "a100", modes=["cuda-graph"], phases=["eval"])
+        found = dry_run(Summed(esol), plan, "a100", modes=["cuda-graph"], phases=["eval"])
     except DryRunUnavailable as error:
         pytest.skip(str(error))
     assert found.ok, found

@@ -15,6 +15,7 @@ from torch_geometric.nn import GINEConv, global_add_pool
 from torch_geometric.utils import scatter
 
 import staticgraph as sg
+from staticgraph.checking.explain import explain
 
 
 def molecules(count: int = 24) -> list[Data]:
@@ -102,7 +103,7 @@ def test_a_store_that_keeps_the_order_serves_it(kind, mode):
     """Training, prediction of graphs of the store and of new ones, and rows of edges."""
     store, model = stored(), made(kind)
     plan = sg.plan_buckets(store, batch_size=5)
-    assert sg.preflight(made(kind), plan), "graphs made up from the schema have pairs"
+    assert sg.check(made(kind), plan), "graphs made up from the schema have pairs"
     assert sg.BucketPlan.from_dict(plan.to_dict()).schema.keep_order
     plain = copy.deepcopy(model)
     sgd = torch.optim.SGD(plain.parameters(), 1e-2)
@@ -133,7 +134,7 @@ def test_it_is_served_in_a_padders_batches_and_refused_once_sorted_edges_follow(
     with torch.no_grad():
         expected = model(data.x, data.edge_index, data.edge_attr, data.batch)
     assert torch.allclose(runner.predict(GRAPHS), expected, rtol=1e-9)
-    with pytest.raises(sg.EdgesMoved):
+    with pytest.raises(sg.errors.EdgesMoved):
         runner.predict(stored(keep_order=False))
 
 
@@ -145,10 +146,10 @@ def test_over_sorted_edges_it_is_refused_at_its_line(mode):
     for p in (0.0, 0.5):
         model = made(DMPNN)
         model.dropout.p = p
-        with pytest.raises(sg.EdgesMoved, match=r"# here.*keep_order=True") as raised:
+        with pytest.raises(sg.errors.EdgesMoved, match=r"# here.*keep_order=True") as raised:
             runner_of(model, plan, mode).step(sg.StaticBatch.of(store, range(6), plan[0]))
         assert "test_edge_order.py" in raised.value.where
-    report = sg.preflight(made(Interleaved), plan, store)
+    report = sg.check(made(Interleaved), plan, store)
     assert not report
     found = [each for each in report.obstacles if each.kind == "edges by their position"]
     assert len(found) == 1
@@ -169,7 +170,7 @@ def test_what_is_indifferent_to_the_order_is_served_from_either():
 
     for keep_order in (True, False):
         store = stored(keep_order)
-        assert sg.preflight(made(Indifferent), sg.plan_buckets(store, 5), store)
+        assert sg.check(made(Indifferent), sg.plan_buckets(store, 5), store)
     by_destination = [
         Data(x=g.x, edge_index=g.edge_index[:, order], edge_attr=g.edge_attr[order], y=g.y)
         for g in GRAPHS
@@ -205,7 +206,7 @@ def test_what_needs_sorted_edges_says_so():
         sg.StaticLoader(by_destination, sg.plan_buckets(ordered, 5))
     with pytest.raises(ValueError, match="kernels=False"):
         sg.StaticLoader(ordered, sg.plan_buckets(ordered, 5), pointers=True)
-    assert "keep_order=True" in str(sg.explain(made(DMPNN), sg.plan_buckets(ordered, 5), ordered))
+    assert "keep_order=True" in str(explain(made(DMPNN), sg.plan_buckets(ordered, 5), ordered))
     again = by_destination.in_first_order()
     for name, array in ordered.arrays().items():
         assert (again.arrays()[name] == array).all(), name

@@ -162,7 +162,7 @@ def repacked(folder: Path, *names: str) -> None:
 
 def refused(folder: Path, words: str, digest: str | None = None) -> None:
     for look in (verify_exported, sg.load_exported):
-        with pytest.raises(sg.ExportRefused, match=words):
+        with pytest.raises(sg.errors.ExportRefused, match=words):
             look(folder, digest)
 
 
@@ -224,7 +224,7 @@ def test_a_manifest_that_is_exchanged_meanwhile_runs_nothing(folder, monkeypatch
     forged = (folder / NAME).read_bytes()
     (folder / NAME).write_bytes(good)
     read_first(monkeypatch, NAME, forged)
-    with pytest.raises(sg.ExportRefused, match="this is another export"):
+    with pytest.raises(sg.errors.ExportRefused, match="this is another export"):
         sg.load_exported(folder, digest)
 
 
@@ -234,7 +234,7 @@ def test_a_package_that_is_exchanged_meanwhile_runs_nothing(folder, monkeypatch)
     evil = (folder / "bucket-0.pt2").read_bytes()
     (folder / "bucket-0.pt2").write_bytes(good)
     read_first(monkeypatch, "bucket-0.pt2", evil)
-    with pytest.raises(sg.ExportRefused, match="which no package of AOTInductor has"):
+    with pytest.raises(sg.errors.ExportRefused, match="which no package of AOTInductor has"):
         sg.load_exported(folder)
 
 

@@ -190,6 +190,7 @@ def test_a_step_without_memory_is_taken_again_as_if_it_were_the_first():
 # ---------------------------------------------------------------------- loading
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("places", "fail"),
@@ -257,7 +258,7 @@ def test_every_request_ends_and_the_next_server_answers(places, fail, monkeypatc
             for graph in graphs:
                 try:
                     future = server.submit([graph])
-                except sg.ServerClosed as error:
+                except sg.errors.ServerClosed as error:
                     ends.append(error)
                     continue
                 ends.append(future.exception(served_graphs.PATIENCE_S) or future.result())
@@ -266,7 +267,7 @@ def test_every_request_ends_and_the_next_server_answers(places, fail, monkeypatc
         answered = [k for k, end in enumerate(ends) if isinstance(end, torch.Tensor)]
         for number in answered:
             served_graphs.same(ends[number], expected[number : number + 1])
-        allowed = (torch.Tensor, sg.BatchFailed, sg.ServerClosed)
+        allowed = (torch.Tensor, sg.errors.BatchFailed, sg.errors.ServerClosed)
         assert all(isinstance(end, allowed) for end in ends)
         with sg.Server(runner, max_wait_ms=0) as server:
             served_graphs.same(server.submit(graphs).result(served_graphs.PATIENCE_S), expected)

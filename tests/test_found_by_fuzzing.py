@@ -21,6 +21,7 @@ from staticgraph.cli import values
 from staticgraph.files.atomic import save_figure
 from staticgraph.schema import Axis
 from staticgraph.sizes.reserves import with_reserves
+from staticgraph.steps.computation.model_setup import Subject
 
 
 def graph(nodes: int = 2, **more) -> Data:
@@ -183,7 +184,7 @@ def test_a_preflight_of_single_graphs_has_one_to_look_at():
         each.edge_index = torch.zeros(2, 2 * each.num_nodes).long()
     store = sg.GraphStore.from_pyg(graphs, progress=False)
     model = sg.models.build("gin", store, hidden=4, layers=1)
-    report = sg.preflight(model, sg.plan_buckets(store, batch_size=1), store)
+    report = sg.check(model, sg.plan_buckets(store, batch_size=1), store)
     assert report.ok
     assert report.parity is not None
 
@@ -305,7 +306,7 @@ def test_a_loss_in_a_bucket_of_one_edge():
     batch = sg.StaticBatch.of(store, [0], sg.Capacity(2, 1, 3))
     model = nn.Linear(3, 1)
     runner = sg.StaticGraphRunner(
-        sg.Subject(
+        Subject(
             model,
             loss=lambda out, batch: (out - batch.y).square(),
             optimizer=torch.optim.SGD(model.parameters(), lr=0.0),

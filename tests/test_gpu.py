@@ -13,6 +13,7 @@ from support.runners import made_runner
 from torch import nn
 
 import staticgraph as sg
+from staticgraph.runner.auto import Auto
 from staticgraph.steps.compilation.graph_trees import recorded_graphs, skipped_recordings
 
 TWO = [(900, 1900, 33), (1400, 3000, 34)]
@@ -158,7 +159,7 @@ def test_auto_measures_and_stays_equal_to_eager(place, hiv):
     model = model_of(place, hiv, gps=False)
     twin = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
-    auto = sg.Auto(on_cpu=True, **({} if place.cuda else {"rounds": 5}))
+    auto = Auto(on_cpu=True, **({} if place.cuda else {"rounds": 5}))
     measured = runner_of(place, model, plan, auto).warmup(hiv, progress=False)
     for name, value in before.items():
         assert torch.equal(value, model.state_dict()[name]), f"measuring changed {name}"

@@ -37,7 +37,7 @@ def sizes_on(device: str, name: str) -> Sizes | None:
     return None if device == "cuda" or name == "graph_attention dropout" else Sizes(600, 1400, 26)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(21)
 @pytest.mark.slow  # with an empty cache, each compiles its own loops
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
@@ -63,7 +63,7 @@ def test_every_registered_operator_has_a_case():
     assert not missing, f"no case in tests/support/kernel_cases.py calls {', '.join(missing)}"
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(27)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("collate", "fold_codes")])

@@ -158,6 +158,7 @@ def test_a_warm_up_from_a_cache(place, hiv, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_an_exported_model_runs_there(place, hiv, tmp_path):
     eager, graphs = pair_of(place)[1], [hiv[i] for i in range(8)]
     digest = eager.export(tmp_path / "model", example=hiv, progress=False)

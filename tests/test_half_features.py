@@ -54,7 +54,7 @@ def squared(out, batch):
     return (out - batch.y.to(out.dtype)).square()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_operator_on_a_cpu_takes_float16(name):
     """NumPy has float16, numba does not: results are close to float32 or float64 on equal input."""
@@ -120,7 +120,7 @@ def test_checks_and_probe_take_them():
         assert torch.equal(other.x[batch.node_mask], batch.x[batch.node_mask])
         assert torch.isfinite(other.x).all()
         assert not torch.equal(other.x, batch.x), "padding was not touched"
-    report = sg.preflight(Net(), [CAPACITY], store)
+    report = sg.check(Net(), [CAPACITY], store)
     assert report.recordable, str(report)
     model = Net()
     memory = sg.probe(model, store, loss=squared, optimizer=torch.optim.Adam(model.parameters()))

@@ -93,7 +93,7 @@ def test_a_model_may_ask_for_it_by_name(store):
 
     model = Net()
     plan = sg.plan_buckets(store, batch_size=6)
-    assert sg.preflight(model, plan, store).ok
+    assert sg.check(model, plan, store).ok
     found = sg.StaticGraphRunner(model, plan, mode="eager").predict([store[i] for i in range(5)])
     edges = torch.tensor([[float(store[i].num_edges)] for i in range(5)])
     torch.testing.assert_close(found, model.lin(edges))

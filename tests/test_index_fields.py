@@ -248,7 +248,7 @@ def test_graphs_may_not_take_the_row_of_an_axis_that_is_padding():
     fits = sg.Capacity(100, 300, 13, extra=(("triplets", rows + 1),), edge_reserve=1)
     assert sg.StaticBatch.of(store, range(12), fits).triplets_mask.sum() == rows
     full = replace(fits, extra=(("triplets", rows),))
-    with pytest.raises(sg.GraphTooLarge, match=rf"the bucket takes {rows - 1}:"):
+    with pytest.raises(sg.errors.GraphTooLarge, match=rf"the bucket takes {rows - 1}:"):
         sg.StaticBatch.of(store, range(12), full)
 
 
@@ -346,7 +346,7 @@ def test_loops_among_edges_of_ones_own_are_removed_to_padding_nodes():
     found = sg.StaticGraphRunner(model, plan, "eager")(padded)[:5]
     expected = model(batch)
     assert (found - expected).abs().max() <= 1e-9 * expected.abs().max()
-    assert sg.preflight(model, plan, padded).ok
+    assert sg.check(model, plan, padded).ok
 
 
 def test_an_index_too_narrow_for_the_rows_of_a_batch_is_refused():

@@ -24,6 +24,7 @@ from staticgraph.kernels.graph_attention import (
 from staticgraph.sizes.attention import AttentionSetting, attention_path
 from staticgraph.steps.compilation.captured_step import CapturedStep
 from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_setup import Subject
 
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
 NODES, REAL, HEADS = 23, 20, 2
@@ -197,7 +198,7 @@ def test_gps_counts_as_few_launches(esol):
     """The CUDA launches of a step, by the count of each operator: 24 per layer."""
     model, _, batch = gps(esol, hidden=64, layers=3)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    subject = sg.Subject(model, lambda out, batch: out.square())
+    subject = Subject(model, lambda out, batch: out.square())
     forward = CapturedStep(Computation(subject), "step", batch)
     forward().backward()
     optimizer.step()

@@ -31,13 +31,14 @@ from torch_geometric.nn.aggr import (
 )
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 
 
 def assert_fused_as_plain(stock: nn.Module) -> None:
     """Asserts that outputs, gradients and statistics equal plain PyG's, and that kernels ran."""
     model = copy.deepcopy(stock)
     runner = sg.StaticGraphRunner(
-        sg.Subject(model, forward=call, check_padding=False), [CAPACITY], "fused"
+        Subject(model, forward=call, check_padding=False), [CAPACITY], "fused"
     )
     batch = poisoned(BATCH, 1e3)
     out = runner(batch)
@@ -48,7 +49,7 @@ def assert_fused_as_plain(stock: nn.Module) -> None:
     assert differences(plain_step(stock, call, BATCH), step, 1e-10) == []
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_plain_pygs(name):
     torch.manual_seed(0)

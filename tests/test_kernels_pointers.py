@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.drawn import examples
 
 import staticgraph as sg
+from staticgraph.schema import Field
 
 
 def by_sorting(nodes: torch.Tensor, num_nodes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,4 +55,4 @@ def test_nothing_is_carried_unless_asked_for(esol):
 
 def test_a_field_of_that_name_is_refused():
     with pytest.raises(ValueError, match="'row_ptr': every batch has an attribute of this name"):
-        sg.Schema((sg.Field("row_ptr", "node", (), "int64"),))
+        sg.Schema((Field("row_ptr", "node", (), "int64"),))

@@ -15,6 +15,7 @@ from torch import nn
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
+from staticgraph.checking.explain import explain
 from staticgraph.dryrun.operations import further_launches, operations
 from staticgraph.kernels import batch_norm
 from staticgraph.kernels.batch_norm import gpu as norm
@@ -24,6 +25,7 @@ from staticgraph.kernels.linear_statistics import gpu, linear_statistics_handed_
 from staticgraph.rewrites import RewriteTarget
 from staticgraph.rewrites.layers import linear_statistics
 from staticgraph.steps.compilation import captured_step, compiled_function
+from staticgraph.steps.computation.model_setup import Subject
 
 MULTIPROCESSORS, REGISTERS, SHARED = 132, 65536, 227 * 1024
 COUNT = torch.tensor(5)
@@ -148,7 +150,7 @@ def on_cuda(monkeypatch, module) -> None:
 def run(model, store, padding: float = 1.0, capacity=CAPACITY, dtype=torch.bfloat16):
     """Outputs, gradients and statistics after one step, and the rewritten graph."""
     model = copy.deepcopy(model)
-    subject = sg.Subject(model, check_padding=False, autocast=dtype)
+    subject = Subject(model, check_padding=False, autocast=dtype)
     runner = sg.StaticGraphRunner(subject, [capacity], "fused")
     batch = sg.StaticBatch.of(store, IDS, capacity)
     batch.x[~batch.node_mask] = int(padding)
@@ -211,8 +213,8 @@ def test_where_it_saves_nothing_the_graph_stays(change, reason, esol, monkeypatc
 def test_explain_names_what_is_given_statistics_and_what_is_not(esol, monkeypatch):
     on_cuda(monkeypatch, captured_step)
     for momentum, named in ((0.1, 3), (None, 0)):
-        subject = sg.Subject(Net(momentum), autocast=torch.bfloat16)
-        found = sg.explain(subject, [CAPACITY], esol)
+        subject = Subject(Net(momentum), autocast=torch.bfloat16)
+        found = explain(subject, [CAPACITY], esol)
         done = [place for place in found.done if place.rewrite == "linear_statistics"]
         assert len(done) == named
         assert ("a cumulative mean" in str(found)) == (named == 0)

@@ -95,7 +95,7 @@ def test_breaking_off_starts_the_next_epoch(esol, plan):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_keeping_batches_is_told(esol, plan, workers):
     loader = sg.StaticLoader(esol, plan, slots=3, num_workers=workers)
-    with pytest.raises(sg.SlotsExhausted, match=r"slots are held.*batch\.clone\(\)"):
+    with pytest.raises(sg.errors.SlotsExhausted, match=r"slots are held.*batch\.clone\(\)"):
         list(loader)
     assert len(ids_of(loader)) == len(loader), "the loader is usable afterwards"
 
@@ -115,7 +115,7 @@ def test_a_plan_for_other_fields_is_refused(esol, plan):
 
 def test_a_graph_that_fits_no_bucket_is_named(esol):
     biggest = int(esol.sizes[:, 0].argmax())
-    with pytest.raises(sg.GraphTooLarge, match=f"graph {biggest} has 55 nodes"):
+    with pytest.raises(sg.errors.GraphTooLarge, match=f"graph {biggest} has 55 nodes"):
         sg.StaticLoader(esol, [(50, 300, 9)])
 
 

@@ -18,7 +18,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
-from staticgraph.steps.loss.mean_loss import masked_mean, mean_loss
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.loss.mean_loss import LossTerms, masked_mean, mean_loss
 
 CAPACITY = (60, 70, 12)
 MODES = ["traced", "cuda-graph"]
@@ -92,7 +93,7 @@ def task_weights(out, batch):
 
 def penalty(out, batch):
     values = F.cross_entropy(out[0], batch.kind, reduction="none")
-    return sg.LossTerms(values, added=0.1 * CLASSES.sum())
+    return LossTerms(values, added=0.1 * CLASSES.sum())
 
 
 def kl_term(out, batch):
@@ -237,7 +238,7 @@ def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
     runner = runner_of(loss, Net())
     with pytest.warns(UserWarning, match=rf"F\.\w+ is given weights .* the loss {loss.__name__}"):
         runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
-    report = sg.preflight(sg.Subject(Net(), loss=loss), [CAPACITY], store)
+    report = sg.check(Subject(Net(), loss=loss), [CAPACITY], store)
     (obstacle,) = report.obstacles
     assert obstacle.kind == "the mean of the loss"
     assert "test_losses.py" in obstacle.where
@@ -255,7 +256,7 @@ def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
 @pytest.mark.parametrize("loss", [class_weights, weights_and_ignored, labelled, penalty])
 def test_a_loss_that_says_its_weights_passes_the_preflight(loss):
     store = sg.GraphStore.from_pyg(graphs())
-    assert sg.preflight(sg.Subject(Net(), loss=loss), [CAPACITY], store).ok
+    assert sg.check(Subject(Net(), loss=loss), [CAPACITY], store).ok
 
 
 @pytest.mark.parametrize(
@@ -311,7 +312,7 @@ def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
         (by_hand, r"sg\.masked_mean\(values, batch\)"),
         (by_count, "num_real_graphs"),
     ):
-        with pytest.raises(sg.PaddingLeaks, match=said):
+        with pytest.raises(sg.errors.PaddingLeaks, match=said):
             runner_of(loss, Net()).step(batch)
     for loss in (masked, by_real_count):
         runner_of(loss, Net()).step(batch)
@@ -320,7 +321,7 @@ def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
         """Wrong values with a correct mean: they are compared with plain PyG all the same."""
         return squared(out) / batch.num_graphs, None, sg.masked_mean(squared(out), batch)
 
-    with pytest.raises(sg.PaddingLeaks, match="number of padding rows changes the result"):
+    with pytest.raises(sg.errors.PaddingLeaks, match="number of padding rows changes the result"):
         runner_of(beside_it, Net()).step(batch)
 
 
@@ -366,7 +367,7 @@ def test_a_mean_in_half_precision_is_torchs_where_its_sum_is_more_than_that_hold
     assert torch.equal(values.grad[:1200], plain.grad)
     weights = torch.full((1300, 1), 3.0)
     assert sg.masked_mean(values, batch, weights=weights).item() == 225
-    assert sg.LossTerms(plain, weights[:1200]).mean().item() == 225
+    assert LossTerms(plain, weights[:1200]).mean().item() == 225
 
 
 def test_whole_numbers_take_weights_as_they_are():

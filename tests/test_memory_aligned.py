@@ -128,6 +128,7 @@ def test_pools_are_predicted_where_graphs_are_larger_than_any_probed(name, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_pools_are_predicted_where_some_probes_have_several_blocks(esol):
     """Some of ESOL's probes have several blocks; no single sum explains twice the largest graph."""
     torch.manual_seed(0)

@@ -30,6 +30,7 @@ from staticgraph.probing.probe import batch_bytes, probe, probe_capacities
 from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed
 from staticgraph.sizes.reserves import with_reserves
+from staticgraph.steps.computation.model_setup import Subject
 
 WIDTH = 16
 COUNT = 120
@@ -120,7 +121,7 @@ def task_of(name: str, store) -> Probed:
         )
         with torch.no_grad():
             model(Batch.from_data_list(first))
-    return Probed(sg.Subject(model, squared, torch.optim.Adam(model.parameters())), store.schema)
+    return Probed(Subject(model, squared, torch.optim.Adam(model.parameters())), store.schema)
 
 
 PROBED = ("sage", "hgt", "triplets")
@@ -148,6 +149,7 @@ def measured(task: Probed, capacity: sg.Capacity):
 # ---------------------------------------------------------------------- against the profiler
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROBED)
 def test_the_prediction_is_what_the_cpu_allocates(probed, name):
     """At twice the largest probed capacity and at a real plan's, within 3% and without slack."""

@@ -251,7 +251,7 @@ def test_a_loss_that_asks_which_labels_are_missing_is_refused(loss):
     """It reads zeros there, so its value would silently differ from plain PyG's."""
     store = sg.GraphStore.from_pyg(graphs(True), progress=False)
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
-    with pytest.raises(sg.PaddingLeaks, match=r"the loss is off.*needs a mask of its own"):
+    with pytest.raises(sg.errors.PaddingLeaks, match=r"the loss is off.*needs a mask of its own"):
         runner_of(loss).step(batch)
 
 
@@ -303,7 +303,7 @@ def test_a_loss_that_asks_is_refused_though_the_first_batch_has_all_labels():
         if loss is given:
             runner.step(batch)
             continue
-        with pytest.raises(sg.PaddingLeaks, match="a missing label"):
+        with pytest.raises(sg.errors.PaddingLeaks, match="a missing label"):
             runner.step(batch)
 
 

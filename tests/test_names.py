@@ -22,7 +22,7 @@ import staticgraph as sg
 from staticgraph.batches.batch.typed_views import TypeView
 from staticgraph.batches.collation.collate_arguments import OUTPUTS
 from staticgraph.batches.slots.slots import SlotLayout
-from staticgraph.schema import PRIVATE, RESERVED, RESERVED_OF_TYPE, Axis
+from staticgraph.schema import PRIVATE, RESERVED, RESERVED_OF_TYPE, Axis, Field
 
 TYPES = (Axis("a", "node", ("a",)), Axis("a__to__a", "edge", ("a", "to", "a")))
 LAYOUTS = {
@@ -45,7 +45,7 @@ def refused(names: list[str], axes: tuple[Axis, ...] = ()) -> list[str]:
     said = []
     for name in names:
         try:
-            sg.Schema((sg.Field(name, "graph", (), "float32"),), axes)
+            sg.Schema((Field(name, "graph", (), "float32"),), axes)
         except ValueError as error:
             if repr(name) in str(error) and "rename the field" in str(error):
                 said.append(name)
@@ -67,7 +67,7 @@ def test_every_array_of_a_slot_is_refused_or_a_name_that_no_field_has(kind):
     assert refused(shared, layout.schema.axes) == shared
     for name in set(names) - set(shared):
         with pytest.raises(ValueError, match=r"appears twice|every batch has"):
-            sg.Schema((sg.Field(name, "graph", (), "float32"),), layout.schema.axes)
+            sg.Schema((Field(name, "graph", (), "float32"),), layout.schema.axes)
     batch = sg.StaticBatch.blank(layout)
     unseen = [name for name in names if name.startswith(PRIVATE)]
     assert unseen
@@ -84,9 +84,9 @@ def test_an_axis_whose_arrays_are_taken_is_refused_by_its_own_name():
         (Axis("edge", "node", ("edge",)), r"every batch has: rename the type 'edge'"),
     ):
         with pytest.raises(ValueError, match=said):
-            sg.Schema((sg.Field("x", "node", (), "float32"),), (axis,))
+            sg.Schema((Field("x", "node", (), "float32"),), (axis,))
     with pytest.raises(ValueError, match=r"'t_batch'.* appears twice, being a field: name these"):
-        sg.Schema((sg.Field("t_batch", "graph", (), "float32"),), (Axis("t"),))
+        sg.Schema((Field("t_batch", "graph", (), "float32"),), (Axis("t"),))
 
 
 def test_every_array_that_collation_on_the_device_writes_is_refused():

@@ -97,7 +97,7 @@ def test_padding_is_checked_past_a_teacher(kind, mode):
         runner.step(batch)
         assert not runner.preparation.padding.wanted("step")
     else:
-        with pytest.raises(sg.PaddingLeaks):
+        with pytest.raises(sg.errors.PaddingLeaks):
             runner.step(batch)
 
 

@@ -14,6 +14,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.tracing.trace import trace_step
 
 
@@ -138,7 +139,7 @@ def test_a_plan_for_positions_keeps_two_padding_nodes_that_stand_apart(batch_siz
     source, target = batch.edge_index[:, ~batch.edge_mask]
     assert (batch.pos[source] - batch.pos[target]).norm(dim=1).min() > 0.5
     short = sg.Capacity(full.nodes - 1, full.edges, 2, node_reserve=2)
-    with pytest.raises(sg.GraphTooLarge):
+    with pytest.raises(sg.errors.GraphTooLarge):
         sg.StaticBatch.of(store, [largest], short)
     model = Forces(layers=2).double()
     runner = runner_of(model, batch)
@@ -164,8 +165,8 @@ def test_a_derivative_by_a_copy_is_told_what_to_write():
     """torch's own error names neither the line nor an applicable remedy."""
     store = sg.GraphStore.from_pyg(molecules())
     model, capacity = Detached().double(), (40, 200, 5)
-    assert 'differentiable=("pos",)' in str(sg.preflight(model, [capacity], store))
-    subject = sg.Subject(model, rows={0: "graph", 1: "node"}, check_padding=False)
+    assert 'differentiable=("pos",)' in str(sg.check(model, [capacity], store))
+    subject = Subject(model, rows={0: "graph", 1: "node"}, check_padding=False)
     runner = sg.StaticGraphRunner(subject, [capacity], "fused")
     with pytest.raises(sg.NotStatic, match="ask it of the input itself"):
         runner(sg.StaticBatch.of(store, [0, 1, 2], capacity))

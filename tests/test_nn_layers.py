@@ -34,6 +34,7 @@ from torch_geometric.data import Batch
 
 import staticgraph as sg
 from staticgraph.steps.computation.computation import Computation
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.tracing.trace import tracing_options
 
 TRACED = [case for case in CASES if not case.eager_only]
@@ -100,7 +101,7 @@ PARTS = 16
 POISONED = unknown_counts(poisoned(BATCH, 1000.0))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_layer_is_one_graph_of_fixed_shapes(part):
     """Captured as by torch.compile, the layers of a part together; the captured graph gives PyG's
@@ -128,7 +129,7 @@ def test_every_layer_replays_like_eager(case):
     an error, and an address that is not written gives wrong numbers."""
     model = model_of(case)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    subject = sg.Subject(model, loss, optimizer, forward=call, check_padding=False)
+    subject = Subject(model, loss, optimizer, forward=call, check_padding=False)
     recording = sg.Recording(scope="forward_backward", recorder=TapeRecorder)
     runner = sg.StaticGraphRunner(subject, [CAPACITY], "cuda-graph", recording=recording)
     try:
@@ -208,7 +209,7 @@ def test_nothing_is_captured_again_while_it_trains():
     torch._dynamo.reset()
     model = Together([model_of(case) for case in CASES if case.name in TRAINED])
     assert len(model.models) == len(TRAINED)
-    computation = Computation(sg.Subject(model, loss, forward=call))
+    computation = Computation(Subject(model, loss, forward=call))
     graphs = []
 
     def look(graph, inputs):

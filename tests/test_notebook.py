@@ -9,16 +9,17 @@ import torch
 from support.linear_net import Linear
 
 import staticgraph as sg
-from staticgraph.checking.report import PreflightReport
+from staticgraph.checking.report import CheckReport
 from staticgraph.dryrun.report import DryRun
 from staticgraph.memory.model import MemoryModel
 from staticgraph.rewrites.explain import Explanation
+from staticgraph.runner.report import Report
 from staticgraph.runner.verification import Verification
 from staticgraph.training.report import TrainReport
 from staticgraph.training.versus.report import VersusReport
 
 SHOWN = (
-    *(sg.Report, sg.BucketPlan, PreflightReport, DryRun, MemoryModel),
+    *(Report, sg.BucketPlan, CheckReport, DryRun, MemoryModel),
     *(Explanation, Verification, TrainReport, VersusReport),
 )
 

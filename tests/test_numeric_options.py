@@ -13,6 +13,10 @@ from torch import nn
 
 import staticgraph as sg
 from staticgraph.epochs.blocks import Blocks
+from staticgraph.plans.worker_count import autosize_workers
+from staticgraph.runner.auto import Auto
+from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.store.writer import StoreWriter
 from staticgraph.text.numeric_options import real_option, whole_option
 
 NO_WHOLE = ["4", 4.5, 4.0, True, np.True_, math.nan, math.inf, [3], None, np.float32(3)]
@@ -65,7 +69,7 @@ def plan(store: sg.GraphStore, **given: Any) -> object:
 
 
 def subject(store: sg.GraphStore, **given: Any) -> object:
-    return sg.Subject(nn.Linear(1, 1), **given)
+    return Subject(nn.Linear(1, 1), **given)
 
 
 def loader(store: sg.GraphStore, **given: Any) -> object:
@@ -79,15 +83,15 @@ OPTIONS: dict[str, tuple[Callable[..., object], str, str]] = {
     "epoch": (lambda store, **given: loader(store).set_epoch(**given), "epoch", ""),
     "blocks": (lambda store, **given: Blocks(**given), "graphs window", ""),
     "subject": (subject, "accumulate check_finite", "clip_norm"),
-    "auto": (lambda store, **given: sg.Auto(**given), "rounds", "limit_s"),
+    "auto": (lambda store, **given: Auto(**given), "rounds", "limit_s"),
     "budget": (
         lambda store, **given: sg.MemoryBudget(1, **given),
         "driver_bytes headroom_bytes data_set_bytes",
         "",
     ),
-    "writer": (lambda store, **given: sg.StoreWriter("no", **given), "shard part_graphs", ""),
+    "writer": (lambda store, **given: StoreWriter("no", **given), "shard part_graphs", ""),
     "workers": (
-        lambda store, **given: sg.autosize_workers(
+        lambda store, **given: autosize_workers(
             **{"read_s": 1.0, "collate_s": 1.0, "step_s": 1.0, **given}
         ),
         "cores",

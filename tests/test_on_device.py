@@ -204,7 +204,7 @@ class TestLoader:
         for number, batch in reversed(list(enumerate(held))):
             expected = sg.StaticBatch.of(esol, ids_of(batch), batch.capacity)
             assert_same_bits(dict(batch.tensors()), dict(expected.tensors())), number
-        with pytest.raises(sg.SlotsExhausted):
+        with pytest.raises(sg.errors.SlotsExhausted):
             next(stream)
 
     def test_a_batch_given_back_unread_is_stale(self, esol):
@@ -229,7 +229,7 @@ class TestLoader:
             sg.StaticLoader(store, [(700, 1500, 33)], pointers=True)
         with pytest.raises(ValueError, match=r"is on cpu.*device='cuda'"):
             sg.StaticLoader(store, [(700, 1500, 33)], device="cuda")
-        with pytest.raises(sg.GraphTooLarge, match=r"graph \d+ has 55 nodes"):
+        with pytest.raises(sg.errors.GraphTooLarge, match=r"graph \d+ has 55 nodes"):
             sg.StaticLoader(store, [(50, 300, 9)])
         with pytest.raises(sg.PlanMismatch):
             sg.StaticLoader(store, sg.plan_buckets(one_graph(), batch_size=1))

@@ -166,7 +166,7 @@ def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
 @pytest.mark.parametrize("way", MODELS)
 def test_the_preflight_finds_nothing_in_the_way(way):
     store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    report = sg.preflight(Net(way), [(45, 131, 8)], store)
+    report = sg.check(Net(way), [(45, 131, 8)], store)
     kinds = {obstacle.kind for obstacle in report.obstacles} - {"host-to-device copy"}
     assert not kinds, str(report)
 
@@ -177,7 +177,7 @@ def test_what_is_no_index_of_the_batch_is_still_refused():
         return model.head(model.lin(data.x)[: int(some.max()) + 1])
 
     store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    report = sg.preflight(Net(chosen), [(45, 131, 8)], store)
+    report = sg.check(Net(chosen), [(45, 131, 8)], store)
     assert not report.ok
     assert any("test_own_sizes.py" in obstacle.where for obstacle in report.obstacles)
 
@@ -205,7 +205,7 @@ def test_layers_of_pyg_take_a_marked_batch():
             return global_add_pool(self.conv(x, edge_index), batch, size)
 
     store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    report = sg.preflight(Both(), [(45, 131, 8)], store)
+    report = sg.check(Both(), [(45, 131, 8)], store)
     assert report.ok, str(report)
     assert report.parity < 1e-10
 
@@ -323,7 +323,7 @@ def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode, monkeypatch):
 def test_the_preflight_finds_nothing_in_the_way_of_types_and_sides(typed, ways):
     store = sg.GraphStore.from_pyg(types() if typed else sides(), progress=False)
     capacity = sg.plan_buckets(store, batch_size=5).capacities[-1]
-    report = sg.preflight(OfTargets(UNPACKED[ways], typed), [capacity], store)
+    report = sg.check(OfTargets(UNPACKED[ways], typed), [capacity], store)
     assert report.recordable, str(report)
 
 

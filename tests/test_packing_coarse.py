@@ -21,6 +21,7 @@ from staticgraph.plans import several
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.limits import efficiency_map, limits_for_efficiency, limits_for_graphs
 from staticgraph.plans.margin import stream_limits
+from staticgraph.sizes.capacity import GraphSize
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import distinct_rows
 
@@ -181,7 +182,7 @@ def test_a_plan_says_what_rounding_cost_and_holds_every_graph(many, monkeypatch)
     cost = StepCost(pair=0.25)
     plan = sg.plan_buckets(many, num_buckets=3, graphs=16, cost=cost)
     assert "rounded up by" in plan.note
-    graphs = [sg.GraphSize(int(n), int(e)) for n, e in many.sizes[::7]]
+    graphs = [GraphSize(int(n), int(e)) for n, e in many.sizes[::7]]
     assert all(any(c.holds(graph) for c in plan.capacities) for graph in graphs)
     assert sg.plan_buckets(many.sizes[:100], num_buckets=3, graphs=16, cost=cost).note == ""
     fine = plan.efficiency

@@ -31,6 +31,8 @@ from torch_geometric.nn import GINConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.errors import BadGraph, GraphTooLarge, NotStatic
+from staticgraph.runner.counters import counters, no_recompile
+from staticgraph.steps.computation.model_setup import Subject
 
 ROOMY = (120, 160, 20)
 
@@ -400,13 +402,13 @@ def test_worker_processes_make_the_same_batches_and_nothing_compiles_again():
     batches = epoch(GRAPHS, 2)
     for batch in batches:
         runner.step(batch)
-    before = sg.counters()
-    with sg.no_recompile():
+    before = counters()
+    with no_recompile():
         for batch in epoch(GRAPHS, 0):
             runner.step(batch)
-    assert sg.counters().batches - before.batches == len(batches)
-    assert 0 < sg.counters().padding < 1
-    with pytest.raises(NotStatic, match="inside no_recompile"), sg.no_recompile():
+    assert counters().batches - before.batches == len(batches)
+    assert 0 < counters().padding < 1
+    with pytest.raises(NotStatic, match="inside no_recompile"), no_recompile():
         runner.eval_step(batches[0])
 
 
@@ -416,7 +418,7 @@ def test_a_batch_in_parts_is_one_update():
     net.norm = nn.Identity()
     plain = copy.deepcopy(net)
     padder = sg.Padder([(30, 75, 7)], overflow="split")
-    subject = sg.Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
+    subject = Subject(net, loss=squared, optimizer=torch.optim.SGD(net.parameters(), 0.01))
     runner = sg.StaticGraphRunner(subject, padder, "eager")
     batches = [GRAPHS[k : k + 9] for k in range(0, 45, 9)]
     for number, expected in enumerate(plain_steps(plain, batches)):

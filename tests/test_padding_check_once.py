@@ -27,6 +27,7 @@ from torch import nn
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 
 
 class Counts(Probe):
@@ -94,7 +95,7 @@ def test_a_checked_run_is_the_unchecked_run():
         model = made(Counts)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         runner = sg.StaticGraphRunner(
-            sg.Subject(model, loss=loss, optimizer=optimizer, check_padding=checked),
+            Subject(model, loss=loss, optimizer=optimizer, check_padding=checked),
             PLAN,
             mode="eager",
         )
@@ -151,7 +152,7 @@ def test_an_error_comes_again_and_leaves_the_model_usable():
     model = made(Mean)
     runner = runner_of(model)
     for _ in range(2):
-        with pytest.raises(sg.PaddingLeaks):
+        with pytest.raises(sg.errors.PaddingLeaks):
             runner.step(BATCH)
     runner_of(model, check_padding=False).step(BATCH)
 
@@ -159,7 +160,7 @@ def test_an_error_comes_again_and_leaves_the_model_usable():
 def test_a_model_without_a_loss_is_checked_at_its_first_forward():
     for call in ("__call__", "eval_step", "predict"):
         runner = sg.StaticGraphRunner(made(Mean).eval(), PLAN, mode="eager")
-        with pytest.raises(sg.PaddingLeaks):
+        with pytest.raises(sg.errors.PaddingLeaks):
             getattr(runner, call)(STORE if call == "predict" else BATCH)
 
 
@@ -168,7 +169,7 @@ def test_an_evaluation_first_does_not_spare_the_step():
     model = made(with_norm(ByName))
     runner = runner_of(model)
     runner.eval_step(BATCH)
-    with pytest.raises(sg.PaddingLeaks):
+    with pytest.raises(sg.errors.PaddingLeaks):
         runner.step(BATCH)
 
 
@@ -180,7 +181,7 @@ def test_a_loss_that_mixes_rows_is_found():
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
     runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=centred, optimizer=sgd)
     said = r"the loss changes by .*no layer does it.*# here"
-    with pytest.raises(sg.PaddingLeaks, match=said) as raised:
+    with pytest.raises(sg.errors.PaddingLeaks, match=said) as raised:
         runner.step(BATCH)
     assert raised.value.module is None
 
@@ -204,7 +205,7 @@ def test_a_gradient_that_padding_breaks_is_found():
     runner = sg.StaticGraphRunner(
         model, [wide], "eager", loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1)
     )
-    with pytest.raises(sg.PaddingLeaks, match=r"the gradient of .*not finite"):
+    with pytest.raises(sg.errors.PaddingLeaks, match=r"the gradient of .*not finite"):
         runner.step(batch)
 
 
@@ -212,7 +213,7 @@ def test_missing_labels_leave_the_outputs_to_compare():
     graphs = STORE_WITH_MISSING
     batch = sg.StaticBatch.of(graphs, range(len(graphs)), CAPACITY)
     runner_of(made(Probe)).step(batch)
-    with pytest.raises(sg.PaddingLeaks, match="number of padding rows"):
+    with pytest.raises(sg.errors.PaddingLeaks, match="number of padding rows"):
         runner_of(made(CountedNodes)).step(batch)
 
 
@@ -232,14 +233,14 @@ def test_warmup_checks_before_it_compiles(example, monkeypatch):
     if example is None:
         runner.preparation.schema = STORE.schema
     monkeypatch.setattr(runner.preparation, "prepare", lambda *_: pytest.fail("compiled before"))
-    with pytest.raises(sg.PaddingLeaks, match=r"'layer' \(StaticByName\)"):
+    with pytest.raises(sg.errors.PaddingLeaks, match=r"'layer' \(StaticByName\)"):
         runner.warmup(example, progress=False)
     assert plan
 
 
 def test_eager_warmup_without_an_example_waits_for_the_first_batch():
     runner = runner_of(made(Mean)).warmup()
-    with pytest.raises(sg.PaddingLeaks):
+    with pytest.raises(sg.errors.PaddingLeaks):
         runner.step(BATCH)
 
 

@@ -132,7 +132,7 @@ def compare_with_plain_pyg(model: Net, mode: str, evaluated: bool = True) -> Non
 @pytest.mark.parametrize("pool", POOLS)
 def test_the_preflight_finds_nothing_in_the_way(pool):
     store = sg.GraphStore.from_pyg(graphs(), progress=False)
-    report = sg.preflight(Net(POOLS[pool]), [CAPACITY], store)
+    report = sg.check(Net(POOLS[pool]), [CAPACITY], store)
     assert report.recordable, str(report)
     assert report.parity is not None
     assert report.parity < 1e-9

@@ -18,6 +18,7 @@ from torch_geometric.nn import global_add_pool
 import staticgraph as sg
 from staticgraph.checking.comparison import Comparer
 from staticgraph.checking.outcome import Tolerance
+from staticgraph.steps.computation.model_setup import Subject
 
 CAPACITY = (60, 80, 5)
 HALF = torch.bfloat16
@@ -181,7 +182,7 @@ def test_an_autocast_that_warmup_did_not_know_is_named():
 
 
 def test_runs_under_an_autocast_are_compared_with_its_tolerance():
-    comparer = Comparer(sg.Subject(Net()))
+    comparer = Comparer(Subject(Net()))
     with around():
         assert comparer.tolerance == Tolerance.of(HALF)
     assert comparer.tolerance == Tolerance.of(torch.float32)
@@ -193,7 +194,7 @@ def test_runs_under_an_autocast_are_compared_with_its_tolerance():
 )
 def test_another_autocast_is_refused_when_the_subject_is_made(given, error):
     with pytest.raises(error, match=r"give torch\.bfloat16 or torch\.float16"):
-        sg.Subject(Net(), autocast=given)
+        Subject(Net(), autocast=given)
 
 
 def test_a_loss_of_an_evaluation_is_in_the_precision_of_a_step():

@@ -9,6 +9,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import DeepSetsAggregation, PointNetConv, global_add_pool, global_max_pool
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 
 
 def graphs(count: int = 12) -> list[Data]:
@@ -112,7 +113,7 @@ def test_points_without_edges_are_looked_at(model):
     store = sg.GraphStore.from_pyg(clouds, progress=False)
     plan = sg.plan_buckets(store, batch_size=4)
     for example in (store, None):
-        report = sg.preflight(model(), plan, example)
+        report = sg.check(model(), plan, example)
         assert report.ok, str(report)
         assert report.parity is not None
         assert "(0 nodes" not in report.batch
@@ -135,7 +136,7 @@ def test_truth_values_stay_truth_values(sanitize):
     for graph in data:
         graph.good = graph.x[:, 1] > 0
     store = sg.GraphStore.from_pyg(data, progress=False)
-    subject = sg.Subject(Answers(), sanitize=sanitize)
+    subject = Subject(Answers(), sanitize=sanitize)
     runner = sg.StaticGraphRunner(subject, sg.plan_buckets(store, batch_size=5), mode="eager")
     pooled, nodes, edges = runner.predict(data)
     assert {each.dtype for each in (pooled, *nodes, *edges)} == {torch.bool}

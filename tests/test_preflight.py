@@ -21,7 +21,8 @@ from torch_geometric.nn import GCNConv, GPSConv, global_add_pool, global_mean_po
 from torch_geometric.utils import to_dense_batch
 
 import staticgraph as sg
-from staticgraph.checking.preflight import preflight
+from staticgraph.checking.check import check
+from staticgraph.checking.explain import explain
 from staticgraph.checking.watching import Watch
 from staticgraph.cli import main
 from staticgraph.nn import context_of
@@ -30,7 +31,7 @@ from staticgraph.nn import context_of
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "reason", "operation"), OBSTACLES, ids=lambda v: str(v)[:40])
 def test_an_obstacle_is_found_and_named_with_its_line(kind, reason, operation):
-    report = preflight(kind().double(), PLAN, STORE)
+    report = check(kind().double(), PLAN, STORE)
     assert not report.ok
     found = {(o.kind, o.where) for o in report.obstacles}
     assert (reason, where_of(kind)) in found
@@ -48,14 +49,14 @@ def test_every_obstacle_of_a_model_is_found_at_once():
             h = MaskIndex.trick(self, h)
             return Unique.trick(self, h)
 
-    wheres = [o.where for o in preflight(Several().double(), PLAN, STORE).obstacles]
+    wheres = [o.where for o in check(Several().double(), PLAN, STORE).obstacles]
     assert wheres == [where_of(kind) for kind in (Item, MaskIndex, Unique)]
 
 
 def test_a_static_model_passes_and_is_not_changed():
     model = Net().double()
     before = copy.deepcopy(model.state_dict())
-    report = preflight(model, PLAN, STORE).raise_for_obstacles()
+    report = check(model, PLAN, STORE).raise_for_obstacles()
     assert report
     assert report.graphs == 1
     assert report.parity < 1e-9
@@ -68,6 +69,15 @@ def test_a_static_model_passes_and_is_not_changed():
     json.dumps(report.to_dict())
 
 
+def test_what_is_rewritten_is_added_where_asked_for(esol):
+    plan = sg.plan_buckets(esol, batch_size=32)
+    model = sg.models.build("gine", esol, hidden=8, layers=1)
+    report = sg.check(model, plan, esol, rewrites=True, differentiable=())
+    assert report.rewrites == explain(model, plan, esol)
+    assert str(report).endswith(str(report.rewrites))
+    assert "rewrites" not in sg.check(model, plan, esol).to_dict()
+
+
 def test_padding_that_reaches_real_rows_is_measured_and_its_module_named():
     class Centred(nn.Module):
         def forward(self, h):
@@ -75,7 +85,7 @@ def test_padding_that_reaches_real_rows_is_measured_and_its_module_named():
 
     model = Net().double()
     model.norm = Centred()
-    report = preflight(model, PLAN, STORE)
+    report = check(model, PLAN, STORE)
     (obstacle,) = report.obstacles
     assert obstacle.kind == "padding reaches real rows"
     assert obstacle.module == "norm"
@@ -91,7 +101,7 @@ def test_a_path_of_attention_that_is_impossible_is_named():
         def forward(self, x, edge_index, batch):
             return self.head(global_mean_pool(self.gps(x, edge_index, batch), batch))
 
-    report = preflight(sg.convert(Attending().double(), attention="varlen"), PLAN, STORE)
+    report = check(sg.convert(Attending().double(), attention="varlen"), PLAN, STORE)
     (obstacle,) = report.obstacles
     assert obstacle.kind == "refused"
     assert obstacle.module == "gps"
@@ -110,9 +120,9 @@ def test_the_path_of_attention_is_told_with_its_reason():
             return self.head(global_mean_pool(self.gps(x, edge_index, batch), batch))
 
     for model in (Attending().double(), sg.convert(Attending().double())):
-        rows = {row.path: row.how for row in preflight(model, PLAN, STORE).modules}
+        rows = {row.path: row.how for row in check(model, PLAN, STORE).modules}
         assert rows["gps"].startswith("attention dense, see below")
-    asked = preflight(sg.convert(Attending().double(), attention="size-classed"), PLAN, STORE)
+    asked = check(sg.convert(Attending().double(), attention="size-classed"), PLAN, STORE)
     assert ": size-classed, as asked, 1 block; entries at most: dense " in str(asked)
     (row,) = asked.to_dict()["attention"]
     assert row["path"] == "size-classed"
@@ -122,7 +132,7 @@ def test_the_path_of_attention_is_told_with_its_reason():
 def test_a_tensor_that_is_no_buffer_is_named():
     model = Net().double()
     model.head.scale = torch.ones(2)
-    (obstacle,) = preflight(model, PLAN, STORE).obstacles
+    (obstacle,) = check(model, PLAN, STORE).obstacles
     assert (obstacle.kind, obstacle.module) == ("host-to-device copy", "head")
     assert "self.scale" in obstacle.operation
 
@@ -132,7 +142,7 @@ def test_a_model_that_differs_from_plain_pyg_is_told():
         def trick(self, h):
             return h / len(h)
 
-    (obstacle,) = preflight(Counting().double(), PLAN, STORE).obstacles
+    (obstacle,) = check(Counting().double(), PLAN, STORE).obstacles
     assert obstacle.kind == "differs from plain PyG"
 
 
@@ -159,7 +169,7 @@ class OldNorm(Net):
 
 @pytest.mark.parametrize("kind", [GivenClasses, GivenRepeats, FollowsDevice, OldNorm])
 def test_what_a_recording_can_hold_is_not_blamed(kind):
-    preflight(kind().double(), PLAN, STORE).raise_for_obstacles()
+    check(kind().double(), PLAN, STORE).raise_for_obstacles()
 
 
 def test_a_mean_over_the_width_of_a_dense_block_is_found():
@@ -171,7 +181,7 @@ def test_a_mean_over_the_width_of_a_dense_block_is_found():
             return self.head(h.mean(1))
 
     plan = sg.plan_buckets(STORE, batch_size=4)
-    (obstacle,) = preflight(Wide().double(), plan, STORE).obstacles
+    (obstacle,) = check(Wide().double(), plan, STORE).obstacles
     assert obstacle.kind == "differs from plain PyG"
     assert "width of a dense block" in obstacle.remedy
 
@@ -180,7 +190,7 @@ def test_hooks_that_a_compiled_step_would_leave_out_are_refused():
     """PyG calls message hooks in eager mode only, so the numbers would silently differ."""
     model = Net().double()
     model.conv.register_message_forward_hook(lambda module, given, out: 1.5 * out)
-    (obstacle,) = preflight(model, PLAN, STORE).obstacles
+    (obstacle,) = check(model, PLAN, STORE).obstacles
     assert (obstacle.kind, obstacle.module) == ("refused", "conv")
     runner = sg.StaticGraphRunner(model, PLAN, mode="default")
     with pytest.raises(sg.NotStatic, match="conv: GCNConv has a message_forward_hook"):
@@ -188,7 +198,7 @@ def test_hooks_that_a_compiled_step_would_leave_out_are_refused():
 
 
 def test_a_model_that_does_not_run_is_told_and_not_raised():
-    (obstacle,) = preflight(Net(), PLAN, STORE).obstacles  # a float32 model on float64 data
+    (obstacle,) = check(Net(), PLAN, STORE).obstacles  # a float32 model on float64 data
     assert obstacle.kind == "the model raises"
     assert obstacle.where.startswith(obstacle_models.__file__)
     assert "model.double()" in obstacle.remedy
@@ -199,16 +209,16 @@ def test_a_model_that_cannot_be_copied_says_why():
     with pytest.warns(FutureWarning):
         model.head = nn.utils.weight_norm(model.head)
     with pytest.raises(ValueError, match=r"head\.weight carries a gradient.*parametrizations"):
-        preflight(model.double(), PLAN, STORE)
+        check(model.double(), PLAN, STORE)
 
 
 def test_without_data_graphs_are_made_up_from_the_schema():
     plan = sg.plan_buckets(STORE, batch_size=4)
-    assert preflight(Net().double(), plan).ok
-    with pytest.raises(ValueError, match=r"pass preflight\(model, plan, store\)"):
-        preflight(Net(), PLAN)
+    assert check(Net().double(), plan).ok
+    with pytest.raises(ValueError, match=r"pass check\(model, plan, store\)"):
+        check(Net(), PLAN)
     with pytest.raises(TypeError, match=r"the example is a list; .*GraphStore\.from_pyg\(graphs\)"):
-        preflight(Net(), PLAN, [STORE[0]])
+        check(Net(), PLAN, [STORE[0]])
 
 
 class OfPoints(nn.Module):
@@ -253,7 +263,7 @@ def test_batches_of_few_graphs_that_fill_their_bucket(nodes, edges, batch_size, 
     store = sg.GraphStore.from_pyg(graphs, progress=False)
     plan = sg.plan_buckets(store, batch_size=batch_size)
     for example in (store, None):
-        report = preflight(OfPoints(), plan, example)
+        report = check(OfPoints(), plan, example)
         assert report.recordable, str(report)
         assert report.parity is not None
     runner = sg.StaticGraphRunner(OfPoints(), plan, mode_of("traced", monkeypatch))
@@ -263,9 +273,9 @@ def test_batches_of_few_graphs_that_fill_their_bucket(nodes, edges, batch_size, 
 
 def test_an_example_that_fits_no_bucket_is_refused_by_its_numbers():
     with pytest.raises(
-        sg.GraphTooLarge, match=r"no graph of the example fits .* at least 1 node and 1 edge"
+        sg.errors.GraphTooLarge, match=r"no graph of the example fits .* at least 1 node and 1 edge"
     ):
-        preflight(Net(), [(2, 0, 3, 1)], STORE)
+        check(Net(), [(2, 0, 3, 1)], STORE)
 
 
 def test_no_layer_of_the_table_is_blamed():
@@ -331,7 +341,7 @@ def test_a_gradient_that_padding_breaks_is_told():
             length = self.conv.lin(block).square().sum((1, 2)).sqrt()
             return super().forward(x, edge_index, batch) * length[:, None]
 
-    (obstacle,) = preflight(Norms().double(), PLAN, STORE).obstacles
+    (obstacle,) = check(Norms().double(), PLAN, STORE).obstacles
     assert obstacle.kind == "padding breaks a gradient"
     assert "is not finite" in obstacle.line
 
@@ -346,7 +356,7 @@ def test_a_model_that_writes_on_its_batch_is_checked_on_the_batch_as_it_came():
             data.x = self.lin(data.x)
             return global_mean_pool(data.x, data.batch)
 
-    report = preflight(Writes().double(), PLAN, STORE)
+    report = check(Writes().double(), PLAN, STORE)
     assert report.ok
     assert report.parity < 1e-9
 
@@ -363,7 +373,7 @@ def test_a_width_that_only_a_compiled_step_has_is_told():
             h, mask = to_dense_batch(x, batch)
             return (self.lstm(h)[0] * mask[..., None]).sum(1)
 
-    (obstacle,) = preflight(Backwards().double(), PLAN, STORE).obstacles
+    (obstacle,) = check(Backwards().double(), PLAN, STORE).obstacles
     assert obstacle.kind == "differs from plain PyG"
 
 
@@ -371,7 +381,7 @@ def test_a_layer_that_keeps_the_first_batch_is_refused():
     """With fixed shapes, nothing would notice that the edges belong to another batch."""
     model = Net()
     model.conv = GCNConv(C, C, cached=True)
-    (obstacle,) = preflight(model.double(), PLAN, STORE).obstacles
+    (obstacle,) = check(model.double(), PLAN, STORE).obstacles
     assert (obstacle.kind, obstacle.module) == ("refused", "conv")
     assert "pass cached=False" in obstacle.operation
     with pytest.raises(sg.NotStatic, match=r"conv: GCNConv\(cached=True\).*pass cached=False"):

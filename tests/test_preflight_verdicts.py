@@ -22,7 +22,7 @@ from support.parity import STORE
 from torch import nn
 from torch_geometric.data import Batch
 
-from staticgraph.checking.preflight import preflight
+from staticgraph.checking.check import check
 
 
 def lines_of(report, number=1):
@@ -58,7 +58,7 @@ def verdicts(report):
 )
 def test_two_verdicts_compiles_and_can_be_recorded(kind, expected):
     torch.manual_seed(0)
-    assert verdicts(preflight(kind().double(), PLAN, STORE)) == expected
+    assert verdicts(check(kind().double(), PLAN, STORE)) == expected
 
 
 class Leaking(Net):
@@ -67,7 +67,7 @@ class Leaking(Net):
 
 
 def test_wrong_results_are_no_verdict_on_how_it_runs():
-    report = preflight(Leaking().double(), PLAN, STORE)
+    report = check(Leaking().double(), PLAN, STORE)
     assert verdicts(report) == ("yes", "yes")
     assert not report.ok
 
@@ -98,7 +98,7 @@ def test_the_exception_below_dynamos_is_shown():
         (Caught, "raises while it is traced: KeyError('zork')", "operations on tensors"),
     ):
         torch.manual_seed(0)
-        said = lines_of(preflight(kind().double(), PLAN, STORE))
+        said = lines_of(check(kind().double(), PLAN, STORE))
         assert said.startswith(f"1. {first}"), said
         assert "# here" in said or kind is MakesBatch, said
         assert advice in said
@@ -129,21 +129,21 @@ class Float(Net):
     ],
 )
 def test_advice_belongs_to_the_failure(kind, has, lacks):
-    said = lines_of(preflight(kind().double(), PLAN, STORE))
+    said = lines_of(check(kind().double(), PLAN, STORE))
     assert has in said
     assert lacks not in said
 
 
 def test_a_first_node_has_a_fixed_form():
-    said = lines_of(preflight(Nonzero().double(), PLAN, STORE))
+    said = lines_of(check(Nonzero().double(), PLAN, STORE))
     assert "batch.ptr[:-1]" in said
 
 
 def test_ties_are_known_and_nothing_else_passes_for_one():
     torch.manual_seed(0)
-    report = preflight(Tied().double(), PLAN, STORE)
+    report = check(Tied().double(), PLAN, STORE)
     assert report.ok, str(report)
     assert "a choice among equal rows (TopK, max, sort)" in report.parity_note
-    report = preflight(Tied(off=1.0).double(), PLAN, STORE)
+    report = check(Tied(off=1.0).double(), PLAN, STORE)
     assert "differs from plain PyG" in str(report)
     assert "without ties" not in report.parity_note

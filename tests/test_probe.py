@@ -29,7 +29,7 @@ def measured(task, capacity):
 
 
 # Every second case has another model or another option than those before it.
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "optimizer", "options"),
     [
@@ -71,7 +71,7 @@ class ExplicitAttention(nn.Module):
 
 def test_explicit_attention_comes_out_quadratic_in_the_largest_graph(esol):
     model = ExplicitAttention(8)
-    task = Probed(sg.Subject(model, squared, torch.optim.Adam(model.parameters())), esol.schema)
+    task = Probed(Subject(model, squared, torch.optim.Adam(model.parameters())), esol.schema)
     memory = probed(task, esol)
     assert memory.fit.form == "attention"
     assert memory.binding(Capacity(900, 1_850, 50, 250)) == "attention"
@@ -131,7 +131,7 @@ def test_attention_that_follows_real_counts_is_predicted(esol):
 
 def test_evaluation_is_probed_without_a_loss(esol):
     model = models.build("gcn", esol, hidden=32, layers=2)
-    task = Probed(sg.Subject(model), esol.schema)
+    task = Probed(Subject(model), esol.schema)
     memory = probed(task, esol)
     assert memory.resident.optimizer == memory.resident.gradients == 0
     found = measured(task, HELD_OUT)

@@ -8,7 +8,6 @@ from support.own_blocks import Ranked
 from support.parity import STORE, loss
 from torch import nn
 
-import staticgraph as sg
 from staticgraph.errors import FitRefused
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.fake_tensors import FakeTensorReader
@@ -16,6 +15,7 @@ from staticgraph.probing.fitting import floors_of
 from staticgraph.probing.probe import probe
 from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.computation.model_setup import Subject
 
 NEAR, FAR = Capacity(200, 500, 20, 12), Capacity(200, 500, 21, 48)
 
@@ -34,7 +34,7 @@ def test_a_model_of_ones_own_is_predicted_on_either_side_of_the_width_that_it_ke
     assert memory.fit.worst < 0.01
     assert tuple(piece.above for piece in memory.fit.pieces) == kept
     widths = {1, 2, 12, 24, 48, *kept, *(k + 1 for k in kept)}
-    with FakeTensorReader().open(Probed(sg.Subject(model, loss), STORE.schema)) as step_at:
+    with FakeTensorReader().open(Probed(Subject(model, loss), STORE.schema)) as step_at:
         for width in sorted(widths):
             capacity = Capacity(900, 2_300, 200, width)
             assert memory.fit.predict(capacity) == pytest.approx(step_at(capacity).step, rel=0.03)

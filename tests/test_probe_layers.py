@@ -50,7 +50,7 @@ APART = {
 }
 FAST = {case.name for case in CASES[::24]} | APART
 assert {case.name for case in CASES} >= FAST
-OTHERS = [pytest.mark.slow, pytest.mark.sampled(12)]
+OTHERS = [pytest.mark.slow, pytest.mark.sampled(24)]
 ALL = [pytest.param(case, marks=() if case.name in FAST else OTHERS) for case in CASES]
 
 

@@ -9,7 +9,6 @@ import torch
 from support.probed_tasks import POINTS, probed, squared, task_of
 from torch import nn
 
-import staticgraph as sg
 from staticgraph.errors import ProbeFailed
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.fake_tensors import FakeTensorReader
@@ -19,6 +18,7 @@ from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.state.recordable_optimizer import make_recordable
 
 
@@ -119,7 +119,7 @@ def test_an_optimizer_made_for_recording_is_read_without_its_device(esol, kind):
     made = [kind(model.parameters(), lr=0.1) for _ in range(2)]
     make_recordable(made[1])
     assert all(group["fused"] for group in made[1].param_groups)
-    plain, recorded = (Probed(sg.Subject(model, squared, o), esol.schema) for o in made)
+    plain, recorded = (Probed(Subject(model, squared, o), esol.schema) for o in made)
     assert resident_bytes(plain.subject) == resident_bytes(recorded.subject)
     with FakeTensorReader().open(plain) as one, FakeTensorReader().open(recorded) as other:
         assert one(POINTS[0]).step == other(POINTS[0]).step

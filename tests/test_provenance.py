@@ -18,6 +18,7 @@ import staticgraph as sg
 from staticgraph.batches.slots.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.schema import Axis
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.steps.rows.provenance import other_capacity
 
 GRAPHS = 33  # physical graphs, of which 20 are real
@@ -107,7 +108,7 @@ def test_a_sole_output_of_the_models_own_is_left_alone(batch):
 
 
 def test_predict_names_the_output_without_rows(store):
-    runner = sg.StaticGraphRunner(sg.Subject(Several(), check_padding=False), [CAPACITY])
+    runner = sg.StaticGraphRunner(Subject(Several(), check_padding=False), [CAPACITY])
     with pytest.raises(ValueError, match=r"the model's output 'table' has no rows"):
         runner.predict(store)
 
@@ -267,14 +268,14 @@ def test_what_cannot_be_known_must_be_said(batch):
     with pytest.raises(ValueError, match=r"output 'y' .*may be rows \(graph\).*rows=\{'y': 'graph"):
         sg.StaticGraphRunner(OnlyHere(), [CAPACITY])(batch)
     said = {"y": "graph", "other": None}
-    out = sg.StaticGraphRunner(sg.Subject(OnlyHere(), rows=said), [CAPACITY])(batch)
+    out = sg.StaticGraphRunner(Subject(OnlyHere(), rows=said), [CAPACITY])(batch)
     assert not out["y"][20:].any()
     assert bool(out["other"][20:].any())
 
 
 def test_what_is_said_is_checked(batch):
     def run(rows):
-        subject = sg.Subject(Several(), rows=rows, check_padding=False)
+        subject = Subject(Several(), rows=rows, check_padding=False)
         return sg.StaticGraphRunner(subject, [CAPACITY])(batch)
 
     assert not run({"table": "graph"})["table"][20:].any()
@@ -330,7 +331,7 @@ def test_buckets_that_come_by_turns_end_the_runs_over_other_sizes(store):
     """The first run's sizes may be those of a later bucket, and the second's those of the first."""
     buckets = [(4 * scale, 16 * scale, 40 * scale) for scale in (1, 2)]
     model, forwards = WithTable(), []
-    probe = sg.StaticGraphRunner(sg.Subject(model, loss=mse, check_padding=False), [CAPACITY])
+    probe = sg.StaticGraphRunner(Subject(model, loss=mse, check_padding=False), [CAPACITY])
     plans = [(nodes, edges, graphs) for graphs, nodes, edges in buckets]
     batches = [sg.StaticBatch.of(store, [0, 1], plan) for plan in plans]
     first = other_capacity(batches[0].layout)

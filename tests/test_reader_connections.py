@@ -194,7 +194,7 @@ def test_callers_are_told_when_the_model_is_gone_or_makes_no_sense(last, ended):
 
     async def ask(remote):
         replies = [await remote.predict(flat_of([graph(3)]))]
-        with pytest.raises(sg.ServerClosed, match="is gone"):
+        with pytest.raises(sg.errors.ServerClosed, match="is gone"):
             await remote.predict(flat_of([graph(3)]))
         return replies
 

@@ -15,21 +15,20 @@ from support.tape import TapeRecorder
 from torch import nn
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 
 RECORDERS = [ArenaRecorder, TapeRecorder]
 
 
 def recorded(model, hiv, recorder=ArenaRecorder, phases=("forward", "eval"), **options):
-    subject = sg.Subject(model, check_padding=False, **options)
+    subject = Subject(model, check_padding=False, **options)
     recording = sg.Recording(recorder=recorder)
     runner = sg.StaticGraphRunner(subject, CAPACITIES, "cuda-graph", recording=recording)
     return runner.warmup(hiv, phases=phases, progress=False) if phases else runner
 
 
 def eager(model, **options):
-    return sg.StaticGraphRunner(
-        sg.Subject(model, check_padding=False, **options), CAPACITIES, "eager"
-    )
+    return sg.StaticGraphRunner(Subject(model, check_padding=False, **options), CAPACITIES, "eager")
 
 
 def loss_of(runner, batch):
@@ -191,16 +190,18 @@ def test_a_backward_after_another_replay_is_refused(hiv):
     for disturb in (lambda: runner(second), lambda: runner.eval_step(second)):
         loss = loss_of(runner, first)
         disturb()
-        with pytest.raises(sg.StaleOutput, match="replayed 1 more recording after this forward"):
+        with pytest.raises(
+            sg.errors.StaleOutput, match="replayed 1 more recording after this forward"
+        ):
             loss.backward()
     loss = loss_of(runner, first)
     loss.backward(retain_graph=True)
-    with pytest.raises(sg.StaleOutput, match="and once: retain_graph"):
+    with pytest.raises(sg.errors.StaleOutput, match="and once: retain_graph"):
         loss.backward()
     loss = loss_of(runner, first)
     with torch.no_grad():
         model.head.bias.add_(1)
-    with pytest.raises(sg.StaleOutput, match="changed after this forward"):
+    with pytest.raises(sg.errors.StaleOutput, match="changed after this forward"):
         loss.backward()
 
 
@@ -293,11 +294,12 @@ def test_a_large_output_is_lent_and_has_gradients(hiv):
     (gradient,) = torch.autograd.grad(expected, [model.net.weight])
     assert torch.allclose(model.net.weight.grad, gradient, rtol=1e-4, atol=1e-6)
     runner(second)
-    with pytest.raises(sg.StaleOutput, match="was lent for one step"):
+    with pytest.raises(sg.errors.StaleOutput, match="was lent for one step"):
         out["h"].sum()
 
 
-def test_bind_is_the_runners_own_block(hiv):
+@pytest.mark.filterwarnings("default:runner.bind:DeprecationWarning")
+def test_bind_is_the_runners_own_block(hiv, recwarn):
     model, twin = twins()
     runner, other = eager(model), eager(twin)
     trainer = eager(model, loss=bce, optimizer=torch.optim.SGD(model.parameters()))
@@ -308,5 +310,6 @@ def test_bind_is_the_runners_own_block(hiv):
             with pytest.raises(RuntimeError, match="inside a forward of its own"):
                 trainer.step(batch)
         loss_of(other, batch).backward()
+    assert "write sg.bound(runner.model, batch)" in str(recwarn[0].message)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(p.grad, q.grad, atol=1e-6)

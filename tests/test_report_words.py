@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from staticgraph.checking.report import PreflightReport
+from staticgraph.checking.report import CheckReport
 from staticgraph.memory.model import _sum
 from staticgraph.runner.report import BucketReport, Report
 from staticgraph.training.versus.report import _apart
@@ -33,7 +33,7 @@ def test_equal_outputs_are_equal_to_the_bit():
 
 
 def test_a_preflight_says_what_it_compared():
-    report = PreflightReport(
+    report = CheckReport(
         model="Net", batch="1 graph", modules=(), obstacles=(), graphs=1, compiles=True,
         recordable=True, parity=0.0, parity_note="in the model's own mode",
     )  # fmt: skip

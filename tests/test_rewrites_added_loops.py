@@ -12,6 +12,7 @@ from torch_geometric.nn import MessagePassing, global_add_pool
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, degree, scatter
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 
 
 class Tutorial(MessagePassing):
@@ -169,7 +170,7 @@ def test_what_mixes_edges_and_loops_is_named(esol):
     largest, runner = difference(seeded(lambda: Trunk(Largest)), esol)
     assert largest <= 1e-10
     assert "the max over edges and added loops" in missed(runner)
-    subject = sg.Subject(Trunk(Mixing).double(), check_padding=False)
+    subject = Subject(Trunk(Mixing).double(), check_padding=False)
     runner = sg.StaticGraphRunner(subject, [(210, 430, 9)], "fused")
     runner(sg.StaticBatch.of(esol, [3, 1, 4], (210, 430, 9)))
     assert "layer_norm of edges and added loops together" in missed(runner)

@@ -15,7 +15,9 @@ from torch_geometric.nn import global_add_pool
 from torch_geometric.utils import to_dense_batch
 
 import staticgraph as sg
+from staticgraph.checking.explain import explain
 from staticgraph.rewrites.captured_graph.canonical_ops import shape
+from staticgraph.steps.computation.model_setup import Subject
 
 HIDDEN, HEADS = 16, 4
 
@@ -188,7 +190,7 @@ def parity(model, esol):
     """Compares with plain PyG in float64, with garbage in the padding, and returns the runner."""
     stock = model.double()
     model = copy.deepcopy(stock)
-    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
+    runner = sg.StaticGraphRunner(Subject(model, check_padding=False), [CAPACITY], "fused")
     batch = garbage(sg.StaticBatch.of(esol, IDS, CAPACITY), esol)
     expected = in_plain_pyg(stock, esol)
     expected.square().mean().backward()
@@ -334,7 +336,7 @@ REFUSED = [
 @pytest.mark.parametrize(("form", "reason"), REFUSED)
 def test_an_odd_form_stays_as_it_was_and_is_named(form, reason, esol):
     torch.manual_seed(0)
-    found = sg.explain(Attending(form, layers=1), [CAPACITY], esol)
+    found = explain(Attending(form, layers=1), [CAPACITY], esol)
     assert "graph_attention" not in {place.rewrite for place in found.done}
     (missed,) = (place for place in found.missed if place.rewrite == "graph_attention")
     assert reason in missed.reason

@@ -11,6 +11,7 @@ from torch_geometric.utils import scatter, softmax
 
 import staticgraph as sg
 from staticgraph.errors import NotStatic
+from staticgraph.steps.computation.model_setup import Subject
 
 
 class Edges(nn.Module):
@@ -46,13 +47,13 @@ def test_reductions_over_the_edges_of_a_graph_go_by_pointers(esol):
 
 @pytest.mark.parametrize("mode", ["fused", "eager"])
 def test_an_index_of_graphs_without_a_size_is_refused_and_not_taken_for_nodes(mode, esol):
-    runner = sg.StaticGraphRunner(sg.Subject(Unsized(), check_padding=False), [CAPACITY], mode)
+    runner = sg.StaticGraphRunner(Subject(Unsized(), check_padding=False), [CAPACITY], mode)
     with pytest.raises(NotStatic, match=r"names graphs \(batch\[edge_index\[0\]\]\): pass size="):
         runner(sg.StaticBatch.of(esol, IDS, CAPACITY))
 
 
 def test_the_preflight_names_the_line_and_the_remedy(esol):
-    report = sg.preflight(Unsized(), [CAPACITY], esol)
+    report = sg.check(Unsized(), [CAPACITY], esol)
     assert not report
     said = str(report)
     assert "names graphs" in said
@@ -68,5 +69,5 @@ class Nodes(Edges):
 
 
 def test_a_copy_of_the_destinations_still_names_nodes(esol):
-    runner = sg.StaticGraphRunner(sg.Subject(Nodes(), check_padding=False), [CAPACITY], "eager")
+    runner = sg.StaticGraphRunner(Subject(Nodes(), check_padding=False), [CAPACITY], "eager")
     assert runner(sg.StaticBatch.of(esol, IDS, CAPACITY)).shape == (9, 8)

@@ -14,7 +14,9 @@ from torch_geometric.nn import GATConv, MessagePassing, global_add_pool
 from torch_geometric.nn.aggr import MinAggregation
 
 import staticgraph as sg
+from staticgraph.checking.explain import explain
 from staticgraph.rewrites.attention import graph_attention
+from staticgraph.steps.computation.model_setup import Subject
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]
@@ -112,7 +114,7 @@ class Halved(Summing):
 
 
 def explained(conv, esol, **options):
-    return sg.explain(Layered(conv), [CAPACITY], esol, **options)
+    return explain(Layered(conv), [CAPACITY], esol, **options)
 
 
 def reasons(found) -> dict[str, str]:
@@ -125,7 +127,7 @@ def parity(model, esol):
     results = []
     for mode in ("eager", "fused"):
         one = copy.deepcopy(model).double()
-        runner = sg.StaticGraphRunner(sg.Subject(one, check_padding=False), [CAPACITY], mode)
+        runner = sg.StaticGraphRunner(Subject(one, check_padding=False), [CAPACITY], mode)
         out = runner(batch)[batch.graph_mask]
         out.square().mean().backward()
         results.append([out, *(p.grad for p in one.parameters() if p.grad is not None)])
@@ -195,14 +197,14 @@ def test_a_table_with_padding_stays(esol):
             super().__init__(gine)
             self.atoms = Padded((53, 1, 5, 7, 5, 1, 3, 2, 2), 16)
 
-    found = sg.explain(Model(), [CAPACITY], esol)
+    found = explain(Model(), [CAPACITY], esol)
     assert "padding_idx" in reasons(found)["tables"]
 
 
 def test_the_model_that_is_explained_stays_as_it_was(esol):
     model = Trunk(gine).eval()
     before = copy.deepcopy(model.state_dict())
-    sg.explain(model, [CAPACITY], esol)
+    explain(model, [CAPACITY], esol)
     assert not model.training
     assert type(model.norms[0]) is nn.BatchNorm1d
     for key, value in model.state_dict().items():
@@ -211,7 +213,7 @@ def test_the_model_that_is_explained_stays_as_it_was(esol):
 
 def test_attention_of_large_graphs_stays_in_blocks(esol, monkeypatch):
     monkeypatch.setattr(graph_attention, "WIDEST", 4)
-    found = sg.explain(Transformer(layers=1), [CAPACITY], esol)
+    found = explain(Transformer(layers=1), [CAPACITY], esol)
     assert "graph_attention" not in {place.rewrite for place in found.done}
     assert "torch's products are faster" in reasons(found)["graph_attention"]
     parity(Transformer(layers=1), esol)
@@ -250,7 +252,7 @@ class IndexAdd(nn.Module):
 @pytest.mark.parametrize("conv", [Summing, OwnConv, IndexAdd, EdgeMLP])
 def test_where_the_forward_differentiates_the_graph_stays(conv, esol):
     """No operator here has a second derivative, and the captured graph shows that one is needed."""
-    found = sg.explain(Forces(conv), [CAPACITY], esol)
+    found = explain(Forces(conv), [CAPACITY], esol)
     operators = {"neighbour_sum", "neighbour_reduce", "edge_rows"}
     assert not operators & {place.rewrite for place in found.done}
     assert "derivative is taken in the forward" in reasons(found)["neighbour_sum"]

@@ -11,6 +11,7 @@ from support.tape import TapeRecorder
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
+from staticgraph.runner.report import Report
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +216,7 @@ def test_the_report_counts_what_ran(hiv, plan, tmp_path):
     assert bucket.edge_efficiency == pytest.approx(used[1] / (20 * bucket.edges))
     assert bucket.step_ms > 0
     report.save(tmp_path / "report.json")
-    assert sg.Report.load(tmp_path / "report.json") == report
+    assert Report.load(tmp_path / "report.json") == report
     assert "fallbacks: none" in str(report)
 
 

@@ -14,6 +14,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn.models import SchNet, ViSNet
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 
 
 def pairs(x, ptr, ignore_same):
@@ -106,7 +107,7 @@ def test_a_step_equals_plain_pygs(name, mode):
     store = sg.GraphStore.from_pyg(graphs, progress=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     plan = [sg.Capacity(nodes=60, edges=8, graphs=len(graphs) + 2, max_graph_nodes=30)]
-    subject = sg.Subject(model, squared, optimizer, forward=call)
+    subject = Subject(model, squared, optimizer, forward=call)
     runner = sg.StaticGraphRunner(subject, plan, mode)
     runner.step(next(iter(runner.loader(store, exact=False))))
     actual = [p.grad for p in model.parameters() if p.grad is not None]
@@ -125,7 +126,7 @@ def test_a_model_that_indexes_found_edges_with_a_mask_runs_in_eager():
     whole = Batch.from_data_list(graphs)
     expected = call(model, whole)[0].detach()
     plan = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
-    subject = sg.Subject(model, forward=lambda model, data: call(model, data)[0])
+    subject = Subject(model, forward=lambda model, data: call(model, data)[0])
     actual = sg.StaticGraphRunner(subject, plan, "eager").predict(graphs)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
@@ -137,6 +138,6 @@ def test_a_search_without_the_batchs_rows_is_refused():
     def without_batch(model, data):
         return pyg.radius_graph(data.pos, 1.0)
 
-    runner = sg.StaticGraphRunner(sg.Subject(model, forward=without_batch), plan, "eager")
+    runner = sg.StaticGraphRunner(Subject(model, forward=without_batch), plan, "eager")
     with pytest.raises(sg.NotStatic, match="pass batch=batch"):
         runner.predict(clusters())

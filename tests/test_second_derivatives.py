@@ -10,13 +10,14 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 
 # Integers and bytes have no derivative; torch's own attention has a first and a second.
 ASKED = {**CASES, **MORE, **{name: dropped.run for name, dropped in DROPPED.items()}}
 DIFFERENTIABLE = sorted(ASKED.keys() - {"collate", "fold_codes", "varlen_attention"})
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_every_operator_refuses_a_second_derivative_by_its_name(name):
     values = operands(FEW, torch.float32, "cpu")
@@ -76,7 +77,7 @@ class Forces(torch.nn.Module):
 
 def test_fused_steps_refuse_a_model_of_forces_when_the_runner_is_made():
     model = Forces()
-    subject = sg.Subject(
+    subject = Subject(
         model,
         loss=lambda out, batch: out.square(),
         optimizer=torch.optim.Adam(model.parameters()),

@@ -29,6 +29,7 @@ from support.trained_run import trained_run
 import staticgraph as sg
 from staticgraph.errors import BatchFailed
 from staticgraph.serving.smaller_buckets import for_serving
+from staticgraph.sizes.capacity import GraphSize
 from staticgraph.training.trained import Trained
 
 fastapi = pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -122,7 +123,7 @@ def test_a_run_is_read_without_its_data(run_folder, trained, esol):
 def test_a_plan_for_serving_has_smaller_buckets_that_hold_every_graph(trained, esol):
     plan = for_serving(trained.plan)
     assert len(plan.capacities) > len(trained.plan.capacities)
-    largest = sg.GraphSize(*esol.sizes.max(axis=0))
+    largest = GraphSize(*esol.sizes.max(axis=0))
     assert all(capacity.holds(largest) for capacity in plan.capacities)
     assert for_serving(sg.BucketPlan.of([(9, 20, 3)])).capacities == (sg.Capacity(9, 20, 3),)
 
@@ -195,7 +196,7 @@ def test_a_failure_of_the_model_is_said_in_one_line(run_folder, monkeypatch):
 
 def test_a_full_queue_is_a_503_with_a_time(client, monkeypatch):
     def busy(self, *_):
-        raise sg.ServerBusy("4 graphs wait", 2.5)
+        raise sg.errors.ServerBusy("4 graphs wait", 2.5)
 
     monkeypatch.setattr(sg.Server, "submit", busy)
     answer = client.post("/predict", json={"smiles": ["CCO"]})
@@ -244,7 +245,7 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None)
     from staticgraph.cli import serve
 
-    with pytest.raises(sg.MissingPackage, match="pip install fastapi uvicorn msgspec"):
+    with pytest.raises(sg.errors.MissingPackage, match="pip install fastapi uvicorn msgspec"):
         serve.require_extra()
 
 

@@ -29,6 +29,7 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph.serving.bodies.flat_graphs import FlatGraphs
+from staticgraph.steps.computation.model_setup import Subject
 
 
 def server_of(out: str = "graph", **options) -> sg.Server:
@@ -102,10 +103,10 @@ def test_every_request_ends_once_however_it_ends(requests, drain):
         else:
             counts["failed"] += 1
             if large:
-                assert isinstance(error, sg.GraphTooLarge)
+                assert isinstance(error, sg.errors.GraphTooLarge)
             else:
-                closed = isinstance(error, sg.ServerClosed)
-                assert closed or (isinstance(error, sg.BatchFailed) and anything_broken)
+                closed = isinstance(error, sg.errors.ServerClosed)
+                assert closed or (isinstance(error, sg.errors.BatchFailed) and anything_broken)
                 assert not (closed and drain)
     stats = server.stats()
     assert {name: getattr(stats, name) for name in counts} == counts
@@ -156,11 +157,13 @@ def test_a_graph_that_fits_no_bucket_fails_alone():
         good = server.submit([graph(3)])
         bad = server.submit([graph(4), graph(31)])
         each = server.submit_each([graph(3), graph(40), graph(5)])
-        with pytest.raises(sg.GraphTooLarge, match="graph 1 has 31 nodes and 62 edges and fits no"):
+        with pytest.raises(
+            sg.errors.GraphTooLarge, match="graph 1 has 31 nodes and 62 edges and fits no"
+        ):
             bad.result(PATIENCE_S)
     same(good.result(), server.runner.predict([graph(3)]))
     same(each[2].result(), server.runner.predict([graph(5)]))
-    assert isinstance(each[1].exception(), sg.GraphTooLarge)
+    assert isinstance(each[1].exception(), sg.errors.GraphTooLarge)
     assert server.stats().failed == 2
 
 
@@ -195,7 +198,9 @@ def test_a_failure_of_the_model_fails_its_batch_and_no_other():
     with server_of(max_wait_ms=1e9) as server:
         with_it = [server.submit([graph(3, k)]) for k in range(8)] + [server.submit([broken()])]
         for future in with_it:  # nine fill a bucket
-            with pytest.raises(sg.BatchFailed, match=r"RuntimeError: a node has no features$"):
+            with pytest.raises(
+                sg.errors.BatchFailed, match=r"RuntimeError: a node has no features$"
+            ):
                 future.result(PATIENCE_S)
         assert isinstance(with_it[0].exception().__cause__, RuntimeError)
         assert with_it[0].exception() is not with_it[1].exception()
@@ -218,7 +223,7 @@ class Shaped(nn.Module):
 
 def shaped_server(shape) -> sg.Server:
     schema = sg.GraphStore.from_pyg([graph(3)]).schema
-    subject = sg.Subject(Shaped(shape), check_padding=False)
+    subject = Subject(Shaped(shape), check_padding=False)
     plan = sg.BucketPlan(tuple(sorted(BUCKETS)), schema=schema)
     return sg.Server(sg.StaticGraphRunner(subject, plan, mode="eager"), max_wait_ms=0)
 
@@ -243,10 +248,12 @@ def test_outputs_come_in_what_the_model_returns(shape):
 
 def test_one_number_for_the_graphs_of_all_callers_is_refused():
     with shaped_server(lambda rows: {"rows": rows, "mean": rows.mean()}) as server:
-        with pytest.raises(sg.BatchFailed, match=r"output\['mean'\] is one number for all graphs"):
+        with pytest.raises(
+            sg.errors.BatchFailed, match=r"output\['mean'\] is one number for all graphs"
+        ):
             server.submit([graph(3)]).result(PATIENCE_S)
         assert server.submit([]).result(PATIENCE_S) == [], "the server goes on"
-        with pytest.raises(sg.BatchFailed):
+        with pytest.raises(sg.errors.BatchFailed):
             server.submit([graph(3)]).result(PATIENCE_S)
 
 
@@ -254,7 +261,7 @@ def test_outputs_of_batches_that_do_not_go_together_fail_their_request_alone():
     """Concatenating them used to end the server's thread and leave the callers waiting forever."""
     widths = iter(range(1, 100))
     with shaped_server(lambda rows: rows[:, :1].expand(-1, next(widths))) as server:
-        with pytest.raises(sg.BatchFailed, match=r"40 graphs ran in .*not go together"):
+        with pytest.raises(sg.errors.BatchFailed, match=r"40 graphs ran in .*not go together"):
             server.submit([graph(4, k) for k in range(40)]).result(PATIENCE_S)
         assert server.submit([graph(3)]).result(PATIENCE_S).shape[0] == 1
     assert (server.stats().failed, server.stats().answered) == (1, 1)
@@ -264,7 +271,7 @@ def test_a_model_that_exits_fails_its_batch_and_no_other():
     """SystemExit ends a thread silently; the callers of that batch used to wait forever."""
     with server_of(max_wait_ms=0) as server:
         server.runner.model.before = lambda: sys.exit("enough")
-        with pytest.raises(sg.BatchFailed, match="SystemExit: enough"):
+        with pytest.raises(sg.errors.BatchFailed, match="SystemExit: enough"):
             server.submit([graph(3)]).result(PATIENCE_S)
         server.runner.model.before = lambda: None
         same(server.submit([graph(3)]).result(PATIENCE_S), server.runner.predict([graph(3)]))
@@ -273,7 +280,7 @@ def test_a_model_that_exits_fails_its_batch_and_no_other():
 def test_a_request_of_several_batches_fails_once_and_the_rest_does_not_run():
     with server_of(max_wait_ms=1e9) as server:
         future = server.submit([broken(), *(graph(4, k) for k in range(40))])
-        with pytest.raises(sg.BatchFailed):
+        with pytest.raises(sg.errors.BatchFailed):
             future.result(PATIENCE_S)
     assert (server.stats().failed, server.stats().batches) == (1, 1)
 
@@ -292,7 +299,7 @@ def test_a_full_queue_says_when_to_ask_again():
     running = server.submit([graph(3)])
     assert held.reached.wait(PATIENCE_S)
     waiting = [server.submit([graph(3, k)]) for k in range(4)]
-    with pytest.raises(sg.ServerBusy, match=r"4 graphs wait.*max_queue=4") as refused:
+    with pytest.raises(sg.errors.ServerBusy, match=r"4 graphs wait.*max_queue=4") as refused:
         server.submit([graph(4), graph(5)])
     assert refused.value.retry_after_s == pytest.approx(1.0), "two graphs, at half a second each"
     with pytest.raises(ValueError, match="5 graphs in one request"):
@@ -323,13 +330,13 @@ def test_closing_answers_what_waits_or_says_that_it_does_not():
     with server_of(max_wait_ms=1e9) as server:
         waiting = server.submit([graph(3)])
     assert waiting.done()
-    with pytest.raises(sg.ServerClosed, match="takes no requests"):
+    with pytest.raises(sg.errors.ServerClosed, match="takes no requests"):
         server.submit([graph(3)])
     server.close()  # again
     server = server_of(max_wait_ms=1e9)
     waiting = server.submit([graph(3)])
     server.close(drain=False)
-    with pytest.raises(sg.ServerClosed, match="before it came to this"):
+    with pytest.raises(sg.errors.ServerClosed, match="before it came to this"):
         waiting.result()
 
 

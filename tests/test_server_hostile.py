@@ -34,7 +34,7 @@ def test_an_error_that_cannot_be_printed_fails_its_batch_and_no_other():
     """Building the callers' error used to raise too and end the thread; they waited forever."""
     with server_of(max_wait_ms=0) as server:
         server.runner.model.before = lambda: raises(Mute())
-        with pytest.raises(sg.BatchFailed, match="Mute: it cannot say what it is"):
+        with pytest.raises(sg.errors.BatchFailed, match="Mute: it cannot say what it is"):
             server.submit([graph(3)]).result(PATIENCE_S)
         server.runner.model.before = lambda: None
         same(server.submit([graph(3)]).result(PATIENCE_S), server.runner.predict([graph(3)]))
@@ -50,7 +50,7 @@ def test_a_callback_that_exits_leaves_nobody_else_waiting(fails):
         futures[0].add_done_callback(lambda _: sys.exit("enough"))
         rest = [server.submit([graph(3, k)]) for k in range(3, 9)]  # nine fill a bucket
         ends = [future.exception(PATIENCE_S) for future in [*futures, *rest]]
-        assert [isinstance(end, sg.BatchFailed) for end in ends] == [fails] * 9
+        assert [isinstance(end, sg.errors.BatchFailed) for end in ends] == [fails] * 9
         server.runner.model.before = lambda: None
         again = [server.submit([graph(3, k)]) for k in range(9)]
         assert all(future.result(PATIENCE_S) is not None for future in again)
@@ -108,7 +108,7 @@ def test_a_fork_is_told_that_nobody_answers_there():
                 ):
                     try:
                         ask()
-                    except sg.ServerClosed as error:
+                    except sg.errors.ServerClosed as error:
                         words.append(str(error))
                 server.close()
                 os.write(write, "\n".join(words).encode())
@@ -140,9 +140,9 @@ def test_a_thread_that_fails_leaves_nobody_waiting(monkeypatch, caplog):
     held.go.set()
     same(first.result(PATIENCE_S), server.runner.predict([graph(3)]))
     for future in waiting:
-        with pytest.raises(sg.ServerClosed, match="thread has ended"):
+        with pytest.raises(sg.errors.ServerClosed, match="thread has ended"):
             future.result(PATIENCE_S)
-    with pytest.raises(sg.ServerClosed, match="takes no requests"):
+    with pytest.raises(sg.errors.ServerClosed, match="takes no requests"):
         server.submit([graph(3)])
     server.close()
     assert "none left" in caplog.text

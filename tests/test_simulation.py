@@ -414,10 +414,10 @@ def test_every_request_is_answered_once_and_as_alone(monkeypatch):
                 point()
 
         def check(ids: list[int], answer: Any) -> None:
-            if isinstance(answer, sg.BatchFailed):
+            if isinstance(answer, sg.errors.BatchFailed):
                 assert any(POISON in asked for asked, _ in futures)
             elif isinstance(answer, BaseException):
-                assert isinstance(answer, sg.ServerBusy | sg.ServerClosed), answer
+                assert isinstance(answer, sg.errors.ServerBusy | sg.errors.ServerClosed), answer
             else:
                 assert POISON not in ids
                 rows = answer.tolist() if isinstance(answer, Tensor) else answer

@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1]
 COUNTS = ("files", "nodes")
 # Both counts by room.
 SIZES = {
-    "bench": (42, 27857),  # padder, break-even
-    "staticgraph": (5, 3291),  # declared classes
+    "bench": (42, 27853),  # padder, break-even
+    "staticgraph": (5, 3351),  # declared classes, old names that still work
     "staticgraph/atoms": (5, 3834),  # neighbours found in a step, ASE's calculator, streams
-    "staticgraph/batches": (37, 18899),  # batches of anybody's loader
-    "staticgraph/checking": (15, 12868),  # the step at which a check looks next is known beforehand
+    "staticgraph/batches": (37, 18992),  # batches of anybody's loader, fields by name
+    "staticgraph/checking": (15, 13203),  # the next look of a padding check, rewrites
     "staticgraph/cli": (32, 16441),  # predict, try --submit
     "staticgraph/datasets": (12, 6956),
     "staticgraph/distributed": (5, 3362),  # ranks agree on a capacity
@@ -34,22 +34,22 @@ SIZES = {
     "staticgraph/lightning": (4, 2379),  # own loaders
     "staticgraph/memory": (6, 4742),
     "staticgraph/models": (5, 1389),
-    "staticgraph/nn": (47, 21513),  # radius_graph and knn_graph of fixed shape
+    "staticgraph/nn": (47, 21541),  # radius_graph and knn_graph of fixed shape
     "staticgraph/outofcore": (30, 21482),  # annotated attributes
     "staticgraph/packing": (18, 14746),
     "staticgraph/plans": (15, 10792),  # plans for batches drawn at random
     "staticgraph/probing": (12, 6733),
     "staticgraph/recording": (14, 7984),  # annotated attributes
     "staticgraph/rewrites": (48, 35228),
-    "staticgraph/runner": (23, 16376),  # batches of the user's own loader, and counters
+    "staticgraph/runner": (23, 16404),  # batches of the user's own loader, options of a step
     "staticgraph/serving": (19, 10397),  # connections that end
     "staticgraph/sizes": (6, 4129),
-    "staticgraph/steps": (38, 17754),  # a batch in several parts, a bucket that is added
+    "staticgraph/steps": (38, 17856),  # batches in parts, added buckets, typed options
     "staticgraph/store": (30, 25357),  # lists of graphs without a store
     "staticgraph/text": (10, 1853),
     "staticgraph/training": (39, 15715),
-    "tests": (268, 272741),  # the padder, atoms
-    "tests/support": (92, 49479),  # saved formats
+    "tests": (268, 273193),  # the padder, atoms, old names, fields by name
+    "tests/support": (92, 49496),  # saved formats
 }
 DOCUMENTED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 

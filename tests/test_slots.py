@@ -20,7 +20,7 @@ def loader(store, **options):
 def test_a_consumer_that_keeps_batches_is_told_who_holds_how_many(esol):
     kept = []
     told = r"all 3 slots are held: 3 by batches in a list of 3"
-    with pytest.raises(sg.SlotsExhausted, match=told):
+    with pytest.raises(sg.errors.SlotsExhausted, match=told):
         kept.extend(loader(esol))
     assert len(kept) == 3
 

@@ -19,6 +19,7 @@ import staticgraph as sg
 from staticgraph.batches.batch.row_pointers import with_pointers
 from staticgraph.nn.context.asked import APART
 from staticgraph.steps.compilation import guards
+from staticgraph.steps.computation.model_setup import Subject
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]
@@ -48,7 +49,7 @@ class Model(nn.Module):
 
 def captured(model, esol, **options):
     runner = sg.StaticGraphRunner(
-        sg.Subject(model, check_padding=False, **options), [CAPACITY], "fused"
+        Subject(model, check_padding=False, **options), [CAPACITY], "fused"
     )
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     runner(batch)
@@ -203,9 +204,7 @@ def test_a_mode_that_counts_sees_the_step_and_every_change_is_still_refused(esol
 
 
 def test_under_a_mode_that_counts_nothing_is_traced(esol):
-    runner = sg.StaticGraphRunner(
-        sg.Subject(Model().eval(), check_padding=False), [CAPACITY], "fused"
-    )
+    runner = sg.StaticGraphRunner(Subject(Model().eval(), check_padding=False), [CAPACITY], "fused")
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     with FlopCounterMode(display=False), pytest.raises(sg.NotStatic, match="before entering it"):
         runner(batch)
@@ -294,7 +293,7 @@ def test_a_capture_is_one_trace_without_a_look_for_garbage(esol):
     def seen(phase, facts):
         found.append(facts["generation"])
 
-    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
+    runner = sg.StaticGraphRunner(Subject(model, check_padding=False), [CAPACITY], "fused")
     batch = with_pointers(sg.StaticBatch.of(esol, IDS, CAPACITY))
     function = runner.steps.compiled.of("forward", batch)
     gc.collect()  # an older generation that is due just now would be looked at before the capture

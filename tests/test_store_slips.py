@@ -12,6 +12,7 @@ from torch_geometric.loader import DataLoader
 import staticgraph as sg
 from staticgraph import datasets
 from staticgraph.cli import values
+from staticgraph.store.writer import StoreWriter
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_a_path_may_begin_with_the_home_folder(graphs, tmp_path, monkeypatch):
     store.save("~/my store")
     plan = sg.plan_buckets(store, batch_size=4)
     plan.save("~/plan.json")
-    with sg.StoreWriter("~/written") as writer:
+    with StoreWriter("~/written") as writer:
         writer.extend(graphs)
     assert {path.name for path in tmp_path.iterdir()} >= {"my store", "plan.json", "written"}
     assert not Path("~").exists()

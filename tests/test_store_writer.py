@@ -76,7 +76,7 @@ def test_parts_of_several_widths_are_kept_in_the_narrowest(values, kept, tmp_pat
 @pytest.mark.parametrize("merged", [True, False])
 def test_numbers_beyond_int64_are_not_rounded(merged, tmp_path):
     values = [2**63 + 1, 2**53 + 1, 300, -1 % 2**64]
-    writer = sg.StoreWriter(tmp_path / "s", part_graphs=1)
+    writer = StoreWriter(tmp_path / "s", part_graphs=1)
     for value in values:
         graph = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
         graph.key = torch.tensor([value], dtype=torch.uint64)

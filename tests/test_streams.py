@@ -64,7 +64,8 @@ def test_a_loader_made_while_the_device_is_busy_waits_for_its_zeros_alone(loader
     assert ("stream 1", "wait_stream default") not in streams.log[:copy]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("workers", [1, 0])
 def test_batches_kept_too_long_cost_no_slot(loader, streams, workers):
     """However often all slots are held, the next epoch has them again, errors still at hand."""
     with streams:

@@ -11,7 +11,8 @@ from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.recording.recorder import CudaGraphRecorder
-from staticgraph.steps.computation.model_setup import device_of
+from staticgraph.runner.auto import Auto
+from staticgraph.steps.computation.model_setup import Subject, device_of
 from staticgraph.steps.state.recordable_optimizer import check_recordable, make_recordable
 
 CAPACITIES = [(600, 1300, 31)]
@@ -39,11 +40,11 @@ def batch_of(store):
     return sg.StaticBatch.of(store, IDS, CAPACITIES[0])
 
 
-def test_ten_arguments_and_each_is_named():
+def test_every_argument_is_named():
     names = list(inspect.signature(sg.StaticGraphRunner).parameters)
     assert names == [
         *("model", "plan", "mode", "loss", "optimizer", "forward", "autocast"),
-        *("recording", "budget", "distributed"),
+        *("recording", "budget", "distributed", "options"),
     ]
     kinds = {p.kind for p in inspect.signature(sg.GraphStore.from_pyg).parameters.values()}
     assert inspect.Parameter.VAR_KEYWORD not in kinds
@@ -54,9 +55,9 @@ def test_a_subject_is_what_its_parts_are(esol):
     for whole in (False, True):
         torch.manual_seed(0)
         model = Net()
-        given = {"loss": squared, "optimizer": sgd(model)}
+        given = {"loss": squared, "optimizer": sgd(model), "clip_norm": 1e-3, "accumulate": 2}
         if whole:
-            runner = sg.StaticGraphRunner(sg.Subject(model, **given), CAPACITIES)
+            runner = sg.StaticGraphRunner(Subject(model, **given), CAPACITIES)
         else:
             runner = sg.StaticGraphRunner(model, CAPACITIES, **given)
         losses.append([float(runner.step(batch_of(esol))) for _ in range(3)])
@@ -74,7 +75,7 @@ def test_what_a_subject_says_is_not_said_again(option):
         "autocast": torch.bfloat16,
     }
     with pytest.raises(TypeError, match=f"{option}= next to a Subject") as caught:
-        sg.StaticGraphRunner(sg.Subject(model), CAPACITIES, **{option: given[option]})
+        sg.StaticGraphRunner(Subject(model), CAPACITIES, **{option: given[option]})
     assert f"Subject(model, {option}=...)" in str(caught.value)
 
 
@@ -82,27 +83,27 @@ def test_probe_and_preflight_take_a_subject_too(esol):
     model = Net()
     model.call = lambda data: model(data.x, data.batch, data.num_graphs)
     forward = lambda model, batch: model(batch.x, batch.batch, batch.num_graphs)  # noqa: E731
-    subject = sg.Subject(Net(), squared, forward=forward)
+    subject = Subject(Net(), squared, forward=forward)
     parts = sg.probe(subject.model, esol, loss=squared, forward=forward)
     assert sg.probe(subject, esol) == parts
     with pytest.raises(TypeError, match="loss= next to a Subject"):
         sg.probe(subject, esol, loss=squared)
-    assert sg.preflight(subject, CAPACITIES, esol).ok
+    assert sg.check(subject, CAPACITIES, esol).ok
 
 
 def test_a_subject_is_checked_once_where_it_is_made():
     with pytest.raises(TypeError, match=r"not a torch.nn.Module"):
-        sg.Subject(lambda x: x)
+        Subject(lambda x: x)
     with pytest.raises(TypeError, match="takes a target"):
-        sg.Subject(Net(), nn.MSELoss())
+        Subject(Net(), nn.MSELoss())
     with pytest.raises(TypeError, match="padding names row 0"):
-        sg.Subject(Net(), optimizer=torch.optim.SparseAdam(Net().parameters()))
+        Subject(Net(), optimizer=torch.optim.SparseAdam(Net().parameters()))
     with pytest.raises(TypeError, match="give the runner the model itself"):
         sg.StaticGraphRunner(torch.compile(Net(), backend="eager"), CAPACITIES)  # pyright: ignore
     with pytest.raises(TypeError, match=r"such as \('pos',\)"):
-        sg.Subject(Net(), differentiable="pos")
+        Subject(Net(), differentiable="pos")
     with pytest.raises(ValueError, match="check_finite=-1"):
-        sg.Subject(Net(), check_finite=-1)
+        Subject(Net(), check_finite=-1)
     with pytest.raises(ValueError, match="scope='all'"):
         sg.Recording(scope="all")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="on_miss='skip'"):
@@ -111,28 +112,26 @@ def test_a_subject_is_checked_once_where_it_is_made():
 
 def test_where_a_model_is():
     assert device_of(nn.Identity()) == torch.device("cpu")
-    assert sg.Subject(nn.Linear(1, 1, device="meta")).device == torch.device("meta")
-    assert not sg.Subject(Net()).trains
+    assert Subject(nn.Linear(1, 1, device="meta")).device == torch.device("meta")
+    assert not Subject(Net()).trains
     model = Net()
-    assert sg.Subject(model, squared, sgd(model), autocast=torch.bfloat16).precision == "bfloat16"
+    assert Subject(model, squared, sgd(model), autocast=torch.bfloat16).precision == "bfloat16"
 
 
 # ---------------------------------------------------------------------- modes and recordings
 
 
 def test_auto_is_a_mode_and_the_word_means_its_default():
-    for mode in ("auto", sg.Auto()):
+    for mode in ("auto", Auto()):
         runner = sg.StaticGraphRunner(Net(), CAPACITIES, mode)
         assert runner._execution.auto.ways == ("eager", "fused"), (
             "on a CPU nothing is compiled unasked"
         )
         assert runner.mode.name == "eager"
-    runner = sg.StaticGraphRunner(Net(), CAPACITIES, sg.Auto(on_cpu=True, rounds=7))
-    assert runner._execution.auto == sg.Auto(
-        on_cpu=True, rounds=7, ways=("eager", "fused", "default")
-    )
+    runner = sg.StaticGraphRunner(Net(), CAPACITIES, Auto(on_cpu=True, rounds=7))
+    assert runner._execution.auto == Auto(on_cpu=True, rounds=7, ways=("eager", "fused", "default"))
     able = sg.Recording(recorder=TapeRecorder)
-    runner = sg.StaticGraphRunner(Net(), CAPACITIES, sg.Auto(on_cpu=True), recording=able)
+    runner = sg.StaticGraphRunner(Net(), CAPACITIES, Auto(on_cpu=True), recording=able)
     assert runner._execution.auto.ways == ("eager", "fused", "default", "cuda-graph")
 
 

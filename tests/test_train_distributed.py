@@ -241,6 +241,7 @@ def test_torchrun_is_the_same_run(uninterrupted, config, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_example_runs(molecules):
     example = Path(__file__).parents[1] / "examples" / "several_gpus.py"
     assert len(example.read_text().splitlines()) < 80
@@ -254,7 +255,8 @@ def test_the_example_runs(molecules):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("restarts", [1, 0])
 def test_a_killed_rank_ends_the_job_or_starts_it_again(uninterrupted, config, tmp_path, restarts):
     """With --max-restarts, the same command continues from the last checkpoint."""
     folder = tmp_path / "run"
@@ -301,6 +303,7 @@ def two_hosts(*arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_two_hosts_are_the_same_run(uninterrupted, config, tmp_path):
     """Both see the folder here, but the second host's rank neither reads nor writes it."""
     try:

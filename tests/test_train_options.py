@@ -19,6 +19,7 @@ from torch_geometric.data import Batch
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.errors import CheckpointCorrupt
+from staticgraph.runner.auto import Auto
 from staticgraph.steps.compilation.modes import FUSED
 from staticgraph.training import train
 from staticgraph.training.config import FREE, TrainConfig
@@ -190,7 +191,7 @@ def test_what_goes_by_validation_needs_some(settings, tmp_path, esol):
 
 def test_without_kernels_auto_leaves_out_what_is_made_of_them():
     auto = mode_of(TrainConfig("d", kernels="off"))
-    assert isinstance(auto, sg.Auto)
+    assert isinstance(auto, Auto)
     assert FUSED not in auto.ways
     assert mode_of(TrainConfig("d", kernels="on")) == "auto"
     assert mode_of(TrainConfig("d", kernels="off", compile_mode="eager")) == "eager"

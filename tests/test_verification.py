@@ -16,6 +16,7 @@ from torch_geometric.nn import global_add_pool
 import staticgraph as sg
 from staticgraph.runner.first_steps import _unclear
 from staticgraph.runner.verification import Verification
+from staticgraph.steps.computation.model_setup import Subject
 
 
 def test_verify_passes_what_is_right_and_changes_nothing(hiv):
@@ -40,7 +41,7 @@ def test_verify_compares_every_tensor_of_an_output(hiv):
     model = Several()
     plan = sg.BucketPlan.of(CAPACITIES)
     runner = sg.StaticGraphRunner(
-        sg.Subject(
+        Subject(
             model,
             forward=lambda m, b: m(b.x, b.edge_index, b.edge_attr, b.batch),
             check_padding=False,
@@ -95,7 +96,7 @@ class Normed(torch.nn.Module):
 def normed(lr, kind=Normed):
     torch.manual_seed(0)
     model = kind()
-    return sg.Subject(
+    return Subject(
         model,
         loss=lambda out, batch: (out - batch.y).square(),
         optimizer=torch.optim.Adam(model.parameters(), lr=lr),

@@ -140,8 +140,7 @@ def _error(different: Difference, culprit: Culprit | None) -> EdgesMoved:
         f"the model reads edges by their position: {what} from plain PyG on the same graphs, whose "
         f"edges the store sorted by destination.{at} Make the store with "
         "GraphStore.from_pyg(..., keep_order=True), or staticgraph convert --keep-order, and the "
-        "plan from it: edges then keep their order; Subject(..., check_padding=False) turns this "
-        "check off",
+        "plan from it: edges then keep their order; check_padding=False turns this check off",
         what,
         where,
     )

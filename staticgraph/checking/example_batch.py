@@ -1,4 +1,4 @@
-"""The batches a preflight runs a model on: real graphs with padding of every kind, and variants.
+"""The batches a check runs a model on: real graphs with padding of every kind, and variants.
 
 The graphs come from the user's data if there are any; otherwise they are a few rings whose fields
 have the shapes and dtypes of the plan's schema.
@@ -36,13 +36,13 @@ def batch_of(plan: BucketPlan, example: GraphColumns | StaticBatch | None) -> St
         return example
     if example is not None and not isinstance(example, GraphColumns):
         raise TypeError(
-            f"the example is a {type(example).__name__}; a preflight takes a GraphStore or a "
+            f"the example is a {type(example).__name__}; a check takes a GraphStore or a "
             "StaticBatch: GraphStore.from_pyg(graphs)"
         )
     if example is None:
         if plan.schema is None:
             raise ValueError(
-                "the plan does not say what fields a graph has: pass preflight(model, plan, store)"
+                "the plan does not say what fields a graph has: pass check(model, plan, store)"
             )
         example = _made_up(plan.schema, plan.capacities[0])
     for bucket, capacity in enumerate(plan.capacities):

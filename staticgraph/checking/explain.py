@@ -45,7 +45,7 @@ def explain(
     """Shows what mode ``fused``, and compiled modes with kernels, rewrite of a model in training.
 
     Args:
-        model: any PyG model, or a :class:`staticgraph.Subject`; it is not changed.
+        model: any PyG model, or a ``Subject``; it is not changed.
         plan: the buckets, or a plain list of capacities.
         example: graphs to capture it with, or a batch; without one, graphs are made up from the
             plan's schema.
@@ -59,7 +59,7 @@ def explain(
         TypeError: the example is neither a store nor a batch.
         ValueError: there is neither an example nor a plan that knows the fields of the data.
         GraphTooLarge: no graph of the example fits a bucket.
-        TorchDynamoException: the model cannot be captured; ``staticgraph.preflight`` says why.
+        TorchDynamoException: the model cannot be captured; ``staticgraph.check`` says why.
     """
     plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
     batch = batch_of(plan, example)

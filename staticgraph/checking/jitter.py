@@ -3,8 +3,9 @@
 A model that chooses among rows (TopK, a maximum, a sort) chooses by rounding if two are equal, as
 symmetric atoms of a molecule are, and sums over padded rows round differently from those over real
 ones. Such a difference is not caused by the padding. It vanishes when no two rows are equal, so
-noise is added to the nodes' float fields, and to what embeddings and linear layers compute for
-nodes. A real row gets the same noise with padding and without.
+noise is added to the nodes' float fields, to what embeddings and linear layers compute for nodes,
+and to the scores of pools, which a saturated ``tanh`` makes equal. A real row gets the same noise
+with padding and without.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.nn import Linear
+from torch_geometric.nn.pool.select import SelectTopK
 
 from staticgraph.batches.batch.static_batch import StaticBatch
 
@@ -48,6 +51,8 @@ class Jitter:
             for path, module in model.named_modules():
                 if isinstance(module, _MIXES):
                     stack.callback(module.register_forward_hook(self._hook(path)).remove)
+                elif isinstance(module, SelectTopK) and isinstance(module.act, torch.nn.Module):
+                    stack.callback(module.act.register_forward_hook(_score_hook(path)).remove)
             yield
 
     def of(self, batch: Any) -> Any:
@@ -80,6 +85,19 @@ class Jitter:
         noise = torch.zeros_like(value)
         noise[: self._real] = (drawn.to(value) - 0.5) * largest * SIZE
         return value + noise
+
+
+def _score_hook(path: str) -> Any:
+    """Noise for the scores of a pool: real rows come first, in the same order, in every layer."""
+    calls = 0
+
+    def add_noise(_: torch.nn.Module, given: Any, scores: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        random = np.random.default_rng(zlib.crc32(f"{path} {calls}".encode()))
+        return scores + torch.from_numpy(random.random(len(scores)) - 0.5).to(scores) * SIZE
+
+    return add_noise
 
 
 @torch.no_grad()

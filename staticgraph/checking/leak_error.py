@@ -35,7 +35,7 @@ def not_finite(found: Difference, where: NonFinite) -> PaddingLeaks:
         "(zeros in a field with missing values), but a padding graph may have no nodes, and a "
         "difference of two padding rows may be zero. Give the line a value there, such as "
         "count.clamp(min=1), (x.square().sum(-1) + eps).sqrt(), or torch.where(mask, value, 1) "
-        "before it; Subject(..., check_padding=False) turns this check off",
+        "before it; check_padding=False turns this check off",
         None,
         place,
     )
@@ -64,9 +64,8 @@ def leak_of(
         named = f"none does it: it is the forward of {type(model).__name__}"
     named += f", at {where}: {line}" if where else ""
     return PaddingLeaks(
-        f"{what}. Of the layers, {named}. {remedy}{more}; sg.preflight(model, plan, store) lists "
-        "every layer; Subject(..., check_padding=False), or StaticGraphs(check_padding=False), "
-        "turns this check off",
+        f"{what}. Of the layers, {named}. {remedy}{more}; sg.check(model, plan, store) lists "
+        "every layer; check_padding=False, in the runner or in StaticGraphs, turns this check off",
         path,
         where,
     )

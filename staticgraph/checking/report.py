@@ -1,4 +1,4 @@
-"""What a preflight found: one row per module, the obstacles by line, the comparison with PyG."""
+"""What a check found: one row per module, the obstacles by line, the comparison with PyG."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 from staticgraph.nn.subclasses import form_of
+from staticgraph.rewrites.explain import Explanation
 from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.steps.tracing.obstacles import RECORDING_ALONE, RESULTS, Obstacle
 from staticgraph.text.how_many import how_many
@@ -90,8 +91,8 @@ class ModuleRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PreflightReport:
-    """What :func:`preflight` found.
+class CheckReport:
+    """What :func:`staticgraph.check` found.
 
     Attributes:
         model: the model's class.
@@ -105,6 +106,8 @@ class PreflightReport:
             value; None if it was not measured.
         parity_note: how it was measured, or why not.
         attention: the path of each layer that has a choice of several, and the reason for it.
+        rewrites: which lines of the model mode ``fused`` rewrites; None if that was not asked for,
+            or the model does not compile.
     """
 
     model: str
@@ -117,6 +120,7 @@ class PreflightReport:
     parity: float | None
     parity_note: str
     attention: tuple[AttentionRow, ...] = ()
+    rewrites: Explanation | None = None
 
     @property
     def ran(self) -> bool:
@@ -134,12 +138,14 @@ class PreflightReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, for JSON."""
         values = asdict(self)
+        if self.rewrites is None:
+            del values["rewrites"]
         values["obstacles"] = [
             {**o._asdict(), "reason": o.reason, "remedy": o.remedy} for o in self.obstacles
         ]
         return {"ok": self.ok, **values}
 
-    def raise_for_obstacles(self) -> PreflightReport:
+    def raise_for_obstacles(self) -> CheckReport:
         """Returns the report itself if there are no obstacles.
 
         Raises:
@@ -184,4 +190,6 @@ class PreflightReport:
             if self.ok
             else f"not static: {how_many(len(self.obstacles), 'obstacle')}",
         ]
+        if self.rewrites is not None:
+            lines += ["", str(self.rewrites)]
         return "\n".join(lines)

@@ -34,7 +34,7 @@ _MACHINERY = frozenset(
     for name in (
         "checking.padding_check",
         "checking.padding_culprit",
-        "checking.preflight",
+        "checking.check",
         "checking.watching",
         "internals.hooks",
         "steps.computation.model_arguments",
@@ -43,7 +43,7 @@ _MACHINERY = frozenset(
     )
 )
 # Runs the model; whoever calls it is no part of the model.
-_CALLER = "staticgraph.checking.preflight"
+_CALLER = "staticgraph.checking.check"
 # Plain PyG models that come with this library; their lines count as the model's.
 _ZOO = "staticgraph.models."
 

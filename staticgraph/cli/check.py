@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     look_for(args.data, args.target, model=args.model, loss=args.loss)
     if args.gpu and check_for.is_unavailable():
         return check_for.UNAVAILABLE
-    from staticgraph.checking.preflight import preflight
+    from staticgraph.checking.check import check
     from staticgraph.cli.reports.rewrites import RewritesReport
     from staticgraph.models.named import built_without_data, made
     from staticgraph.plans.choose import plan_buckets
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     loss = named_loss(args.loss) if args.loss else None
     subject = Subject.of(model, loss=loss, differentiable=args.differentiable)
     with waiting("running the model on one batch, with and without padding, and capturing it"):
-        report = preflight(subject, plan, store)
+        report = check(subject, plan, store)
     if args.gpu:
         return check_for.run(args, report)
     if report.ran:

@@ -12,7 +12,7 @@ from staticgraph.files.json_text import to_json
 from staticgraph.text.progress import is_left_out, waiting
 
 if TYPE_CHECKING:
-    from staticgraph.checking.report import PreflightReport
+    from staticgraph.checking.report import CheckReport
 
 NOT_WHOLE = 1
 UNAVAILABLE = 3
@@ -64,7 +64,7 @@ def is_unavailable() -> bool:
     return reason is not None
 
 
-def run(args: argparse.Namespace, check: PreflightReport) -> int:
+def run(args: argparse.Namespace, check: CheckReport) -> int:
     """Prints the check, and the counts of each mode that it found possible.
 
     Returns:

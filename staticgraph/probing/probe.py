@@ -90,7 +90,8 @@ def probe(
 
     Args:
         model: any PyG model, as for :class:`staticgraph.StaticGraphRunner`, or a
-            :class:`staticgraph.Subject`, which has loss, optimizer, forward and autocast.
+            :class:`~staticgraph.steps.computation.model_setup.Subject`, which has loss, optimizer,
+            forward and autocast.
         store: a :class:`staticgraph.GraphStore`, or anything with ``.sizes`` and ``.schema``.
         loss: as for the runner; without one, evaluation is probed.
         optimizer: over the model's parameters; without one, forward and backward are probed.

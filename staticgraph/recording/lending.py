@@ -114,7 +114,7 @@ def check_can_be_handed_out(result: Any, what: str) -> None:
         raise NotStatic(
             f"{what}: the model returns a {found}, and tensors in it would change at the next "
             "replay: return tensors, in tuples, lists, dicts or dataclasses, or give "
-            "Subject(model, forward=lambda model, batch: ...)"
+            "StaticGraphRunner(model, plan, forward=lambda model, batch: ...)"
         )
 
 

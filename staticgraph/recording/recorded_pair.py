@@ -153,8 +153,8 @@ class RecordedPair:
             if value.requires_grad and name not in self.fields:
                 raise NotStatic(
                     f"{self.name}: the field {name!r} requires a gradient, which the recorded "
-                    f"backward does not compute: say so with Subject(..., differentiable="
-                    f"{(*self.fields, name)!r}), or give {name}.detach()"
+                    f"backward does not compute: make the runner with differentiable="
+                    f"{(*self.fields, name)!r}, or give {name}.detach()"
                 )
 
     def replay_forward(self, copy: Callable[[], None]) -> list[Any]:

@@ -117,12 +117,12 @@ def _compile(
         said = str(error).splitlines()[0] if str(error) else "no message"
         raise NotStatic(
             f"{type(model).__name__} cannot be exported in fixed shapes: {type(error).__name__}: "
-            f"{said}; sg.preflight(model, plan) names what stands in the way"
+            f"{said}; sg.check(model, plan) names what stands in the way"
         ) from error
     if found := obstacles(program.graph_module):
         raise NotStatic(
             f"{type(model).__name__} has shapes or numbers that depend on data: {found[0]}; "
-            "sg.preflight(model, plan) names what stands in the way"
+            "sg.check(model, plan) names what stands in the way"
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, about its own tree specs

@@ -11,12 +11,13 @@ Outside torch.compile nothing else changes: the same model, parameters, optimize
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Unpack
 
 import numpy as np
 import torch
@@ -52,7 +53,11 @@ from staticgraph.runner.verification import Verification, verify
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compilation.modes import Mode
 from staticgraph.steps.computation.model_arguments import Forward
-from staticgraph.steps.computation.model_setup import Subject, warn_of_another_models_optimizer
+from staticgraph.steps.computation.model_setup import (
+    StepOptions,
+    Subject,
+    warn_of_another_models_optimizer,
+)
 from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.state.evaluation_mode import settle_training
 from staticgraph.steps.state.recordable_optimizer import make_recordable
@@ -67,17 +72,17 @@ class StaticGraphRunner(Inference):
 
     Args:
         model: any PyG model; its layers are made static in place (see :func:`staticgraph.convert`).
-            Or a :class:`staticgraph.Subject`: a model with its loss, optimizer, forward, autocast
-            and the other options of its step.
+            Or a :class:`~staticgraph.steps.computation.model_setup.Subject`, which is a model with
+            its loss, optimizer and options, for code that passes these on together.
         plan: the buckets, a plain list of capacities, or the :class:`staticgraph.Padder` of the
             user's own batches.
         mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
             ``max-autotune-no-cudagraphs``; ``fused``, the captured graph rewritten to this
             library's operators; ``cuda-graph``, compiled by Inductor and recorded by this library;
-            or ``auto``, or a :class:`staticgraph.Auto`. With ``auto`` each bucket takes the fastest
-            way, as measured by :meth:`warmup`: on CUDA among eager, compiled and recorded, and
-            ``default`` until then; on the CPU among eager and ``fused`` and, with
-            ``Auto(on_cpu=True)``, compiled, and ``eager`` until then.
+            or ``auto``: each bucket takes the fastest way, as measured by :meth:`warmup`: on CUDA
+            among eager, compiled and recorded, and ``default`` until then; on the CPU among eager
+            and ``fused``, and ``eager`` until then. An :class:`~staticgraph.runner.auto.Auto` sets
+            what ``auto`` measures, and for how long.
         loss: ``loss(out, batch)``, one value per graph (node, edge); the runner takes the mean over
             the real rows.
         optimizer: over the model's parameters. If its step will be recorded and it has not stepped
@@ -94,6 +99,9 @@ class StaticGraphRunner(Inference):
             process alone; or a process group. Every rank makes the runner with the same model and
             plan, and takes the same number of steps; a runner that does not train is independent on
             each rank. See ``docs/distributed.md``.
+        **options: ``clip_norm``, ``differentiable``, ``rows``, ``accumulate``, ``sanitize``,
+            ``check_padding`` and ``check_finite``, which
+            :class:`~staticgraph.steps.computation.model_setup.Subject` describes.
 
     Any thread may call any method. Runners whose models share a module take turns, one batch at a
     time, since training flags and gradients belong to the modules; other runners, and plain PyG, do
@@ -128,9 +136,15 @@ class StaticGraphRunner(Inference):
         recording: Recording | None = None,
         budget: MemoryBudget | None = None,
         distributed: str | torch.distributed.ProcessGroup = "auto",
+        **options: Unpack[StepOptions],
     ) -> None:
         subject = Subject.of(
-            model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast
+            model,
+            loss=loss,
+            optimizer=optimizer,
+            forward=forward,
+            autocast=autocast,
+            **options,
         )
         padder = plan if isinstance(plan, Padder) else None
         plan = plan.plan if isinstance(plan, Padder) else plan
@@ -243,7 +257,7 @@ class StaticGraphRunner(Inference):
 
         Works in every mode. If recorded (``cuda-graph``), its backward is valid until the runner's
         next call. A field that requires a gradient gets one; if the forward is recorded,
-        ``Subject(differentiable=)`` must name that field.
+        ``differentiable=`` must name that field.
 
         Returns:
             The model's output over all physical rows; ``out[batch.graph_mask]`` are the real ones.
@@ -263,11 +277,13 @@ class StaticGraphRunner(Inference):
 
     @contextmanager
     def bind(self, batch: StaticBatch) -> Iterator[StaticBatch]:
-        """A ``with`` block in which the model may be called directly, in eager, on a batch.
+        """Deprecated: write ``with staticgraph.bound(runner.model, batch)``, which does the same.
 
-        The batch is one of this runner's plan; see :class:`staticgraph.bound`.
+        Other threads that call this runner wait for the block to end.
         """
         check_not_traced("bind()")
+        message = "runner.bind(batch) is deprecated: write sg.bound(runner.model, batch)"
+        warnings.warn(message, DeprecationWarning, stacklevel=3)
         batch = as_static(self, batch)
         with self._turns.forward, bound(self.model, take(self, batch, "forward")) as data:
             yield data
@@ -275,7 +291,7 @@ class StaticGraphRunner(Inference):
     def step(self, batch: StaticBatch) -> Tensor:
         """Takes one training step: zeroes gradients, forward, loss, backward, optimizer step.
 
-        With ``Subject(accumulate=K)`` the optimizer steps at every K-th call. Puts the model into
+        With ``accumulate=K`` the optimizer steps at every K-th call. Puts the model into
         training mode if it is not, by its own ``train()``; layers that you have put into evaluation
         mode yourself stay in it.
 

@@ -19,6 +19,7 @@ from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
 from staticgraph.errors import CheckpointCorrupt, StoreCorrupt
+from staticgraph.memory.model import MemoryModel
 from staticgraph.models import build
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.outofcore.disk.embeddings import EmbeddingFile
@@ -204,7 +205,7 @@ ARTEFACTS = {
     ),
     "memory": Artefact(
         _memory,
-        lambda folder, way: sg.MemoryModel.load(folder / "memory.json").to_dict(),
+        lambda folder, way: MemoryModel.load(folder / "memory.json").to_dict(),
         (ValueError, FileNotFoundError),
     ),
     "choices": Artefact(

@@ -35,7 +35,7 @@ from support.command_words import (
 )
 from torch_geometric.data import Data
 
-import staticgraph as sg
+from staticgraph.memory.model import MemoryModel
 
 from .subject import Subject
 
@@ -105,7 +105,7 @@ def cases() -> st.SearchStrategy[Case]:
 
 
 @cache
-def _place() -> tuple[Path, sg.MemoryModel]:
+def _place() -> tuple[Path, MemoryModel]:
     """A folder with a tiny input of every kind, made once per process, and a memory model."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz_commands_"))
     rng = np.random.default_rng(0)

@@ -20,13 +20,14 @@ from torch_geometric.data import Data
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.checking.preflight import preflight
+from staticgraph.checking.check import check
 from staticgraph.cli.probe import probe_model
 from staticgraph.cli.reports.plan_plots import map_around
 from staticgraph.cli.reports.rewrites import RewritesReport
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import count_step
 from staticgraph.dryrun.report import PARTS
+from staticgraph.memory.model import MemoryModel
 from staticgraph.serving.service import service_of_run
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
@@ -108,7 +109,7 @@ def make_place(folder: Path, graphs: list[Data]) -> None:
     (folder / "header.csv").write_text("num_nodes,num_edges,count\n")
 
 
-def measured_in(place: Path) -> sg.MemoryModel:
+def measured_in(place: Path) -> MemoryModel:
     """Returns a memory model as ``probe`` makes it, and trains into the folder ``run``."""
     store = sg.GraphStore.load(place / "few")
     args = argparse.Namespace(
@@ -128,7 +129,7 @@ def measured_in(place: Path) -> sg.MemoryModel:
     return probe_model(store, args)
 
 
-def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel) -> None:
+def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: MemoryModel) -> None:
     """Leaves out loops, measurements and pictures.
 
     Files are still opened, models and plans built, and folders made.
@@ -184,7 +185,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
     patch.setattr("staticgraph.dryrun.baseline.count_step", once("count", count_step))
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)
     patch.setattr("staticgraph.cli.reports.plan_plots.map_around", once("map", map_around))
-    patch.setattr("staticgraph.checking.preflight.preflight", once("check", preflight))
+    patch.setattr("staticgraph.checking.check.check", once("check", check))
     patch.setattr(RewritesReport, "of", once("rewrites", RewritesReport.of))
     patch.setattr("staticgraph.training.versus.comparison.compare", once("try", compare))
     for picture in (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-import staticgraph as sg
 from staticgraph import models
 from staticgraph.probing.probe import probe
 from staticgraph.probing.reading import Probed
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.computation.model_setup import Subject
 
 # Small enough for a real step on a busy core, large enough that activations outweigh constants.
 POINTS = [
@@ -40,7 +40,7 @@ def task_of(store, name="gine", optimizer="adam", **options):
     model = models.build(name, store, hidden=32, layers=2)
     optimizer = OPTIMIZERS[optimizer](model.parameters())
     step = {name: options.pop(name) for name in ("accumulate", "counted") if name in options}
-    return Probed(sg.Subject(model, squared, optimizer, **options), store.schema, **step)
+    return Probed(Subject(model, squared, optimizer, **options), store.schema, **step)
 
 
 def probed(task, store, **options):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 from support.parity import bystanders, differing, nothing_else_changes
 
 CAPACITY = (210, 430, 9)
@@ -39,7 +40,7 @@ def assert_as_in_plain_pyg(model: nn.Module, store: Any) -> Any:
     Compares outputs, gradients and running statistics.
     """
     stock = copy.deepcopy(model)
-    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
+    runner = sg.StaticGraphRunner(Subject(model, check_padding=False), [CAPACITY], "fused")
     batch = garbage(sg.StaticBatch.of(store, IDS, CAPACITY), store)
     expected = in_plain_pyg(stock, store)
     expected.square().mean().backward()
@@ -71,7 +72,7 @@ def difference(model: nn.Module, store: Any, mode: str = "fused") -> tuple[float
     expected = in_plain_pyg(stock, store)
     draws = not torch.equal(random, torch.get_rng_state())
     expected.sin().sum().backward()
-    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], mode)
+    runner = sg.StaticGraphRunner(Subject(model, check_padding=False), [CAPACITY], mode)
     batch = sg.StaticBatch.of(store, IDS, CAPACITY)
     with nothing_else_changes(batch, draws):
         out = runner(batch)[batch.graph_mask]

@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 import staticgraph as sg
+from staticgraph.steps.computation.model_setup import Subject
 
-SUBJECT = {field.name for field in dataclasses.fields(sg.Subject)}
+SUBJECT = {field.name for field in dataclasses.fields(Subject)}
 RECORDING = {field.name for field in dataclasses.fields(sg.Recording)}
 
 
@@ -17,5 +18,5 @@ def made_runner(model: Any, plan: Any, mode: Any = "auto", **options: Any) -> sg
     recording = {name: value for name, value in options.items() if name in RECORDING}
     rest = {k: v for k, v in options.items() if k not in SUBJECT | RECORDING}
     return sg.StaticGraphRunner(
-        sg.Subject(model, **subject), plan, mode, recording=sg.Recording(**recording), **rest
+        Subject(model, **subject), plan, mode, recording=sg.Recording(**recording), **rest
     )

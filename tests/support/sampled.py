@@ -1,4 +1,5 @@
 """``@pytest.mark.sampled(3)``: every third case of a test runs; with ``EVERY_CASE=1``, all of them.
+``@pytest.mark.release``: the test runs with ``EVERY_CASE=1`` alone.
 
 For tests whose cases differ only in the layer, the operator or the dtype, where most errors appear
 in many cases. ``make test-every`` runs all cases, which each release and each new version of torch
@@ -20,6 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "sampled(k): of its cases every k-th runs; with EVERY_CASE=1 all"
     )
+    config.addinivalue_line("markers", "release: runs with EVERY_CASE=1")
 
 
 def in_turn(rows: Sequence[Any], options: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -38,6 +40,9 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     seen: Counter[str] = Counter()
     found = []
     for item in items:
+        if item.get_closest_marker("release") is not None:
+            found.append(item)
+            continue
         marker = item.get_closest_marker("sampled")
         if marker is None:
             continue
@@ -52,7 +57,7 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("EVERY_CASE") or torch.cuda.is_available():
         return
-    if any("[" in name for name in config.args):
+    if any("[" in name or "::" in name for name in config.args):
         return
     out = left_out(items)
     if out:

@@ -15,6 +15,7 @@ from staticgraph.files import atomic
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.runner import export
 from staticgraph.runner.export_manifest import ExportManifest
+from staticgraph.steps.computation.model_setup import Subject
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.writer import StoreWriter
 from staticgraph.training import checkpoint
@@ -120,7 +121,7 @@ class Export:
             atomic.write_text(package, str(number))
             return "tensor"
 
-        subject = sg.Subject(nn.Linear(1, 1), check_padding=False)
+        subject = Subject(nn.Linear(1, 1), check_padding=False)
         made = {"_compile": compiled, "check_entries": lambda *_: None}
         with mock.patch.multiple(export, **made):
             plan, schema = sg.BucketPlan.of([(10, 20, 4)]), store_of(1).schema

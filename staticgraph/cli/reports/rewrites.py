@@ -39,7 +39,7 @@ class RewritesReport:
 
         try:
             found = explain(model, plan, store)
-        except Exception as error:  # the preflight has reported the obstacles
+        except Exception as error:  # the check has reported the obstacles
             first = str(error).strip().splitlines() or [""]
             return cls(note=f"the model cannot be captured ({type(error).__name__}: {first[0]})")
         return cls(found.done, found.missed)

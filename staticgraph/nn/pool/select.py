@@ -5,7 +5,7 @@ Here the kept nodes are moved to the front of ``K`` rows in PyG's own order, whe
 that a bucket's graphs can have left; the rows after them are padding nodes of padding graphs. Edges
 between kept nodes are moved to the front of ``E'`` rows, the others become edges of the last
 padding node. The new row counts are registered, so that later norms and pools know which rows are
-real.
+real. In eager, where shapes need not be fixed, ``K`` and ``E'`` are one more than what is kept.
 
 Invariant: the first ``k`` of the ``K`` nodes, their order, features, graphs and edges are those
 that PyG computes on the unpadded batch. Among equal scores the first node wins; PyG leaves that
@@ -142,6 +142,7 @@ def _select(
         assert select.ratio is not None
         kept, order = _best(scores, batch, groups, select.ratio, nodes.mask)
         most, widest = _most(select.ratio, len(scores), groups, nodes.widest)
+    most = most if context.real is None else int(kept.sum())
     count = context.free_size(most + 1, layer)  # and one row for padding
     # Kept nodes, in order, go to the front; the others write a row that is cut off.
     first = kept[order]
@@ -191,7 +192,8 @@ def _keep_edges(
     edges, nodes = edge_index.size(1), len(selection.perm)
     real = context.mask_of(edge_index[0])
     kept = real & selection.kept[edge_index[0]] & selection.kept[edge_index[1]]
-    count = context.free_size(edges + 1, layer)
+    most = edges if context.real is None else int(kept.sum())
+    count = context.free_size(most + 1, layer)
     place = torch.where(kept, kept.cumsum(0) - 1, count)
     moved = selection.place[edge_index]
     out_index = moved.new_full((2, count + 1), nodes - 1).index_copy(1, place, moved)[:, :count]

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch.optim.swa_utils import AveragedModel
@@ -96,6 +96,18 @@ def check_autocast(dtype: object) -> None:
     )
 
 
+class StepOptions(TypedDict, total=False):
+    """The options of a step besides loss, optimizer, forward and autocast; see :class:`Subject`."""
+
+    clip_norm: float | None
+    differentiable: Sequence[str]
+    rows: Mapping[Any, Level | None] | None
+    accumulate: int
+    sanitize: bool
+    check_padding: bool
+    check_finite: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
     """A model and how it is trained.
@@ -105,7 +117,7 @@ class Subject:
         loss: ``loss(out, batch)``, one value per graph (or node, or edge); the mean is taken over
             the real rows. ``(values, weights)`` for a weighted mean, ``(values, weights or None,
             added)`` for a scalar that is added once, or the mean of other rows:
-            :class:`staticgraph.LossTerms`.
+            :class:`staticgraph.steps.loss.mean_loss.LossTerms`.
         optimizer: over the model's parameters.
         forward: ``forward(model, batch)``, needed where the names of the model's own parameters do
             not say what to pass.
@@ -164,15 +176,25 @@ class Subject:
         object.__setattr__(self, "check_finite", whole_option("check_finite", self.check_finite, 0))
 
     @classmethod
-    def of(cls, model: torch.nn.Module | Subject, **given: Any) -> Subject:
+    def of(
+        cls,
+        model: torch.nn.Module | Subject,
+        *,
+        loss: Loss | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        forward: Forward | None = None,
+        autocast: torch.dtype | None = None,
+        **options: Unpack[StepOptions],
+    ) -> Subject:
         """Returns a given subject as it is, or one made from a model and options.
 
         Raises:
             TypeError: an option was given together with a subject.
         """
         if not isinstance(model, Subject):
-            return cls(model, **given)
-        twice = [name for name, value in given.items() if value is not None]
+            return cls(model, loss, optimizer, forward, autocast, **options)
+        given = {"loss": loss, "optimizer": optimizer, "forward": forward, "autocast": autocast}
+        twice = [name for name, value in (given | options).items() if value is not None]
         if twice:
             raise TypeError(
                 f"{', '.join(f'{name}=' for name in twice)} next to a Subject, which says it: give "

@@ -199,8 +199,8 @@ class FiniteLosses:
         return NonFiniteLoss(
             f"the loss of the batch of graphs {named}{more} {what}. Look for NaN and infinities in "
             "their fields (GraphStore.from_pyg(..., check_finite=True) finds them), lower the "
-            "learning rate, or clip gradients (Subject(..., clip_norm=...)); "
-            "Subject(..., check_finite=0) leaves losses unchecked",
+            "learning rate, or clip gradients (clip_norm=...); "
+            "check_finite=0 leaves losses unchecked",
             tuple(graphs),
         )
 

@@ -3,7 +3,7 @@
 The mean of ``F.cross_entropy(..., weight=w, ignore_index=i)`` divides by the sum of the targets'
 weights. With ``reduction="none"``, which a runner needs, it returns the weighted values alone, and
 their mean over rows is another number: 1.20 instead of 0.73, and nothing fails. So if a loss calls
-such a function with weights and returns no weights itself, a warning says so once; a preflight
+such a function with weights and returns no weights itself, a warning says so once; a check
 compares both means.
 """
 

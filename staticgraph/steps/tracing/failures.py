@@ -33,7 +33,7 @@ _ADVICE = (
     (
         r"does not require grad|have been used in the graph",
         "a model that differentiates by a field (torch.autograd.grad) needs it named: "
-        "sg.Subject(model, ..., differentiable=('pos',)), in prediction as well",
+        "StaticGraphRunner(..., differentiable=('pos',)), in prediction as well",
     ),
     (
         r"index out of range|out of bounds",

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.checking.preflight import preflight
+from staticgraph.checking.check import check
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.runner.intake import device_name
@@ -346,13 +346,13 @@ class _Trial:
         )
 
     def _obstacles(self) -> tuple[dict[str, Any], ...]:
-        """The preflight's obstacles for a model that any mode of this library refused."""
+        """The check's obstacles for a model that any mode of this library refused."""
         refused = [r for r in self.entrants if r.refused and not r.name.startswith("PyG")]
         if not refused:
             return ()
         setting = self.setting
         try:
-            found = preflight(
+            found = check(
                 setting.fresh_model(), setting.plan, setting.store, forward=setting.forward
             )
         except Exception:  # a model that does not run at all: each side has the reason

@@ -2,7 +2,7 @@
 
 Losses can be compared only if a step draws no random numbers; with dropout, two runs of plain PyG
 differ just as much. Even without, they slowly drift apart, since rounding occasionally flips a
-ReLU, so the tolerance is that of a preflight's comparison.
+ReLU, so the tolerance is that of a check's comparison.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class VersusReport:
         winner: the name of the recommended side; ``""`` if none ran.
         reason: why this side is recommended; empty for the first side.
         compared_with: the first side that ran.
-        obstacles: the preflight's obstacles, for a model that a mode refused.
+        obstacles: the check's obstacles, for a model that a mode refused.
     """
 
     model: str

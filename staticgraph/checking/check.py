@@ -1,4 +1,4 @@
-"""Whether a model can run in fixed shapes, and what prevents it, before anything is recorded.
+"""``sg.check``: can a model run in fixed shapes, and what prevents it, before anything is recorded?
 
 The model is copied, its layers are made static, and it runs on one padded batch four times: watched
 (finding every operation that a recording cannot contain, with the line of the model), traced (one
@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -26,13 +26,14 @@ from staticgraph.batches.batch.static_batch import StaticBatch
 from staticgraph.checking.comparison import Comparer, RunOptions
 from staticgraph.checking.edge_order import order_error
 from staticgraph.checking.example_batch import batch_of, poisoned, revalued
+from staticgraph.checking.explain import explain
 from staticgraph.checking.outcome import Tolerance
 from staticgraph.checking.padding_culprit import Trail
 from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.checking.report import (
     DID_NOT_RUN,
+    CheckReport,
     ModuleRow,
-    PreflightReport,
     is_layer,
     module_row,
 )
@@ -49,7 +50,8 @@ from staticgraph.steps.attention_choices import attention_choices
 from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.steps.computation.computation import Computation
 from staticgraph.steps.computation.model_arguments import Forward, forward_of
-from staticgraph.steps.computation.model_setup import Subject
+from staticgraph.steps.computation.model_setup import StepOptions, Subject
+from staticgraph.steps.loss.mean_loss import Loss
 from staticgraph.steps.loss.weighted_means import stock_mean
 from staticgraph.steps.tracing.failures import defined_at, raised, untraceable
 from staticgraph.steps.tracing.obstacles import RECORDING_ALONE, Obstacle
@@ -63,23 +65,30 @@ TOLERANCE = Tolerance.of(torch.float32).other_order
 HOST_COPY = "host-to-device copy"
 
 
-def preflight(
+def check(
     model: torch.nn.Module | Subject,
     plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
     example: GraphStore | StaticBatch | None = None,
     *,
     forward: Forward | None = None,
-) -> PreflightReport:
+    loss: Loss | None = None,
+    rewrites: bool = False,
+    **options: Unpack[StepOptions],
+) -> CheckReport:
     """Runs a copy of the model on one static batch and reports what prevents fixed shapes.
 
     Args:
-        model: any PyG model, or a :class:`staticgraph.Subject`; it is not changed.
+        model: any PyG model; it is not changed.
         plan: the buckets, or a plain list of capacities; the first bucket that the example fits is
             used.
         example: graphs to run on, or a batch. Without one, graphs are made up from the plan's
             schema, with zeros for integers, since the number of categories is not known.
         forward: ``forward(model, batch)``, needed where the names of the model's own parameters do
             not say what to pass.
+        loss: as for the runner; its operations are inspected with the model's.
+        rewrites: also capture the model as mode ``fused`` does, which takes seconds, and report
+            which lines run by an operator of this library, and what prevents it elsewhere.
+        **options: the other options of a step, such as ``differentiable``, as for the runner.
 
     Returns:
         The report; it prints as a table, and is true if there are no obstacles.
@@ -92,12 +101,15 @@ def preflight(
     """
     plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
     batch = batch_of(plan, example)
-    subject = Subject.of(model, forward=forward)
-    return _Preflight(subject, batch.to(subject.device)).report()
+    subject = Subject.of(model, forward=forward, loss=loss, **options)
+    report = _Check(subject, batch.to(subject.device)).report()
+    if rewrites and report.compiles:
+        report = replace(report, rewrites=explain(subject, plan, batch))
+    return report
 
 
-class _Preflight:
-    """The runs of one preflight, each on a copy of the model."""
+class _Check:
+    """The runs of one check, each on a copy of the model."""
 
     def __init__(self, subject: Subject, batch: StaticBatch) -> None:
         self._subject, self._stock = subject, subject.model
@@ -111,7 +123,7 @@ class _Preflight:
         self._static = False
         self._own_sizes = False  # whether the model reads sizes off the batch's own indices
 
-    def report(self) -> PreflightReport:
+    def report(self) -> CheckReport:
         """Makes all runs, and reports what they found."""
         ran, stopped = self._watched()
         self._host_attributes()
@@ -132,7 +144,7 @@ class _Preflight:
         attention = self._attention()
         real = self._batch.real
         held, nodes, edges = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
-        return PreflightReport(
+        return CheckReport(
             model=type(self._stock).__name__,
             batch=f"{how_many(held, 'graph')} ({how_many(nodes, 'node')}, "
             f"{how_many(edges, 'edge')}) in {self._batch.capacity}",
@@ -435,7 +447,7 @@ def _copied(model: torch.nn.Module) -> torch.nn.Module:
         if not computed:
             raise
         raise ValueError(
-            f"the model cannot be copied, which a preflight does first: {', '.join(computed)} "
+            f"the model cannot be copied, which a check does first: {', '.join(computed)} "
             "carries a gradient. torch.nn.utils.weight_norm leaves such a tensor: take "
             "torch.nn.utils.parametrizations.weight_norm; a tensor kept from a forward: detach it"
         ) from error
