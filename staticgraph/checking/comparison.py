@@ -133,13 +133,14 @@ class Comparer:
 
     def changed(self) -> bool:
         """Whether something that a run reads and does not write has changed since it was noted."""
-        return self.signature is not None and not self._changes() <= self.written
+        return not self._changes() <= self.written
 
     def _changes(self) -> set[str]:
         """Where something differs from what was noted: attributes, and buffers written to."""
         versions = self._buffer_versions()
         values = {n for n, v in versions.items() if v != self._versions.get(n, v)}
-        return values | {change.where for change in self.signature.changes()}
+        changes = self.signature.changes() if self.signature is not None else ()
+        return values | {change.where for change in changes}
 
     def _buffer_versions(self) -> dict[str, int]:
         """How often each buffer was written to; those of norms change at every step."""
@@ -220,8 +221,7 @@ class Comparer:
             if options.nudged:
                 nudge(model)
             yield
-            if self.signature is not None:
-                self.written |= self._changes()
+            self.written |= self._changes()
 
     def _outcome(
         self, out: Any, loss: Tensor | None, options: RunOptions, random: EqualDraws | None
